@@ -1,0 +1,57 @@
+# Everything from a bare clone with Python 3.11 or newer and make:
+#   make setup    .venv with flashdraft in it (editable), and the tools of the other targets
+#   make demo     an answer from the default model with live statistics, then plain beside drafted
+#   make check    format, lint, types, layering and house rules
+#   make test     check, then every test; CI runs exactly this
+#   make format   rewrite the sources in the one format
+#   make clean    remove what was built; .venv stays, the next target refreshes it
+#
+# PYTHON picks the interpreter that makes .venv, TORCH the torch that goes into it first. Where that
+# is the wrong build for a CUDA machine: make setup TORCH="torch>=2.11,<2.14"
+
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.stamp
+NATIVE := $(wildcard flashdraft/kernels/native/*.[ch])
+PROMPT := Explain in three sentences why the sky is blue.
+
+.PHONY: setup demo check test format clean
+
+setup: $(STAMP)
+
+# An existing .venv, with or without torch, is completed and never rebuilt. torch goes in first and
+# by itself, so that its build is chosen here and not by the resolver of everything else.
+$(STAMP): pyproject.toml $(wildcard setup.py) $(NATIVE)
+	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else \
+	  "flashdraft needs Python 3.11 or newer, this is %d.%d; name another one: make setup PYTHON=python3.11" \
+	  % sys.version_info[:2])'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip "setuptools>=70"
+	$(BIN)/python -m pip show --quiet torch 2>/dev/null || $(BIN)/python -m pip install "$(TORCH)"
+	$(BIN)/python -m pip install --quiet --no-build-isolation --editable ".[dev]"
+	@touch $@
+
+demo: setup
+	$(BIN)/flashdraft generate "$(PROMPT)" --model smollm2-135m
+	$(BIN)/flashdraft generate "$(PROMPT)" --model smollm2-135m --compare
+
+check: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/pytest tests/unit/test_layering.py tests/unit/test_house.py
+
+test: check
+	$(BIN)/pytest
+
+format: setup
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:
+	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache $(STAMP)
+	find flashdraft tests benchmarks -name __pycache__ -prune -exec rm -rf {} +
+	find flashdraft -name '*.so' -delete

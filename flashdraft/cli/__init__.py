@@ -1,0 +1,85 @@
+"""The flashdraft command: `flashdraft generate | chat | models`. It parses, dispatches and reports.
+
+What a command does stands in its own module; nothing else in the package prints.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import logging
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from flashdraft.cli import chat, generate, models
+from flashdraft.errors import FlashdraftError
+
+__all__ = ["build_parser", "main"]
+
+EXIT_ERROR = 2
+EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+EXIT_PIPE_CLOSED = 141  # 128 + SIGPIPE
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of the whole command line; every command leaves its function in `run`."""
+    parser = argparse.ArgumentParser(
+        prog="flashdraft",
+        description="Answers from a large language model, several times faster, same output.",
+        allow_abbrev=False,
+    )
+    version = importlib.metadata.version("flashdraft")
+    parser.add_argument("--version", action="version", version=f"flashdraft {version}")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    for module in (generate, chat, models):
+        module.add_command(commands)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; return the exit code."""
+    arguments = build_parser().parse_args(argv)
+    _replace_what_cannot_be_encoded()
+    with _visible_warnings():
+        try:
+            code: int = arguments.run(arguments)
+            sys.stdout.flush()
+            return code
+        except FlashdraftError as error:
+            print(f"flashdraft: error: {error}", file=sys.stderr)
+            return EXIT_ERROR
+        except KeyboardInterrupt:
+            return EXIT_INTERRUPTED
+        except BrokenPipeError:
+            _abandon_stdout()
+            return EXIT_PIPE_CLOSED
+
+
+@contextmanager
+def _visible_warnings() -> Iterator[None]:
+    """Show what the library logs, from warnings upwards, on stderr."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setLevel(logging.WARNING)
+    handler.setFormatter(logging.Formatter("flashdraft: %(message)s"))
+    logger = logging.getLogger("flashdraft")
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+
+
+def _replace_what_cannot_be_encoded() -> None:
+    """An answer may hold any character; a terminal with a small alphabet must not end it."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
+
+
+def _abandon_stdout() -> None:
+    """The reader has gone: let the interpreter's last flush go nowhere instead of failing."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)

@@ -1,0 +1,67 @@
+"""One answer from request to last token: shown as it comes, stoppable, with its statistics."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from types import FrameType
+from typing import cast
+
+from flashdraft.cli.display import AnswerView
+from flashdraft.core import FinishReason, Generation, GenerationStats, TokenEvent
+from flashdraft.errors import CapacityError
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came of a request; without a generation it was interrupted."""
+
+    text: str
+    num_tokens: int
+    stats: GenerationStats
+    generation: Generation | None
+
+
+def show_answer(
+    events: Iterator[TokenEvent],
+    view: AnswerView,
+    is_stopped: Callable[[], bool] = lambda: False,
+) -> Answer:
+    """Show a stream to its end, or cancel it once `is_stopped`."""
+    text = ""
+    # a stream is a generator: closing it cancels the request
+    with closing(cast(Generator[TokenEvent, None, None], events)), closing(view):
+        for event in events:
+            view.show(event)
+            text += event.text
+            if event.generation is not None:
+                return _finished(event.generation)
+            if is_stopped():
+                break
+    return Answer(text, view.progress.num_tokens, view.progress.stats, None)
+
+
+def _finished(generation: Generation) -> Answer:
+    if generation.finish_reason is FinishReason.ERROR:
+        raise CapacityError(generation.error or "The request failed.")
+    return Answer(generation.text, len(generation.token_ids), generation.stats, generation)
+
+
+@contextmanager
+def interrupt_between_steps() -> Iterator[Callable[[], bool]]:
+    """Ctrl-C sets what is yielded instead of tearing a step apart; a second one raises."""
+    pressed = False
+
+    def handle(_signal: int, _frame: FrameType | None) -> None:
+        nonlocal pressed
+        if pressed:
+            raise KeyboardInterrupt
+        pressed = True
+
+    before = signal.signal(signal.SIGINT, handle)
+    try:
+        yield lambda: pressed
+    finally:
+        signal.signal(signal.SIGINT, before)

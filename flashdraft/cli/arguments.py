@@ -1,0 +1,169 @@
+"""The flags that commands share, and what they mean: a model, how it samples, where JSON goes.
+
+Defaults are not written here: a model's are those of `LLM`, the sampling's those of
+`SamplingParams` (or the model's own, in a chat). Only flags that were given override them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeAlias
+
+from flashdraft.core import SamplingParams
+from flashdraft.errors import RequestError
+from flashdraft.kernels.select import DTYPES
+from flashdraft.llm import LLM
+
+Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+
+_LLM_DEFAULTS = {name: p.default for name, p in inspect.signature(LLM).parameters.items()}
+
+
+class Flag(NamedTuple):
+    """A flag that takes one value."""
+
+    type: Callable[[str], Any]
+    metavar: str
+    help: str
+
+
+_SAMPLING_FLAGS = {
+    "max_tokens": Flag(int, "N", "longest answer, in tokens"),
+    "temperature": Flag(float, "X", "0 is greedy"),
+    "top_p": Flag(float, "X", "sample from the most likely tokens that make up this share"),
+    "top_k": Flag(int, "N", "sample from the N most likely tokens; 0 is off"),
+    "min_p": Flag(float, "X", "drop tokens below this share of the most likely one"),
+    "repetition_penalty": Flag(float, "X", "divide the scores of tokens seen before; 1 is off"),
+    "presence_penalty": Flag(float, "X", "subtract from the scores of tokens in the answer"),
+    "frequency_penalty": Flag(float, "X", "the same, for every time they occur"),
+    "seed": Flag(int, "N", "makes sampling repeatable; a fresh one each time if not given"),
+}
+# what generation_config.json may say about sampling
+_MODEL_SETTINGS = ("temperature", "top_p", "top_k", "min_p")
+
+
+def add_model_arguments(parser: argparse.ArgumentParser) -> None:
+    """--model and how to run it."""
+    group = parser.add_argument_group("model")
+
+    def add(name: str, type_: Callable[[str], Any], metavar: str, text: str) -> None:
+        default = _LLM_DEFAULTS[name]
+        shown = "" if default is None else " (default: %(default)s)"
+        flag = "--" + name.replace("_", "-")
+        group.add_argument(flag, type=type_, default=default, metavar=metavar, help=text + shown)
+
+    add("model", str, "NAME", "a known name, a Hub id, a folder or a GGUF file")
+    add(
+        "draft",
+        str,
+        "DRAFTER",
+        "auto, none (plain decoding), ngram (lookup only), or a drafter's folder or Hub id",
+    )
+    add("verify", _verify_length, "N", "draft tokens to check per step, or auto")
+    add("device", str, "DEVICE", "auto, cpu or cuda")
+    add("dtype", str, "DTYPE", f"one of {', '.join(DTYPES)}")
+    add("max_context", int, "N", "longest prompt plus answer, in tokens")
+    add("cache_gb", float, "GB", "memory for keys and values")
+
+
+def add_sampling_arguments(parser: argparse.ArgumentParser, model_decides: bool) -> None:
+    """How the answer is chosen; with `model_decides` the model's own settings are the default."""
+    group = parser.add_argument_group("sampling")
+    for name, flag in _SAMPLING_FLAGS.items():
+        default = getattr(SamplingParams, name)
+        shown = "" if default is None else f" (default: {default})"
+        if model_decides and name in _MODEL_SETTINGS:
+            shown = " (default: the model's own)"
+        group.add_argument(
+            "--" + name.replace("_", "-"),
+            type=flag.type,
+            default=argparse.SUPPRESS,
+            metavar=flag.metavar,
+            help=flag.help + shown,
+        )
+    group.add_argument(
+        "--stop",
+        action="append",
+        default=argparse.SUPPRESS,
+        metavar="TEXT",
+        help="end the answer before this text; may be given several times",
+    )
+    group.add_argument(
+        "--ignore-eos",
+        action="store_true",
+        default=argparse.SUPPRESS,
+        help="go on after the model's end of text",
+    )
+    parser.add_argument("--system", metavar="TEXT", help="system prompt")
+
+
+def add_json_argument(parser: argparse.ArgumentParser) -> None:
+    """--json [PATH]: "-" stands for stdout."""
+    parser.add_argument(
+        "--json",
+        nargs="?",
+        const="-",
+        metavar="PATH",
+        help="print one JSON object, or write it to PATH",
+    )
+
+
+def load_model(arguments: argparse.Namespace) -> LLM:
+    """The model that the flags name."""
+    return LLM(
+        arguments.model,
+        draft=None if arguments.draft == "none" else arguments.draft,
+        verify=arguments.verify,
+        device=arguments.device,
+        dtype=arguments.dtype,
+        max_context=arguments.max_context,
+        max_batch=1,  # a command asks one thing at a time
+        cache_gb=arguments.cache_gb,
+    )
+
+
+def sampling_params(
+    arguments: argparse.Namespace, base: SamplingParams | None = None
+) -> SamplingParams:
+    """`base`, by default greedy, with the flags that were given."""
+    names = (*_SAMPLING_FLAGS, "stop", "ignore_eos")
+    given = {name: value for name, value in vars(arguments).items() if name in names}
+    return dataclasses.replace(base or SamplingParams(), **given)
+
+
+def model_sampling(generation_config: Mapping[str, Any]) -> SamplingParams:
+    """How the model's makers would sample it; greedy unless they say do_sample."""
+    if not generation_config.get("do_sample"):
+        return SamplingParams()
+    said = {name: generation_config.get(name) for name in _MODEL_SETTINGS}
+    given = {name: value for name, value in said.items() if value is not None}
+    try:
+        return SamplingParams(**{"temperature": 1.0, **given})
+    except RequestError as error:
+        raise RequestError(f"The model's generation_config is not usable: {error}") from None
+
+
+def require_template(llm: LLM) -> None:
+    """Refuse a model that cannot answer in turns, with what can be done instead."""
+    if llm.tokenizer is None:
+        raise RequestError(
+            f"{llm.model} has no tokenizer; the command line needs one. LLM.generate in Python "
+            "takes token ids."
+        )
+    if llm.tokenizer.chat_template is None:
+        raise RequestError(
+            f"{llm.model} has no chat template; `flashdraft generate --raw` continues a prompt as "
+            "it is."
+        )
+
+
+def _verify_length(text: str) -> str | int:
+    if text == "auto":
+        return text
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither 'auto' nor a number") from None

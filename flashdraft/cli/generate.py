@@ -1,0 +1,178 @@
+"""`flashdraft generate PROMPT`: one answer, streamed, in a file or as JSON; or a comparison."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+from flashdraft.cli.answer import Answer, show_answer
+from flashdraft.cli.arguments import (
+    Commands,
+    add_json_argument,
+    add_model_arguments,
+    add_sampling_arguments,
+    load_model,
+    require_template,
+    sampling_params,
+)
+from flashdraft.cli.display import AnswerView, Screen
+from flashdraft.cli.files import STDOUT, check_writable, text_for_file, write_json, write_text
+from flashdraft.cli.statistics import describe_fully
+from flashdraft.core import Generation, SamplingParams
+from flashdraft.errors import RequestError
+from flashdraft.llm import LLM, Prompt
+
+WARM_UP_TOKENS = 8
+
+
+def add_command(commands: Commands) -> None:
+    """Add `generate` to the command line."""
+    parser = commands.add_parser(
+        "generate",
+        help="answer one prompt",
+        description="Answer one prompt. The answer goes to stdout, statistics to stderr.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("prompt", metavar="PROMPT", help='the prompt; "-" reads stdin')
+    parser.add_argument(
+        "--raw", action="store_true", help="continue the prompt as it is, without chat template"
+    )
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="write the answer to FILE; if it is one code block and FILE is code, the block alone",
+    )
+    add_json_argument(parser)
+    parser.add_argument(
+        "--compare",
+        action="store_true",
+        help="answer plainly, then drafted; print both speeds and whether the tokens are identical",
+    )
+    add_sampling_arguments(parser, model_decides=False)
+    add_model_arguments(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Answer the prompt."""
+    params = sampling_params(arguments)
+    _check(arguments)
+    text = _read_prompt(arguments)
+    llm = load_model(arguments)
+    prompt = _make_prompt(llm, text, arguments)
+    screen = Screen.detect()
+    if arguments.compare:
+        return _compare(llm, prompt, params, screen)
+    echo = arguments.json is None and arguments.output is None
+    answer = show_answer(llm.stream(prompt, params), AnswerView(screen, echo))
+    assert answer.generation is not None  # nothing stops this stream but its end
+    if arguments.output is not None:
+        write_text(arguments.output, text_for_file(answer.text, arguments.output))
+        screen.note(f"wrote {arguments.output}")
+    if arguments.json is not None:
+        write_json(arguments.json, as_json(answer.generation))
+    screen.note(describe_fully(answer.num_tokens, answer.stats))
+    return 0
+
+
+def as_json(generation: Generation) -> dict[str, Any]:
+    """The documented form of `generate --json`; the histogram's keys are accepted lengths."""
+    stats = generation.stats
+    return {
+        "text": generation.text,
+        "token_ids": generation.token_ids,
+        "finish_reason": generation.finish_reason.value,
+        "usage": {
+            "prompt_tokens": stats.prompt_tokens,
+            "completion_tokens": len(generation.token_ids),
+        },
+        "speculation": {
+            "steps": stats.steps,
+            "drafted": stats.drafted,
+            "accepted": stats.accepted,
+            "mean_accepted_length": stats.mean_accepted_length,
+            "histogram": {str(n): count for n, count in sorted(stats.histogram.items())},
+        },
+        "timing": {
+            "ttft_s": stats.ttft_s,
+            "decode_s": stats.decode_s,
+            "tokens_per_s": stats.tokens_per_s,
+        },
+    }
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    """Refuse what does not go together, before the model is loaded."""
+    if arguments.raw and arguments.system is not None:
+        raise RequestError("--system needs the chat template, which --raw leaves out; drop one.")
+    if arguments.compare and (arguments.json is not None or arguments.output is not None):
+        raise RequestError("--compare prints speeds, not an answer; drop --json and -o.")
+    if arguments.compare and arguments.draft == "none":
+        raise RequestError("--compare with --draft none has nothing to compare; drop one.")
+    if arguments.output is not None:
+        check_writable(arguments.output)
+    if arguments.json not in (None, STDOUT):
+        check_writable(Path(arguments.json))
+
+
+def _read_prompt(arguments: argparse.Namespace) -> str:
+    text: str = arguments.prompt
+    if text == "-":
+        try:
+            text = sys.stdin.read()
+        except UnicodeDecodeError as error:
+            raise RequestError(f"The prompt on stdin is not valid text: {error}.") from None
+        if not arguments.raw:
+            text = text.rstrip("\n")  # the newline that ends a piped line is not the user's word
+    if not text.strip():
+        raise RequestError("The prompt is empty; write something to answer.")
+    return text
+
+
+def _make_prompt(llm: LLM, text: str, arguments: argparse.Namespace) -> Prompt:
+    if arguments.raw:
+        return text
+    require_template(llm)
+    messages = [{"role": "user", "content": text}]
+    if arguments.system is not None:
+        messages.insert(0, {"role": "system", "content": arguments.system})
+    return llm.chat_prompt(messages)
+
+
+def _compare(llm: LLM, prompt: Prompt, params: SamplingParams, screen: Screen) -> int:
+    """Decode plainly and drafted, with one seed; on a CPU a difference is a failure."""
+    if params.seed is None:
+        params = dataclasses.replace(params, seed=random.getrandbits(62))
+
+    def answer(settings: SamplingParams, verify: int | None) -> Answer:
+        return show_answer(llm.stream(prompt, settings, verify), AnswerView(screen, echo=False))
+
+    warm_up = min(params.max_tokens, WARM_UP_TOKENS)
+    answer(dataclasses.replace(params, max_tokens=warm_up), None)
+    plain = answer(params, 0)
+    drafted = answer(params, None)
+    for name, one in (("plain", plain), ("drafted", drafted)):
+        print(
+            f"{name:<8} {one.stats.tokens_per_s:8.1f} tok/s   {one.num_tokens} tokens   "
+            f"accepted length {one.stats.mean_accepted_length:.2f}"
+        )
+    if plain.stats.tokens_per_s > 0:
+        print(f"{'speedup':<8} {drafted.stats.tokens_per_s / plain.stats.tokens_per_s:8.2f}x")
+    assert plain.generation is not None and drafted.generation is not None
+    place = _first_difference(plain.generation.token_ids, drafted.generation.token_ids)
+    print("tokens   identical" if place is None else f"tokens   differ from token {place} on")
+    return 1 if place is not None and llm.kernels.device.type == "cpu" else 0
+
+
+def _first_difference(left: list[int], right: list[int]) -> int | None:
+    if left == right:
+        return None
+    pairs = zip(left, right, strict=False)
+    shorter = min(len(left), len(right))
+    return next((n for n, (a, b) in enumerate(pairs) if a != b), shorter)

@@ -1,0 +1,162 @@
+"""The key/value cache's storage: pools of pages for the target's and the drafter's layers.
+
+Layers with the same window share one pool, so one page table serves them all, and a page holds the
+target's and the drafter's keys and values of the same tokens. Who holds which page is pages.py's
+business; this module sizes the pools, owns the tensors and builds the views kernels read.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flashdraft.engine.pages import PageBook, Pool
+from flashdraft.engine.sequence import Sequence as RunningSequence
+from flashdraft.errors import CapacityError
+from flashdraft.kernels.interface import Kernels, PageView
+from flashdraft.models.layers import LayerCache
+
+
+@dataclass(frozen=True)
+class CacheLayer:
+    """What one layer keeps per token."""
+
+    num_kv_heads: int
+    head_dim: int
+    window: int | None
+
+
+@dataclass(frozen=True)
+class Span:
+    """Rows of one sequence in a forward pass: positions start .. start + count - 1."""
+
+    sequence: RunningSequence
+    start: int
+    count: int
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A forward pass's rows: their positions, and one view per pool."""
+
+    positions: Tensor
+    end_position: int
+    views: list[PageView]
+    offsets: list[int]  # where each span's rows begin; one more entry than spans
+
+
+class KVCache:
+    """Pages of keys and values for a list of layers."""
+
+    def __init__(
+        self,
+        layers: Sequence[CacheLayer],
+        pages: dict[int | None, int],
+        page_size: int,
+        kernels: Kernels,
+    ) -> None:
+        self.page_size = page_size
+        self.windows = list(pages)  # one pool each, in this order
+        self._pool_of = [self.windows.index(layer.window) for layer in layers]
+        self._device = kernels.device
+        self._storage: list[tuple[Tensor, Tensor]] = []
+        try:
+            for layer in layers:
+                shape = (pages[layer.window], page_size, layer.num_kv_heads, layer.head_dim)
+                # zeros, not empty: a masked key must never be NaN
+                one = torch.zeros(2, *shape, device=kernels.device, dtype=kernels.dtype)
+                self._storage.append((one[0], one[1]))
+        except (RuntimeError, MemoryError) as error:
+            raise CapacityError(
+                f"The key/value cache does not fit in memory ({error}); "
+                "lower cache_gb, max_context or max_batch."
+            ) from error
+        self.book_pools = [Pool(pages[window], window) for window in self.windows]
+
+    def rows(self, book: PageBook, spans: Sequence[Span]) -> Rows:
+        """Positions and views for the rows of these spans, in order."""
+        counts = [span.count for span in spans]
+        offsets = [0, *np.cumsum(counts).tolist()]
+        positions = np.concatenate([np.arange(s.start, s.start + s.count) for s in spans])
+        owner = np.repeat(np.arange(len(spans)), counts)
+        ends = [span.start + span.count for span in spans]
+        query_start = self._int32(np.asarray(offsets))
+        context_lens = self._int32(np.asarray([span.start for span in spans]))
+        views = []
+        for pool in range(len(self.windows)):
+            tables = [np.frombuffer(book.table(s.sequence, pool), dtype=np.int32) for s in spans]
+            merged = np.zeros((len(spans), max(len(table) for table in tables)), dtype=np.int32)
+            for row, table in zip(merged, tables, strict=True):
+                row[: len(table)] = table
+            page = merged[owner, positions // self.page_size].astype(np.int64)
+            slots = page * self.page_size + positions % self.page_size
+            views.append(
+                PageView(
+                    query_start=query_start,
+                    context_lens=context_lens,
+                    block_table=self._int32(merged),
+                    slots=torch.from_numpy(slots).to(self._device),
+                    page_size=self.page_size,
+                    max_query_len=max(counts),
+                    max_key_len=max(ends),
+                )
+            )
+        place = torch.from_numpy(positions).to(self._device)
+        return Rows(place, max(ends), views, offsets)
+
+    def layers(self, views: Sequence[PageView], first: int, last: int) -> list[LayerCache]:
+        """Storage and view of layers first .. last - 1."""
+        return [
+            LayerCache(*self._storage[index], views[self._pool_of[index]])
+            for index in range(first, last)
+        ]
+
+    def _int32(self, values: np.ndarray) -> Tensor:
+        return torch.from_numpy(values.astype(np.int32, copy=False)).to(self._device)
+
+
+def bytes_per_token(layers: Sequence[CacheLayer], dtype: torch.dtype) -> dict[int | None, int]:
+    """Bytes one token takes in each pool, by window."""
+    totals: dict[int | None, int] = {}
+    for layer in layers:
+        size = 2 * layer.num_kv_heads * layer.head_dim * dtype.itemsize
+        totals[layer.window] = totals.get(layer.window, 0) + size
+    return totals
+
+
+def window_pages(window: int, slack: int, page_size: int) -> int:
+    """Pages that one sequence may need at once in a windowed pool.
+
+    Beside the window these are for `slack` tokens: those a step writes, and those that the
+    drafter's context lags behind by.
+    """
+    return -(-(window + slack) // page_size) + 1  # one more: the range may begin inside a page
+
+
+def plan_pages(
+    layers: Sequence[CacheLayer],
+    dtype: torch.dtype,
+    page_size: int,
+    budget: int,
+    most: Mapping[int | None, int],
+) -> dict[int | None, int]:
+    """Pages per pool that fit `budget` bytes, and no more than `most` in each.
+
+    Every token needs a page in every pool until a pool with a window has its `most`, so the pools
+    grow together.
+    """
+    costs = bytes_per_token(layers, dtype)
+
+    def pages_at(count: int) -> dict[int | None, int]:
+        return {window: min(count, most[window]) for window in costs}
+
+    def size(count: int) -> int:
+        return sum(n * page_size * costs[window] for window, n in pages_at(count).items())
+
+    counts = range(max(most.values()) + 1)
+    return pages_at(bisect.bisect_right(counts, budget, key=size) - 1)

@@ -1,0 +1,99 @@
+"""The last verb of a step: keep what the target agreed with, roll the caches back to it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from torch import Tensor
+
+from flashdraft.core import FinishReason, StepStats
+from flashdraft.engine.accept import accept_length
+from flashdraft.engine.draft import Proposer
+from flashdraft.engine.live import Live
+from flashdraft.engine.pages import PageBook
+from flashdraft.engine.policy import Draft, VerifyPolicy
+from flashdraft.engine.sampling import LogitsError
+from flashdraft.engine.scheduler import Work
+from flashdraft.engine.sequence import Sequence as RunningSequence
+
+
+class Ending(NamedTuple):
+    """Why a request ended."""
+
+    reason: FinishReason
+    error: str | None = None
+
+
+class Committer:
+    """Appends tokens to sequences and brings pages and drafter context in line with them."""
+
+    def __init__(
+        self, book: PageBook, proposer: Proposer | None, policy: VerifyPolicy
+    ) -> None:
+        self._book = book
+        self._proposer = proposer
+        self._policy = policy
+
+    def accept(
+        self,
+        work: Work,
+        live: Live,
+        draft: Draft | None,
+        samples: list[int],
+        logits: Tensor,
+        stats: StepStats,
+    ) -> Ending | None:
+        """Commit the agreed draft tokens and the bonus token of one work.
+
+        `samples` are the target's own tokens, one per row of `logits`, cut before the first row
+        that no token can be chosen from.
+        """
+        sequence = work.sequence
+        num_drafted = len(draft.tokens) if draft is not None else 0
+        num_accepted = accept_length(samples, draft.tokens) if draft is not None else 0
+        if not work.is_decode:
+            stats.num_prefill_tokens += work.num_tokens
+        if not work.emits:
+            sequence.num_cached = work.start + work.num_tokens
+            return None
+        if num_accepted == len(samples):
+            place = work.start + work.num_tokens + num_accepted
+            return Ending(FinishReason.ERROR, str(LogitsError(place)))
+        before = sequence.num_output
+        finish = live.absorb(samples[: num_accepted + 1], logits, num_accepted)
+        if draft is not None:
+            self._policy.observe(live.momentum, draft, num_accepted)
+        if work.is_decode:
+            num_kept = sequence.num_output - before
+            live.count_step(num_drafted, num_accepted, num_kept)
+            stats.num_decoding += 1
+            stats.num_accepted += min(num_accepted, num_kept)
+        computed = work.start + work.num_tokens + num_accepted
+        sequence.num_cached = min(computed, len(sequence.tokens) - 1)
+        return Ending(finish) if finish is not None else None
+
+    def settle(
+        self,
+        works: Sequence[Work],
+        taps: Tensor | None,
+        row_offsets: Sequence[int],
+        ended: Sequence[RunningSequence],
+    ) -> None:
+        """Truncate to what was committed, fold the drafter's context, publish complete pages."""
+        for i, work in enumerate(works):
+            sequence, first = work.sequence, row_offsets[i]
+            if self._proposer is None:
+                sequence.num_folded = sequence.num_cached
+            elif sequence.num_cached > work.start:
+                end = first + sequence.num_cached - work.start
+                self._proposer.buffer(sequence, None if taps is None else taps[first:end])
+            if work.is_decode:
+                self._book.truncate(sequence, sequence.num_cached)
+        if self._proposer is not None:
+            self._proposer.fold_overdue([work.sequence for work in works])
+            self._proposer.fold(ended)  # so that the next turn finds complete pages
+        for work in works:
+            sequence = work.sequence
+            self._book.publish(sequence, sequence.tokens, sequence.num_folded)
+            self._book.recycle(sequence, sequence.num_folded)

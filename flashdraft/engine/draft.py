@@ -1,0 +1,210 @@
+"""The block drafter at work: its context in the paged cache, and one pass per block.
+
+Context keys and values come from the target's tapped hidden states. Taps of committed tokens are
+buffered per sequence and folded into the cache in one pass when a draft needs them, so a request
+that does not draft pays nothing. A block's own keys and values are written beyond the committed
+length and overwritten by the next fold.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from flashdraft.core import Request, SamplingParams
+from flashdraft.engine.cache import KVCache, Rows, Span
+from flashdraft.engine.pages import PageBook
+from flashdraft.engine.policy import Draft
+from flashdraft.engine.sampling import RequestSampler, draft_rows
+from flashdraft.engine.scheduler import Work
+from flashdraft.engine.sequence import Sequence as RunningSequence
+from flashdraft.kernels.interface import BIDIRECTIONAL, CAUSAL
+from flashdraft.models.drafter import Attend, PackedDrafter
+from flashdraft.models.layers import LayerCache, Target
+
+SOURCE = "block"
+MAX_BUFFERED = 256  # rows of taps a sequence may hold back before they are folded
+
+
+class Proposer(Protocol):
+    """What the engine asks of a drafter: keep up with committed tokens, and propose."""
+
+    @property
+    def max_drafts(self) -> int: ...
+
+    def buffer(self, sequence: RunningSequence, taps: Tensor | None) -> None:
+        """Take the taps of tokens just committed to the target's cache."""
+        ...
+
+    def forget(self, sequence: RunningSequence) -> None:
+        """Drop what is buffered for a sequence that ended or lost its pages."""
+        ...
+
+    def fold(self, sequences: Sequence[RunningSequence]) -> None:
+        """Bring the drafter's context up to the target's cache: num_folded = num_cached."""
+        ...
+
+    def fold_overdue(self, sequences: Sequence[RunningSequence]) -> None:
+        """Fold where too much is buffered."""
+        ...
+
+    def propose(
+        self, works: Sequence[Work], samplers: Sequence[RequestSampler]
+    ) -> Sequence[Draft]:
+        """A draft for every work, no longer than its room."""
+        ...
+
+    def measure(self, batch_sizes: Sequence[int]) -> dict[int, float]:
+        """Seconds of `propose` for n sequences, for each n."""
+        ...
+
+
+class BlockProposer:
+    """Drafts a block of tokens in one forward pass of the drafter."""
+
+    def __init__(
+        self, drafter: PackedDrafter, target: Target, cache: KVCache, book: PageBook
+    ) -> None:
+        self._drafter = drafter
+        self._target = target
+        self._cache = cache
+        self._book = book
+        self._first_layer = len(target.config.layers)  # the drafter's layers follow the target's
+        self._buffered: dict[RunningSequence, list[Tensor]] = {}
+
+    @property
+    def max_drafts(self) -> int:
+        return self._drafter.config.block_size - 1
+
+    def buffer(self, sequence: RunningSequence, taps: Tensor | None) -> None:
+        assert taps is not None, "the target was built without this drafter's taps"
+        self._buffered.setdefault(sequence, []).append(taps)
+
+    def forget(self, sequence: RunningSequence) -> None:
+        self._buffered.pop(sequence, None)
+
+    def fold(self, sequences: Sequence[RunningSequence]) -> None:
+        behind = [s for s in sequences if s in self._buffered]
+        if not behind:
+            return
+        taps = torch.cat([piece for s in behind for piece in self._buffered.pop(s)])
+        spans = [Span(s, s.num_folded, s.num_cached - s.num_folded) for s in behind]
+        rows = self._cache.rows(self._book, spans)
+        kernels, table = self._target.kernels, self._drafter.rope.table(rows.end_position)
+        context = self._drafter.context(taps)
+        keys_values = self._drafter.context_kv(context)
+        for index, layer in enumerate(self._layers(rows)):
+            kernels.prepare_qkv(
+                keys_values[index],
+                self._drafter.context_spec(index),
+                table,
+                rows.positions,
+                layer.key,
+                layer.value,
+                layer.view.slots,
+            )
+        for sequence in behind:
+            sequence.num_folded = sequence.num_cached
+
+    def fold_overdue(self, sequences: Sequence[RunningSequence]) -> None:
+        self.fold([s for s in sequences if s.num_cached - s.num_folded >= MAX_BUFFERED])
+
+    def propose(self, works: Sequence[Work], samplers: Sequence[RequestSampler]) -> list[Draft]:
+        if not works:
+            return []
+        self.fold([work.sequence for work in works])
+        config, device = self._drafter.config, self._target.kernels.device
+        ids: list[int] = []
+        slots: list[int] = []  # rows of the masked slots: all but the anchors'
+        spans: list[Span] = []
+        for work in works:
+            num_drafts = min(work.room, self.max_drafts)
+            slots += range(len(ids) + 1, len(ids) + 1 + num_drafts)
+            ids += [work.sequence.tokens[-1]] + [config.mask_token_id] * num_drafts
+            spans.append(Span(work.sequence, work.start, 1 + num_drafts))
+        rows = self._cache.rows(self._book, spans)
+        embeddings = self._drafter.embed(self._target, torch.tensor(ids, device=device))
+        hidden = self._drafter.forward(embeddings, self._attend(rows))
+        logits = self._drafter.logits(self._target, hidden[torch.tensor(slots, device=device)])
+        return self._pick(works, samplers, self._widen(logits.float()))
+
+    def measure(self, batch_sizes: Sequence[int], repeats: int = 3) -> dict[int, float]:
+        times: dict[int, float] = {}
+        request = Request("measure", [0], SamplingParams(), 0)
+        vocab, device = self._target.config.vocab_size, self._target.kernels.device
+        sampler = RequestSampler(request.params, 0, vocab, (), (), device)
+        for size in batch_sizes:
+            scratch = [RunningSequence(request, frozenset(), 2) for _ in range(size)]
+            for sequence in scratch:
+                self._book.open(sequence, sequence.tokens)
+            if all(self._book.reserve(sequence, 1 + self.max_drafts) for sequence in scratch):
+                works = [Work(sequence, 0, 1, self.max_drafts) for sequence in scratch]
+                runs = []
+                for _ in range(repeats + 1):
+                    begin = time.perf_counter()
+                    self.propose(works, [sampler] * size)
+                    runs.append(time.perf_counter() - begin)
+                times[size] = min(runs[1:])  # the first one warms up
+            for sequence in scratch:
+                self._book.close(sequence)
+        return times
+
+    def _attend(self, rows: Rows) -> Attend:
+        """Attention of block rows over the paged context and their own block."""
+        kernels, drafter = self._target.kernels, self._drafter
+        table, layers = drafter.rope.table(rows.end_position), self._layers(rows)
+
+        def attend(index: int, qkv: Tensor) -> Tensor:
+            layer, spec = layers[index], drafter.qkv_spec(index)
+            query = kernels.prepare_qkv(
+                qkv, spec, table, rows.positions, layer.key, layer.value, layer.view.slots
+            )
+            return kernels.attention(
+                query,
+                layer.key,
+                layer.value,
+                layer.view,
+                scale=spec.head_dim**-0.5,
+                window=drafter.config.windows[index],
+                mask=CAUSAL if drafter.config.causal[index] else BIDIRECTIONAL,
+            )
+
+        return attend
+
+    def _layers(self, rows: Rows) -> list[LayerCache]:
+        last = self._first_layer + self._drafter.config.num_layers
+        return self._cache.layers(rows.views, self._first_layer, last)
+
+    def _widen(self, logits: Tensor) -> Tensor:
+        """Logits over the target's vocabulary, from those over a reduced one."""
+        size = self._drafter.config.draft_vocab_size
+        if size is None:
+            return logits
+        ids = self._drafter.target_ids(torch.arange(size, device=logits.device))
+        wide = logits.new_full((logits.shape[0], self._target.config.vocab_size), -math.inf)
+        return wide.index_copy_(1, ids, logits)
+
+    def _pick(
+        self, works: Sequence[Work], samplers: Sequence[RequestSampler], logits: Tensor
+    ) -> list[Draft]:
+        """Draft tokens by each request's own settings and noise, and the drafter's confidence."""
+        argmax, place, picked = self._target.kernels.argmax, 0, []
+        for work, sampler in zip(works, samplers, strict=True):
+            rows = logits[place : place + min(work.room, self.max_drafts)]
+            place += len(rows)
+            history = work.sequence.output_ids
+            picked.append(draft_rows(rows, sampler, history, work.start + 1, argmax))
+        tokens = torch.cat(picked)
+        chances = self._target.kernels.softmax(logits)
+        confidence = chances.gather(1, tokens.unsqueeze(1)).squeeze(1).tolist()
+        ids, place, drafts = tokens.tolist(), 0, []
+        for piece in picked:
+            end = place + len(piece)
+            drafts.append(Draft(ids[place:end], confidence[place:end], SOURCE))
+            place = end
+        return drafts

@@ -1,0 +1,302 @@
+"""The engine: requests in, committed tokens out. A step is schedule → draft → verify → commit.
+
+Plain decoding is the same loop with nothing drafted. The engine knows no tokenizer beyond a decoder
+made per request, no chat, no threads: one caller, one step at a time.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+import torch
+
+from flashdraft.core import FinishReason, Request, StepStats, TokenEvent
+from flashdraft.engine.commit import Committer, Ending
+from flashdraft.engine.config import EngineConfig
+from flashdraft.engine.draft import BlockProposer, Proposer
+from flashdraft.engine.live import Live
+from flashdraft.engine.memory import build_cache
+from flashdraft.engine.ngram import MAX_DRAFTS, NgramIndex
+from flashdraft.engine.output import StreamDecoder, TextOutput
+from flashdraft.engine.pages import PageBook
+from flashdraft.engine.policy import CostModel, Draft, VerifyPolicy
+from flashdraft.engine.runner import Runner, Verified
+from flashdraft.engine.sampling import RequestSampler, sample_rows, validate_for_vocab
+from flashdraft.engine.scheduler import Scheduler, Work
+from flashdraft.engine.sequence import Sequence
+from flashdraft.errors import ContextLengthError, RequestError
+from flashdraft.models.drafter import PackedDrafter
+from flashdraft.models.layers import Target
+
+log = logging.getLogger(__name__)
+
+MEASURED_WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
+
+
+class Engine:
+    """Continuous batching over one target and, perhaps, one drafter."""
+
+    def __init__(
+        self,
+        target: Target,
+        drafter: PackedDrafter | None = None,
+        config: EngineConfig | None = None,
+        new_decoder: Callable[[], StreamDecoder] | None = None,
+        proposer: Proposer | None = None,
+    ) -> None:
+        self.config = config or EngineConfig()
+        self.target = target
+        self._device = target.kernels.device
+        self._new_decoder = new_decoder
+        cache, self.max_context = build_cache(target, drafter, self.config)
+        self.book = PageBook(cache.book_pools, self.config.page_size, self.config.prefix_cache)
+        self.scheduler = Scheduler(
+            self.book,
+            self.config.max_batch,
+            max(self.config.max_step_tokens, self.config.max_batch),
+            self.config.prefill_chunk,
+        )
+        self.runner = Runner(target, cache, self.book)
+        self.proposer = proposer  # a proposer of the caller's, else the block drafter's
+        if proposer is None and drafter is not None:
+            self.proposer = BlockProposer(drafter, target, cache, self.book)
+        self._lookahead = self._max_drafts()
+        self.policy = VerifyPolicy(self._measure_costs(), self.config.verify)
+        self._committer = Committer(self.book, self.proposer, self.policy)
+        self.last_step = StepStats()
+        self._live: dict[str, Live] = {}
+        self._cancelled: list[str] = []
+        self._solo = False  # after a failed step: one sequence at a time, to find the cause
+
+    # -- requests ------------------------------------------------------------------------------
+
+    def submit(self, request: Request) -> None:
+        """Queue a request. Raises RequestError, and takes nothing, if it cannot be served."""
+        params, vocab_size = request.params, self.target.config.vocab_size
+        if request.id in self._live:
+            raise RequestError(f"A request with id {request.id!r} is already running.")
+        if not request.prompt_ids:
+            raise RequestError("The prompt is empty; it must have at least one token.")
+        for token in request.prompt_ids:
+            if not isinstance(token, int) or not 0 <= token < vocab_size:
+                raise RequestError(
+                    f"Token id {token!r} in the prompt is outside the vocabulary (0 to "
+                    f"{vocab_size - 1}); was it made by another model's tokenizer?"
+                )
+        if len(request.prompt_ids) >= self.max_context:
+            raise ContextLengthError(
+                f"The prompt has {len(request.prompt_ids)} tokens; the context holds "
+                f"{self.max_context} with at least one for the answer. Shorten the prompt or raise "
+                "max_context."
+            )
+        if request.verify is not None and request.verify < 0:
+            raise RequestError(f"verify is {request.verify}; it must be 0 or more.")
+        validate_for_vocab(params, vocab_size)
+        stop_ids = frozenset(params.stop_token_ids)
+        if not params.ignore_eos:
+            stop_ids |= frozenset(self.target.config.eos_token_ids)
+        limit = min(self.max_context, len(request.prompt_ids) + params.max_tokens)
+        sequence = Sequence(request, stop_ids, limit)
+        decoder = self._new_decoder() if self._new_decoder is not None else None
+        self._live[request.id] = Live(
+            sequence,
+            RequestSampler(
+                params, request.seed, vocab_size, stop_ids, request.prompt_ids, self._device
+            ),
+            TextOutput(decoder, params.stop),
+            self.policy.new_request(),
+            NgramIndex() if self.config.ngram else None,
+        )
+        self.scheduler.add(sequence)
+
+    def cancel(self, request_id: str) -> None:
+        """End a request; its pages are free, and its last event comes, with the next step."""
+        if request_id in self._live:
+            self._cancelled.append(request_id)
+
+    def flush_cancelled(self) -> list[TokenEvent]:
+        """End what was cancelled without running a step."""
+        return self._end_cancelled()
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._live)
+
+    # -- the step ------------------------------------------------------------------------------
+
+    def step(self) -> list[TokenEvent]:
+        """Advance every scheduled request; return what was committed."""
+        events = self._end_cancelled()
+        self.last_step = stats = StepStats()
+        works = self.scheduler.schedule(self._lookahead, self._solo)
+        self._drop_preempted()
+        if not works:
+            return events
+        try:
+            drafts = self._draft(works, stats)
+            verified = self._verify(works, drafts, stats)
+            samples = self._sample(works, drafts, verified)
+        except Exception as error:  # whatever broke, the other requests must live on
+            return events + self._recover(works, error)
+        return events + self._commit(works, drafts, verified, samples, stats)
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless pages, queues and sequences agree."""
+        self.book.check_integrity()
+        running, waiting = self.scheduler.running, self.scheduler.waiting
+        assert {live.sequence for live in self._live.values()} == {*running, *waiting}
+        assert all(s in self.book for s in running) and not any(s in self.book for s in waiting)
+        for sequence in running:
+            assert 0 <= sequence.num_folded <= sequence.num_cached < len(sequence.tokens)
+
+    def _draft(self, works: list[Work], stats: StepStats) -> list[Draft | None]:
+        begin = time.perf_counter()
+        lives = [self._of(work) for work in works]
+        fixed = [work.sequence.request.verify for work in works]
+        drafts = [self._look_up(work, live) for work, live in zip(works, lives, strict=True)]
+        if self.proposer is not None:
+            num_decoding = sum(work.is_decode for work in works)
+            chosen = [
+                i
+                for i, work in enumerate(works)
+                if work.room and self.policy.wants_draft(lives[i].momentum, num_decoding, fixed[i])
+            ]
+            blocks = self.proposer.propose(
+                [works[i] for i in chosen], [lives[i].sampler for i in chosen]
+            )
+            for i, block in zip(chosen, blocks, strict=True):
+                drafts[i] = self.policy.better(lives[i].momentum, drafts[i], block)
+        num_rows = sum(work.num_tokens for work in works)
+        lengths = self.policy.choose(drafts, [live.momentum for live in lives], fixed, num_rows)
+        pairs = list(zip(works, lengths, strict=True))
+        stats.verify_lengths = tuple(length for work, length in pairs if work.is_decode)
+        stats.num_drafted = sum(lengths)
+        stats.draft_s = time.perf_counter() - begin
+        return [d.cut(n) if d and n else None for d, n in zip(drafts, lengths, strict=True)]
+
+    def _look_up(self, work: Work, live: Live) -> Draft | None:
+        if live.ngrams is None or work.room == 0 or work.sequence.request.verify == 0:
+            return None
+        return live.ngrams.propose(work.sequence.tokens, min(work.room, MAX_DRAFTS))
+
+    def _verify(self, works: list[Work], drafts: list[Draft | None], stats: StepStats) -> Verified:
+        begin = time.perf_counter()
+        verified = self.runner.verify(works, drafts)
+        stats.verify_s = time.perf_counter() - begin
+        return verified
+
+    def _sample(
+        self, works: list[Work], drafts: list[Draft | None], verified: Verified
+    ) -> list[list[int]]:
+        """The target's own tokens for every work, up to the first row that is not sound."""
+        argmax, logits = self.target.kernels.argmax, verified.logits
+        tokens = argmax(logits) if len(logits) else logits.new_zeros(0).long()
+        sound = logits.amax(-1).isfinite() if len(logits) else tokens.bool()
+        for i, work in enumerate(works):
+            sampler, draft = self._of(work).sampler, drafts[i]
+            if work.emits and sampler.needs_logits_processing:
+                rows = slice(verified.offsets[i], verified.offsets[i + 1])
+                tokens[rows], sound[rows] = sample_rows(
+                    logits[rows],
+                    sampler,
+                    work.sequence.output_ids,
+                    draft.tokens if draft is not None else [],
+                    work.start + work.num_tokens,
+                    argmax,
+                )
+        chosen, is_sound = tokens.tolist(), sound.tolist()
+        samples = []
+        for begin, end in zip(verified.offsets[:-1], verified.offsets[1:], strict=True):
+            first_bad = next((j for j in range(begin, end) if not is_sound[j]), end)
+            samples.append(chosen[begin:first_bad])
+        return samples
+
+    def _commit(
+        self,
+        works: list[Work],
+        drafts: list[Draft | None],
+        verified: Verified,
+        samples: list[list[int]],
+        stats: StepStats,
+    ) -> list[TokenEvent]:
+        begin = time.perf_counter()
+        endings: dict[str, Ending] = {}
+        for i, work in enumerate(works):
+            logits = verified.logits[verified.offsets[i] : verified.offsets[i + 1]]
+            ending = self._committer.accept(
+                work, self._of(work), drafts[i], samples[i], logits, stats
+            )
+            if ending is not None:
+                endings[work.sequence.request.id] = ending
+        ended = [self._live[request_id].sequence for request_id in endings]
+        self._committer.settle(works, verified.taps, verified.row_offsets, ended)
+        events = []
+        for work in works:
+            ending = endings.get(work.sequence.request.id)
+            if ending is not None:
+                events.append(self._end(self._of(work), ending))
+            elif work.emits:
+                events.append(self._of(work).event(None))
+        stats.commit_s = time.perf_counter() - begin
+        return events
+
+    # -- ends ----------------------------------------------------------------------------------
+
+    def _end(self, live: Live, ending: Ending) -> TokenEvent:
+        """Take a request out of everything; its last event."""
+        self.scheduler.remove(live.sequence)
+        if self.proposer is not None:
+            self.proposer.forget(live.sequence)
+        del self._live[live.sequence.request.id]
+        self._solo = False
+        return live.event(ending.reason, ending.error)
+
+    def _end_cancelled(self) -> list[TokenEvent]:
+        ids, self._cancelled = dict.fromkeys(self._cancelled), []
+        cancelled = Ending(FinishReason.CANCELLED)
+        return [self._end(self._live[i], cancelled) for i in ids if i in self._live]
+
+    def _drop_preempted(self) -> None:
+        for sequence in self.scheduler.preempted:
+            if self.proposer is not None:
+                self.proposer.forget(sequence)
+        self.scheduler.preempted.clear()
+
+    def _recover(self, works: list[Work], error: Exception) -> list[TokenEvent]:
+        """A step failed: run the requests one at a time, and end the one that fails alone."""
+        alone = len(works) == 1 and len(self.scheduler.running) == 1
+        log.warning("a step over %d requests failed: %s", len(works), error)
+        live = self._of(works[0])
+        self.scheduler.preempt_all()
+        self._drop_preempted()
+        if not alone:
+            self._solo = True
+            return []
+        if isinstance(error, torch.OutOfMemoryError | MemoryError):
+            reason = "The device ran out of memory; lower max_context, max_batch or cache_gb."
+        else:
+            reason = f"The engine could not compute this request: {type(error).__name__}: {error}"
+        return [self._end(live, Ending(FinishReason.ERROR, reason))]
+
+    # -- set-up --------------------------------------------------------------------------------
+
+    def _max_drafts(self) -> int:
+        if self.config.verify == 0:
+            return 0
+        block = self.proposer.max_drafts if self.proposer is not None else 0
+        return max(block, MAX_DRAFTS if self.config.ngram else 0)
+
+    def _measure_costs(self) -> CostModel | None:
+        """Step costs for the policy, unless nothing is drafted or the verify length is fixed."""
+        if self._lookahead == 0 or self.config.verify is not None:
+            return None
+        drafter = None
+        if self.proposer is not None:
+            sizes = [n for n in (1, 2, 4, 8, 16, 32) if n <= self.config.max_batch]
+            drafter = self.proposer.measure(sizes)
+        return CostModel(self.runner.measure(MEASURED_WIDTHS), drafter)
+
+    def _of(self, work: Work) -> Live:
+        return self._live[work.sequence.request.id]

@@ -1,0 +1,117 @@
+"""How large the cache is: pages per pool from a budget, and the context they allow."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from flashdraft.engine.cache import (
+    CacheLayer,
+    KVCache,
+    bytes_per_token,
+    plan_pages,
+    window_pages,
+)
+from flashdraft.engine.config import EngineConfig
+from flashdraft.engine.draft import MAX_BUFFERED
+from flashdraft.errors import CapacityError
+from flashdraft.models.drafter import PackedDrafter
+from flashdraft.models.layers import Target
+
+GB = 10**9
+DEFAULT_CPU_GB = 1.0
+GPU_SHARE = 0.85  # of the memory left once the weights are there
+LOOKAHEAD = 64  # tokens a step may write beyond the committed ones
+SPARE_WINDOWS = 2  # a windowed pool's room, in running sequences: as much again for cached prefixes
+
+
+def cache_layers(target: Target, drafter: PackedDrafter | None) -> list[CacheLayer]:
+    """The target's layers, then the drafter's."""
+    layers = [
+        CacheLayer(layer.num_kv_heads, layer.head_dim, layer.window)
+        for layer in target.config.layers
+    ]
+    if drafter is not None:
+        config = drafter.config
+        layers += [
+            CacheLayer(config.num_kv_heads, config.head_dim, window) for window in config.windows
+        ]
+    return layers
+
+
+def build_cache(
+    target: Target, drafter: PackedDrafter | None, config: EngineConfig
+) -> tuple[KVCache, int]:
+    """The cache within its budget, and the longest sequence it can hold."""
+    kernels, layers = target.kernels, cache_layers(target, drafter)
+    budget = _budget(kernels.device, config)
+    max_position = target.config.max_position
+    longest = min(max_position, config.max_context or max_position)
+    slack = _slack(drafter, config)
+    num_windows = SPARE_WINDOWS * config.max_batch
+    while True:
+        most = _most_pages(layers, config, longest, slack, num_windows)
+        pages = plan_pages(layers, kernels.dtype, config.page_size, budget, most)
+        fits = min(max_position, _longest_sequence(pages, config.page_size, slack))
+        # a context that was asked for comes before windows for many sequences
+        if config.max_context is None or fits >= longest or num_windows == 1:
+            break
+        num_windows //= 2
+    if fits < 2:
+        per_page = sum(bytes_per_token(layers, kernels.dtype).values()) * config.page_size
+        raise CapacityError(
+            f"cache_gb is {budget / GB:.6f}; a single page of {config.page_size} tokens takes "
+            f"{per_page / GB:.6f}. Raise cache_gb."
+        )
+    wanted = config.max_context
+    if wanted is not None and wanted > fits:
+        if wanted > max_position:
+            cure = f"the model knows {max_position} positions"
+        else:
+            cure = f"the cache of {budget / GB:.3f} GB holds no more; raise cache_gb"
+        raise CapacityError(f"max_context is {wanted}; at most {fits} is possible: {cure}.")
+    return KVCache(layers, pages, config.page_size, kernels), wanted or fits
+
+
+def _slack(drafter: PackedDrafter | None, config: EngineConfig) -> int:
+    """Tokens a sequence holds in a windowed pool beside its window."""
+    step_tokens = max(config.max_step_tokens, config.max_batch)  # as the scheduler has it
+    slack = min(config.prefill_chunk, step_tokens) + LOOKAHEAD
+    if drafter is not None:
+        slack += MAX_BUFFERED + max(0, drafter.config.block_size - LOOKAHEAD)
+    return slack
+
+
+def _most_pages(
+    layers: Sequence[CacheLayer], config: EngineConfig, longest: int, slack: int, num_windows: int
+) -> dict[int | None, int]:
+    """What each pool can use: every sequence at full length, or `num_windows` windows."""
+    every_token = config.max_batch * -(-(longest + slack) // config.page_size)
+    most: dict[int | None, int] = {}
+    for window in {layer.window for layer in layers}:
+        most[window] = every_token
+        if window is not None:
+            per_sequence = window_pages(window, slack, config.page_size)
+            most[window] = min(every_token, num_windows * per_sequence)
+    return most
+
+
+def _longest_sequence(pages: dict[int | None, int], page_size: int, slack: int) -> float:
+    """The longest sequence that can always run to its end, if need be alone."""
+    limits = [
+        count * page_size
+        for window, count in pages.items()
+        if window is None or count < window_pages(window, slack, page_size)
+    ]
+    return min(limits, default=math.inf)
+
+
+def _budget(device: torch.device, config: EngineConfig) -> int:
+    if config.cache_gb is not None:
+        return int(config.cache_gb * GB)
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free * GPU_SHARE)
+    return int(DEFAULT_CPU_GB * GB)

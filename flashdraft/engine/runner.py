@@ -1,0 +1,88 @@
+"""Runs the target over a step's work: known and draft tokens of all sequences in one pass."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from flashdraft.core import Request, SamplingParams
+from flashdraft.engine.cache import KVCache, Span
+from flashdraft.engine.pages import PageBook
+from flashdraft.engine.policy import Draft
+from flashdraft.engine.scheduler import Work
+from flashdraft.engine.sequence import Sequence as RunningSequence
+from flashdraft.models.layers import ForwardBatch, Target
+
+
+@dataclass(frozen=True)
+class Verified:
+    """The target's word on a step: logits where a token comes out, and the tapped hidden states."""
+
+    logits: Tensor  # [rows that emit, vocab_size] float32
+    offsets: list[int]  # work i owns logits offsets[i] : offsets[i + 1]
+    taps: Tensor | None  # [all rows, num_taps * hidden_size]
+    row_offsets: list[int]  # work i owns rows row_offsets[i] : row_offsets[i + 1]
+
+
+class Runner:
+    """The target with its cache."""
+
+    def __init__(self, target: Target, cache: KVCache, book: PageBook) -> None:
+        self._target = target
+        self._cache = cache
+        self._book = book
+        self._num_layers = len(target.config.layers)
+
+    def verify(self, works: Sequence[Work], drafts: Sequence[Draft | None]) -> Verified:
+        """One forward pass over every work's known tokens followed by its draft tokens."""
+        tokens: list[int] = []
+        spans: list[Span] = []
+        wanted: list[int] = []  # rows whose logits are needed
+        offsets = [0]
+        for work, draft in zip(works, drafts, strict=True):
+            known = work.sequence.tokens[work.start : work.start + work.num_tokens]
+            drafted = draft.tokens if draft is not None else []
+            if work.emits:
+                last = len(tokens) + len(known) - 1
+                wanted.extend(range(last, last + 1 + len(drafted)))
+            tokens += known + drafted
+            spans.append(Span(work.sequence, work.start, len(known) + len(drafted)))
+            offsets.append(len(wanted))
+        rows = self._cache.rows(self._book, spans)
+        device = self._target.kernels.device
+        batch = ForwardBatch(
+            rows.positions,
+            rows.end_position,
+            self._cache.layers(rows.views, 0, self._num_layers),
+        )
+        output = self._target.forward(torch.tensor(tokens, device=device), batch)
+        hidden = output.hidden
+        if len(wanted) < len(tokens):
+            hidden = hidden[torch.tensor(wanted, device=device, dtype=torch.int64)]
+        logits = self._target.logits(hidden) if wanted else hidden.new_zeros(0, 0)
+        return Verified(logits, offsets, output.taps, rows.offsets)
+
+    def measure(self, widths: Sequence[int], repeats: int = 3) -> dict[int, float]:
+        """Seconds of a step over n rows, for each n: the fastest of a few, nothing kept."""
+        times: dict[int, float] = {}
+        request = Request("measure", [0], SamplingParams(), 0)
+        for width in widths:
+            scratch = RunningSequence(request, frozenset(), width)
+            self._book.open(scratch, scratch.tokens)
+            if self._book.reserve(scratch, width):
+                draft = Draft([0] * (width - 1), [])
+                runs = [
+                    self._time(Work(scratch, 0, 1, emits=True), draft) for _ in range(repeats + 1)
+                ]
+                times[width] = min(runs[1:])  # the first one warms up
+            self._book.close(scratch)
+        return times
+
+    def _time(self, work: Work, draft: Draft) -> float:
+        begin = time.perf_counter()
+        self._target.kernels.argmax(self.verify([work], [draft]).logits).tolist()
+        return time.perf_counter() - begin

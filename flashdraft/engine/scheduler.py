@@ -1,0 +1,146 @@
+"""Which sequences run in the next step, and with how many tokens. No torch.
+
+Decoding sequences come first, oldest first; prompts fill the rest of the step in chunks; waiting
+sequences are admitted while their pages fit. When pages run out the youngest running sequence gives
+its own back and waits: it loses nothing, for its tokens are kept and its cache can be recomputed.
+Drafts never cost another sequence its pages or its turn: their room is what is left over.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, replace
+
+from flashdraft.engine.pages import PageBook
+from flashdraft.engine.sequence import Sequence
+
+
+@dataclass(frozen=True)
+class Work:
+    """One sequence's share of a step: known tokens to compute, room for draft tokens after."""
+
+    sequence: Sequence
+    start: int  # position of the first token to compute
+    num_tokens: int
+    room: int = 0  # draft tokens that may follow; 0 unless decoding
+    is_decode: bool = False  # the anchor alone, after the first token of the answer
+    emits: bool = False  # the share reaches the anchor, so the target's next token comes out
+
+
+def _work(sequence: Sequence, start: int, count: int) -> Work:
+    reaches_anchor = start + count == len(sequence.tokens)
+    return Work(sequence, start, count, is_decode=sequence.is_decoding, emits=reaches_anchor)
+
+
+class Scheduler:
+    """Queues, admission, chunking and preemption."""
+
+    def __init__(
+        self, book: PageBook, max_batch: int, max_step_tokens: int, prefill_chunk: int
+    ) -> None:
+        self.book = book
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []  # in order of admission
+        self.preempted: list[Sequence] = []  # since the last look: their buffers must be dropped
+        self._max_batch = max_batch
+        self._max_step_tokens = max_step_tokens
+        self._prefill_chunk = prefill_chunk
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.waiting or self.running)
+
+    def add(self, sequence: Sequence) -> None:
+        self.waiting.append(sequence)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Take a sequence out wherever it is and give its pages back."""
+        if sequence in self.running:
+            self.running.remove(sequence)
+            self.book.close(sequence)
+        elif sequence in self.waiting:
+            self.waiting.remove(sequence)
+
+    def schedule(self, lookahead: int, solo: bool = False) -> list[Work]:
+        """Choose the next step's work; a decoding sequence gets room for `lookahead` drafts at most.
+
+        With `solo` no more than one sequence runs.
+        """
+        max_batch = 1 if solo else self._max_batch
+        plan: dict[Sequence, Work] = {}
+        decoding = [s for s in self.running[:max_batch] if s.is_decoding]
+        prefilling = [s for s in self.running[:max_batch] if not s.is_decoding]
+        has_prompts = bool(prefilling or (self.waiting and len(self.running) < max_batch))
+        lookahead = self._fair_lookahead(lookahead, len(decoding), has_prompts)
+        for sequence in decoding:
+            self._continue(sequence, 1, plan)
+        budget = self._max_step_tokens - len(decoding) * (1 + lookahead)
+        for sequence in prefilling:
+            if budget > 0:
+                budget -= self._continue(sequence, budget, plan)
+        for sequence, work in plan.items():
+            if work.is_decode:
+                plan[sequence] = self._with_room(work, lookahead)
+        budget = self._max_step_tokens - sum(w.num_tokens + w.room for w in plan.values())
+        while budget > 0 and self.waiting and len(self.running) < max_batch:
+            work = self._admit(self.waiting[0], budget)
+            if work is None:
+                break
+            plan[work.sequence] = work
+            budget -= work.num_tokens
+        return [plan[sequence] for sequence in self.running if sequence in plan]
+
+    def _fair_lookahead(self, lookahead: int, num_decoding: int, has_prompts: bool) -> int:
+        """Draft tokens for every decoding sequence alike; prompts keep half of the step."""
+        if num_decoding == 0:
+            return 0
+        share = self._max_step_tokens // 2 if has_prompts else self._max_step_tokens
+        return max(0, min(lookahead, share // num_decoding - 1))
+
+    def _continue(self, sequence: Sequence, budget: int, plan: dict[Sequence, Work]) -> int:
+        """Plan a running sequence's next tokens; return how many, 0 if it lost its pages."""
+        if sequence not in self.running:  # preempted a moment ago
+            return 0
+        start = sequence.num_cached
+        count = min(len(sequence.tokens) - start, budget, self._prefill_chunk)
+        while not self.book.reserve(sequence, len(sequence.tokens), start + count):
+            youngest = self.running[-1]
+            plan.pop(youngest, None)
+            self.preempt(youngest)
+            if youngest is sequence:
+                return 0
+        plan[sequence] = _work(sequence, start, count)
+        return count
+
+    def _with_room(self, work: Work, lookahead: int) -> Work:
+        room = min(lookahead, work.sequence.num_left - 1)
+        if room > 0 and self.book.reserve(work.sequence, work.start + 1 + room):
+            return replace(work, room=room)
+        return work
+
+    def _admit(self, sequence: Sequence, budget: int) -> Work | None:
+        cached = self.book.open(sequence, sequence.tokens)
+        count = min(len(sequence.tokens) - cached, budget, self._prefill_chunk)
+        if not self.book.reserve(sequence, len(sequence.tokens), cached + count):
+            self.book.close(sequence)
+            return None
+        self.waiting.popleft()
+        self.running.append(sequence)
+        sequence.num_cached = sequence.num_folded = cached
+        if sequence.stats.preemptions == 0:  # later it would find its own pages
+            sequence.stats.cached_tokens = cached
+        return _work(sequence, cached, count)
+
+    def preempt_all(self) -> None:
+        """Send every running sequence back to the queue, in order."""
+        while self.running:
+            self.preempt(self.running[-1])
+
+    def preempt(self, sequence: Sequence) -> None:
+        """Send a running sequence back to the head of the queue without its pages."""
+        self.running.remove(sequence)
+        self.book.close(sequence)
+        sequence.num_cached = sequence.num_folded = 0
+        sequence.stats.preemptions += 1
+        self.preempted.append(sequence)
+        self.waiting.appendleft(sequence)

@@ -1,0 +1,55 @@
+"""The running state of one request. No torch."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from flashdraft.core import GenerationStats, Request, TokenLogprob
+
+
+@dataclass(eq=False)
+class Sequence:
+    """A request on its way: its tokens so far and how many of them the caches hold.
+
+    The last token is the anchor: committed, not yet in the target's cache. `num_cached` counts
+    tokens in the target's cache, `num_folded` those whose drafter context is written too.
+    """
+
+    request: Request
+    stop_ids: frozenset[int]
+    max_length: int  # tokens, prompt included, at which the answer must end
+    tokens: list[int] = field(default_factory=list)
+    num_cached: int = 0
+    num_folded: int = 0
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    drafted: list[bool] = field(default_factory=list)
+    stats: GenerationStats = field(default_factory=GenerationStats)
+    arrived_at: float = field(default_factory=time.perf_counter)
+    first_token_at: float | None = None
+
+    def __post_init__(self) -> None:
+        self.tokens = list(self.request.prompt_ids)
+        self.stats.prompt_tokens = len(self.tokens)
+
+    @property
+    def num_prompt(self) -> int:
+        return len(self.request.prompt_ids)
+
+    @property
+    def num_output(self) -> int:
+        return len(self.tokens) - len(self.request.prompt_ids)
+
+    @property
+    def output_ids(self) -> list[int]:
+        return self.tokens[len(self.request.prompt_ids) :]
+
+    @property
+    def is_decoding(self) -> bool:
+        """Only the anchor is left to compute, and it is not the prompt's."""
+        return self.num_cached == len(self.tokens) - 1 and self.num_output > 0
+
+    @property
+    def num_left(self) -> int:
+        """Tokens the answer may still grow by."""
+        return self.max_length - len(self.tokens)

@@ -1,0 +1,1 @@
+"""Numeric kernels: one interface, one file per backend, chosen once by `select`."""

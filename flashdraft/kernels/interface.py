@@ -1,0 +1,190 @@
+"""The kernel interface: every numeric operation of the models, one Protocol, one file per backend.
+
+The exactness contract: on the CPU every operation reduces each row in an order that does not depend
+on the number of rows, on batch neighbours, on how a prompt was cut into chunks, or on pages. Plain
+additions and products are exact that way in torch already; reductions and transcendental functions
+are not, so they all live here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+
+class Activation(StrEnum):
+    """The gate's activation function in a gated MLP."""
+
+    SILU = "silu"
+    GELU_TANH = "gelu_tanh"
+
+
+@dataclass(frozen=True)
+class PageView:
+    """Which query rows belong to which sequence, and where its keys live in one pool of pages.
+
+    Sequence s owns the rows query_start[s] : query_start[s + 1]. Its keys have indices
+    0 .. context_lens[s] - 1 (earlier tokens) and then one for each of its own rows. Key j lies in
+    page block_table[s, j // page_size] at offset j % page_size. Entries of the table behind a
+    sliding window may be stale: no kernel reads a key that the window hides from every row.
+    """
+
+    query_start: Tensor  # [num_seqs + 1] int32
+    context_lens: Tensor  # [num_seqs] int32
+    block_table: Tensor  # [num_seqs, max_pages] int32
+    slots: Tensor  # [num_rows] int64: page * page_size + offset of every row's own key
+    page_size: int
+    max_query_len: int
+    max_key_len: int  # the longest context_len + query_len
+
+
+@dataclass(frozen=True)
+class BlockMask:
+    """Which rows of a sequence's own block a row sees; earlier keys only the window limits.
+
+    `causal` is the usual rule, not causal lets every row see the whole block. `explicit`, if given,
+    replaces both: [num_seqs, max_query_len, max_query_len] bool, [s, i, j] = row i sees row j.
+    """
+
+    causal: bool = True
+    explicit: Tensor | None = None
+
+
+CAUSAL = BlockMask(causal=True)
+BIDIRECTIONAL = BlockMask(causal=False)
+
+
+@dataclass(frozen=True)
+class RopeTable:
+    """cos and sin of every position's angles, [num_positions, head_dim // 2] float32."""
+
+    cos: Tensor
+    sin: Tensor
+
+
+@dataclass(frozen=True)
+class QKVSpec:
+    """How one attention layer splits and prepares its fused projection.
+
+    A row holds [q heads | k heads | v heads]. num_heads = 0 means there are no queries (the
+    drafter's context). `share_kv`: there are no v heads, the value is the raw key (Gemma 4's full
+    layers). Norms are per head: `q_norm`/`k_norm` weights of [head_dim] or None for no norm at all;
+    `v_norm` is a weightless norm. RoPE (rotate-half over the whole head) follows the norms, on q
+    and k only.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    eps: float
+    q_norm: Tensor | None = None
+    k_norm: Tensor | None = None
+    v_norm: bool = False
+    share_kv: bool = False
+
+    @property
+    def width(self) -> int:
+        """Features in one row of the fused projection."""
+        kv_parts = 1 if self.share_kv else 2
+        return (self.num_heads + kv_parts * self.num_kv_heads) * self.head_dim
+
+
+class Kernels(Protocol):
+    """What a backend provides. x is [num_rows, features] and contiguous unless said otherwise."""
+
+    name: str
+    device: torch.device
+    dtype: torch.dtype  # of activations and of the key/value cache
+
+    def pack(self, weight: Tensor, quantize: bool = True) -> Any:
+        """Turn a weight [out, in] of any float dtype into this backend's own format, once.
+
+        `quantize=False` keeps full precision where the backend would quantise (a router).
+        """
+        ...
+
+    def linear(self, x: Tensor, weight: Any) -> Tensor:
+        """x @ weight.T for a packed weight: [num_rows, out]."""
+        ...
+
+    def rms_norm(self, x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+        """x / rms(x) * weight over the last dimension, computed in float32."""
+        ...
+
+    def add_rms_norm(
+        self, x: Tensor, delta: Tensor, weight: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        """(x + delta, rms_norm(x + delta, weight))."""
+        ...
+
+    def gated(self, gate_up: Tensor, activation: Activation) -> Tensor:
+        """activation(gate) * up for rows [gate | up]: [num_rows, features // 2]."""
+        ...
+
+    def prepare_qkv(
+        self,
+        qkv: Tensor,
+        spec: QKVSpec,
+        rope: RopeTable,
+        positions: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        slots: Tensor,
+    ) -> Tensor:
+        """Split, norm and rotate; write keys and values to their slots; return q.
+
+        positions [num_rows] int64. The caches are [num_pages, page_size, kv_heads, head_dim].
+        Returns [num_rows, num_heads, head_dim].
+        """
+        ...
+
+    def attention(
+        self,
+        query: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        view: PageView,
+        *,
+        scale: float,
+        window: int | None,
+        mask: BlockMask,
+    ) -> Tensor:
+        """Attention of every row over its sequence's pages: [num_rows, num_heads * head_dim].
+
+        Queries are grouped: query head h reads key head h // (heads / kv_heads). With a window, a
+        row at index p (its own key's index) sees key j only if p - j < window, and, where the mask
+        is not causal, j - p < window.
+        """
+        ...
+
+    def softmax(self, x: Tensor) -> Tensor:
+        """Row-wise softmax in float32."""
+        ...
+
+    def softcap(self, x: Tensor, cap: float) -> Tensor:
+        """cap * tanh(x / cap)."""
+        ...
+
+    def argmax(self, x: Tensor) -> Tensor:
+        """Index of each row's largest value, the first of equals: [num_rows] int64."""
+        ...
+
+    def experts(
+        self,
+        x: Tensor,
+        gate_up: list[Any],
+        down: list[Any],
+        chosen: Tensor,
+        weights: Tensor,
+        activation: Activation,
+    ) -> Tensor:
+        """Mixture of experts: sum over j of weights[:, j] * expert[chosen[:, j]](x).
+
+        `gate_up` and `down` hold one packed weight per expert; chosen [num_rows, k] int64, weights
+        [num_rows, k] float32. The sum runs over j in order.
+        """
+        ...

@@ -1,0 +1,90 @@
+/* Sums of four products of 8-bit integers per lane, exact, on every machine.
+ *
+ * dot8 adds to each 32-bit lane i of `sum` the product of the four weights at weights[4 i] with four
+ * values of x: those of quad number `quad` (0 .. 3) in a block of 16. Weights and x lie within
+ * -127 .. 127. Where the instruction wants unsigned values (X_BIAS), x is stored with 128 added and
+ * the caller starts its sums at -128 * (sum of the weights).
+ */
+#ifndef FLASHDRAFT_DOT8_H
+#define FLASHDRAFT_DOT8_H
+
+#include "vectors.h"
+
+#if defined(__ARM_FEATURE_DOTPROD)
+
+#define X_BIAS 0
+typedef int8x16_t Block;
+
+ALWAYS_INLINE Block load_block(const int8_t *x) { return vld1q_s8(x); }
+
+ALWAYS_INLINE ivec dot8(ivec sum, const int8_t *weights, Block x, const int quad) {
+    const int8x16_t w = vld1q_s8(weights);
+    switch (quad) { /* the instruction wants a literal */
+    case 0: return (ivec)vdotq_laneq_s32((int32x4_t)sum, w, x, 0);
+    case 1: return (ivec)vdotq_laneq_s32((int32x4_t)sum, w, x, 1);
+    case 2: return (ivec)vdotq_laneq_s32((int32x4_t)sum, w, x, 2);
+    default: return (ivec)vdotq_laneq_s32((int32x4_t)sum, w, x, 3);
+    }
+}
+
+#else
+
+typedef const int8_t *Block;
+
+ALWAYS_INLINE Block load_block(const int8_t *x) { return x; }
+
+ALWAYS_INLINE int32_t four_bytes(Block x, int quad) {
+    int32_t bytes;
+    memcpy(&bytes, x + 4 * quad, sizeof bytes);
+    return bytes;
+}
+
+#if defined(__AVX512VNNI__)
+
+#include <immintrin.h>
+#define X_BIAS 128
+
+ALWAYS_INLINE ivec dot8(ivec sum, const int8_t *weights, Block x, const int quad) {
+    const __m512i w = _mm512_loadu_si512(weights);
+    return (ivec)_mm512_dpbusd_epi32((__m512i)sum, _mm512_set1_epi32(four_bytes(x, quad)), w);
+}
+
+#elif defined(__AVXVNNI__) && LANES == 8
+
+#include <immintrin.h>
+#define X_BIAS 128
+
+ALWAYS_INLINE ivec dot8(ivec sum, const int8_t *weights, Block x, const int quad) {
+    const __m256i w = _mm256_loadu_si256((const __m256i *)weights);
+    return (ivec)_mm256_dpbusd_avx_epi32((__m256i)sum, _mm256_set1_epi32(four_bytes(x, quad)), w);
+}
+
+#elif defined(__AVX2__) && LANES == 8
+
+#include <immintrin.h>
+#define X_BIAS 0
+
+/* Pairs of products reach at most 2 * 127 * 127, which fits 16 bits. */
+ALWAYS_INLINE ivec dot8(ivec sum, const int8_t *weights, Block x, const int quad) {
+    const __m256i w = _mm256_loadu_si256((const __m256i *)weights);
+    const __m256i values = _mm256_set1_epi32(four_bytes(x, quad));
+    const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(values), _mm256_sign_epi8(w, values));
+    return sum + (ivec)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+}
+
+#else
+
+#define X_BIAS 0
+
+ALWAYS_INLINE ivec dot8(ivec sum, const int8_t *weights, Block x, const int quad) {
+    const int8_t *values = x + 4 * quad;
+    for (int i = 0; i < LANES; i++) {
+        const int8_t *w = weights + 4 * i;
+        sum[i] += w[0] * values[0] + w[1] * values[1] + w[2] * values[2] + w[3] * values[3];
+    }
+    return sum;
+}
+
+#endif
+#endif
+#endif

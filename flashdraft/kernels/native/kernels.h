@@ -1,0 +1,97 @@
+/* The kernels that module.c offers to Python. None of them knows about Python.
+ *
+ * All matrices are row-major and dense. Every function keeps the law of the exactness contract: a
+ * row's result depends on that row's inputs alone, never on the number of rows, on their order, on
+ * the number of threads or on pages.
+ */
+#ifndef FLASHDRAFT_KERNELS_H
+#define FLASHDRAFT_KERNELS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+/* Outputs of a linear layer whose weights lie side by side. */
+#if defined(__AVX512F__)
+#define PANEL 16
+#else
+#define PANEL 8
+#endif
+
+typedef enum {
+    DONE = 0,
+    NO_MEMORY,
+    BAD_POSITION, /* a position outside the RoPE table */
+    BAD_SLOT,     /* a slot outside the cache */
+    BAD_VIEW,     /* query_start, context_lens and block_table contradict each other */
+    BAD_PAGE,     /* a block table entry outside the cache */
+} Status;
+
+typedef struct {
+    const float *x;      /* [rows, in] */
+    const float *panels; /* [panels, in, PANEL]; see panels.h */
+    float *y;            /* [rows, out] */
+    size_t rows, in, out;
+    int threads;
+} LinearFloat;
+
+typedef struct {
+    const float *x;       /* [rows, in] */
+    const int8_t *panels; /* [panels, padded_in / 4, PANEL, 4]; padded_in is a multiple of 16 */
+    const float *scale;   /* [panels, groups, PANEL] */
+    const int32_t *start; /* [panels, groups, PANEL]: see dot8.h */
+    float *y;             /* [rows, out] */
+    size_t rows, in, out;
+    size_t group; /* inputs that share a scale: a multiple of 16 */
+    int threads;
+} LinearInt8;
+
+typedef enum { SILU = 0, GELU_TANH = 1 } GateKind;
+
+typedef struct {
+    const float *qkv;                    /* [rows, (heads + kv_parts * kv_heads) * head_dim] */
+    const float *q_norm, *k_norm;        /* [head_dim], or NULL for no norm */
+    const float *cos, *sin;              /* [positions, head_dim / 2] */
+    const int64_t *position, *slot;      /* [rows] */
+    float *key_cache, *value_cache;      /* [slots, kv_heads, head_dim] */
+    float *query;                        /* [rows, heads, head_dim] */
+    size_t rows, heads, kv_heads, head_dim;
+    size_t num_positions, num_slots;
+    int norm_values, share_kv;
+    float eps;
+    int threads;
+} PrepareQKV;
+
+typedef struct {
+    const float *query;           /* [rows, heads, head_dim] */
+    const float *keys, *values;   /* [pages, page_size, kv_heads, head_dim] */
+    const int32_t *query_start;   /* [sequences + 1] */
+    const int32_t *context_lens;  /* [sequences] */
+    const int32_t *block_table;   /* [sequences, table_width] */
+    const uint8_t *mask;          /* [sequences, mask_width, mask_width], or NULL */
+    float *out;                   /* [rows, heads, head_dim] */
+    size_t rows, sequences, table_width, mask_width;
+    size_t pages, page_size, heads, kv_heads, head_dim;
+    float scale;
+    size_t window; /* 0 = none */
+    int causal;    /* used where mask is NULL */
+    int threads;
+} Attention;
+
+void linear_float(const LinearFloat *call);
+Status linear_int8(const LinearInt8 *call);
+
+void rms_norm_row(const float *x, const float *weight, float *out, size_t columns, float eps);
+void rms_norm(const float *x, const float *weight, float *out, size_t rows, size_t columns,
+              float eps, int threads);
+void add_rms_norm(const float *x, const float *delta, const float *weight, float *total,
+                  float *out, size_t rows, size_t columns, float eps, int threads);
+void gated(const float *gate_up, float *out, size_t rows, size_t columns, GateKind kind,
+           int threads);
+void softmax(const float *x, float *out, size_t rows, size_t columns, int threads);
+void softcap(const float *x, float *out, size_t rows, size_t columns, float cap, int threads);
+void argmax(const float *x, int64_t *out, size_t rows, size_t columns, int threads);
+
+Status prepare_qkv(const PrepareQKV *call);
+Status attention(const Attention *call);
+
+#endif

@@ -1,0 +1,121 @@
+/* Vectors of floats as wide as the machine's registers, and the functions every kernel shares.
+ *
+ * Only the compiler's generic vector types are used, so the same source serves NEON, AVX2 and
+ * AVX-512. Every function works on each lane alone: an element's bits never depend on its lane,
+ * which is why the end of a row is padded to a whole vector instead of getting scalar code.
+ */
+#ifndef FLASHDRAFT_VECTORS_H
+#define FLASHDRAFT_VECTORS_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__ARM_NEON)
+#include <arm_neon.h>
+#endif
+
+#if defined(__AVX512F__)
+#define LANES 16
+#elif defined(__AVX__)
+#define LANES 8
+#else
+#define LANES 4
+#endif
+
+typedef float vec __attribute__((vector_size(4 * LANES)));
+typedef int32_t ivec __attribute__((vector_size(4 * LANES)));
+typedef vec loose_vec __attribute__((aligned(4), may_alias)); /* rows may start anywhere */
+
+#define ALWAYS_INLINE static inline __attribute__((always_inline))
+
+ALWAYS_INLINE vec load(const float *from) { return *(const loose_vec *)from; }
+
+ALWAYS_INLINE void store(float *to, vec value) { *(loose_vec *)to = value; }
+
+ALWAYS_INLINE vec splat(float value) { return value - (vec){0}; }
+
+/* Four consecutive floats that each multiply whole vectors. NEON multiplies by an element of a
+ * register; x86 broadcasts from memory for free. `i` must be a constant after unrolling. */
+#if LANES == 4
+typedef vec Four;
+ALWAYS_INLINE Four load_four(const float *from) { return load(from); }
+#else
+typedef const float *Four;
+ALWAYS_INLINE Four load_four(const float *from) { return from; }
+#endif
+ALWAYS_INLINE float pick(Four four, const int i) { return four[i]; }
+
+/* The last count < LANES elements of a row; the other lanes are `fill`. */
+ALWAYS_INLINE vec load_part(const float *from, size_t count, float fill) {
+    vec value = splat(fill);
+    memcpy(&value, from, count * sizeof(float));
+    return value;
+}
+
+ALWAYS_INLINE void store_part(float *to, vec value, size_t count) {
+    memcpy(to, &value, count * sizeof(float));
+}
+
+/* yes where mask is all ones, no where it is zero. */
+ALWAYS_INLINE vec choose(ivec mask, vec yes, vec no) {
+    return (vec)(((ivec)yes & mask) | ((ivec)no & ~mask));
+}
+
+/* The larger of each lane; `first` wins where either is NaN. */
+ALWAYS_INLINE vec larger(vec first, vec second) { return choose(second > first, second, first); }
+
+ALWAYS_INLINE float sum_lanes(vec value) {
+    float lanes[LANES];
+    memcpy(lanes, &value, sizeof lanes);
+    for (int half = LANES / 2; half > 0; half /= 2)
+        for (int i = 0; i < half; i++) lanes[i] += lanes[i + half];
+    return lanes[0];
+}
+
+ALWAYS_INLINE float largest_lane(vec value) {
+    float best = value[0];
+    for (int i = 1; i < LANES; i++) best = value[i] > best ? value[i] : best;
+    return best;
+}
+
+/* x, but no less than `low` and no more than `high`; NaN stays NaN. */
+ALWAYS_INLINE vec clamp(vec x, float low, float high) {
+#if defined(__ARM_NEON)
+    return (vec)vminq_f32(vmaxq_f32((float32x4_t)x, vdupq_n_f32(low)), vdupq_n_f32(high));
+#else
+    x = choose(x < splat(low), splat(low), x);
+    return choose(x > splat(high), splat(high), x);
+#endif
+}
+
+/* e^x: x = n ln 2 + r with |r| <= ln 2 / 2; e^r by a polynomial fitted for the least relative error
+ * (1e-7), then scaled by 2^n. Below the smallest normal float it is 0, at 88 and above it stays at
+ * e^88. NaN stays NaN. */
+ALWAYS_INLINE vec exp_vec(vec x) {
+    const float lowest = -87.3f;
+    const vec bounded = clamp(x, lowest, 88.0f);
+    const vec rounder = splat(12582912.0f); /* 1.5 * 2^23: adding it rounds to an integer */
+    const vec shifted = bounded * 1.44269504f + rounder;
+    const ivec n = (ivec)shifted - (ivec)rounder;
+    const vec whole = shifted - rounder;
+    const vec r = (bounded - whole * 0.693359375f) + whole * 2.12194440e-4f; /* ln 2 in 2 parts */
+    const vec square = r * r;
+    const vec low_terms = r * 0.166671142f + 0.499992311f;
+    const vec high_terms = r * 0.00831252057f + 0.0418901555f;
+    const vec power = (high_terms * square + low_terms) * square + (r + 1.0f);
+    const vec scaled = power * (vec)((n + 127) << 23);
+    return choose(x < splat(lowest), (vec){0}, scaled);
+}
+
+/* tanh x: a Pade approximant near 0, where 1 - 2 / (e^2x + 1) would cancel. */
+ALWAYS_INLINE vec tanh_vec(vec x) {
+    const vec square = x * x;
+    const vec above = x * ((square + 105.0f) * square + 945.0f);
+    const vec below = (square * 15.0f + 420.0f) * square + 945.0f;
+    const vec size = choose(x < (vec){0}, -x, x);
+    const vec far = 1.0f - 2.0f / (exp_vec(size + size) + 1.0f);
+    return choose(size < splat(0.625f), above / below, choose(x < (vec){0}, -far, far));
+}
+
+#endif

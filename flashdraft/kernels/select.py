@@ -1,0 +1,91 @@
+"""The one place where a backend is chosen, from a device and a dtype. Nobody else asks which."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+
+import torch
+
+from flashdraft.errors import RequestError
+from flashdraft.kernels import cpu_backend
+from flashdraft.kernels.interface import Kernels
+from flashdraft.kernels.torch_backend import TorchKernels
+
+DTYPES = ("auto", "float32", "bfloat16", "float16", "int8")
+_HOW_TO_BUILD = "install a C compiler (gcc or clang) and reinstall flashdraft"
+_log = logging.getLogger(__name__)
+
+
+def select_kernels(device: str | torch.device, dtype: str) -> Kernels:
+    """The fastest backend for a device and a dtype; "auto" takes the best there is."""
+    if dtype not in DTYPES:
+        raise RequestError(f"dtype is {dtype!r}; it must be one of {', '.join(DTYPES)}.")
+    resolved = _resolve_device(device)
+    select = _select_cuda if resolved.type == "cuda" else _select_cpu
+    kernels = select(resolved, dtype)
+    _log.info("kernels: %s on %s, %s", kernels.name, kernels.device, kernels.dtype)
+    return kernels
+
+
+def _resolve_device(device: str | torch.device) -> torch.device:
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        resolved = torch.device(device)
+    except RuntimeError as error:
+        raise RequestError(f"device is {device!r}; it must be auto, cpu or cuda.") from error
+    if resolved.type == "cpu":
+        return torch.device("cpu")
+    if resolved.type != "cuda":
+        raise RequestError(f"device is {str(device)!r}; it must be auto, cpu or cuda.")
+    if not torch.cuda.is_available():
+        raise RequestError(
+            f"device is {str(device)!r}, but torch finds no CUDA device; use device='cpu', or "
+            "install an NVIDIA driver and a CUDA build of torch."
+        )
+    index = torch.cuda.current_device() if resolved.index is None else resolved.index
+    if index >= torch.cuda.device_count():
+        raise RequestError(
+            f"device is {str(device)!r}, but there are {torch.cuda.device_count()} CUDA devices, "
+            "counted from cuda:0."
+        )
+    return torch.device("cuda", index)
+
+
+def _select_cuda(device: torch.device, dtype: str) -> Kernels:
+    if dtype == "int8":
+        raise RequestError(
+            "dtype is 'int8', which runs on the CPU only; use dtype='bfloat16' with this device, "
+            "or device='cpu'."
+        )
+    float_dtype = getattr(torch, "bfloat16" if dtype == "auto" else dtype)
+    try:  # Triton is an optional dependency, and slow to import where it is not needed
+        backend = importlib.import_module("flashdraft.kernels.triton_backend")
+    except ImportError as error:
+        _log.warning(
+            "Triton cannot be imported (%s): attention falls back to plain torch, which is slow; "
+            "install it with `pip install 'flashdraft[gpu]'`.",
+            error,
+        )
+        return TorchKernels(device, float_dtype)
+    kernels: Kernels = backend.TritonKernels(device, float_dtype)
+    return kernels
+
+
+def _select_cpu(device: torch.device, dtype: str) -> Kernels:
+    if dtype in ("bfloat16", "float16"):
+        return TorchKernels(device, getattr(torch, dtype))
+    if cpu_backend.available():
+        return cpu_backend.CpuKernels(quantize=dtype != "float32")
+    if dtype == "int8":
+        raise RequestError(
+            "dtype is 'int8', but flashdraft's native CPU kernels were not built; "
+            f"{_HOW_TO_BUILD}, or use dtype='float32'."
+        )
+    _log.warning(
+        "flashdraft's native CPU kernels were not built: running plain torch in float32, several "
+        "times slower; %s.",
+        _HOW_TO_BUILD,
+    )
+    return TorchKernels(device, torch.float32)

@@ -1,0 +1,216 @@
+"""The reference backend: plain torch, on any device. Every other backend is tested against it.
+
+On the CPU each row is computed by itself, which keeps the exactness contract (interface.py) at the
+price of speed: this is what runs where the native kernels could not be built.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from flashdraft.kernels.interface import Activation, BlockMask, PageView, QKVSpec, RopeTable
+
+
+class TorchKernels:
+    """Reference kernels in float32, bfloat16 or float16."""
+
+    name = "torch"
+
+    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+        self.device = device
+        self.dtype = dtype
+        self._row_by_row = device.type == "cpu"
+
+    def _rows(self, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        """Apply a row-wise function: one row at a time on the CPU, all at once elsewhere."""
+        if not self._row_by_row or x.shape[0] < 2:
+            return function(x)
+        return torch.cat([function(x[i : i + 1]) for i in range(x.shape[0])])
+
+    def pack(self, weight: Tensor, quantize: bool = True) -> Any:
+        return weight.to(self.device, self.dtype).contiguous()
+
+    def linear(self, x: Tensor, weight: Any) -> Tensor:
+        return self._rows(lambda rows: F.linear(rows, weight), x)
+
+    def rms_norm(self, x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+        def norm(rows: Tensor) -> Tensor:
+            y = rows.float()
+            y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + eps)
+            return (y if weight is None else y * weight.float()).to(rows.dtype)
+
+        return self._rows(norm, x.reshape(-1, x.shape[-1])).view(x.shape)
+
+    def add_rms_norm(
+        self, x: Tensor, delta: Tensor, weight: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        total = x + delta
+        return total, self.rms_norm(total, weight, eps)
+
+    def gated(self, gate_up: Tensor, activation: Activation) -> Tensor:
+        def gate(rows: Tensor) -> Tensor:
+            left, right = rows.chunk(2, dim=-1)
+            if activation is Activation.SILU:
+                return F.silu(left) * right
+            return F.gelu(left, approximate="tanh") * right
+
+        return self._rows(gate, gate_up)
+
+    def prepare_qkv(
+        self,
+        qkv: Tensor,
+        spec: QKVSpec,
+        rope: RopeTable,
+        positions: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        slots: Tensor,
+    ) -> Tensor:
+        heads = qkv.view(qkv.shape[0], -1, spec.head_dim)
+        query = heads[:, : spec.num_heads]
+        key = heads[:, spec.num_heads : spec.num_heads + spec.num_kv_heads]
+        value = key if spec.share_kv else heads[:, spec.num_heads + spec.num_kv_heads :]
+        if spec.q_norm is not None and spec.num_heads:
+            query = self.rms_norm(query, spec.q_norm, spec.eps)
+        if spec.k_norm is not None:
+            key = self.rms_norm(key, spec.k_norm, spec.eps)
+        if spec.v_norm:
+            value = self.rms_norm(value, None, spec.eps)
+        cos, sin = rope.cos[positions].unsqueeze(1), rope.sin[positions].unsqueeze(1)
+        key_cache.view(-1, *key_cache.shape[2:])[slots] = _rotate(key, cos, sin)
+        value_cache.view(-1, *value_cache.shape[2:])[slots] = value
+        return _rotate(query, cos, sin)
+
+    def attention(
+        self,
+        query: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        view: PageView,
+        *,
+        scale: float,
+        window: int | None,
+        mask: BlockMask,
+    ) -> Tensor:
+        starts, contexts = view.query_start.tolist(), view.context_lens.tolist()
+        outputs = []
+        for s, context in enumerate(contexts):
+            rows = query[starts[s] : starts[s + 1]]
+            num_keys = context + rows.shape[0]
+            keys = _read_pages(key_cache, view, s, num_keys)
+            values = _read_pages(value_cache, view, s, num_keys)
+            visible = _visible(rows.shape[0], context, window, mask, s, query.device)
+            if self._row_by_row:
+                for i in range(rows.shape[0]):
+                    outputs.append(_attend_row(rows[i], keys, values, visible[i], scale))
+            else:
+                outputs.append(_attend(rows, keys, values, visible, scale))
+        merged = torch.cat(outputs) if outputs else query
+        return merged.reshape(query.shape[0], -1)
+
+    def softmax(self, x: Tensor) -> Tensor:
+        return self._rows(lambda rows: rows.float().softmax(-1), x)
+
+    def softcap(self, x: Tensor, cap: float) -> Tensor:
+        return self._rows(lambda rows: torch.tanh(rows / cap) * cap, x)
+
+    def argmax(self, x: Tensor) -> Tensor:
+        return x.argmax(-1)
+
+    def experts(
+        self,
+        x: Tensor,
+        gate_up: list[Any],
+        down: list[Any],
+        chosen: Tensor,
+        weights: Tensor,
+        activation: Activation,
+    ) -> Tensor:
+        return mix_experts(self, x, gate_up, down, chosen, weights, activation)
+
+
+def mix_experts(
+    kernels: Any,
+    x: Tensor,
+    gate_up: list[Any],
+    down: list[Any],
+    chosen: Tensor,
+    weights: Tensor,
+    activation: Activation,
+) -> Tensor:
+    """The experts operation in terms of a backend's own linear and gated."""
+    outputs = torch.zeros(*chosen.shape, x.shape[1], device=x.device, dtype=torch.float32)
+    for expert in sorted(set(chosen.flatten().tolist())):
+        rows, places = (chosen == expert).nonzero(as_tuple=True)
+        hidden = kernels.gated(kernels.linear(x[rows], gate_up[expert]), activation)
+        outputs[rows, places] = kernels.linear(hidden, down[expert]).float()
+    outputs *= weights.float().unsqueeze(-1)
+    total = outputs[:, 0]
+    for place in range(1, chosen.shape[1]):  # a fixed order: sum() may choose another one
+        total = total + outputs[:, place]
+    return total.to(x.dtype)
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    half = x.shape[-1] // 2
+    left, right = x[..., :half].float(), x[..., half:].float()
+    return torch.cat([left * cos - right * sin, right * cos + left * sin], dim=-1).to(x.dtype)
+
+
+def _read_pages(cache: Tensor, view: PageView, s: int, num_keys: int) -> Tensor:
+    """Keys or values 0 .. num_keys - 1 of sequence s: a view where its pages lie in a row."""
+    num_pages = -(-num_keys // view.page_size)
+    pages = view.block_table[s, :num_pages].long().clamp(min=0)
+    tokens = cache.view(-1, *cache.shape[2:])
+    if cache.device.type == "cpu" and num_pages:
+        first = int(pages[0])
+        if torch.equal(pages, torch.arange(first, first + num_pages)):
+            return tokens[first * view.page_size : first * view.page_size + num_keys]
+    return cache[pages].view(-1, *cache.shape[2:])[:num_keys]
+
+
+def _visible(
+    num_rows: int, context: int, window: int | None, mask: BlockMask, s: int, device: torch.device
+) -> Tensor:
+    """[num_rows, context + num_rows] bool: which keys each row sees."""
+    own = torch.arange(context, context + num_rows, device=device).unsqueeze(1)
+    keys = torch.arange(context + num_rows, device=device)
+    seen = torch.ones(num_rows, context + num_rows, dtype=torch.bool, device=device)
+    if mask.explicit is not None:
+        seen[:, context:] = mask.explicit[s, :num_rows, :num_rows]
+    elif mask.causal:
+        seen = keys <= own
+    if window is not None:
+        seen = seen & (own - keys < window) & (keys - own < window)
+    return seen
+
+
+def _attend_row(row: Tensor, keys: Tensor, values: Tensor, visible: Tensor, scale: float) -> Tensor:
+    """One row over just the keys it sees, so that its arithmetic depends on nothing else."""
+    if not bool(visible.all()):
+        index = visible.nonzero().squeeze(1)
+        low, high = int(index[0]), int(index[-1]) + 1
+        if high - low == index.shape[0]:
+            keys, values = keys[low:high], values[low:high]
+        else:
+            keys, values = keys[index], values[index]
+    everything = torch.ones(1, keys.shape[0], dtype=torch.bool, device=row.device)
+    return _attend(row.unsqueeze(0), keys, values, everything, scale)
+
+
+def _attend(rows: Tensor, keys: Tensor, values: Tensor, visible: Tensor, scale: float) -> Tensor:
+    num_rows, num_heads, head_dim = rows.shape
+    num_kv = keys.shape[1]
+    grouped = rows.float().view(num_rows, num_kv, num_heads // num_kv, head_dim)
+    query = grouped.permute(1, 2, 0, 3).reshape(num_kv, -1, head_dim)  # [kv, group * rows, dim]
+    scores = torch.bmm(query, keys.float().permute(1, 2, 0)) * scale  # [kv, group * rows, keys]
+    scores = scores.view(num_kv, -1, num_rows, keys.shape[0])
+    scores = scores.masked_fill(~visible, float("-inf")).softmax(-1)
+    out = torch.bmm(scores.view(num_kv, -1, keys.shape[0]), values.float().transpose(0, 1))
+    out = out.view(num_kv, -1, num_rows, head_dim).permute(2, 0, 1, 3)
+    return out.reshape(num_rows, num_heads * head_dim).to(rows.dtype)

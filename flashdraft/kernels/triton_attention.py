@@ -1,0 +1,307 @@
+# Triton's decorators carry no types that mypy can see.
+# mypy: disallow-untyped-decorators=False
+"""Paged attention in Triton: grouped heads, sliding windows, block masks, split keys. CUDA only.
+
+Owns the kernels and their launch. It knows nothing of models, schedulers or cache management, and
+never waits for the device: everything a launch needs is on the host already.
+
+A tile holds `block_m` (row, head) pairs of one sequence that share a key head, so that grouped
+queries read each key once. Keys stream by in tiles that start at absolute multiples of `block_n`;
+long contexts are cut at absolute multiples of `split_keys` and merged in order by a second kernel.
+There are no atomics. What follows for the exactness contract (interface.py):
+- The same call always gives the same bits.
+- Under one and the same plan a row's result depends on its own query and on the keys it sees alone,
+  not on its neighbours, its place in a tile, its pages or the width of its block: hidden keys add
+  exact zeros.
+- Between plans the bits may differ: `block_m` may change the tensor-core instruction, `block_n` and
+  `split_keys` change the order of the sums. `plan_attention` picks all three from the batch; width
+  invariance needs a fixed plan.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from flashdraft.kernels.interface import BlockMask, PageView
+from flashdraft.kernels.triton_plan import MAX_SPLITS, AttentionPlan, padded_head_dim
+
+
+def paged_attention(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    view: PageView,
+    plan: AttentionPlan,
+    *,
+    scale: float,
+    window: int | None,
+    mask: BlockMask,
+) -> Tensor:
+    """`Kernels.attention` under a given plan. A row that sees no key gives zeros."""
+    num_rows, num_heads, head_dim = query.shape
+    num_kv_heads, num_seqs = key_cache.shape[2], view.context_lens.shape[0]
+    output = torch.empty(num_rows, num_heads * head_dim, device=query.device, dtype=query.dtype)
+    if num_rows == 0 or num_seqs == 0:
+        return output
+    assert key_cache.stride() == value_cache.stride() and key_cache.stride(3) == 1
+    target, state = output, None
+    if plan.num_splits > 1:
+        pairs = (plan.num_splits, num_rows, num_heads)
+        target = torch.empty(*pairs, head_dim, device=query.device, dtype=torch.float32)
+        state = torch.empty(2, *pairs, device=query.device, dtype=torch.float32)
+    explicit = None if mask.explicit is None else mask.explicit.view(torch.uint8)
+    group, block_d = num_heads // num_kv_heads, padded_head_dim(head_dim)
+    _attend[(num_rows * group // plan.block_m + num_seqs, num_kv_heads, plan.num_splits)](
+        query.contiguous(),
+        key_cache,
+        value_cache,
+        target,
+        state,
+        view.query_start,
+        view.context_lens,
+        view.block_table,
+        explicit,
+        scale * math.log2(math.e),  # the kernel's exponentials are powers of two
+        0 if window is None else window,
+        plan.split_keys,
+        num_seqs,
+        num_rows,
+        *key_cache.stride()[:3],
+        view.block_table.stride(0),
+        *((0, 0) if explicit is None else explicit.stride()[:2]),
+        GROUP=group,
+        NUM_KV_HEADS=num_kv_heads,
+        HEAD_DIM=head_dim,
+        BLOCK_D=block_d,
+        PAGE_SIZE=view.page_size,
+        BLOCK_M=plan.block_m,
+        BLOCK_N=plan.block_n,
+        CAUSAL=mask.causal and explicit is None,
+        WINDOWED=window is not None,
+        num_warps=plan.num_warps,
+        num_stages=plan.num_stages,
+    )
+    if state is not None:
+        _merge[(num_rows * num_heads,)](
+            target, state, output, plan.num_splits, head_dim, block_d, MAX_SPLITS, num_warps=2
+        )
+    return output
+
+
+@triton.jit
+def _find_sequence(
+    query_start: tl.tensor,
+    num_seqs: tl.tensor,
+    tile: tl.tensor,
+    GROUP: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+) -> tl.tensor:
+    """The sequence of a tile: s owns the tiles from query_start[s] * GROUP // BLOCK_M + s on.
+
+    That leaves every sequence room for a last, partly filled tile, so the grid follows from the
+    number of rows and sequences alone; a few programs find nothing to do.
+    """
+    found = tile * 0 - 1
+    for first in range(0, num_seqs, 128):
+        s = first + tl.arange(0, 128)
+        start = tl.load(query_start + s, mask=s < num_seqs, other=0)
+        owned = (s < num_seqs) & (start * GROUP // BLOCK_M + s <= tile)
+        found += tl.sum(owned.to(tl.int32), 0)
+    return found
+
+
+@triton.jit
+def _see(
+    readable: tl.tensor,
+    key: tl.tensor,
+    row: tl.tensor,
+    context: tl.tensor,
+    num_rows: tl.tensor,
+    window: tl.tensor,
+    explicit: tl.tensor,
+    explicit_row_stride: tl.tensor,
+    CAUSAL: tl.constexpr,
+    WINDOWED: tl.constexpr,
+) -> tl.tensor:
+    """Whether each (row, head) pair sees each key, of those that are readable at all."""
+    distance = (context + row)[:, None] - key[None, :]  # [BLOCK_M, BLOCK_N]
+    seen = readable[None, :]
+    if CAUSAL:
+        seen = seen & (distance >= 0)
+    elif explicit is not None:
+        column = key - context
+        in_block = (row < num_rows)[:, None] & ((column >= 0) & (column < num_rows))[None, :]
+        place = explicit + row[:, None] * explicit_row_stride + column[None, :]
+        allowed = tl.load(place, mask=in_block, other=0) != 0
+        seen = seen & ((key < context)[None, :] | allowed)
+    if WINDOWED:
+        seen = seen & (distance < window) & (distance > -window)
+    return seen
+
+
+@triton.jit(
+    do_not_specialize=[
+        "window",
+        "split_keys",
+        "num_seqs",
+        "total_rows",
+        "table_stride",
+        "explicit_seq_stride",
+        "explicit_row_stride",
+    ],
+    do_not_specialize_on_alignment=["query_start", "context_lens", "block_table", "explicit"],
+)
+def _attend(
+    query: tl.tensor,
+    key_cache: tl.tensor,
+    value_cache: tl.tensor,
+    output: tl.tensor,
+    state: tl.tensor,  # None where the keys are not split
+    query_start: tl.tensor,
+    context_lens: tl.tensor,
+    block_table: tl.tensor,
+    explicit: tl.tensor,
+    scale: tl.tensor,
+    window: tl.tensor,
+    split_keys: tl.tensor,
+    num_seqs: tl.tensor,
+    total_rows: tl.tensor,
+    page_stride: tl.tensor,
+    slot_stride: tl.tensor,
+    head_stride: tl.tensor,
+    table_stride: tl.tensor,
+    explicit_seq_stride: tl.tensor,
+    explicit_row_stride: tl.tensor,
+    GROUP: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    WINDOWED: tl.constexpr,
+) -> None:
+    """One tile of (row, head) pairs against its keys, or against one split of them."""
+    kv_head = tl.program_id(1)
+    s = _find_sequence(query_start, num_seqs, tl.program_id(0), GROUP, BLOCK_M)
+    first_row = tl.load(query_start + s)
+    num_rows = tl.load(query_start + s + 1) - first_row
+    pair = (tl.program_id(0) - (first_row * GROUP // BLOCK_M + s)) * BLOCK_M
+    if pair >= num_rows * GROUP:
+        return
+    context = tl.load(context_lens + s)
+    if explicit is not None:
+        explicit += s.to(tl.int64) * explicit_seq_stride
+    first_position = context + pair // GROUP
+    last_position = context + tl.minimum((pair + BLOCK_M - 1) // GROUP, num_rows - 1)
+
+    low = 0
+    high = context + num_rows
+    if WINDOWED:
+        low = tl.maximum(first_position - window + 1, 0)
+        high = tl.minimum(high, last_position + window)
+    if CAUSAL:
+        high = last_position + 1
+    begin = low
+    if state is not None:
+        begin = (low // split_keys + tl.program_id(2)) * split_keys
+        high = tl.minimum(high, begin + split_keys)
+        begin = tl.maximum(begin, low)
+
+    pairs = pair + tl.arange(0, BLOCK_M)
+    row = pairs // GROUP
+    head = kv_head * GROUP + pairs % GROUP
+    dims = tl.arange(0, BLOCK_D)
+    place = ((first_row + row) * (GROUP * NUM_KV_HEADS) + head).to(tl.int64)
+    real = (row < num_rows)[:, None] & (dims < HEAD_DIM)[None, :]
+    q = tl.load(query + place[:, None] * HEAD_DIM + dims[None, :], mask=real, other=0.0)
+
+    best = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    mixed = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    for start in range(begin // BLOCK_N * BLOCK_N, high, BLOCK_N):
+        key = start + tl.arange(0, BLOCK_N)
+        # Pages of keys outside this range may be stale or unused: they must not even be looked up.
+        readable = (key >= low) & (key < high)
+        page = tl.load(block_table + s * table_stride + key // PAGE_SIZE, mask=readable, other=0)
+        slot = page.to(tl.int64) * page_stride + key % PAGE_SIZE * slot_stride
+        slot = (slot + kv_head * head_stride)[:, None] + dims[None, :]
+        full = readable[:, None] & (dims < HEAD_DIM)[None, :]
+        k = tl.load(key_cache + slot, mask=full, other=0.0)
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+        seen = _see(
+            readable,
+            key,
+            row,
+            context,
+            num_rows,
+            window,
+            explicit,
+            explicit_row_stride,
+            CAUSAL,
+            WINDOWED,
+        )
+        scores = tl.where(seen, scores, float("-inf"))
+        new_best = tl.maximum(best, tl.max(scores, 1))
+        # Nothing seen so far: any finite reference keeps the powers at exact zeros.
+        reference = tl.where(new_best == float("-inf"), 0.0, new_best)
+        powers = tl.exp2(scores - reference[:, None])
+        decay = tl.exp2(best - reference)
+        total = total * decay + tl.sum(powers, 1)
+        v = tl.load(value_cache + slot, mask=full, other=0.0)
+        mixed = tl.dot(powers.to(v.dtype), v, mixed * decay[:, None], input_precision="ieee")
+        best = new_best
+
+    if state is None:
+        mixed = mixed / tl.where(total == 0.0, 1.0, total)[:, None]
+    else:
+        num_pairs = total_rows * (GROUP * NUM_KV_HEADS)
+        place += tl.program_id(2).to(tl.int64) * num_pairs
+        tl.store(state + place, best, mask=row < num_rows)
+        tl.store(state + tl.num_programs(2) * num_pairs + place, total, mask=row < num_rows)
+    if begin < high:  # an empty split leaves no sums
+        target = output + place[:, None] * HEAD_DIM + dims[None, :]
+        tl.store(target, mixed.to(output.dtype.element_ty), mask=real)
+
+
+@triton.jit(do_not_specialize=["num_splits"])
+def _merge(
+    partial: tl.tensor,
+    state: tl.tensor,
+    output: tl.tensor,
+    num_splits: tl.tensor,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    MAX_SPLITS: tl.constexpr,
+) -> None:
+    """Add the splits of one (row, head) pair, in order and eight loads at a time."""
+    pair = tl.program_id(0).to(tl.int64)
+    num_pairs = tl.num_programs(0).to(tl.int64)
+    dims = tl.arange(0, BLOCK_D)
+    splits = tl.arange(0, MAX_SPLITS)
+    filled = splits < num_splits
+    bests = tl.load(state + splits * num_pairs + pair, mask=filled, other=float("-inf"))
+    best = tl.max(bests, 0)
+    reference = tl.where(best == float("-inf"), 0.0, best)
+    totals = state + num_splits * num_pairs + pair
+    total = reference * 0.0
+    mixed = tl.zeros([BLOCK_D], tl.float32)
+    for first in range(0, num_splits, 8):
+        for i in tl.static_range(8):
+            split = (first + i) * num_pairs
+            other = tl.load(state + split + pair, mask=first + i < num_splits, other=float("-inf"))
+            weight = tl.exp2(other - reference)
+            total += weight * tl.load(totals + split, mask=weight > 0.0, other=0.0)
+            # An empty split has written no sums: leave its memory alone.
+            num_dims = tl.where(weight > 0.0, HEAD_DIM, 0)
+            place = partial + (split + pair) * HEAD_DIM + dims
+            mixed += weight * tl.load(place, mask=dims < num_dims, other=0.0)
+    mixed = mixed / tl.where(total == 0.0, 1.0, total)
+    target = output + pair * HEAD_DIM + dims
+    tl.store(target, mixed.to(output.dtype.element_ty), mask=dims < HEAD_DIM)

@@ -1,0 +1,251 @@
+# Triton's decorators carry no types that mypy can see.
+# mypy: disallow-untyped-decorators=False
+"""Row-wise kernels in Triton: norms, gates, and the preparation of q, k and v. CUDA only.
+
+Each replaces a chain of small torch kernels by one launch, and rounds where the chain rounds. Every
+program works on one row (or one head of it) by itself, so results do not depend on the batch.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from flashdraft.kernels.interface import Activation, QKVSpec, RopeTable
+
+GATE_BLOCK = 1024
+
+
+def norm_rows(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+    """`Kernels.rms_norm`."""
+    x = x.contiguous()
+    output = torch.empty_like(x)
+    _launch_norm(x, None, weight, None, output, eps)
+    return output
+
+
+def add_norm_rows(x: Tensor, delta: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """`Kernels.add_rms_norm`."""
+    x, delta = x.contiguous(), delta.contiguous()
+    total, output = torch.empty_like(x), torch.empty_like(x)
+    _launch_norm(x, delta, weight, total, output, eps)
+    return total, output
+
+
+def _launch_norm(
+    x: Tensor,
+    delta: Tensor | None,
+    weight: Tensor | None,
+    total: Tensor | None,
+    output: Tensor,
+    eps: float,
+) -> None:
+    num_features = x.shape[-1]
+    if x.numel() == 0:
+        return
+    block = triton.next_power_of_2(num_features)
+    _norm[(x.numel() // num_features,)](
+        x,
+        delta,
+        weight,
+        total,
+        output,
+        eps,
+        num_features,
+        block,
+        num_warps=min(8, max(1, block // 512)),
+    )
+
+
+def gate_rows(gate_up: Tensor, activation: Activation) -> Tensor:
+    """`Kernels.gated`."""
+    num_rows, width = gate_up.shape
+    output = torch.empty(num_rows, width // 2, device=gate_up.device, dtype=gate_up.dtype)
+    if output.numel():
+        grid = (num_rows, triton.cdiv(width // 2, GATE_BLOCK))
+        gelu = activation is Activation.GELU_TANH
+        _gate[grid](gate_up.contiguous(), output, width // 2, gelu, GATE_BLOCK, num_warps=4)
+    return output
+
+
+def prepare_heads(
+    qkv: Tensor,
+    spec: QKVSpec,
+    rope: RopeTable,
+    positions: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slots: Tensor,
+) -> Tensor:
+    """`Kernels.prepare_qkv`."""
+    num_rows = qkv.shape[0]
+    shape = (num_rows, spec.num_heads, spec.head_dim)
+    query = torch.empty(shape, device=qkv.device, dtype=qkv.dtype)
+    if num_rows == 0:
+        return query
+    assert key_cache.stride() == value_cache.stride() and key_cache.stride(3) == 1
+    assert rope.cos.stride() == rope.sin.stride() and rope.cos.stride(1) == 1
+    _prepare[(num_rows, spec.width // spec.head_dim)](
+        qkv.contiguous(),
+        spec.q_norm,
+        spec.k_norm,
+        rope.cos,
+        rope.sin,
+        positions,
+        slots,
+        query,
+        key_cache,
+        value_cache,
+        spec.eps,
+        rope.cos.stride(0),
+        *key_cache.stride()[:3],
+        spec.num_heads,
+        spec.num_kv_heads,
+        spec.head_dim,
+        triton.next_power_of_2(spec.head_dim // 2),
+        key_cache.shape[1],
+        spec.v_norm,
+        spec.share_kv,
+        num_warps=1 if spec.head_dim <= 256 else 2,
+    )
+    return query
+
+
+@triton.jit
+def _norm(
+    x: tl.tensor,
+    delta: tl.tensor,  # None: plain norm
+    weight: tl.tensor,  # None: no weight
+    total: tl.tensor,
+    output: tl.tensor,
+    eps: tl.tensor,
+    NUM_FEATURES: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    start = tl.program_id(0).to(tl.int64) * NUM_FEATURES
+    columns = tl.arange(0, BLOCK)
+    real = columns < NUM_FEATURES
+    y = tl.load(x + start + columns, mask=real, other=0.0).to(tl.float32)
+    if delta is not None:
+        y += tl.load(delta + start + columns, mask=real, other=0.0).to(tl.float32)
+        rounded = y.to(total.dtype.element_ty)
+        tl.store(total + start + columns, rounded, mask=real)
+        y = rounded.to(tl.float32)
+    y = y * tl.rsqrt(tl.sum(y * y, 0) / NUM_FEATURES + eps)
+    if weight is not None:
+        y = y * tl.load(weight + columns, mask=real, other=0.0).to(tl.float32)
+    tl.store(output + start + columns, y.to(output.dtype.element_ty), mask=real)
+
+
+@triton.jit
+def _gate(
+    gate_up: tl.tensor,
+    output: tl.tensor,
+    NUM_FEATURES: tl.constexpr,
+    GELU: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    real = columns < NUM_FEATURES
+    source = gate_up + row * (2 * NUM_FEATURES) + columns
+    gate = tl.load(source, mask=real, other=0.0).to(tl.float32)
+    up = tl.load(source + NUM_FEATURES, mask=real, other=0.0).to(tl.float32)
+    if GELU:  # x (1 + tanh u) / 2 = x sigmoid(2 u), with u = sqrt(2 / pi) (x + 0.044715 x^3)
+        gate *= tl.sigmoid(1.5957691216057308 * (gate + 0.044715 * gate * gate * gate))
+    else:
+        gate *= tl.sigmoid(gate)
+    gate = gate.to(output.dtype.element_ty).to(tl.float32)
+    target = output + row * NUM_FEATURES + columns
+    tl.store(target, (gate * up).to(output.dtype.element_ty), mask=real)
+
+
+@triton.jit
+def _norm_halves(
+    left: tl.tensor,
+    right: tl.tensor,
+    weight: tl.tensor,  # None: no weight
+    eps: tl.tensor,
+    dims: tl.tensor,
+    dtype: tl.constexpr,
+    HALF: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor]:
+    scale = tl.rsqrt((tl.sum(left * left, 0) + tl.sum(right * right, 0)) / (2 * HALF) + eps)
+    left = left * scale
+    right = right * scale
+    if weight is not None:
+        left = left * tl.load(weight + dims, mask=dims < HALF, other=0.0).to(tl.float32)
+        right = right * tl.load(weight + HALF + dims, mask=dims < HALF, other=0.0).to(tl.float32)
+    return left.to(dtype).to(tl.float32), right.to(dtype).to(tl.float32)
+
+
+@triton.jit
+def _store_halves(
+    target: tl.tensor, left: tl.tensor, right: tl.tensor, dims: tl.tensor, HALF: tl.constexpr
+) -> None:
+    dtype: tl.constexpr = target.dtype.element_ty
+    tl.store(target + dims, left.to(dtype), mask=dims < HALF)
+    tl.store(target + HALF + dims, right.to(dtype), mask=dims < HALF)
+
+
+@triton.jit
+def _prepare(
+    qkv: tl.tensor,
+    q_norm: tl.tensor,  # None: no norm
+    k_norm: tl.tensor,  # None: no norm
+    cos: tl.tensor,
+    sin: tl.tensor,
+    positions: tl.tensor,
+    slots: tl.tensor,
+    query: tl.tensor,
+    key_cache: tl.tensor,
+    value_cache: tl.tensor,
+    eps: tl.tensor,
+    rope_stride: tl.tensor,
+    page_stride: tl.tensor,
+    slot_stride: tl.tensor,
+    head_stride: tl.tensor,
+    NUM_HEADS: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK: tl.constexpr,  # of half a head
+    PAGE_SIZE: tl.constexpr,
+    V_NORM: tl.constexpr,
+    SHARE_KV: tl.constexpr,
+) -> None:
+    """One head of one row: a query's, a key's (with its value where shared) or a value's."""
+    HALF: tl.constexpr = HEAD_DIM // 2
+    dtype: tl.constexpr = qkv.dtype.element_ty
+    row = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    dims = tl.arange(0, BLOCK)
+    source = qkv + (row * tl.num_programs(1) + head) * HEAD_DIM + dims
+    left = tl.load(source, mask=dims < HALF, other=0.0).to(tl.float32)
+    right = tl.load(source + HALF, mask=dims < HALF, other=0.0).to(tl.float32)
+    angle = tl.load(positions + row) * rope_stride + dims
+    cosine = tl.load(cos + angle, mask=dims < HALF, other=0.0)
+    sine = tl.load(sin + angle, mask=dims < HALF, other=0.0)
+    slot = tl.load(slots + row)
+    place = slot // PAGE_SIZE * page_stride + slot % PAGE_SIZE * slot_stride
+    kv_head = head - NUM_HEADS
+    if kv_head < 0:
+        if q_norm is not None:
+            left, right = _norm_halves(left, right, q_norm, eps, dims, dtype, HALF)
+        target = query + (row * NUM_HEADS + head) * HEAD_DIM
+        rotated = right * cosine + left * sine
+        _store_halves(target, left * cosine - right * sine, rotated, dims, HALF)
+        return
+    if SHARE_KV or kv_head >= NUM_KV_HEADS:
+        value_left, value_right = left, right
+        if V_NORM:
+            value_left, value_right = _norm_halves(left, right, None, eps, dims, dtype, HALF)
+        target = value_cache + place + kv_head % NUM_KV_HEADS * head_stride
+        _store_halves(target, value_left, value_right, dims, HALF)
+    if kv_head < NUM_KV_HEADS:
+        if k_norm is not None:
+            left, right = _norm_halves(left, right, k_norm, eps, dims, dtype, HALF)
+        target = key_cache + place + kv_head * head_stride
+        rotated = right * cosine + left * sine
+        _store_halves(target, left * cosine - right * sine, rotated, dims, HALF)

@@ -1,0 +1,305 @@
+"""What a block drafter is, read from either published layout of config.json. Frozen.
+
+z-lab's layout is the native one (`from_hf`, `to_hf`); speculators' layout is read as well. Every
+key that changes the forward pass is named here or in ModelConfig, which reads the decoder's part:
+a drafter's layers are Qwen3 layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from flashdraft.errors import CheckpointError, UnsupportedModelError
+from flashdraft.models.config import Json, ModelConfig, RopeConfig
+
+ARCHITECTURE = "DFlashDraftModel"
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+_SECOND_GENERATION_KEYS = (
+    "conv_kernel_size",
+    "conv_group_size",
+    "selector_rank",
+    "selector_top_k",
+)
+# speculators stores only what differs from these defaults of transformers' Qwen3Config
+_QWEN3_DEFAULTS: Json = {
+    "vocab_size": 151936,
+    "hidden_size": 4096,
+    "intermediate_size": 22016,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "head_dim": 128,
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 32768,
+    "use_sliding_window": False,
+    "sliding_window": 4096,
+    "max_window_layers": 28,
+}
+
+
+@dataclass(frozen=True)
+class DrafterConfig:
+    """A block drafter. Its embedding table and (unless reduced) its head are the target's."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    num_layers: int
+    vocab_size: int
+    max_position: int
+    norm_eps: float
+    rope: RopeConfig
+    windows: tuple[int | None, ...]  # per layer; None = full attention
+    causal: tuple[bool, ...]  # per layer: may a row see only earlier rows of its own block?
+    block_size: int  # the anchor and the masked slots
+    mask_token_id: int
+    tap_layers: tuple[int, ...]  # 0-based target layers whose outputs are the context
+    num_target_layers: int | None = None  # None = not recorded
+    embed_scale: float | None = None  # times the raw embedding; None = the target's own scale
+    output_multiplier: float = 1.0
+    logit_softcap: float | None = None
+    draft_vocab_size: int | None = None  # a reduced vocabulary, with a head of its own
+
+    def __post_init__(self) -> None:
+        if self.num_kv_heads < 1 or self.num_heads % self.num_kv_heads:
+            raise CheckpointError(
+                f"The drafter has {self.num_heads} query heads and {self.num_kv_heads} key heads; "
+                "the first must be a multiple of the second."
+            )
+        if self.block_size < 2:
+            raise CheckpointError(
+                f"The drafter's block_size is {self.block_size}; it must be at least 2: the anchor "
+                "and one masked slot."
+            )
+        if not 0 <= self.mask_token_id < self.vocab_size:
+            raise CheckpointError(
+                f"The drafter's mask_token_id {self.mask_token_id} lies outside its vocabulary of "
+                f"{self.vocab_size}."
+            )
+        if not self.tap_layers or min(self.tap_layers) < 0:
+            raise CheckpointError(
+                f"The drafter's target layers are {list(self.tap_layers)}; it must name at least "
+                "one, counted from 0."
+            )
+
+    @classmethod
+    def from_hf(cls, config: Json) -> DrafterConfig:
+        """Read z-lab's layout."""
+        architectures = config.get("architectures") or []
+        options: Json = config.get("dflash_config") or {}
+        _refuse_second_generation(architectures, {**config, **options})
+        if ARCHITECTURE not in architectures and not options:
+            raise UnsupportedModelError(
+                f"{', '.join(architectures) or 'The model'} is not a block drafter: its "
+                f"config.json has no dflash_config and its architecture is not {ARCHITECTURE}."
+            )
+        kinds = _layer_kinds(config)
+        scale = _option(config, "input_embedding_scale")
+        softcap = _option(config, "final_logit_softcapping")
+        target_layers = config.get("num_target_layers")
+        return cls(
+            **_decoder_fields(config, kinds),
+            causal=_causality(config, kinds),
+            block_size=int(_required(config, "block_size")),
+            mask_token_id=int(_required(config, "mask_token_id")),
+            tap_layers=tuple(int(tap) for tap in _required(config, "target_layer_ids")),
+            num_target_layers=None if target_layers is None else int(target_layers),
+            embed_scale=None if scale is None else float(scale),
+            output_multiplier=float(_option(config, "output_multiplier") or 1.0),
+            logit_softcap=float(softcap) if softcap else None,
+        )
+
+    @classmethod
+    def from_speculators(cls, config: Json) -> DrafterConfig:
+        """Read speculators' layout."""
+        kind = config["speculators_model_type"]
+        if kind != "dflash":
+            raise UnsupportedModelError(
+                f"The drafter is of speculators' type {kind!r}; only 'dflash' is supported."
+            )
+        if config.get("sample_from_anchor"):
+            raise UnsupportedModelError(
+                "The drafter was trained with sample_from_anchor, which is not supported: its "
+                "anchor slot would predict a token too."
+            )
+        decoder = {**_QWEN3_DEFAULTS, **config["transformer_layer_config"]}
+        rope = decoder.get("rope_parameters") or {}
+        if _SLIDING in rope:  # one entry per layer kind: speculators itself uses this one
+            decoder["rope_parameters"] = rope[_SLIDING]
+        fields = _decoder_fields(decoder, _layer_kinds(decoder))
+        target_hidden = config.get("target_hidden_size") or fields["hidden_size"]
+        if target_hidden != fields["hidden_size"]:
+            raise UnsupportedModelError(
+                f"The drafter's hidden size is {fields['hidden_size']}, its target's "
+                f"{target_hidden}; drafters of another width than their target are not supported."
+            )
+        draft_vocab = int(config["draft_vocab_size"])
+        non_causal = bool(config.get("sliding_window_non_causal", False))
+        return cls(
+            **fields,
+            causal=tuple(window is not None and not non_causal for window in fields["windows"]),
+            block_size=int(config["block_size"]),
+            mask_token_id=int(config["mask_token_id"]),
+            # there 0 is the embedding's output and i + 1 the output of layer i
+            tap_layers=tuple(int(tap) - 1 for tap in config["aux_hidden_state_layer_ids"]),
+            embed_scale=1.0,  # trained on raw embeddings, whatever the target multiplies
+            draft_vocab_size=None if draft_vocab == fields["vocab_size"] else draft_vocab,
+        )
+
+    def to_hf(self) -> dict[str, Any]:
+        """z-lab's config.json."""
+        if self.draft_vocab_size is not None:
+            raise UnsupportedModelError(
+                f"A reduced vocabulary (here of {self.draft_vocab_size}) has no place in z-lab's "
+                "layout; export a drafter with the target's whole vocabulary."
+            )
+        options: dict[str, Any] = {
+            "block_size": self.block_size,
+            "mask_token_id": self.mask_token_id,
+            "target_layer_ids": list(self.tap_layers),
+        }
+        if self.embed_scale is not None:
+            options["input_embedding_scale"] = self.embed_scale
+        if self.output_multiplier != 1.0:
+            options["output_multiplier"] = self.output_multiplier
+        config = {
+            "architectures": [ARCHITECTURE],
+            "model_type": "qwen3",
+            "attention_bias": False,
+            "attention_dropout": 0.0,
+            "block_size": self.block_size,  # older readers look here, newer ones in dflash_config
+            "dflash_config": options,
+            "head_dim": self.head_dim,
+            "hidden_act": "silu",
+            "hidden_size": self.hidden_size,
+            "initializer_range": 0.02,
+            "intermediate_size": self.intermediate_size,
+            "max_position_embeddings": self.max_position,
+            "num_attention_heads": self.num_heads,
+            "num_hidden_layers": self.num_layers,
+            "num_key_value_heads": self.num_kv_heads,
+            "rms_norm_eps": self.norm_eps,
+            "rope_theta": self.rope.theta,
+            "rope_scaling": _rope_scaling(self.rope),
+            "tie_word_embeddings": False,
+            "use_cache": True,
+            "vocab_size": self.vocab_size,
+            **self._attention_keys(),
+        }
+        if self.num_target_layers is not None:
+            config["num_target_layers"] = self.num_target_layers
+        if self.logit_softcap is not None:
+            config["final_logit_softcapping"] = self.logit_softcap
+        return config
+
+    def _attention_keys(self) -> dict[str, Any]:
+        windows = {window for window in self.windows if window is not None}
+        if len(windows) > 1:
+            raise UnsupportedModelError(
+                f"The drafter's layers have windows of {sorted(windows)}; the layout has one key "
+                "for all, sliding_window."
+            )
+        keys: dict[str, Any] = {
+            "layer_types": [_FULL if window is None else _SLIDING for window in self.windows],
+            "max_window_layers": self.num_layers,
+            "use_sliding_window": bool(windows),
+            "sliding_window": max(windows, default=None),
+        }
+        if self.causal != tuple(window is not None for window in self.windows):
+            if len(set(self.causal)) > 1:
+                raise UnsupportedModelError(
+                    f"The drafter's layers are causal within a block as {list(self.causal)}; the "
+                    "layout knows one answer for all layers, or 'the sliding ones'."
+                )
+            keys["is_causal"] = self.causal[0]
+        return keys
+
+
+def _refuse_second_generation(architectures: Sequence[str], config: Json) -> None:
+    found = [name for name in architectures if name.startswith("DFlash2")]
+    found += [key for key in _SECOND_GENERATION_KEYS if config.get(key)]
+    if found:
+        raise UnsupportedModelError(
+            f"The drafter uses DFlash 2 ({', '.join(found)}), which is not supported; use a "
+            f"{ARCHITECTURE} checkpoint."
+        )
+
+
+def _option(config: Json, key: str) -> Any:
+    """A value of dflash_config, or of the top level where older files keep it."""
+    options: Json = config.get("dflash_config") or {}
+    value = options.get(key)
+    return config.get(key) if value is None else value
+
+
+def _required(config: Json, key: str) -> Any:
+    value = _option(config, key)
+    if value is None:
+        raise KeyError(key)
+    return value
+
+
+def _layer_kinds(config: Json) -> list[str]:
+    count = int(config["num_hidden_layers"])
+    first_sliding = int(config.get("max_window_layers") or 0)
+    uses_window = config.get("use_sliding_window") and config.get("sliding_window")
+    kinds = config.get("layer_types") or [
+        _SLIDING if uses_window and index >= first_sliding else _FULL for index in range(count)
+    ]
+    if len(kinds) != count or count < 1:
+        raise CheckpointError(
+            f"The drafter's layer_types has {len(kinds)} entries for {count} layers."
+        )
+    for kind in kinds:
+        if kind not in (_FULL, _SLIDING):
+            raise UnsupportedModelError(
+                f"The drafter has a layer of type {kind!r}; {_FULL} and {_SLIDING} are supported."
+            )
+    return list(kinds)
+
+
+def _causality(config: Json, kinds: Sequence[str]) -> tuple[bool, ...]:
+    """A key for all layers decides; without one sliding layers are causal and full ones are not."""
+    for value in (config.get("is_causal"), (config.get("dflash_config") or {}).get("causal")):
+        if value is not None:
+            return (bool(value),) * len(kinds)
+    return tuple(kind == _SLIDING for kind in kinds)
+
+
+def _decoder_fields(config: Json, kinds: Sequence[str]) -> dict[str, Any]:
+    model_type = config.get("model_type", "qwen3")
+    if model_type != "qwen3":
+        raise UnsupportedModelError(
+            f"The drafter's layers are of type {model_type!r}; only 'qwen3' is supported."
+        )
+    decoder = ModelConfig.from_hf({**config, "model_type": model_type, "layer_types": list(kinds)})
+    if decoder.attention_bias:
+        raise UnsupportedModelError("The drafter has attention_bias, which is not supported.")
+    layer = decoder.layers[0]
+    return {
+        "hidden_size": decoder.hidden_size,
+        "intermediate_size": decoder.intermediate_size,
+        "num_heads": layer.num_heads,
+        "num_kv_heads": layer.num_kv_heads,
+        "head_dim": layer.head_dim,
+        "num_layers": len(decoder.layers),
+        "vocab_size": decoder.vocab_size,
+        "max_position": decoder.max_position,
+        "norm_eps": decoder.norm_eps,
+        "rope": layer.rope,
+        "windows": tuple(layer.window for layer in decoder.layers),
+    }
+
+
+def _rope_scaling(rope: RopeConfig) -> dict[str, Any] | None:
+    if not rope.scaling:
+        return None
+    values: dict[str, Any] = dict(rope.scaling)
+    if "low_freq_factor" not in values:
+        return {"rope_type": "linear", **values}
+    context = int(values["original_max_position_embeddings"])
+    return {"rope_type": "llama3", **values, "original_max_position_embeddings": context}

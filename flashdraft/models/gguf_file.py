@@ -1,0 +1,211 @@
+"""A GGUF file's header and raw tensor bytes, bounds-checked. It knows no model and no tensor names.
+
+The header is parsed here rather than by the `gguf` package: a vocabulary of a few hundred thousand
+strings then loads in well under a second, and a damaged file is reported with its offset. The
+package is needed for the quantised block formats alone.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flashdraft.errors import CheckpointError, UnsupportedModelError
+
+_MAGIC = b"GGUF"
+_VERSIONS = (2, 3)
+_MAX_DIMS = 4
+_STRING, _ARRAY = 8, 9
+_SCALARS = {
+    0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d",
+}  # fmt: skip
+
+
+class _Format(NamedTuple):
+    name: str  # as in gguf.GGMLQuantizationType
+    block_size: int  # values in a block
+    block_bytes: int
+
+
+_FORMATS = {
+    0: _Format("F32", 1, 4),
+    1: _Format("F16", 1, 2),
+    2: _Format("Q4_0", 32, 18),
+    3: _Format("Q4_1", 32, 20),
+    6: _Format("Q5_0", 32, 22),
+    7: _Format("Q5_1", 32, 24),
+    8: _Format("Q8_0", 32, 34),
+    12: _Format("Q4_K", 256, 144),
+    13: _Format("Q5_K", 256, 176),
+    14: _Format("Q6_K", 256, 210),
+    30: _Format("BF16", 1, 2),
+}
+_PLAIN_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class GGUFTensor:
+    """Where one tensor lies. `shape` is in torch's order, the fastest dimension last."""
+
+    name: str
+    shape: tuple[int, ...]
+    format: _Format
+    start: int
+    num_bytes: int
+
+
+class GGUFFile:
+    """An open GGUF file: `metadata` by key, `tensors` by name, `read` for the values."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            with path.open("rb") as file:
+                # private copy-on-write pages: torch wants writable memory, the file stays untouched
+                self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"{path} cannot be read: {error}.") from None
+        cursor = _Cursor(path, self._data)
+        if cursor.take(4) != _MAGIC:
+            raise CheckpointError(f"{path} is not a GGUF file: it does not start with 'GGUF'.")
+        version = cursor.scalar("I")
+        if version not in _VERSIONS:
+            raise CheckpointError(
+                f"{path} is GGUF version {version}; versions {_VERSIONS} in little-endian order "
+                "are read. Convert it with a current llama.cpp."
+            )
+        num_tensors, num_keys = cursor.scalar("Q"), cursor.scalar("Q")
+        self.metadata: dict[str, Any] = {}
+        for _ in range(num_keys):
+            key = cursor.string()
+            self.metadata[key] = cursor.value(cursor.scalar("I"))
+        self.tensors = self._read_table(cursor, num_tensors)
+
+    def _read_table(self, cursor: _Cursor, num_tensors: int) -> dict[str, GGUFTensor]:
+        rows = []
+        for _ in range(num_tensors):
+            name = cursor.string()
+            num_dims = cursor.scalar("I")
+            if num_dims > _MAX_DIMS:
+                raise CheckpointError(
+                    f"{self.path}: tensor {name!r} has {num_dims} dimensions, the format allows "
+                    f"{_MAX_DIMS}; the file is damaged."
+                )
+            shape = tuple(reversed([cursor.scalar("Q") for _ in range(num_dims)]))
+            rows.append((name, shape, cursor.scalar("I"), cursor.scalar("Q")))
+        alignment = self.metadata.get("general.alignment", 32)
+        if not isinstance(alignment, int) or alignment < 1:
+            raise CheckpointError(f"{self.path}: general.alignment is {alignment!r}.")
+        base = -(-cursor.position // alignment) * alignment
+        tensors: dict[str, GGUFTensor] = {}
+        for name, shape, type_id, offset in rows:
+            if name in tensors:
+                raise CheckpointError(f"{self.path} holds the tensor {name!r} twice.")
+            tensors[name] = self._locate(name, shape, type_id, base + offset)
+        return tensors
+
+    def _locate(self, name: str, shape: tuple[int, ...], type_id: int, start: int) -> GGUFTensor:
+        layout = _FORMATS.get(type_id)
+        if layout is None:
+            raise CheckpointError(
+                f"{self.path}: tensor {name!r} is stored as GGML type {type_id}, which is not "
+                f"supported; use a file in {', '.join(row.name for row in _FORMATS.values())}."
+            )
+        if not shape or 0 in shape or shape[-1] % layout.block_size:
+            raise CheckpointError(
+                f"{self.path}: tensor {name!r} of shape {list(shape)} does not divide into the "
+                f"{layout.block_size}-value blocks of {layout.name}."
+            )
+        count = 1
+        for size in shape:
+            count *= size
+        num_bytes = count // layout.block_size * layout.block_bytes
+        if start + num_bytes > len(self._data):
+            raise CheckpointError(
+                f"{self.path} is truncated: tensor {name!r} ends at byte {start + num_bytes}, "
+                f"the file has {len(self._data)}. Fetch it again."
+            )
+        return GGUFTensor(name, shape, layout, start, num_bytes)
+
+    def read(self, name: str) -> Tensor:
+        """The tensor's values: float32, or float16/bfloat16 where it is stored so."""
+        tensor = self.tensors[name]
+        dtype = _PLAIN_DTYPES.get(tensor.format.name)
+        if dtype is not None:
+            count = tensor.num_bytes // tensor.format.block_bytes
+            return torch.frombuffer(
+                self._data, dtype=dtype, count=count, offset=tensor.start
+            ).reshape(tensor.shape)
+        blocks = np.frombuffer(self._data, np.uint8, tensor.num_bytes, tensor.start)
+        rows = blocks.reshape(*tensor.shape[:-1], -1)
+        return torch.from_numpy(_dequantize(rows, tensor.format.name)).reshape(tensor.shape)
+
+
+def _dequantize(rows: np.ndarray[Any, np.dtype[np.uint8]], name: str) -> Any:
+    try:
+        import gguf
+    except ModuleNotFoundError:
+        raise UnsupportedModelError(
+            f"Reading {name} tensors needs the package 'gguf': pip install gguf."
+        ) from None
+    return gguf.quants.dequantize(rows, gguf.GGMLQuantizationType[name])
+
+
+class _Cursor:
+    """Reads the header front to back; running off the file's end is a CheckpointError."""
+
+    def __init__(self, path: Path, data: mmap.mmap) -> None:
+        self._path = path
+        self._data = data
+        self.position = 0
+
+    def take(self, count: int) -> bytes:
+        start, self.position = self.position, self.position + count
+        if self.position > len(self._data):
+            raise CheckpointError(
+                f"{self._path} is truncated or damaged: its header asks for {count} bytes at "
+                f"{start}, the file has {len(self._data)}. Fetch it again."
+            )
+        return self._data[start : self.position]
+
+    def scalar(self, code: str) -> Any:
+        size = struct.calcsize("<" + code)
+        return struct.unpack("<" + code, self.take(size))[0]
+
+    def string(self) -> str:
+        start = self.position
+        try:
+            return self.take(self.scalar("Q")).decode()
+        except UnicodeDecodeError:
+            raise CheckpointError(
+                f"{self._path} is damaged: the string at byte {start} is not UTF-8."
+            ) from None
+
+    def value(self, kind: int) -> Any:
+        if kind == _STRING:
+            return self.string()
+        if kind == _ARRAY:
+            return self._array()
+        return self.scalar(self._code(kind))
+
+    def _array(self) -> list[Any]:
+        kind, count = self.scalar("I"), self.scalar("Q")
+        if kind == _STRING:
+            return [self.string() for _ in range(count)]
+        code = self._code(kind)  # arrays of arrays are in no model file and are refused here
+        size = struct.calcsize("<" + code)
+        return list(struct.unpack(f"<{count}{code}", self.take(count * size)))
+
+    def _code(self, kind: int) -> str:
+        if kind not in _SCALARS:
+            raise CheckpointError(
+                f"{self._path} is damaged: metadata type {kind} at byte {self.position} is unknown."
+            )
+        return _SCALARS[kind]

@@ -1,0 +1,227 @@
+"""The building blocks that targets share, written over the kernel interface.
+
+A model here is plain Python over packed weights: no nn.Module, no hooks, no globals. Everything a
+forward pass needs besides weights comes in one `ForwardBatch`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from flashdraft.kernels.interface import (
+    CAUSAL,
+    Activation,
+    BlockMask,
+    Kernels,
+    PageView,
+    QKVSpec,
+    RopeTable,
+)
+from flashdraft.models.config import LayerConfig, ModelConfig
+from flashdraft.models.rope import Rope
+from flashdraft.models.weights import Weights
+
+
+@dataclass(frozen=True)
+class LayerCache:
+    """One layer's pages and the view that says which of them this batch reads and writes."""
+
+    key: Tensor  # [num_pages, page_size, kv_heads, head_dim]
+    value: Tensor
+    view: PageView
+
+
+@dataclass(frozen=True)
+class ForwardBatch:
+    """Everything a forward pass needs to know about its rows."""
+
+    positions: Tensor  # [num_rows] int64
+    end_position: int  # one past the largest position
+    caches: Sequence[LayerCache]  # one per layer
+    mask: BlockMask = CAUSAL
+
+
+@dataclass(frozen=True)
+class TargetOutput:
+    """The residual stream after the last layer, and the tapped layers' outputs side by side."""
+
+    hidden: Tensor  # [num_rows, hidden_size], before the final norm
+    taps: Tensor | None  # [num_rows, num_taps * hidden_size]
+
+
+class Target(Protocol):
+    """The large model, as the engine sees it."""
+
+    config: ModelConfig
+    kernels: Kernels
+    tap_layers: tuple[int, ...]
+
+    def forward(self, token_ids: Tensor, batch: ForwardBatch) -> TargetOutput: ...
+
+    def embed(self, token_ids: Tensor, scale: float | None = None) -> Tensor:
+        """Input embeddings with the model's own scale, or with the given one."""
+        ...
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Final norm, head and softcap: what the target says, [num_rows, vocab_size] float32."""
+        ...
+
+    def unembed(self, normed: Tensor) -> Tensor:
+        """The head alone, for a drafter that borrows it."""
+        ...
+
+
+class Vocabulary:
+    """The embedding table and the head, tied or not."""
+
+    def __init__(self, weights: Weights, config: ModelConfig, kernels: Kernels) -> None:
+        shape = (config.vocab_size, config.hidden_size)
+        table = weights.take("model.embed_tokens.weight", shape)
+        self._table = table.to(kernels.device, kernels.dtype)
+        self._scale = config.embed_scale
+        self._kernels = kernels
+        if config.tie_embeddings:
+            weights.drop("lm_head.weight")
+            self._head = kernels.pack(self._table)
+        else:
+            self._head = kernels.pack(weights.take("lm_head.weight", shape))
+
+    def embed(self, token_ids: Tensor, scale: float | None = None) -> Tensor:
+        rows = F.embedding(token_ids, self._table)
+        factor = self._scale if scale is None else scale
+        # the scale is rounded to the model's dtype first, as the checkpoints were trained
+        return rows if factor == 1.0 else rows * torch.tensor(factor, dtype=rows.dtype)
+
+    def unembed(self, normed: Tensor) -> Tensor:
+        return self._kernels.linear(normed, self._head)
+
+
+class RopeTables:
+    """One growing table for every distinct rotary embedding of a model."""
+
+    def __init__(self, config: ModelConfig, device: torch.device) -> None:
+        self._ropes = {layer.rope: Rope(layer.rope, device) for layer in config.layers}
+        self._order = [layer.rope for layer in config.layers]
+
+    def tables(self, end_position: int) -> list[RopeTable]:
+        """One table per layer, long enough for positions below `end_position`."""
+        tables = {rope: self._ropes[rope].table(end_position) for rope in self._ropes}
+        return [tables[rope] for rope in self._order]
+
+
+class Attention:
+    """Fused projection, norms and rotation, paged attention, output projection."""
+
+    def __init__(
+        self,
+        weights: Weights,
+        prefix: str,
+        config: ModelConfig,
+        layer: LayerConfig,
+        kernels: Kernels,
+    ) -> None:
+        dim, hidden = layer.head_dim, config.hidden_size
+        parts = {"q": layer.num_heads * dim, "k": layer.num_kv_heads * dim}
+        if not layer.share_kv:
+            parts["v"] = layer.num_kv_heads * dim
+        fused = [weights.take(f"{prefix}.{p}_proj.weight", (n, hidden)) for p, n in parts.items()]
+        self._qkv = kernels.pack(torch.cat(fused))
+        self._output = kernels.pack(
+            weights.take(f"{prefix}.o_proj.weight", (hidden, layer.num_heads * dim))
+        )
+        self._qkv_bias: Tensor | None = None
+        self._output_bias: Tensor | None = None
+        if config.attention_bias:
+            biases = [weights.take(f"{prefix}.{p}_proj.bias", (n,)) for p, n in parts.items()]
+            self._qkv_bias = torch.cat(biases).to(kernels.device, kernels.dtype)
+            output_bias = weights.take(f"{prefix}.o_proj.bias", (hidden,))
+            self._output_bias = output_bias.to(kernels.device, kernels.dtype)
+
+        def norm(name: str) -> Tensor | None:
+            if not config.qk_norm:
+                return None
+            return load_vector(weights, f"{prefix}.{name}.weight", dim, kernels)
+
+        self._spec = QKVSpec(
+            num_heads=layer.num_heads,
+            num_kv_heads=layer.num_kv_heads,
+            head_dim=dim,
+            eps=config.norm_eps,
+            q_norm=norm("q_norm"),
+            k_norm=norm("k_norm"),
+            v_norm=config.family == "gemma4",
+            share_kv=layer.share_kv,
+        )
+        self._scale = config.attention_scale or dim**-0.5
+        self._window = layer.window
+        self._kernels = kernels
+
+    def __call__(
+        self, x: Tensor, batch: ForwardBatch, cache: LayerCache, rope: RopeTable
+    ) -> Tensor:
+        kernels, view = self._kernels, cache.view
+        qkv = kernels.linear(x, self._qkv)
+        if self._qkv_bias is not None:
+            qkv = qkv + self._qkv_bias
+        query = kernels.prepare_qkv(
+            qkv, self._spec, rope, batch.positions, cache.key, cache.value, view.slots
+        )
+        mixed = kernels.attention(
+            query,
+            cache.key,
+            cache.value,
+            view,
+            scale=self._scale,
+            window=self._window,
+            mask=batch.mask,
+        )
+        out = kernels.linear(mixed, self._output)
+        return out if self._output_bias is None else out + self._output_bias
+
+
+class GatedMLP:
+    """down(activation(gate(x)) * up(x))."""
+
+    def __init__(
+        self,
+        weights: Weights,
+        prefix: str,
+        hidden_size: int,
+        intermediate_size: int,
+        activation: Activation,
+        kernels: Kernels,
+    ) -> None:
+        shape = (intermediate_size, hidden_size)
+        gate = weights.take(f"{prefix}.gate_proj.weight", shape)
+        up = weights.take(f"{prefix}.up_proj.weight", shape)
+        self._gate_up = kernels.pack(torch.cat([gate, up]))
+        self._down = kernels.pack(
+            weights.take(f"{prefix}.down_proj.weight", (hidden_size, intermediate_size))
+        )
+        self._activation = activation
+        self._kernels = kernels
+
+    def __call__(self, x: Tensor) -> Tensor:
+        kernels = self._kernels
+        gated = kernels.gated(kernels.linear(x, self._gate_up), self._activation)
+        return kernels.linear(gated, self._down)
+
+
+def load_vector(weights: Weights, name: str, size: int, kernels: Kernels) -> Tensor:
+    """A norm's weight or another vector, on the backend's device and in its dtype."""
+    return weights.take(name, (size,)).to(kernels.device, kernels.dtype)
+
+
+def check_taps(tap_layers: Sequence[int], config: ModelConfig) -> tuple[int, ...]:
+    """Tap indices, checked against the model's depth (0-based, the layer's output)."""
+    count = len(config.layers)
+    for tap in tap_layers:
+        if not 0 <= tap < count:
+            raise ValueError(f"tap layer {tap} is outside the target's {count} layers")
+    return tuple(tap_layers)

@@ -1,0 +1,111 @@
+"""The Llama family: Llama, SmolLM2 and Qwen3 dense. They differ by flags of the config alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from flashdraft.kernels.interface import Kernels, RopeTable
+from flashdraft.models.config import ModelConfig
+from flashdraft.models.layers import (
+    Attention,
+    ForwardBatch,
+    GatedMLP,
+    LayerCache,
+    RopeTables,
+    TargetOutput,
+    Vocabulary,
+    check_taps,
+    load_vector,
+)
+from flashdraft.models.weights import Weights
+
+
+class LlamaLayer:
+    """Pre-norm attention, pre-norm MLP.
+
+    A layer takes the residual stream and the last sublayer's output not yet added to it: so every
+    addition is fused with the norm that follows it.
+    """
+
+    def __init__(self, weights: Weights, index: int, config: ModelConfig, kernels: Kernels) -> None:
+        prefix = f"model.layers.{index}"
+        hidden = config.hidden_size
+        self._input_norm = load_vector(weights, f"{prefix}.input_layernorm.weight", hidden, kernels)
+        self._mlp_norm = load_vector(
+            weights, f"{prefix}.post_attention_layernorm.weight", hidden, kernels
+        )
+        self._attention = Attention(
+            weights, f"{prefix}.self_attn", config, config.layers[index], kernels
+        )
+        self._mlp = GatedMLP(
+            weights, f"{prefix}.mlp", hidden, config.intermediate_size, config.activation, kernels
+        )
+        self._eps = config.norm_eps
+        self._kernels = kernels
+
+    def __call__(
+        self,
+        x: Tensor,
+        pending: Tensor | None,
+        batch: ForwardBatch,
+        cache: LayerCache,
+        rope: RopeTable,
+    ) -> tuple[Tensor, Tensor]:
+        kernels = self._kernels
+        if pending is None:
+            normed = kernels.rms_norm(x, self._input_norm, self._eps)
+        else:
+            x, normed = kernels.add_rms_norm(x, pending, self._input_norm, self._eps)
+        mixed = self._attention(normed, batch, cache, rope)
+        x, normed = kernels.add_rms_norm(x, mixed, self._mlp_norm, self._eps)
+        return x, self._mlp(normed)
+
+
+class LlamaTarget:
+    """A decoder of the Llama family."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: Weights,
+        kernels: Kernels,
+        tap_layers: Sequence[int] = (),
+    ) -> None:
+        self.config = config
+        self.kernels = kernels
+        self.tap_layers = check_taps(tap_layers, config)
+        self._vocabulary = Vocabulary(weights, config, kernels)
+        self._layers = [
+            LlamaLayer(weights, index, config, kernels) for index in range(len(config.layers))
+        ]
+        self._norm = load_vector(weights, "model.norm.weight", config.hidden_size, kernels)
+        self._ropes = RopeTables(config, kernels.device)
+        weights.finish()
+
+    def forward(self, token_ids: Tensor, batch: ForwardBatch) -> TargetOutput:
+        x = self.embed(token_ids)
+        pending: Tensor | None = None
+        tables = self._ropes.tables(batch.end_position)
+        taps: dict[int, Tensor] = {}
+        for index, layer in enumerate(self._layers):
+            x, pending = layer(x, pending, batch, batch.caches[index], tables[index])
+            if index in self.tap_layers:
+                x, pending = x + pending, None
+                taps[index] = x
+        if pending is not None:
+            x = x + pending
+        tapped = torch.cat([taps[i] for i in self.tap_layers], dim=-1) if taps else None
+        return TargetOutput(x, tapped)
+
+    def embed(self, token_ids: Tensor, scale: float | None = None) -> Tensor:
+        return self._vocabulary.embed(token_ids, scale)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        normed = self.kernels.rms_norm(hidden, self._norm, self.config.norm_eps)
+        return self.unembed(normed).float()
+
+    def unembed(self, normed: Tensor) -> Tensor:
+        return self._vocabulary.unembed(normed)

@@ -1,0 +1,25 @@
+"""Which class builds which family: the one table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from flashdraft.kernels.interface import Kernels
+from flashdraft.models.config import ModelConfig
+from flashdraft.models.gemma4 import Gemma4Target
+from flashdraft.models.layers import Target
+from flashdraft.models.llama import LlamaTarget
+from flashdraft.models.weights import TensorSource, Weights
+
+FAMILIES: dict[str, Callable[..., Target]] = {"llama": LlamaTarget, "gemma4": Gemma4Target}
+
+
+def build_target(
+    config: ModelConfig,
+    source: TensorSource,
+    kernels: Kernels,
+    tap_layers: Sequence[int] = (),
+    on_read: Callable[[str], None] | None = None,
+) -> Target:
+    """Build a target from a checkpoint's tensors; `on_read` hears every tensor's name."""
+    return FAMILIES[config.family](config, Weights(source, on_read), kernels, tap_layers)

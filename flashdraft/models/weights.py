@@ -1,0 +1,61 @@
+"""Handing tensors to a model by name: a missing, misshapen or left-over one is an error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+from flashdraft.errors import CheckpointError
+
+
+class TensorSource(Protocol):
+    """A checkpoint: names, shapes, and tensors read one at a time."""
+
+    def names(self) -> Iterable[str]: ...
+
+    def shape(self, name: str) -> tuple[int, ...]: ...
+
+    def read(self, name: str) -> Tensor: ...
+
+
+class Weights:
+    """Reads each tensor of a checkpoint once and notices what was never asked for."""
+
+    def __init__(self, source: TensorSource, on_read: Callable[[str], None] | None = None) -> None:
+        self._source = source
+        self._left = set(source.names())
+        self._on_read = on_read
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._left
+
+    def take(self, name: str, shape: Sequence[int]) -> Tensor:
+        """Read `name`, which must be there and have this shape."""
+        if name not in self._left:
+            near = ", ".join(sorted(self._left)[:3]) or "none"
+            raise CheckpointError(
+                f"The checkpoint has no tensor {name!r} (or it was read twice); left are: {near}, …"
+            )
+        actual = self._source.shape(name)
+        if actual != tuple(shape):
+            raise CheckpointError(
+                f"Tensor {name!r} has shape {list(actual)}, the config asks for {list(shape)}."
+            )
+        self._left.discard(name)
+        if self._on_read is not None:
+            self._on_read(name)
+        return self._source.read(name)
+
+    def drop(self, *prefixes: str) -> None:
+        """Leave out tensors on purpose, by name or prefix."""
+        self._left = {name for name in self._left if not name.startswith(prefixes)}
+
+    def finish(self) -> None:
+        """Raise if the checkpoint holds tensors that the model never asked for."""
+        if self._left:
+            some = ", ".join(sorted(self._left)[:5])
+            raise CheckpointError(
+                f"{len(self._left)} tensors of the checkpoint have no place in the model: {some}."
+            )

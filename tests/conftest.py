@@ -1,0 +1,35 @@
+"""What the markers mean, in one hook. `pytest -m "not weights"` is the quick run, offline.
+
+`gpu` tests skip themselves where there is no CUDA device. `weights` tests never skip: they fetch
+the default target on first use and fail where it cannot be had, so a green run has run them.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+
+DEFAULT_TARGET = "smollm2-135m"
+
+
+@functools.cache  # one attempt a run: every later test hears of the same failure at once
+def _why_default_target_is_missing() -> str | None:
+    # Imported here so that the quick run does not depend on the loaders.
+    from flashdraft.errors import FlashdraftError
+    from flashdraft.models.sources import resolve_source
+
+    try:
+        resolve_source(DEFAULT_TARGET)
+    except (FlashdraftError, OSError) as error:
+        return f"the default target {DEFAULT_TARGET!r} cannot be had: {error}"
+    return None
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device, and torch sees none here")
+    if item.get_closest_marker("weights") and (reason := _why_default_target_is_missing()):
+        remedy = 'pytest -m "not weights" leaves these tests out'
+        pytest.fail(f"{reason} ({remedy})", pytrace=False)

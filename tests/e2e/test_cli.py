@@ -1,0 +1,290 @@
+"""The real command, on a tiny random checkpoint: pipes, files, JSON, signals and a terminal."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from flashdraft.cli import main
+from flashdraft.core import SamplingParams
+from flashdraft.llm import LLM
+from tests.conftest import DEFAULT_TARGET
+from tests.tiny import make_tiny_checkpoint
+
+COMMAND = [sys.executable, "-m", "flashdraft"]
+PROMPT = "the quick brown fox"
+KEYS = {
+    "": {"text", "token_ids", "finish_reason", "usage", "speculation", "timing"},
+    "usage": {"prompt_tokens", "completion_tokens"},
+    "speculation": {"steps", "drafted", "accepted", "mean_accepted_length", "histogram"},
+    "timing": {"ttft_s", "decode_s", "tokens_per_s"},
+}
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(make_tiny_checkpoint(tmp_path_factory.mktemp("tiny")))
+
+
+@pytest.fixture
+def run(folder: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Runs a command on the tiny model, in this process: exit code, stdout, stderr."""
+
+    def run_command(*argv: str, stdin: str = "", model: str = folder) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.stdin", io.StringIO(stdin))
+        code = main([*argv, "--model", model, "--dtype", "float32"])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run_command
+
+
+def reference(folder: str, params: SamplingParams) -> LLM:
+    return LLM(folder, dtype="float32", draft=None)
+
+
+# -- generate ----------------------------------------------------------------------------------
+
+
+def test_json_has_exactly_the_documented_fields(run: Run, folder: str) -> None:
+    code, out, _ = run("generate", PROMPT, "--json", "--max-tokens", "40", "--ignore-eos")
+    content = json.loads(out)
+    assert code == 0 and set(content) == KEYS[""]
+    for name in ("usage", "speculation", "timing"):
+        assert set(content[name]) == KEYS[name]
+    expected = LLM(folder, dtype="float32", draft=None).chat(
+        [{"role": "user", "content": PROMPT}], SamplingParams(max_tokens=40, ignore_eos=True)
+    )
+    assert content["token_ids"] == expected.token_ids and content["text"] == expected.text
+    assert content["finish_reason"] == "length"
+    assert content["usage"] == {
+        "prompt_tokens": expected.stats.prompt_tokens,
+        "completion_tokens": 40,
+    }
+    speculation = content["speculation"]
+    committed = sum(int(n) * count for n, count in speculation["histogram"].items())
+    assert committed == 39  # all but the prefill's token
+    assert sum(speculation["histogram"].values()) == speculation["steps"]
+    assert speculation["mean_accepted_length"] == committed / speculation["steps"]
+
+
+def test_the_answer_streams_to_stdout_and_statistics_to_stderr(run: Run) -> None:
+    flags = ("--max-tokens", "24", "--ignore-eos")
+    text = json.loads(run("generate", PROMPT, "--json", *flags)[1])["text"]
+    code, out, err = run("generate", PROMPT, *flags)
+    assert code == 0 and out == text + "\n"
+    for figure in ("24 tokens", "tok/s", "time to first token", "steps", "drafted", "accepted"):
+        assert figure in err
+
+
+def test_drafted_and_plain_commands_agree(run: Run) -> None:
+    flags = ("--json", "--max-tokens", "60", "--ignore-eos", "--temperature", "0.3", "--seed", "5")
+    answers = [
+        json.loads(run("generate", PROMPT, *flags, *more)[1])
+        for more in (("--draft", "none"), ("--draft", "ngram", "--verify", "4"))
+    ]
+    assert answers[0]["token_ids"] == answers[1]["token_ids"]
+    assert answers[0]["speculation"]["drafted"] == 0 < answers[1]["speculation"]["drafted"]
+
+
+def test_compare_finds_identical_tokens(run: Run) -> None:
+    code, out, _ = run("generate", PROMPT, "--compare", "--max-tokens", "40", "--verify", "4")
+    assert code == 0 and re.search(r"^tokens +identical$", out, re.MULTILINE)
+
+
+def test_raw_continues_the_prompt_as_it_is(run: Run, folder: str) -> None:
+    code, out, _ = run("generate", "-", "--raw", "--json", "--max-tokens", "8", stdin=PROMPT)
+    expected = LLM(folder, dtype="float32").generate(PROMPT, SamplingParams(max_tokens=8))[0]
+    assert code == 0 and json.loads(out)["token_ids"] == expected.token_ids
+
+
+def test_stop_and_system_reach_the_model(run: Run) -> None:
+    flags = ("--max-tokens", "40", "--ignore-eos", "--json")
+    plain = json.loads(run("generate", PROMPT, *flags)[1])
+    stop = plain["text"][5:7]
+    stopped = json.loads(run("generate", PROMPT, "--stop", stop, *flags)[1])
+    assert stopped["finish_reason"] == "stop"
+    assert stopped["text"] == plain["text"][: plain["text"].index(stop)]
+    told = json.loads(run("generate", PROMPT, "--system", "be brief", *flags)[1])
+    assert told["usage"]["prompt_tokens"] > plain["usage"]["prompt_tokens"]
+
+
+def test_the_answer_and_the_json_go_to_files(run: Run, tmp_path: Path) -> None:
+    page, report = tmp_path / "index.html", tmp_path / "report.json"
+    code, out, err = run(
+        "generate", PROMPT, "-o", str(page), "--json", str(report), "--max-tokens", "16"
+    )
+    assert code == 0 and out == "" and "mean accepted length" in err and str(page) in err
+    assert page.read_text(encoding="utf-8").rstrip("\n") == (
+        json.loads(report.read_text())["text"].rstrip("\n")
+    )
+    assert sorted(os.listdir(tmp_path)) == ["index.html", "report.json"]
+
+
+def test_errors_of_the_engine_are_one_line(run: Run, tmp_path: Path) -> None:
+    code, out, err = run("generate", "word " * 200, "--max-context", "64")
+    assert code == 2 and out == "" and re.match(r"flashdraft: error: The prompt has \d+ tok", err)
+    code, _, err = run("generate", PROMPT, model=str(tmp_path))
+    assert code == 2 and "config.json" in err and "Traceback" not in err
+
+
+def test_a_model_without_template_suggests_raw(run: Run, tmp_path: Path) -> None:
+    bare = make_tiny_checkpoint(tmp_path)
+    (bare / "tokenizer_config.json").unlink()
+    code, _, err = run("generate", PROMPT, model=str(bare))
+    assert code == 2 and "--raw" in err
+    code, _, err = run("chat", stdin="hello\n", model=str(bare))
+    assert code == 2 and "generate --raw" in err
+    assert run("generate", PROMPT, "--raw", "--max-tokens", "4", model=str(bare))[0] == 0
+
+
+def test_a_closed_pipe_is_silent_and_stdin_is_a_prompt(folder: str) -> None:
+    argv = [*COMMAND, "generate", "-", "--model", folder, "--max-tokens", "900", "--ignore-eos"]
+    with subprocess.Popen(
+        argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdin and process.stdout and process.stderr
+        process.stdin.write(PROMPT.encode())
+        process.stdin.close()
+        assert process.stdout.read(1)
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait(timeout=60) == 141
+
+
+def test_ctrl_c_ends_generate_with_130(folder: str) -> None:
+    argv = [*COMMAND, "generate", PROMPT, "--model", folder, "--ignore-eos"]
+    with subprocess.Popen(
+        [*argv, "--max-tokens", "900"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout and process.stderr
+        assert process.stdout.read(1)
+        process.send_signal(signal.SIGINT)
+        process.stdout.read()
+        assert b"Traceback" not in process.stderr.read()
+        assert process.wait(timeout=60) == 130
+
+
+# -- chat --------------------------------------------------------------------------------------
+
+
+def test_a_piped_chat_remembers(run: Run, tmp_path: Path) -> None:
+    lines = ["hello", "again", "/stats", f"/save {tmp_path}/talk.json", "/undo", "/exit", "never"]
+    code, out, err = run("chat", "--max-tokens", "12", "--ignore-eos", stdin="\n".join(lines))
+    assert code == 0 and "2 answers · 24 tokens" in err and "Took back: again" in err
+    messages = json.loads((tmp_path / "talk.json").read_text(encoding="utf-8"))["messages"]
+    assert [m["role"] for m in messages] == ["user", "assistant"] * 2
+    assert "".join(m["content"] + "\n" for m in messages[1::2]) == out
+
+
+def test_a_long_chat_leaves_out_its_oldest_turns(run: Run) -> None:
+    stdin = "\n".join([*["tell me more about the fox"] * 6, "/stats"])
+    flags = ("--max-tokens", "24", "--max-context", "160", "--ignore-eos", "--system", "be brief")
+    code, _, err = run("chat", *flags, stdin=stdin)
+    assert code == 0 and "The context of 160 tokens is full: the oldest" in err
+    assert "6 answers · 144 tokens" in err  # none was cut short by the context
+
+
+def test_an_error_ends_a_piped_chat(run: Run) -> None:
+    code, _, err = run("chat", "--max-context", "64", stdin="word " * 200 + "\nhello\n")
+    assert code == 2 and "flashdraft: error: The prompt has" in err
+
+
+@pytest.fixture
+def terminal() -> Iterator[Callable[[list[str]], Terminal]]:
+    started: list[Terminal] = []
+
+    def start(argv: list[str]) -> Terminal:
+        started.append(Terminal(argv))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.close()
+
+
+class Terminal:
+    """A command in a pseudo-terminal, and somebody typing."""
+
+    def __init__(self, argv: list[str]) -> None:
+        self.seen = ""
+        primary, secondary = pty.openpty()
+        environment = {**os.environ, "TERM": "xterm", "COLUMNS": "80"}
+        environment.pop("NO_COLOR", None)
+        self.process = subprocess.Popen(
+            argv,
+            stdin=secondary,
+            stdout=secondary,
+            stderr=secondary,
+            env=environment,
+            start_new_session=True,
+        )
+        os.close(secondary)
+        self._primary = primary
+
+    def type(self, text: str) -> None:
+        os.write(self._primary, text.encode())
+
+    def wait_for(self, pattern: str, timeout: float = 90.0) -> str:
+        """Read until the pattern shows up; what was seen since the last time."""
+        begin = time.monotonic()
+        while not (match := re.search(pattern, self.seen)):
+            assert time.monotonic() - begin < timeout, f"{pattern!r} is not in {self.seen!r}"
+            if select.select([self._primary], [], [], 0.2)[0]:
+                self.seen += os.read(self._primary, 4096).decode("utf-8", errors="replace")
+        seen, self.seen = self.seen[: match.end()], self.seen[match.end() :]
+        return seen
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self._primary)
+
+
+def test_chat_in_a_terminal(folder: str, terminal: Callable[[list[str]], Terminal]) -> None:
+    argv = [*COMMAND, "chat", "--model", folder, "--max-tokens", "900", "--ignore-eos"]
+    user = terminal([*argv, "--max-context", "1000"])
+    user.wait_for("/help lists commands")
+    user.wait_for("> ")
+    user.type("/colour on\n")
+    assert "\x1b[36mdrafted" in user.wait_for("chosen by the target")
+    user.wait_for("> ")
+    user.type("hello\n")
+    user.wait_for(r"\x1b7.*accepted length")  # the live line
+    user.process.send_signal(signal.SIGINT)
+    assert "\x1b[33m" in user.wait_for("interrupted")  # the target's own tokens
+    user.wait_for("> ")
+    user.type("/nope\n")
+    user.wait_for("There is no command /nope")
+    user.type("/stats\n")
+    user.wait_for(r"1 answer \(1 interrupted\)")
+    user.wait_for("> ")
+    user.type("\x04")
+    assert user.process.wait(timeout=60) == 0
+
+
+# -- the default model -------------------------------------------------------------------------
+
+
+@pytest.mark.weights
+def test_the_default_model_answers(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--max-tokens", "24", "--json"]
+    assert main(["generate", "What is the capital of France?", *flags]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert "Paris" in answer["text"]
+    assert main(["models", "--json"]) == 0
+    models = {m["name"]: m for m in json.loads(capsys.readouterr().out)["models"]}
+    assert models[DEFAULT_TARGET]["cached"]

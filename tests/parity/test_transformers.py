@@ -1,0 +1,161 @@
+"""Our models against transformers' in float32: prefill, cached verify, and after a rollback."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from flashdraft.core import Request, SamplingParams
+from flashdraft.engine.cache import KVCache, Span
+from flashdraft.engine.memory import cache_layers
+from flashdraft.engine.pages import PageBook
+from flashdraft.engine.sequence import Sequence
+from flashdraft.models.config import ModelConfig
+from flashdraft.models.layers import ForwardBatch
+from flashdraft.models.loading import open_checkpoint
+from flashdraft.models.registry import build_target
+from tests import zoo
+
+TOLERANCE = 1e-4
+TAPS = (0, 2)
+
+LLAMA = dict(
+    vocab_size=211,
+    hidden_size=64,
+    intermediate_size=96,
+    num_hidden_layers=4,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=256,
+)
+GEMMA = dict(
+    vocab_size=211,
+    hidden_size=64,
+    intermediate_size=96,
+    num_hidden_layers=6,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    num_global_key_value_heads=1,
+    head_dim=16,
+    global_head_dim=32,
+    attention_k_eq_v=True,
+    sliding_window=8,
+    layer_types=["sliding_attention", "sliding_attention", "full_attention"] * 2,
+    hidden_size_per_layer_input=0,
+    num_kv_shared_layers=0,
+    final_logit_softcapping=30.0,
+    max_position_embeddings=256,
+)
+MOE = dict(enable_moe_block=True, num_experts=8, top_k_experts=3, moe_intermediate_size=24)
+LLAMA3 = dict(
+    rope_type="llama3",
+    factor=8.0,
+    low_freq_factor=1.0,
+    high_freq_factor=4.0,
+    original_max_position_embeddings=32,
+    rope_theta=500000.0,
+)
+
+
+def _config(name: str):
+    return {
+        "llama": lambda: transformers.LlamaConfig(**LLAMA, tie_word_embeddings=True),
+        "llama_bias_scaled": lambda: transformers.LlamaConfig(
+            **LLAMA, attention_bias=True, rope_parameters=LLAMA3
+        ),
+        "qwen3": lambda: transformers.Qwen3Config(**LLAMA, head_dim=32),
+        "gemma4": lambda: transformers.Gemma4TextConfig(**GEMMA),
+        "gemma4_moe": lambda: transformers.Gemma4TextConfig(**GEMMA, **MOE),
+    }[name]()
+
+
+NAMES = ["llama", "llama_bias_scaled", "qwen3", "gemma4", "gemma4_moe"]
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def pair(request, tmp_path_factory):
+    """A random transformers model, saved by transformers and read back by us from the files."""
+    torch.manual_seed(11)
+    config = _config(request.param)
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    with torch.no_grad():
+        for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+            if name.endswith("inv_freq") or not tensor.is_floating_point():
+                continue
+            if tensor.dim() == 1:  # norms, scalars and biases, away from their initial values
+                tensor.copy_(1.0 + 0.2 * torch.randn_like(tensor))
+            elif "embed_tokens" not in name:
+                tensor.mul_(3.0)
+    model.eval()
+    folder = tmp_path_factory.mktemp(request.param)
+    model.save_pretrained(folder)
+    return model, folder
+
+
+class Probe:
+    """A target with a small cache, run by hand."""
+
+    def __init__(self, folder: Path, backend: str) -> None:
+        checkpoint = open_checkpoint(folder)
+        kernels = zoo.kernels(backend)
+        self.target = build_target(checkpoint.config, checkpoint.source, kernels, TAPS)
+        layers = cache_layers(self.target, None)
+        self.cache = KVCache(layers, {layer.window: 40 for layer in layers}, 4, kernels)
+        self.book = PageBook(self.cache.book_pools, 4)
+        request = Request("probe", [1], SamplingParams(), 0)
+        self.sequence = Sequence(request, frozenset(), 200)
+        self.book.open(self.sequence, [1])
+
+    def forward(self, start: int, tokens: list[int]):
+        """Logits and taps of tokens at start .. and on; what lies beyond is overwritten."""
+        self.book.truncate(self.sequence, start)
+        assert self.book.reserve(self.sequence, start + len(tokens))
+        rows = self.cache.rows(self.book, [Span(self.sequence, start, len(tokens))])
+        caches = self.cache.layers(rows.views, 0, len(self.target.config.layers))
+        batch = ForwardBatch(rows.positions, rows.end_position, caches)
+        output = self.target.forward(torch.tensor(tokens), batch)
+        self.book.recycle(self.sequence, start)
+        return self.target.logits(output.hidden), output.taps
+
+
+@pytest.mark.parametrize("backend", ["torch", "float32"])
+def test_logits_and_taps_match_transformers(pair, backend):
+    model, folder = pair
+    tokens = torch.randint(1, 211, (40,), generator=torch.Generator().manual_seed(2)).tolist()
+    with torch.no_grad():
+        reference = model(torch.tensor([tokens]), output_hidden_states=True)
+    expected = reference.logits[0]
+    taps = torch.cat([reference.hidden_states[tap + 1][0] for tap in TAPS], dim=-1)
+    probe = Probe(folder, backend)
+    seen, tapped = [], []
+    for start, end in ((0, 9), (9, 10), (10, 27)):  # a prompt in chunks
+        logits, chunk_taps = probe.forward(start, tokens[start:end])
+        seen.append(logits)
+        tapped.append(chunk_taps)
+    for start in (27, 30, 35):  # verify blocks: wrong drafts, rolled back, then the right ones
+        wrong = [(token + 7) % 211 for token in tokens[start + 1 : start + 6]]
+        logits, _ = probe.forward(start, [tokens[start], *wrong])
+        assert (logits[0] - expected[start]).abs().max() <= TOLERANCE
+        logits, chunk_taps = probe.forward(start, tokens[start : start + 5])
+        keep = {27: 3, 30: 5, 35: 5}[start]
+        seen.append(logits[:keep])
+        tapped.append(chunk_taps[:keep])
+    assert (torch.cat(seen) - expected).abs().max() <= TOLERANCE
+    assert (torch.cat(tapped) - taps).abs().max() <= 10 * TOLERANCE
+
+
+def test_the_hub_form_of_a_gemma4_config_reads_like_the_saved_one(tmp_path):
+    transformers.Gemma4TextConfig(**GEMMA, **MOE).save_pretrained(tmp_path)
+    saved = json.loads((tmp_path / "config.json").read_text())
+    assert "per_layer_config" in saved
+    hub = {key: value for key, value in saved.items() if key != "per_layer_config"}
+    hub |= {"global_head_dim": 32, "num_global_key_value_heads": 1}
+    expected = ModelConfig.from_hf(saved)
+    assert ModelConfig.from_hf(hub) == expected
+    multimodal = {"model_type": "gemma4", "text_config": hub, "eos_token_id": [1, 106]}
+    assert ModelConfig.from_hf(multimodal).layers == expected.layers
+    assert ModelConfig.from_hf(multimodal).eos_token_ids == (1, 106)

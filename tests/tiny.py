@@ -1,0 +1,177 @@
+"""A tiny random checkpoint on disk, for tests that load one: weights, tokenizer, chat template.
+
+    from tests.tiny import make_tiny_checkpoint
+    llm = LLM(str(make_tiny_checkpoint(tmp_path, "gemma4")), dtype="float32")
+
+The weights are random, with a fixed seed: the text is noise, and the same noise every time.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+import torch
+from safetensors.torch import save_file
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+VOCAB_SIZE = 300
+SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")  # ids 0, 1, 2
+END_OF_TURN = 2
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
+    "{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+# the merged tokens come from here: 300 - 256 bytes - 3 special tokens
+_CORPUS = (
+    "the quick brown fox jumps over the lazy dog and then the dog sleeps under the old tree while "
+    "another fox thinks about nothing in particular; user assistant system token draft target"
+)
+
+_COMMON: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 1024,
+    "tie_word_embeddings": True,
+    "bos_token_id": 0,
+    "eos_token_id": END_OF_TURN,
+    "dtype": "float32",
+}
+_LLAMA = _COMMON | {"hidden_act": "silu", "head_dim": 16, "rope_theta": 10000.0}
+_GEMMA4 = _COMMON | {
+    "model_type": "gemma4_text",
+    "architectures": ["Gemma4ForCausalLM"],
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "num_global_key_value_heads": 1,
+    "attention_k_eq_v": True,
+    "layer_types": ["sliding_attention", "full_attention"],
+    "sliding_window": 24,
+    "final_logit_softcapping": 30.0,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "hidden_size_per_layer_input": 0,
+    "num_kv_shared_layers": 0,
+    "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+        "full_attention": {
+            "rope_type": "proportional",
+            "partial_rotary_factor": 0.25,
+            "rope_theta": 1000000.0,
+        },
+    },
+}
+CONFIGS: dict[str, dict[str, Any]] = {
+    "llama": _LLAMA | {"model_type": "llama", "architectures": ["LlamaForCausalLM"]},
+    "qwen3": _LLAMA | {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]},
+    "gemma4": _GEMMA4,
+    "gemma4-moe": _GEMMA4
+    | {
+        "enable_moe_block": True,
+        "num_experts": 4,
+        "top_k_experts": 2,
+        "moe_intermediate_size": 16,
+    },
+}
+
+
+def make_tiny_checkpoint(folder: Path, family: str = "llama") -> Path:
+    """Write a loadable model of one of the families in CONFIGS into `folder`; return it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config = CONFIGS[family]
+    _write_json(folder / "config.json", config)
+    generator = torch.Generator().manual_seed(1234)
+    tensors = {}
+    for name, shape in _shapes(config):
+        # norms and scalars stay near 1, matrices large enough for clear favourites among tokens
+        offset, spread = (1.0, 0.1) if len(shape) == 1 else (0.0, 0.2)
+        tensors[name] = offset + spread * torch.randn(shape, generator=generator)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    make_tiny_tokenizer().save(str(folder / "tokenizer.json"))
+    _write_json(
+        folder / "tokenizer_config.json",
+        {
+            "bos_token": SPECIAL_TOKENS[0],
+            "eos_token": SPECIAL_TOKENS[END_OF_TURN],
+            "chat_template": CHAT_TEMPLATE,
+        },
+    )
+    return folder
+
+
+def make_tiny_tokenizer() -> tokenizers.Tokenizer:
+    """A byte-level BPE of VOCAB_SIZE tokens: it can spell any text, and split any character."""
+    tokenizer = tokenizers.Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB_SIZE,
+        min_frequency=1,
+        special_tokens=list(SPECIAL_TOKENS),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([_CORPUS], trainer)
+    assert tokenizer.get_vocab_size() == VOCAB_SIZE
+    return tokenizer
+
+
+def _shapes(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Every tensor of the model, by its name in a Hugging Face checkpoint."""
+    is_gemma = config["model_type"] == "gemma4_text"
+    hidden, inner = config["hidden_size"], config["intermediate_size"]
+    yield "model.embed_tokens.weight", (config["vocab_size"], hidden)
+    yield "model.norm.weight", (hidden,)
+    norms = ["input_layernorm", "post_attention_layernorm"]
+    if is_gemma:
+        norms += ["pre_feedforward_layernorm", "post_feedforward_layernorm"]
+    if "num_experts" in config:
+        norms += [f"{place}_feedforward_layernorm_2" for place in ("pre", "post")]
+        norms += ["post_feedforward_layernorm_1"]
+    for index in range(config["num_hidden_layers"]):
+        prefix = f"model.layers.{index}"
+        for norm in norms:
+            yield f"{prefix}.{norm}.weight", (hidden,)
+        yield from _attention_shapes(config, index, f"{prefix}.self_attn")
+        for name in ("gate", "up"):
+            yield f"{prefix}.mlp.{name}_proj.weight", (inner, hidden)
+        yield f"{prefix}.mlp.down_proj.weight", (hidden, inner)
+        if is_gemma:
+            yield f"{prefix}.layer_scalar", (1,)
+        if "num_experts" in config:
+            count, size = config["num_experts"], config["moe_intermediate_size"]
+            yield f"{prefix}.router.scale", (hidden,)
+            yield f"{prefix}.router.proj.weight", (count, hidden)
+            yield f"{prefix}.router.per_expert_scale", (count,)
+            yield f"{prefix}.experts.gate_up_proj", (count, 2 * size, hidden)
+            yield f"{prefix}.experts.down_proj", (count, hidden, size)
+
+
+def _attention_shapes(
+    config: dict[str, Any], index: int, prefix: str
+) -> Iterator[tuple[str, tuple[int, ...]]]:
+    hidden, dim, heads = config["hidden_size"], config["head_dim"], config["num_attention_heads"]
+    kv_heads, projections = config["num_key_value_heads"], ["k", "v"]
+    is_full = config.get("layer_types", ["full_attention"] * 2)[index] == "full_attention"
+    if is_full and "global_head_dim" in config:
+        dim, kv_heads = config["global_head_dim"], config["num_global_key_value_heads"]
+        projections = ["k"]  # the value is the key's projection
+    yield f"{prefix}.q_proj.weight", (heads * dim, hidden)
+    yield f"{prefix}.o_proj.weight", (hidden, heads * dim)
+    for name in projections:
+        yield f"{prefix}.{name}_proj.weight", (kv_heads * dim, hidden)
+    if config["model_type"] != "llama":
+        yield f"{prefix}.q_norm.weight", (dim,)
+        yield f"{prefix}.k_norm.weight", (dim,)
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2), encoding="utf-8")

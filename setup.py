@@ -8,22 +8,32 @@ import platform
 
 from setuptools import Extension, setup
 
-SOURCES = ("module", "linear_float", "linear_int8", "rows", "qkv", "attention")
+SOURCES = (
+    "module",
+    "linear_float",
+    "linear_int8",
+    "rows",
+    "qkv",
+    "attention",
+    "attention_tile",
+    "pool",
+)
+HEADERS = ("kernels", "vectors", "panels", "dot8", "attention_tile", "pool")
 FOLDER = "flashdraft/kernels/native"
 CPU = "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"
 
 # No -ffast-math: the kernels promise a fixed order of every sum. gcc's first scheduling pass makes
 # the inner loops run out of registers on aarch64.
-FLAGS = ["-O3", CPU, "-fopenmp", "-ffp-contract=fast", "-fno-math-errno", "-fno-schedule-insns"]
+FLAGS = ["-O3", CPU, "-pthread", "-ffp-contract=fast", "-fno-math-errno", "-fno-schedule-insns"]
 
 setup(
     ext_modules=[
         Extension(
             "flashdraft.kernels._native",
             sources=[f"{FOLDER}/{name}.c" for name in SOURCES],
-            depends=[f"{FOLDER}/{name}.h" for name in ("kernels", "vectors", "panels", "dot8")],
+            depends=[f"{FOLDER}/{name}.h" for name in HEADERS],
             extra_compile_args=FLAGS,
-            extra_link_args=["-fopenmp"],
+            extra_link_args=["-pthread"],
             optional=True,
         )
     ]

@@ -75,9 +75,7 @@ def make_step(
             mixed = kernels.attention(
                 query, keys, values, view, scale=0.125, window=None, mask=CAUSAL
             )
-            hidden, normed = kernels.add_rms_norm(
-                hidden, kernels.linear(mixed, out), norm, 1e-5
-            )
+            hidden, normed = kernels.add_rms_norm(hidden, kernels.linear(mixed, out), norm, 1e-5)
             gates = kernels.gated(kernels.linear(normed, gate_up), Activation.SILU)
             delta = kernels.linear(gates, down)
         logits = kernels.linear(kernels.rms_norm(hidden + delta, norm, 1e-5), weights[-1])
@@ -115,7 +113,9 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=512)
     arguments = parser.parse_args()
     results = {}
-    print("milliseconds by width".ljust(24) + "".join(f"{width:>9}" for width in WIDTHS) + "   8 / 1")
+    print(
+        "milliseconds by width".ljust(24) + "".join(f"{width:>9}" for width in WIDTHS) + "   8 / 1"
+    )
     for quantize in (False, True):
         kernels = CpuKernels(quantize)
         results[kernels.name] = measure(kernels, arguments.repeats, arguments.context)

@@ -1,11 +1,13 @@
 """LLM: the public Python API. Loads a target and its drafter, and runs prompts through the engine.
 
-    from flashdraft import LLM, SamplingParams
-    print(LLM("smollm2-135m").generate("The capital of France is")[0].text)
+from flashdraft import LLM, SamplingParams
+print(LLM("smollm2-135m").generate("The capital of France is")[0].text)
 """
 
 from __future__ import annotations
 
+import math
+import os
 import random
 import threading
 import uuid
@@ -19,8 +21,14 @@ from flashdraft.chat.templates import render_chat
 from flashdraft.core import FinishReason, Generation, Request, SamplingParams, TokenEvent
 from flashdraft.engine.config import EngineConfig
 from flashdraft.engine.engine import Engine
+from flashdraft.engine.live import OUT_OF_MEMORY
 from flashdraft.engine.output import StreamDecoder as Decoder
-from flashdraft.errors import CapacityError, RequestError, UnsupportedModelError
+from flashdraft.errors import (
+    CapacityError,
+    FlashdraftError,
+    RequestError,
+    UnsupportedModelError,
+)
 from flashdraft.kernels.interface import Kernels
 from flashdraft.kernels.select import select_kernels
 from flashdraft.models.drafter import PackedDrafter
@@ -38,41 +46,51 @@ Prompt = str | Sequence[int]
 class LLM:
     """A target with, usually, a drafter. Answers are the target's own; drafting only hurries them.
 
-    `draft`: "auto" finds the target's known drafter and else looks n-grams up; None decodes plainly;
-    "ngram" looks up only; anything else names a drafter. `verify`: "auto", or a fixed number of
-    draft tokens to check per step.
+    `draft`: "auto" finds the target's known drafter and else looks n-grams up; None decodes
+    plainly; "ngram" looks up only; anything else names a drafter. `verify`: "auto", or a fixed
+    number of draft tokens to check per step. Threads may share an LLM: their requests run together.
     """
 
     def __init__(
         self,
-        model: str = "smollm2-135m",
+        model: str | os.PathLike[str] = "smollm2-135m",
         *,
-        draft: str | None = "auto",
+        draft: str | os.PathLike[str] | None = "auto",
         verify: str | int = "auto",
-        device: str = "auto",
+        device: str | torch.device = "auto",
         dtype: str = "auto",
         exact: bool = False,
         max_context: int | None = None,
         max_batch: int | None = None,
         cache_gb: float | None = None,
     ) -> None:
+        self.model = _name("model", model)
+        draft = None if draft is None else _name("draft", draft)
         config = _engine_config(draft, verify, max_context, max_batch, cache_gb)
+        if not isinstance(device, str | torch.device):
+            raise RequestError(f"device is {device!r}; it must be 'auto', 'cpu' or 'cuda'.")
         self.kernels = select_kernels(device, dtype)
         if exact and self.kernels.device.type != "cpu":
             raise UnsupportedModelError(
                 "exact=True is not available on a GPU yet; a CPU is always exact (device='cpu')."
             )
-        self.model = model
-        path = resolve_source(model).path
+        path = resolve_source(self.model).path
         checkpoint = open_checkpoint(path)
         self.generation_config = checkpoint.generation_config
         self.tokenizer = Tokenizer.from_checkpoint(path)
-        drafter_name = default_drafter(model) if draft == "auto" else draft
+        drafter_name = default_drafter(self.model) if draft == "auto" else draft
         self.drafter_name = None if drafter_name == "ngram" else drafter_name
-        target, drafter = _load(checkpoint, self.drafter_name, self.kernels, model)
-        self.engine = Engine(target, drafter, config, self._decoder_factory())
+        try:
+            target, drafter = _load(checkpoint, self.drafter_name, self.kernels, self.model)
+            self.engine = Engine(target, drafter, config, self._decoder_factory())
+        except (torch.OutOfMemoryError, MemoryError) as error:
+            raise CapacityError(
+                f"{self.model} does not fit in the device's memory ({error}); use a smaller model, "
+                "a smaller cache_gb, or a CPU."
+            ) from error
         self._mailboxes: dict[str, deque[TokenEvent]] = {}
         self._lock = threading.RLock()
+        self._is_stepping = False
 
     def generate(
         self,
@@ -81,23 +99,14 @@ class LLM:
     ) -> list[Generation]:
         """Continue every prompt (text or token ids) as it is, all of them in one batch."""
         many = _as_list(prompts)
-        settings = [params or SamplingParams()] * len(many)
-        if isinstance(params, Sequence):
-            if len(params) != len(many):
-                raise RequestError(
-                    f"There are {len(many)} prompts and {len(params)} SamplingParams; give one for "
-                    "all or one for each."
-                )
-            settings = list(params)
-        requests = [self._request(p, s) for p, s in zip(many, settings, strict=True)]  # type: ignore[arg-type]
-        with self._lock:
-            try:
-                for request in requests:
-                    self._submit(request)
-                return [self._finish(request.id) for request in requests]
-            finally:
-                for request in requests:
-                    self._abandon(request.id)
+        requests = list(map(self._request, many, _settings(params, len(many))))
+        try:
+            for request in requests:
+                self._submit(request)
+            return [self._finish(request.id) for request in requests]
+        finally:
+            for request in requests:
+                self._abandon(request.id)
 
     def chat(
         self,
@@ -118,9 +127,10 @@ class LLM:
 
         A list of messages is a conversation. Closing the iterator cancels the request.
         """
-        if not isinstance(prompt, str) and prompt and isinstance(prompt[0], Mapping):
+        if isinstance(prompt, Sequence) and prompt and isinstance(prompt[0], Mapping):
             prompt = self.chat_prompt(prompt)  # type: ignore[arg-type]
-        request = self._request(prompt, params or SamplingParams(), verify)  # type: ignore[arg-type]
+        (settings,) = _settings(params, 1)
+        request = self._request(prompt, settings, verify)  # type: ignore[arg-type]
         self._submit(request)
         try:
             while True:
@@ -145,6 +155,8 @@ class LLM:
     ) -> Request:
         if isinstance(prompt, str):
             prompt = self._require_tokenizer().encode(prompt, add_special=True)
+        elif not _is_list(prompt):
+            raise RequestError(f"A prompt is {prompt!r}; it must be text or a list of token ids.")
         if params.stop:
             self._require_tokenizer()
         seed = random.getrandbits(62) if params.seed is None else params.seed
@@ -160,7 +172,12 @@ class LLM:
         with self._lock:
             mailbox = self._mailboxes[request_id]
             while not mailbox:
-                for event in self.engine.step():
+                self._is_stepping = True
+                try:
+                    events = self.engine.step()
+                finally:
+                    self._is_stepping = False
+                for event in events:
                     if event.request_id in self._mailboxes:
                         self._mailboxes[event.request_id].append(event)
             return mailbox.popleft()
@@ -170,7 +187,7 @@ class LLM:
             generation = self._next_event(request_id).generation
             if generation is not None:
                 if generation.finish_reason is FinishReason.ERROR:
-                    raise CapacityError(generation.error or "The request failed.")
+                    raise failure_of(generation)
                 return generation
 
     def _abandon(self, request_id: str) -> None:
@@ -178,7 +195,10 @@ class LLM:
         with self._lock:
             if self._mailboxes.pop(request_id, None) is not None:
                 self.engine.cancel(request_id)
-                self.engine.flush_cancelled()
+                # The garbage collector may close a stream in the middle of a step, in this very
+                # thread: then the next step ends it.
+                if not self._is_stepping:
+                    self.engine.flush_cancelled()
 
     def _require_tokenizer(self) -> Tokenizer:
         if self.tokenizer is None:
@@ -193,6 +213,12 @@ class LLM:
         return None if tokenizer is None else lambda: StreamDecoder(tokenizer)
 
 
+def failure_of(generation: Generation) -> FlashdraftError:
+    """The error behind a generation that ended with one."""
+    kind = CapacityError if generation.error == OUT_OF_MEMORY else FlashdraftError
+    return kind(generation.error or "The request failed.")
+
+
 def _engine_config(
     draft: str | None,
     verify: str | int,
@@ -200,8 +226,13 @@ def _engine_config(
     max_batch: int | None,
     cache_gb: float | None,
 ) -> EngineConfig:
-    if verify != "auto" and (isinstance(verify, bool) or not isinstance(verify, int)):
+    if verify != "auto" and type(verify) is not int:
         raise RequestError(f"verify is {verify!r}; it must be 'auto' or a number of draft tokens.")
+    for name, value in (("max_context", max_context), ("max_batch", max_batch)):
+        if value is not None and type(value) is not int:
+            raise RequestError(f"{name} is {value!r}; it must be a positive integer.")
+    if cache_gb is not None and (type(cache_gb) not in (int, float) or not math.isfinite(cache_gb)):
+        raise RequestError(f"cache_gb is {cache_gb!r}; it must be a number of gigabytes.")
     fixed = 0 if draft is None else None if isinstance(verify, str) else verify
     return EngineConfig(
         max_batch=EngineConfig.max_batch if max_batch is None else max_batch,
@@ -212,6 +243,12 @@ def _engine_config(
     )
 
 
+def _name(what: str, value: str | os.PathLike[str]) -> str:
+    if not isinstance(value, str | os.PathLike):
+        raise RequestError(f"{what} is {value!r}; it must be a name or a path.")
+    return os.fspath(value)
+
+
 def _load(
     checkpoint: Checkpoint, drafter_name: str | None, kernels: Kernels, label: str
 ) -> tuple[Target, PackedDrafter | None]:
@@ -219,21 +256,38 @@ def _load(
     if drafter_name is not None:
         drafter = load_drafter(resolve_source(drafter_name).path, checkpoint.config)
     taps = drafter.config.tap_layers if drafter is not None else ()
-    try:
-        with loading_progress(checkpoint.source, label) as on_read:
-            target = build_target(checkpoint.config, checkpoint.source, kernels, taps, on_read)
-        packed = PackedDrafter(drafter, kernels) if drafter is not None else None
-    except torch.OutOfMemoryError as error:
-        raise CapacityError(
-            f"{label} does not fit in the device's memory ({error}); use a smaller model, or a CPU."
-        ) from error
-    return target, packed
+    with loading_progress(checkpoint.source, label) as on_read:
+        target = build_target(checkpoint.config, checkpoint.source, kernels, taps, on_read)
+    return target, PackedDrafter(drafter, kernels) if drafter is not None else None
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes)
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if isinstance(prompts, str):
         return [prompts]
-    if prompts and isinstance(prompts[0], int):
+    if not _is_list(prompts):
+        raise RequestError(
+            f"prompts is {prompts!r}; it must be text, a list of token ids, or a list of such."
+        )
+    if prompts and not isinstance(prompts[0], str | Sequence):
         return [list(prompts)]  # type: ignore[arg-type]
     return list(prompts)  # type: ignore[arg-type]
 
+
+def _settings(
+    params: SamplingParams | Sequence[SamplingParams] | None, count: int
+) -> list[SamplingParams]:
+    """One `SamplingParams` for each of `count` prompts."""
+    many = list(params) if isinstance(params, Sequence) else [params or SamplingParams()] * count
+    if len(many) != count:
+        raise RequestError(
+            f"There are {count} prompts and {len(many)} SamplingParams; give one for all or one "
+            "for each."
+        )
+    for one in many:
+        if not isinstance(one, SamplingParams):
+            raise RequestError(f"params holds {one!r}; it must be SamplingParams.")
+    return many

@@ -125,6 +125,16 @@ def load_model(arguments: argparse.Namespace) -> LLM:
     )
 
 
+def describe_model(llm: LLM) -> str:
+    """What answers: the model, the kernels that were chosen, and who drafts."""
+    drafting = "plain decoding"
+    if llm.drafter_name is not None:
+        drafting = f"drafted by {llm.drafter_name}"
+    elif llm.engine.config.ngram:
+        drafting = "drafted by n-gram lookup"
+    return f"{llm.model} · {llm.kernels.name} on {llm.kernels.device} · {drafting}"
+
+
 def sampling_params(
     arguments: argparse.Namespace, base: SamplingParams | None = None
 ) -> SamplingParams:

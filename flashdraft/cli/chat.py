@@ -19,6 +19,7 @@ from flashdraft.cli.arguments import (
     Commands,
     add_model_arguments,
     add_sampling_arguments,
+    describe_model,
     load_model,
     model_sampling,
     require_template,
@@ -189,8 +190,8 @@ class Chat:
 
     def _introduction(self) -> str:
         return (
-            f"{self._llm.model} · context {self._llm.engine.max_context} tokens · /help lists "
-            "commands, Ctrl-D leaves"
+            f"{describe_model(self._llm)} · context {self._llm.engine.max_context} tokens\n"
+            "/help lists commands, Ctrl-D leaves"
         )
 
     # -- commands ------------------------------------------------------------------------------

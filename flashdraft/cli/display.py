@@ -87,7 +87,12 @@ class LiveLine:
     def wrote(self, text: str) -> None:
         """Keep account of the column that the answer has reached."""
         last = text.rpartition("\n")
-        self._column = (0 if last[1] else self._column) + sum(map(_width, last[2]))
+        column, terminal = 0 if last[1] else self._column, shutil.get_terminal_size().columns
+        for width in map(_width, last[2]):
+            if width == 2 and column % terminal == terminal - 1:
+                column += 1  # a wide character is not cut in two: it starts the next line
+            column += width
+        self._column = column
 
     def show(self, text: str) -> None:
         """Draw the line, unless it was drawn a moment ago."""

@@ -15,6 +15,7 @@ from flashdraft.cli.arguments import (
     add_json_argument,
     add_model_arguments,
     add_sampling_arguments,
+    describe_model,
     load_model,
     require_template,
     sampling_params,
@@ -77,7 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
         screen.note(f"wrote {arguments.output}")
     if arguments.json is not None:
         write_json(arguments.json, as_json(answer.generation))
-    screen.note(describe_fully(answer.num_tokens, answer.stats))
+    screen.note(f"{describe_model(llm)}\n{describe_fully(answer.num_tokens, answer.stats)}")
     return 0
 
 
@@ -157,6 +158,7 @@ def _compare(llm: LLM, prompt: Prompt, params: SamplingParams, screen: Screen) -
     answer(dataclasses.replace(params, max_tokens=warm_up), None)
     plain = answer(params, 0)
     drafted = answer(params, None)
+    print(describe_model(llm))
     for name, one in (("plain", plain), ("drafted", drafted)):
         print(
             f"{name:<8} {one.stats.tokens_per_s:8.1f} tok/s   {one.num_tokens} tokens   "

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from torch import Tensor
 
 from flashdraft.core import FinishReason, StepStats
 from flashdraft.engine.accept import accept_length
-from flashdraft.engine.draft import Proposer
-from flashdraft.engine.live import Live
+from flashdraft.engine.draft import GuardedProposer
+from flashdraft.engine.live import Ending, Live
 from flashdraft.engine.pages import PageBook
 from flashdraft.engine.policy import Draft, VerifyPolicy
 from flashdraft.engine.sampling import LogitsError
@@ -18,18 +17,11 @@ from flashdraft.engine.scheduler import Work
 from flashdraft.engine.sequence import Sequence as RunningSequence
 
 
-class Ending(NamedTuple):
-    """Why a request ended."""
-
-    reason: FinishReason
-    error: str | None = None
-
-
 class Committer:
     """Appends tokens to sequences and brings pages and drafter context in line with them."""
 
     def __init__(
-        self, book: PageBook, proposer: Proposer | None, policy: VerifyPolicy
+        self, book: PageBook, proposer: GuardedProposer | None, policy: VerifyPolicy
     ) -> None:
         self._book = book
         self._proposer = proposer
@@ -50,28 +42,30 @@ class Committer:
         that no token can be chosen from.
         """
         sequence = work.sequence
-        num_drafted = len(draft.tokens) if draft is not None else 0
-        num_accepted = accept_length(samples, draft.tokens) if draft is not None else 0
         if not work.is_decode:
             stats.num_prefill_tokens += work.num_tokens
         if not work.emits:
             sequence.num_cached = work.start + work.num_tokens
             return None
-        if num_accepted == len(samples):
-            place = work.start + work.num_tokens + num_accepted
-            return Ending(FinishReason.ERROR, str(LogitsError(place)))
+        drafts = draft.tokens if draft is not None else []
+        num_accepted = accept_length(samples, drafts)
         before = sequence.num_output
         finish = live.absorb(samples[: num_accepted + 1], logits, num_accepted)
         if draft is not None:
             self._policy.observe(live.momentum, draft, num_accepted)
         if work.is_decode:
             num_kept = sequence.num_output - before
-            live.count_step(num_drafted, num_accepted, num_kept)
+            live.count_step(len(drafts), num_accepted, num_kept)
             stats.num_decoding += 1
             stats.num_accepted += min(num_accepted, num_kept)
         computed = work.start + work.num_tokens + num_accepted
         sequence.num_cached = min(computed, len(sequence.tokens) - 1)
-        return Ending(finish) if finish is not None else None
+        if finish is not None:
+            return Ending(finish)
+        if num_accepted == len(samples):  # there is no bonus token: its row is not sound
+            position = work.start + work.num_tokens + num_accepted
+            return Ending(FinishReason.ERROR, str(LogitsError(position)))
+        return None
 
     def settle(
         self,
@@ -96,4 +90,5 @@ class Committer:
         for work in works:
             sequence = work.sequence
             self._book.publish(sequence, sequence.tokens, sequence.num_folded)
-            self._book.recycle(sequence, sequence.num_folded)
+            drafts = self._proposer is not None and self._proposer.serves(sequence)
+            self._book.recycle(sequence, sequence.num_folded if drafts else sequence.num_cached)

@@ -8,9 +8,11 @@ length and overwritten by the next fold.
 
 from __future__ import annotations
 
+import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Protocol
 
 import torch
@@ -26,6 +28,8 @@ from flashdraft.engine.sequence import Sequence as RunningSequence
 from flashdraft.kernels.interface import BIDIRECTIONAL, CAUSAL
 from flashdraft.models.drafter import Attend, PackedDrafter
 from flashdraft.models.layers import LayerCache, Target
+
+log = logging.getLogger(__name__)
 
 SOURCE = "block"
 MAX_BUFFERED = 256  # rows of taps a sequence may hold back before they are folded
@@ -53,15 +57,73 @@ class Proposer(Protocol):
         """Fold where too much is buffered."""
         ...
 
-    def propose(
-        self, works: Sequence[Work], samplers: Sequence[RequestSampler]
-    ) -> Sequence[Draft]:
+    def propose(self, works: Sequence[Work], samplers: Sequence[RequestSampler]) -> Sequence[Draft]:
         """A draft for every work, no longer than its room."""
         ...
 
     def measure(self, batch_sizes: Sequence[int]) -> dict[int, float]:
         """Seconds of `propose` for n sequences, for each n."""
         ...
+
+
+class GuardedProposer:
+    """A proposer whose failures cost drafts and never a request.
+
+    The sequences it failed on are not shown to it again: they decode without it to their end.
+    """
+
+    def __init__(self, proposer: Proposer) -> None:
+        self._proposer = proposer
+        self._given_up: set[RunningSequence] = set()
+        self.max_drafts = proposer.max_drafts
+        self.measure = proposer.measure
+
+    def serves(self, sequence: RunningSequence) -> bool:
+        """Whether the sequence's drafter context is kept up."""
+        return sequence not in self._given_up
+
+    def buffer(self, sequence: RunningSequence, taps: Tensor | None) -> None:
+        if self.serves(sequence):
+            with self._guard([sequence]):
+                self._proposer.buffer(sequence, taps)
+
+    def forget(self, sequence: RunningSequence) -> None:
+        with self._guard([sequence]):
+            self._proposer.forget(sequence)
+        self._given_up.discard(sequence)  # should it come back, it begins anew
+
+    def fold(self, sequences: Sequence[RunningSequence]) -> None:
+        if served := [s for s in sequences if self.serves(s)]:
+            with self._guard(served):
+                self._proposer.fold(served)
+
+    def fold_overdue(self, sequences: Sequence[RunningSequence]) -> None:
+        if served := [s for s in sequences if self.serves(s)]:
+            with self._guard(served):
+                self._proposer.fold_overdue(served)
+
+    def propose(self, works: Sequence[Work], samplers: Sequence[RequestSampler]) -> list[Draft]:
+        drafts = [Draft([], []) for _ in works]
+        if served := [i for i, work in enumerate(works) if self.serves(work.sequence)]:
+            with self._guard([works[i].sequence for i in served]):
+                proposed = self._proposer.propose(
+                    [works[i] for i in served], [samplers[i] for i in served]
+                )
+                for i, draft in zip(served, proposed, strict=True):
+                    drafts[i] = draft
+        return drafts
+
+    @contextmanager
+    def _guard(self, sequences: Sequence[RunningSequence]) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            name = type(error).__name__
+            log.warning("drafting failed for %d requests: %s: %s", len(sequences), name, error)
+            self._given_up.update(sequences)
+            for sequence in sequences:
+                with suppress(Exception):  # it is broken: all we can do is free what it holds
+                    self._proposer.forget(sequence)
 
 
 class BlockProposer:
@@ -201,7 +263,8 @@ class BlockProposer:
             picked.append(draft_rows(rows, sampler, history, work.start + 1, argmax))
         tokens = torch.cat(picked)
         chances = self._target.kernels.softmax(logits)
-        confidence = chances.gather(1, tokens.unsqueeze(1)).squeeze(1).tolist()
+        # NaN of a broken drafter is no confidence at all; the target refuses its tokens
+        confidence = chances.gather(1, tokens.unsqueeze(1)).squeeze(1).nan_to_num(0.0).tolist()
         ids, place, drafts = tokens.tolist(), 0, []
         for piece in picked:
             end = place + len(piece)

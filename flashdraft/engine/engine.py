@@ -10,13 +10,11 @@ import logging
 import time
 from collections.abc import Callable
 
-import torch
-
 from flashdraft.core import FinishReason, Request, StepStats, TokenEvent
-from flashdraft.engine.commit import Committer, Ending
+from flashdraft.engine.commit import Committer
 from flashdraft.engine.config import EngineConfig
-from flashdraft.engine.draft import BlockProposer, Proposer
-from flashdraft.engine.live import Live
+from flashdraft.engine.draft import BlockProposer, GuardedProposer, Proposer
+from flashdraft.engine.live import Ending, Live
 from flashdraft.engine.memory import build_cache
 from flashdraft.engine.ngram import MAX_DRAFTS, NgramIndex
 from flashdraft.engine.output import StreamDecoder, TextOutput
@@ -59,16 +57,16 @@ class Engine:
             self.config.prefill_chunk,
         )
         self.runner = Runner(target, cache, self.book)
-        self.proposer = proposer  # a proposer of the caller's, else the block drafter's
         if proposer is None and drafter is not None:
-            self.proposer = BlockProposer(drafter, target, cache, self.book)
+            proposer = BlockProposer(drafter, target, cache, self.book)
+        self.proposer = None if proposer is None else GuardedProposer(proposer)
         self._lookahead = self._max_drafts()
         self.policy = VerifyPolicy(self._measure_costs(), self.config.verify)
         self._committer = Committer(self.book, self.proposer, self.policy)
         self.last_step = StepStats()
         self._live: dict[str, Live] = {}
         self._cancelled: list[str] = []
-        self._solo = False  # after a failed step: one sequence at a time, to find the cause
+        self._solo = False  # after a failed step: one sequence at a time, and without drafts
 
     # -- requests ------------------------------------------------------------------------------
 
@@ -80,7 +78,7 @@ class Engine:
         if not request.prompt_ids:
             raise RequestError("The prompt is empty; it must have at least one token.")
         for token in request.prompt_ids:
-            if not isinstance(token, int) or not 0 <= token < vocab_size:
+            if type(token) is not int or not 0 <= token < vocab_size:  # a bool is no token
                 raise RequestError(
                     f"Token id {token!r} in the prompt is outside the vocabulary (0 to "
                     f"{vocab_size - 1}); was it made by another model's tokenizer?"
@@ -91,8 +89,8 @@ class Engine:
                 f"{self.max_context} with at least one for the answer. Shorten the prompt or raise "
                 "max_context."
             )
-        if request.verify is not None and request.verify < 0:
-            raise RequestError(f"verify is {request.verify}; it must be 0 or more.")
+        if request.verify is not None and (type(request.verify) is not int or request.verify < 0):
+            raise RequestError(f"verify is {request.verify!r}; it must be an integer from 0 on.")
         validate_for_vocab(params, vocab_size)
         stop_ids = frozenset(params.stop_token_ids)
         if not params.ignore_eos:
@@ -130,7 +128,7 @@ class Engine:
         """Advance every scheduled request; return what was committed."""
         events = self._end_cancelled()
         self.last_step = stats = StepStats()
-        works = self.scheduler.schedule(self._lookahead, self._solo)
+        works = self.scheduler.schedule(0 if self._solo else self._lookahead, self._solo)
         self._drop_preempted()
         if not works:
             return events
@@ -224,10 +222,11 @@ class Engine:
         begin = time.perf_counter()
         endings: dict[str, Ending] = {}
         for i, work in enumerate(works):
-            logits = verified.logits[verified.offsets[i] : verified.offsets[i + 1]]
-            ending = self._committer.accept(
-                work, self._of(work), drafts[i], samples[i], logits, stats
-            )
+            live, logits = self._of(work), verified.logits[slice(*verified.offsets[i : i + 2])]
+            try:
+                ending = self._committer.accept(work, live, drafts[i], samples[i], logits, stats)
+            except Exception as error:  # of the decoder, most likely
+                ending = Ending.by_failure(error)
             if ending is not None:
                 endings[work.sequence.request.id] = ending
         ended = [self._live[request_id].sequence for request_id in endings]
@@ -251,7 +250,7 @@ class Engine:
             self.proposer.forget(live.sequence)
         del self._live[live.sequence.request.id]
         self._solo = False
-        return live.event(ending.reason, ending.error)
+        return live.event(ending)
 
     def _end_cancelled(self) -> list[TokenEvent]:
         ids, self._cancelled = dict.fromkeys(self._cancelled), []
@@ -265,20 +264,17 @@ class Engine:
         self.scheduler.preempted.clear()
 
     def _recover(self, works: list[Work], error: Exception) -> list[TokenEvent]:
-        """A step failed: run the requests one at a time, and end the one that fails alone."""
-        alone = len(works) == 1 and len(self.scheduler.running) == 1
-        log.warning("a step over %d requests failed: %s", len(works), error)
-        live = self._of(works[0])
+        """A step failed: run requests alone and plainly, and end the one that fails even so."""
+        log.warning(
+            "a step over %d requests failed: %s: %s", len(works), type(error).__name__, error
+        )
+        self.last_step = StepStats()
         self.scheduler.preempt_all()
         self._drop_preempted()
-        if not alone:
+        if not self._solo:
             self._solo = True
             return []
-        if isinstance(error, torch.OutOfMemoryError | MemoryError):
-            reason = "The device ran out of memory; lower max_context, max_batch or cache_gb."
-        else:
-            reason = f"The engine could not compute this request: {type(error).__name__}: {error}"
-        return [self._end(live, Ending(FinishReason.ERROR, reason))]
+        return [self._end(self._of(works[0]), Ending.by_failure(error))]
 
     # -- set-up --------------------------------------------------------------------------------
 

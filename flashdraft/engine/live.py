@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from flashdraft.core import FinishReason, Generation, TokenEvent, TokenLogprob
@@ -13,6 +15,23 @@ from flashdraft.engine.output import TextOutput
 from flashdraft.engine.policy import Momentum
 from flashdraft.engine.sampling import RequestSampler, logprobs_of
 from flashdraft.engine.sequence import Sequence
+
+OUT_OF_MEMORY = "The device ran out of memory; lower max_context, max_batch or cache_gb."
+
+
+class Ending(NamedTuple):
+    """Why a request ended."""
+
+    reason: FinishReason
+    error: str | None = None
+
+    @classmethod
+    def by_failure(cls, error: Exception) -> Ending:
+        """The end of a request that could not be computed."""
+        if isinstance(error, torch.OutOfMemoryError | MemoryError):
+            return cls(FinishReason.ERROR, OUT_OF_MEMORY)
+        what = f"The engine could not compute this request: {type(error).__name__}: {error}"
+        return cls(FinishReason.ERROR, what)
 
 
 @dataclass(eq=False)
@@ -32,6 +51,8 @@ class Live:
         tokens[j] was chosen from logits[j]; the first `num_accepted` of them had been drafted.
         """
         sequence, params = self.sequence, self.sequence.request.params
+        if not tokens:
+            return None
         now = time.perf_counter()
         if sequence.first_token_at is None:
             sequence.first_token_at = now
@@ -59,26 +80,29 @@ class Live:
         stats.decode_tokens += num_kept
         stats.histogram[num_kept] = stats.histogram.get(num_kept, 0) + 1
 
-    def event(self, finish: FinishReason | None, error: str | None = None) -> TokenEvent:
-        """What was committed since the last event; with a finish, the whole answer too."""
+    def event(self, ending: Ending | None) -> TokenEvent:
+        """What was committed since the last event; with an ending, the whole answer too."""
         sequence = self.sequence
-        if finish is not None:
-            self.output.finish()
+        if ending is not None:
+            try:
+                self.output.finish()
+            except Exception as error:  # the decoder's: what it held back is lost
+                ending = Ending.by_failure(error) if ending.error is None else ending
         new = slice(self._num_reported, sequence.num_output)
         self._num_reported = sequence.num_output
         has_logprobs = sequence.request.params.logprobs is not None
         logprobs: list[TokenLogprob] | None = sequence.logprobs if has_logprobs else None
         text = self.output.take()
         generation = None
-        if finish is not None:
+        if ending is not None:
             generation = Generation(
                 text=self.output.text,
                 token_ids=sequence.output_ids,
-                finish_reason=finish,
+                finish_reason=ending.reason,
                 stats=sequence.stats,
                 logprobs=logprobs,
                 drafted=sequence.drafted,
-                error=error,
+                error=ending.error,
             )
         return TokenEvent(
             request_id=sequence.request.id,

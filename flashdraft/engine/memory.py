@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -54,7 +53,7 @@ def build_cache(
     while True:
         most = _most_pages(layers, config, longest, slack, num_windows)
         pages = plan_pages(layers, kernels.dtype, config.page_size, budget, most)
-        fits = min(max_position, _longest_sequence(pages, config.page_size, slack))
+        fits = min([max_position, *_length_limits(pages, config.page_size, slack)])
         # a context that was asked for comes before windows for many sequences
         if config.max_context is None or fits >= longest or num_windows == 1:
             break
@@ -98,14 +97,13 @@ def _most_pages(
     return most
 
 
-def _longest_sequence(pages: dict[int | None, int], page_size: int, slack: int) -> float:
-    """The longest sequence that can always run to its end, if need be alone."""
-    limits = [
+def _length_limits(pages: dict[int | None, int], page_size: int, slack: int) -> list[int]:
+    """What limits a sequence that can always run to its end, if need be alone."""
+    return [
         count * page_size
         for window, count in pages.items()
         if window is None or count < window_pages(window, slack, page_size)
     ]
-    return min(limits, default=math.inf)
 
 
 def _budget(device: torch.device, config: EngineConfig) -> int:

@@ -7,6 +7,7 @@ code.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence as TokenList
 
 from flashdraft.engine.policy import Draft
@@ -14,34 +15,53 @@ from flashdraft.engine.policy import Draft
 MAX_MATCH = 8
 MIN_MATCH = 2
 MAX_DRAFTS = 15
+MAX_LOOKS = 64  # earlier places to compare: bounds the time where a pair is very common
 SOURCE = "ngram"
 
 
 class NgramIndex:
-    """Where every short run of tokens of one sequence last ended."""
+    """Where every pair of tokens of one sequence came up, the latest place first."""
 
     def __init__(self) -> None:
-        self._ends: dict[tuple[int, ...], int] = {}  # run -> index of the token after it
-        self._num_indexed = 0
+        self._latest: dict[tuple[int, int], int] = {}  # pair -> index of the token after it
+        self._earlier = array("i", (0, 0))  # at such an index: the one before it, 0 = none
 
     def extend(self, tokens: TokenList[int]) -> None:
-        """Index runs that end before the last token; tokens only ever grow."""
-        for end in range(max(self._num_indexed, MIN_MATCH), len(tokens)):
-            for length in range(MIN_MATCH, min(MAX_MATCH, end) + 1):
-                self._ends[tuple(tokens[end - length : end])] = end
-        self._num_indexed = max(self._num_indexed, len(tokens))
+        """Index pairs that end before the last token; tokens only ever grow."""
+        latest, earlier = self._latest, self._earlier
+        first = len(earlier)
+        pairs = zip(tokens[first - 2 : -2], tokens[first - 1 : -1], strict=True)
+        for end, pair in enumerate(pairs, first):
+            earlier.append(latest.get(pair, 0))
+            latest[pair] = end
 
     def propose(self, tokens: TokenList[int], room: int) -> Draft | None:
         """Up to `room` tokens that followed the longest known suffix, or None."""
+        if room <= 0 or len(tokens) <= MIN_MATCH:
+            return None
         self.extend(tokens)
-        for length in range(min(MAX_MATCH, len(tokens)), MIN_MATCH - 1, -1):
-            end = self._ends.get(tuple(tokens[len(tokens) - length :]))
-            if end is None:
-                continue
-            following = list(tokens[end : end + room])
-            while following and len(following) < room:  # a repeating run: let it go on repeating
-                following.append(following[len(following) - (len(tokens) - end)])
-            # a longer match is a surer one: the policy learns how sure
-            confidence = 0.35 + 0.6 * (length - MIN_MATCH) / (MAX_MATCH - MIN_MATCH)
-            return Draft(following, [confidence] * len(following), SOURCE) if following else None
-        return None
+        end, length = self._longest_match(tokens)
+        if length < MIN_MATCH:
+            return None
+        following = list(tokens[end : end + room])
+        while len(following) < room:  # a repeating run: let it go on repeating
+            following.append(following[len(following) - (len(tokens) - end)])
+        # a longer match is a surer one: the policy learns how sure
+        confidence = 0.35 + 0.6 * (length - MIN_MATCH) / (MAX_MATCH - MIN_MATCH)
+        return Draft(following, [confidence] * len(following), SOURCE)
+
+    def _longest_match(self, tokens: TokenList[int]) -> tuple[int, int]:
+        """Where the longest match of the suffix ends, the latest of equals, and its length."""
+        best_end = best_length = 0
+        end = self._latest.get((tokens[-2], tokens[-1]), 0)
+        for _ in range(MAX_LOOKS):
+            if end == 0 or best_length == MAX_MATCH:
+                break
+            length = MIN_MATCH
+            most = min(MAX_MATCH, end)
+            while length < most and tokens[end - 1 - length] == tokens[-1 - length]:
+                length += 1
+            if length > best_length:
+                best_end, best_length = end, length
+            end = self._earlier[end]
+        return best_end, best_length

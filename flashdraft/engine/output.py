@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from flashdraft.errors import RequestError
+
 
 class StreamDecoder(Protocol):
     """Turns tokens into text as they come; holds back incomplete characters."""
@@ -18,6 +20,11 @@ class TextOutput:
     """The text of one answer: ends before a stop string, never shows the start of one too early."""
 
     def __init__(self, decoder: StreamDecoder | None, stops: Sequence[str]) -> None:
+        if decoder is None and stops:
+            raise RequestError(
+                f"stop is {list(stops)!r}, but without a tokenizer there is no text to find it in; "
+                "use stop_token_ids."
+            )
         self._decoder = decoder
         self._stops = tuple(stops)
         self._text = ""
@@ -30,7 +37,7 @@ class TextOutput:
 
     def push(self, token: int) -> bool:
         """Take one token; True if it completes a stop string, which ends the text before it."""
-        if self._decoder is not None:
+        if self._decoder is not None and not self._ended:
             self._append(self._decoder.push((token,)))
         return self._ended
 

@@ -1,9 +1,9 @@
 """How many draft tokens to send to the target: per request and step, from measured costs. No torch.
 
 The target's step cost is known per number of rows (measured at start-up), each draft slot's chance
-of survival is estimated online from the proposer's own confidence, and the choice maximises
-expected tokens per second. Zero is always a candidate, so drafting is never slower than plain decoding by
-more than an occasional probe.
+of survival is learnt online from the proposer's own confidence, and the choice maximises expected
+tokens per second. Zero is always a candidate. Where drafting does not pay the drafter rests, but
+for a probe now and then that costs one percent: so drafting is never much slower than none.
 """
 
 from __future__ import annotations
@@ -13,9 +13,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-NUM_BUCKETS = 10
-PRIOR_WEIGHT = 4.0  # observations a prior counts for
-DECAY = 0.98  # per observation of a bucket: old evidence fades
+# confidences below the first edge are one bucket, between two edges another, and so on; finer near
+# one, where a small difference decides over a long draft
+BUCKET_EDGES = (0.02, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.97, 0.99)
+CONFIDENCE_WEIGHT = 4.0  # observations that the proposer's own word counts for
+PARENT_WEIGHT = 12.0  # observations that all requests together count for, for one of them
+DECAY, PARENT_DECAY = 0.98, 0.995  # per observation of a bucket: old evidence fades
+MIN_WEIGHT = 0.1  # of one step in a request's running means
+PROBE_COST = 0.01  # what probing may cost, as a part of plain decoding
+MIN_PROBE_PERIOD = 32  # steps
 
 
 @dataclass
@@ -34,10 +40,11 @@ class CostModel:
     """Seconds of a target step by number of rows, and of a drafter pass by number of sequences."""
 
     def __init__(self, target: dict[int, float], drafter: dict[int, float] | None = None) -> None:
+        assert target, "a step was never measured"
         self._target = _monotone(target)
         self._drafter = _monotone(drafter or {})
 
-    def target(self, num_rows: int) -> float:
+    def target(self, num_rows: float) -> float:
         return _interpolate(self._target, num_rows)
 
     def drafter(self, num_sequences: int) -> float:
@@ -54,7 +61,7 @@ def _monotone(points: dict[int, float]) -> list[tuple[int, float]]:
     return result
 
 
-def _interpolate(points: list[tuple[int, float]], x: int) -> float:
+def _interpolate(points: list[tuple[int, float]], x: float) -> float:
     place = bisect.bisect_left(points, (x, -math.inf))
     if place < len(points) and points[place][0] == x:
         return points[place][1]
@@ -62,8 +69,9 @@ def _interpolate(points: list[tuple[int, float]], x: int) -> float:
         return points[0][1]
     if len(points) == 1:
         return points[0][1] * x / points[0][0]
-    low, high = points[max(0, min(place, len(points) - 1) - 1)], points[min(place, len(points) - 1)]
-    return low[1] + (high[1] - low[1]) * (x - low[0]) / (high[0] - low[0])
+    high = min(place, len(points) - 1)  # beyond the last point the last slope goes on
+    (x0, y0), (x1, y1) = points[high - 1], points[high]
+    return y0 + (y1 - y0) * (x - x0) / (x1 - x0)
 
 
 class Survival:
@@ -76,18 +84,25 @@ class Survival:
 
     def chance(self, source: str, confidence: float) -> float:
         """Estimated probability that the target agrees, given that it agreed so far."""
-        key = (source, _bucket(confidence))
+        key = (source, bisect.bisect(BUCKET_EDGES, confidence))
         if self._parent is None:
-            prior = min(max(confidence, 0.02), 0.98)
+            prior, weight = min(max(confidence, 0.02), 0.98), CONFIDENCE_WEIGHT
         else:
-            prior = self._parent.chance(source, confidence)
-        seen = self._seen.get(key, 0.0)
-        return (self._accepted.get(key, 0.0) + PRIOR_WEIGHT * prior) / (seen + PRIOR_WEIGHT)
+            prior, weight = self._parent.chance(source, confidence), PARENT_WEIGHT
+        seen, accepted = self._seen.get(key, 0.0), self._accepted.get(key, 0.0)
+        return (accepted + weight * prior) / (seen + weight)
+
+    def doubts(self, source: str, confidence: float) -> bool:
+        """Whether an acceptance would be news: it is thought unlikely, or was hardly ever seen."""
+        key = (source, bisect.bisect(BUCKET_EDGES, confidence))
+        origin = self._parent or self
+        return self.chance(source, confidence) < 0.5 or origin._seen.get(key, 0.0) < 16
 
     def observe(self, source: str, confidence: float, accepted: bool) -> None:
-        key = (source, _bucket(confidence))
-        self._seen[key] = self._seen.get(key, 0.0) * DECAY + 1.0
-        self._accepted[key] = self._accepted.get(key, 0.0) * DECAY + float(accepted)
+        key = (source, bisect.bisect(BUCKET_EDGES, confidence))
+        decay = PARENT_DECAY if self._parent is None else DECAY
+        self._seen[key] = self._seen.get(key, 0.0) * decay + 1.0
+        self._accepted[key] = self._accepted.get(key, 0.0) * decay + float(accepted)
         if self._parent is not None:
             self._parent.observe(source, confidence, accepted)
 
@@ -100,24 +115,24 @@ class Survival:
         return result
 
 
-def _bucket(confidence: float) -> int:
-    return min(NUM_BUCKETS - 1, max(0, int(confidence * NUM_BUCKETS)))
-
-
-@dataclass
+@dataclass(eq=False)
 class Momentum:
-    """Whether drafting pays for one request lately, and when to try again."""
+    """What the block drafter brings one request lately, and whether it runs for it."""
 
-    gain: float | None = None  # running mean of the tokens a drafted step is expected to add
-    width: float = 0.0  # running mean of the verify lengths chosen
-    pause: int = 0  # steps left without drafting
-    backoff: int = 8
-    survival: Survival = field(default_factory=Survival)
+    survival: Survival
+    is_drafting: bool = True
+    gain: float = 0.0  # running mean of the tokens a drafted step is expected to add
+    price: float = 0.0  # running mean of the seconds that verifying it takes
+    weight: float = math.inf  # of the last step in these means: an average first, fading later
+    was_drafted: bool = False  # in this step
+    was_surprised: bool = False  # an unlikely slot was accepted: worth another look
+    rival: list[float] = field(default_factory=list)  # survival of the draft there was without it
 
-    def remember(self, gain: float, width: int) -> None:
-        """Take in what was chosen for a drafted step."""
-        self.width = width if self.gain is None else 0.8 * self.width + 0.2 * width
-        self.gain = gain if self.gain is None else 0.8 * self.gain + 0.2 * gain
+    def remember(self, gain: float, price: float) -> None:
+        """Take in what this step's draft was worth, and what it cost beside the drafter's pass."""
+        self.weight = max(MIN_WEIGHT, 1.0 / (1.0 + 1.0 / self.weight))
+        self.gain += self.weight * (gain - self.gain)
+        self.price += self.weight * (price - self.price)
 
 
 class VerifyPolicy:
@@ -127,9 +142,15 @@ class VerifyPolicy:
         self._costs = costs
         self._fixed = fixed
         self._survival = Survival()
+        self._asked: list[Momentum] = []  # the requests that could draft in this step
+        self._num_steps = 1
+        self._typical = Momentum(self._survival)  # where new requests begin
 
     def new_request(self) -> Momentum:
-        return Momentum(survival=Survival(self._survival))
+        last = self._typical
+        return Momentum(
+            Survival(self._survival), last.is_drafting, last.gain, last.price, last.weight
+        )
 
     def wants_draft(self, momentum: Momentum, num_sequences: int, fixed: int | None) -> bool:
         """Whether running the block drafter for this request is worth its cost this step."""
@@ -138,27 +159,17 @@ class VerifyPolicy:
             return limit > 0
         if self._costs is None:
             return True
-        if momentum.pause > 0:
-            momentum.pause -= 1
-            return False
-        if momentum.gain is None:
-            return True
-        plain = self._costs.target(num_sequences)
-        extra = max(1, round(momentum.width * num_sequences))
-        drafted = self._costs.target(num_sequences + extra) + self._costs.drafter(num_sequences)
-        if (1.0 + momentum.gain) * plain >= drafted:
-            momentum.backoff = 8
-            return True
-        momentum.pause, momentum.gain = momentum.backoff, None  # then probe once
-        momentum.backoff = min(64, momentum.backoff * 2)
-        return False
+        self._asked.append(momentum)
+        momentum.was_drafted = momentum.is_drafting or self._probes(momentum, num_sequences)
+        return momentum.was_drafted
 
     def better(self, momentum: Momentum, first: Draft | None, second: Draft) -> Draft:
-        """The draft from which more tokens are expected."""
+        """The draft from which more tokens are expected; the second one cost a drafter pass."""
         if first is None:
+            momentum.rival = []
             return second
-        curve = momentum.survival.curve
-        return first if sum(curve(first)) > sum(curve(second)) else second
+        momentum.rival = momentum.survival.curve(first)
+        return first if sum(momentum.rival) > sum(momentum.survival.curve(second)) else second
 
     def choose(
         self,
@@ -181,27 +192,80 @@ class VerifyPolicy:
             else:
                 curves[index] = momenta[index].survival.curve(draft)
         if self._costs is not None:
-            self._compete(lengths, curves, num_rows)
-        for index, curve in curves.items():
-            momenta[index].remember(sum(curve[: lengths[index]]), lengths[index])
+            price = self._compete(self._costs, lengths, curves, num_rows)
+            for index, curve in curves.items():
+                momentum, length = momenta[index], lengths[index]
+                if momentum.was_drafted:
+                    gain = sum(curve[:length]) - sum(momentum.rival[:length])
+                    momentum.remember(gain, price * length)
+                if length == 0 and self._probes(momentum, len(drafts)):
+                    lengths[index] = 1  # only what is verified can be learnt from
+            self._plan(self._costs)
         return lengths
 
-    def _compete(self, lengths: list[int], curves: dict[int, list[float]], num_rows: int) -> None:
-        """Hand rows to the likeliest slots of all requests while expected speed rises."""
-        assert self._costs is not None
+    def _compete(
+        self, costs: CostModel, lengths: list[int], curves: dict[int, list[float]], num_rows: int
+    ) -> float:
+        """Hand rows to the likeliest slots of all requests while expected speed rises.
+
+        Returns what such a row costs.
+        """
         # survival never rises along a draft, so taking the likeliest slots first keeps prefixes
-        slots = sorted(((-alive, i) for i, curve in curves.items() for alive in curve))
+        slots = sorted((-alive, i) for i, curve in curves.items() for alive in curve)
+        # a prompt's rows are computed anyway: they are no reason to draft more, or less
         rows, tokens = num_rows + sum(lengths), float(len(lengths))
-        best, best_count = tokens / self._costs.target(rows), 0
+        base = costs.target(tokens) - costs.target(rows)
+        base += costs.drafter(sum(m.was_drafted and m.is_drafting for m in self._asked))
+        best, best_count = tokens / (base + costs.target(rows)), 0
         for count, (negative_alive, _) in enumerate(slots, start=1):
             tokens -= negative_alive
-            speed = tokens / self._costs.target(rows + count)
+            speed = tokens / (base + costs.target(rows + count))
             if speed > best:
                 best, best_count = speed, count
         for _, index in slots[:best_count]:
             lengths[index] += 1
+        return (costs.target(rows + best_count) - costs.target(rows)) / max(1, best_count)
+
+    def _plan(self, costs: CostModel) -> None:
+        """Decide for whom the drafter runs in the next step, from what it brought lately."""
+        asked, self._asked = self._asked, []
+        self._num_steps += 1
+        if not asked:
+            return
+        asked.sort(key=lambda momentum: -momentum.gain)
+        tokens, seconds = float(len(asked)), costs.target(len(asked))
+        best, best_count = tokens / seconds, 0
+        for count, momentum in enumerate(asked, start=1):
+            tokens += momentum.gain
+            seconds += momentum.price
+            speed = tokens / (seconds + costs.drafter(count))
+            if speed > best:
+                best, best_count = speed, count
+        for place, momentum in enumerate(asked):
+            momentum.is_drafting = place < best_count
+            if not momentum.is_drafting:
+                momentum.weight = 1.0  # after a rest the past says less
+            momentum.was_drafted = False
+        self._typical = asked[len(asked) // 2]
+
+    def _probes(self, momentum: Momentum, num_sequences: int) -> bool:
+        """Whether this step tries again what did not pay. All requests try in the same step."""
+        assert self._costs is not None
+        plain, drafter = self._costs.target(num_sequences), self._costs.drafter(num_sequences)
+        if not momentum.was_surprised:
+            probe = self._costs.target(2 * num_sequences) - plain + drafter
+            period = max(MIN_PROBE_PERIOD, probe / (PROBE_COST * plain))
+            if self._num_steps % 2 ** math.ceil(math.log2(period)) != 0:
+                return False
+        # and would it pay if every draft token were accepted?
+        widths = (1 + length for length in range(1, 16))
+        return any(w * plain > self._costs.target(w * num_sequences) + drafter for w in widths)
 
     def observe(self, momentum: Momentum, draft: Draft, num_accepted: int) -> None:
         """Learn from a verified draft: every accepted slot, and the first refused one."""
+        survival, source = momentum.survival, draft.source
+        momentum.was_surprised = (
+            num_accepted > 0 and survival.doubts(source, draft.confidence[0])
+        )
         for slot in range(min(num_accepted + 1, len(draft.tokens))):
-            momentum.survival.observe(draft.source, draft.confidence[slot], slot < num_accepted)
+            survival.observe(source, draft.confidence[slot], slot < num_accepted)

@@ -62,11 +62,12 @@ class Scheduler:
             self.waiting.remove(sequence)
 
     def schedule(self, lookahead: int, solo: bool = False) -> list[Work]:
-        """Choose the next step's work; a decoding sequence gets room for `lookahead` drafts at most.
+        """Choose the next step's work; decoding sequences get room for up to `lookahead` drafts.
 
         With `solo` no more than one sequence runs.
         """
         max_batch = 1 if solo else self._max_batch
+        num_preempted = len(self.preempted)
         plan: dict[Sequence, Work] = {}
         decoding = [s for s in self.running[:max_batch] if s.is_decoding]
         prefilling = [s for s in self.running[:max_batch] if not s.is_decoding]
@@ -81,13 +82,15 @@ class Scheduler:
         for sequence, work in plan.items():
             if work.is_decode:
                 plan[sequence] = self._with_room(work, lookahead)
+        if len(self.preempted) > num_preempted:
+            max_batch = 0  # no room: whoever came in now would be the next to give way
         budget = self._max_step_tokens - sum(w.num_tokens + w.room for w in plan.values())
         while budget > 0 and self.waiting and len(self.running) < max_batch:
-            work = self._admit(self.waiting[0], budget)
-            if work is None:
+            admitted = self._admit(self.waiting[0], budget)
+            if admitted is None:
                 break
-            plan[work.sequence] = work
-            budget -= work.num_tokens
+            plan[admitted.sequence] = admitted
+            budget -= admitted.num_tokens
         return [plan[sequence] for sequence in self.running if sequence in plan]
 
     def _fair_lookahead(self, lookahead: int, num_decoding: int, has_prompts: bool) -> int:

@@ -16,71 +16,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from flashdraft.kernels.cpu_weights import FloatWeight, Int8Weight, native
 from flashdraft.kernels.interface import Activation, BlockMask, PageView, QKVSpec, RopeTable
 from flashdraft.kernels.torch_backend import mix_experts
-
-try:
-    from flashdraft.kernels import _native  # torch is loaded first: both then share one OpenMP
-except ImportError:
-    _native = None
-
-_BLOCK = 16  # 8-bit inputs per step; BLOCK in native/linear_int8.c
-_LARGEST = 127
-_MOST_INPUTS = 65536  # a longer sum of 8-bit products could overflow 32 bits
 
 
 def available() -> bool:
     """Whether the native kernels were built for this installation."""
-    return _native is not None
-
-
-@dataclass(frozen=True)
-class FloatWeight:
-    """A weight in panels of 8 or 16 outputs: [panels, in, panel] float32, padded with zeros."""
-
-    panels: Tensor
-    in_features: int
-    out_features: int
-
-    def multiply(self, x: int, y: int, rows: int, threads: int) -> None:
-        """y = x @ weight.T for addresses of dense rows."""
-        _native.linear_float(
-            x, self.panels.data_ptr(), y, rows, self.in_features, self.out_features, threads
-        )
-
-
-@dataclass(frozen=True)
-class Int8Weight:
-    """A weight in 8 bits with one scale per output and group of inputs.
-
-    panels [panels, padded_in / 4, panel, 4] int8; scale and start [panels, groups, panel]: start is
-    -128 * (the group's sum of weights), for processors that multiply unsigned activations.
-    """
-
-    panels: Tensor
-    scale: Tensor
-    start: Tensor
-    in_features: int
-    out_features: int
-    group: int
-
-    def multiply(self, x: int, y: int, rows: int, threads: int) -> None:
-        """y = x @ weight.T for addresses of dense rows."""
-        _native.linear_int8(
-            x,
-            self.panels.data_ptr(),
-            self.scale.data_ptr(),
-            self.start.data_ptr(),
-            y,
-            rows,
-            self.in_features,
-            self.out_features,
-            self.group,
-            threads,
-        )
+    return native is not None
 
 
 class CpuKernels:
@@ -90,7 +35,7 @@ class CpuKernels:
     dtype = torch.float32
 
     def __init__(self, quantize: bool, group: int | None = None) -> None:
-        if _native is None:
+        if native is None:
             raise RuntimeError(
                 "The native CPU kernels are not built; install flashdraft where a C compiler is, "
                 "or use the torch backend."
@@ -104,8 +49,8 @@ class CpuKernels:
     def pack(self, weight: Tensor, quantize: bool = True) -> FloatWeight | Int8Weight:
         weight = weight.detach().to("cpu", torch.float32)
         if self._quantize and quantize:
-            return _pack_int8(weight, self._group)
-        return _pack_float(weight)
+            return Int8Weight.pack(weight, self._group)
+        return FloatWeight.pack(weight)
 
     def linear(self, x: Tensor, weight: Any) -> Tensor:
         rows, inputs = x.shape
@@ -120,7 +65,7 @@ class CpuKernels:
         columns = x.shape[-1]
         scale = 0 if weight is None else _address(weight, size=columns)
         rows = x.numel() // columns
-        _native.rms_norm(_address(x), scale, out.data_ptr(), rows, columns, eps, self._threads)
+        native.rms_norm(_address(x), scale, out.data_ptr(), rows, columns, eps, self._threads)
         return out
 
     def add_rms_norm(
@@ -128,7 +73,7 @@ class CpuKernels:
     ) -> tuple[Tensor, Tensor]:
         rows, columns = x.shape
         total, out = torch.empty(rows, columns), torch.empty(rows, columns)
-        _native.add_rms_norm(
+        native.add_rms_norm(
             _address(x),
             _address(delta, size=rows * columns),
             _address(weight, size=columns),
@@ -144,11 +89,13 @@ class CpuKernels:
     def gated(self, gate_up: Tensor, activation: Activation) -> Tensor:
         rows, features = gate_up.shape
         if features % 2:
-            raise ValueError(f"A row of [gate | up] has an even number of features, not {features}.")
+            raise ValueError(
+                f"A row of [gate | up] has an even number of features, not {features}."
+            )
         columns = features // 2
         out = torch.empty(rows, columns)
         kind = 0 if activation is Activation.SILU else 1
-        _native.gated(_address(gate_up), out.data_ptr(), rows, columns, kind, self._threads)
+        native.gated(_address(gate_up), out.data_ptr(), rows, columns, kind, self._threads)
         return out
 
     def prepare_qkv(
@@ -171,7 +118,7 @@ class CpuKernels:
                 f"{tuple(key_cache.shape)}."
             )
         query = torch.empty(rows, spec.num_heads, layer.dim)
-        _native.prepare_qkv(
+        native.prepare_qkv(
             _address(qkv),
             _address(positions, torch.int64, rows),
             _address(slots, torch.int64, rows),
@@ -200,7 +147,7 @@ class CpuKernels:
         rows, heads, dim = query.shape
         pages, page_size, kv_heads, cache_dim = key_cache.shape
         batch = self._facts.about(view, _read_view)
-        if cache_dim != dim or heads % kv_heads or page_size != view.page_size:
+        if cache_dim != dim or not heads or heads % kv_heads or page_size != view.page_size:
             raise ValueError(
                 f"Queries {tuple(query.shape)} and pages of {view.page_size} do not fit a cache of "
                 f"{tuple(key_cache.shape)}."
@@ -212,7 +159,7 @@ class CpuKernels:
             seen_width = mask.explicit.shape[-1]
             seen = _address(mask.explicit, torch.bool, batch.num_seqs * seen_width**2)
         out = torch.empty(rows, heads * dim)
-        _native.attention(
+        native.attention(
             _address(query),
             _address(key_cache),
             _address(value_cache, size=key_cache.numel()),
@@ -234,17 +181,17 @@ class CpuKernels:
 
     def softmax(self, x: Tensor) -> Tensor:
         out = torch.empty_like(x)
-        _native.softmax(_address(x), out.data_ptr(), *x.shape, self._threads)
+        native.softmax(_address(x), out.data_ptr(), *x.shape, self._threads)
         return out
 
     def softcap(self, x: Tensor, cap: float) -> Tensor:
         out = torch.empty_like(x)
-        _native.softcap(_address(x), out.data_ptr(), *x.shape, cap, self._threads)
+        native.softcap(_address(x), out.data_ptr(), *x.shape, cap, self._threads)
         return out
 
     def argmax(self, x: Tensor) -> Tensor:
         out = torch.empty(x.shape[0], dtype=torch.int64)
-        _native.argmax(_address(x), out.data_ptr(), *x.shape, self._threads)
+        native.argmax(_address(x), out.data_ptr(), *x.shape, self._threads)
         return out
 
     def experts(
@@ -260,7 +207,7 @@ class CpuKernels:
 
 
 def _address(tensor: Tensor, dtype: torch.dtype = torch.float32, size: int | None = None) -> int:
-    """Where a tensor's data lies, if it has the layout (and number of elements) a kernel expects."""
+    """Where a tensor's data lies, if it has the layout and the number of elements expected."""
     if (
         tensor.dtype is not dtype
         or not tensor.is_contiguous()
@@ -348,34 +295,3 @@ def _read_view(view: PageView) -> _Batch:
         view.page_size,
     )
     return _Batch(num_seqs, arguments)
-
-
-def _in_panels(weight: Tensor) -> Tensor:
-    """[out, in] -> [panels, panel, in]: an even number of panels, padded with zeros."""
-    padding = -weight.shape[0] % (2 * _native.PANEL)
-    return F.pad(weight, (0, 0, 0, padding)).view(-1, _native.PANEL, weight.shape[1])
-
-
-def _pack_float(weight: Tensor) -> FloatWeight:
-    panels = _in_panels(weight).transpose(1, 2).contiguous()
-    return FloatWeight(panels, weight.shape[1], weight.shape[0])
-
-
-def _pack_int8(weight: Tensor, group: int | None) -> Int8Weight:
-    """Round to 8 bits, group by group of `group` inputs (None: the whole row is one group)."""
-    out_features, in_features = weight.shape
-    if in_features > _MOST_INPUTS:
-        raise ValueError(f"8-bit weights have at most {_MOST_INPUTS} inputs, not {in_features}.")
-    padded_in = in_features + -in_features % _BLOCK
-    group = padded_in if group is None else min(group, padded_in)
-    padded = F.pad(weight, (0, -in_features % group))  # the last group may be short
-    grouped = padded.view(out_features, -1, group)
-    scale = grouped.abs().amax(-1) / _LARGEST
-    rounded = (grouped / scale.clamp(min=1e-30).unsqueeze(-1)).round_()
-    rounded = rounded.clamp_(-_LARGEST, _LARGEST)
-    start = rounded.sum(-1).mul_(-128).to(torch.int32)
-    values = rounded.to(torch.int8).view(out_features, -1)[:, :padded_in]
-    panels = _in_panels(values).view(-1, _native.PANEL, padded_in // 4, 4).transpose(1, 2).contiguous()
-    scale = _in_panels(scale).transpose(1, 2).contiguous()
-    start = _in_panels(start).transpose(1, 2).contiguous()
-    return Int8Weight(panels, scale, start, in_features, out_features, group)

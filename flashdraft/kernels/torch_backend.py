@@ -101,6 +101,8 @@ class TorchKernels:
         outputs = []
         for s, context in enumerate(contexts):
             rows = query[starts[s] : starts[s + 1]]
+            if rows.shape[0] == 0:
+                continue
             num_keys = context + rows.shape[0]
             keys = _read_pages(key_cache, view, s, num_keys)
             values = _read_pages(value_cache, view, s, num_keys)
@@ -111,7 +113,7 @@ class TorchKernels:
             else:
                 outputs.append(_attend(rows, keys, values, visible, scale))
         merged = torch.cat(outputs) if outputs else query
-        return merged.reshape(query.shape[0], -1)
+        return merged.reshape(query.shape[0], query.shape[1] * query.shape[2])
 
     def softmax(self, x: Tensor) -> Tensor:
         return self._rows(lambda rows: rows.float().softmax(-1), x)

@@ -94,54 +94,82 @@ def paged_attention(
 
 
 @triton.jit
-def _find_sequence(
+def _find_tile(
     query_start: tl.tensor,
     num_seqs: tl.tensor,
     tile: tl.tensor,
     GROUP: tl.constexpr,
     BLOCK_M: tl.constexpr,
-) -> tl.tensor:
-    """The sequence of a tile: s owns the tiles from query_start[s] * GROUP // BLOCK_M + s on.
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+    """A tile's sequence, that one's first row and number of rows, and the tile's first pair in it.
 
-    That leaves every sequence room for a last, partly filled tile, so the grid follows from the
-    number of rows and sequences alone; a few programs find nothing to do.
+    Sequence s owns the tiles from query_start[s] * GROUP // BLOCK_M + s on. That leaves each room
+    for a last, partly filled tile, so the grid follows from the number of rows and sequences alone;
+    a few programs find nothing to do.
     """
-    found = tile * 0 - 1
+    s = tile * 0 - 1
     for first in range(0, num_seqs, 128):
-        s = first + tl.arange(0, 128)
-        start = tl.load(query_start + s, mask=s < num_seqs, other=0)
-        owned = (s < num_seqs) & (start * GROUP // BLOCK_M + s <= tile)
-        found += tl.sum(owned.to(tl.int32), 0)
-    return found
+        index = first + tl.arange(0, 128)
+        start = tl.load(query_start + index, mask=index < num_seqs, other=0)
+        owned = (index < num_seqs) & (start * GROUP // BLOCK_M + index <= tile)
+        s += tl.sum(owned.to(tl.int32), 0)
+    first_row = tl.load(query_start + s)
+    num_rows = tl.load(query_start + s + 1) - first_row
+    return s, first_row, num_rows, (tile - (first_row * GROUP // BLOCK_M + s)) * BLOCK_M
 
 
 @triton.jit
-def _see(
-    readable: tl.tensor,
-    key: tl.tensor,
-    row: tl.tensor,
-    context: tl.tensor,
-    num_rows: tl.tensor,
+def _key_range(
+    first: tl.tensor,
+    last: tl.tensor,
+    num_keys: tl.tensor,
     window: tl.tensor,
-    explicit: tl.tensor,
-    explicit_row_stride: tl.tensor,
     CAUSAL: tl.constexpr,
     WINDOWED: tl.constexpr,
-) -> tl.tensor:
-    """Whether each (row, head) pair sees each key, of those that are readable at all."""
-    distance = (context + row)[:, None] - key[None, :]  # [BLOCK_M, BLOCK_N]
-    seen = readable[None, :]
+) -> tuple[tl.tensor, tl.tensor]:
+    """The keys low .. high - 1 that a tile may read, whose rows are at indices first .. last."""
+    low = first * 0
+    high = num_keys
+    if WINDOWED:
+        low = tl.maximum(first - window + 1, 0)
+        high = tl.minimum(num_keys, last + window)
     if CAUSAL:
-        seen = seen & (distance >= 0)
-    elif explicit is not None:
-        column = key - context
-        in_block = (row < num_rows)[:, None] & ((column >= 0) & (column < num_rows))[None, :]
-        place = explicit + row[:, None] * explicit_row_stride + column[None, :]
-        allowed = tl.load(place, mask=in_block, other=0) != 0
-        seen = seen & ((key < context)[None, :] | allowed)
+        high = last + 1
+    return low, high
+
+
+@triton.jit
+def _reach(
+    distance: tl.tensor, window: tl.tensor, CAUSAL: tl.constexpr, WINDOWED: tl.constexpr
+) -> tl.tensor:
+    """Whether a row sees a key so far behind it (or, if negative, ahead), by order and window."""
+    seen = distance >= 0 if CAUSAL else distance == distance
     if WINDOWED:
         seen = seen & (distance < window) & (distance > -window)
     return seen
+
+
+@triton.jit
+def _allow(
+    explicit: tl.tensor,
+    row_stride: tl.tensor,
+    row: tl.tensor,
+    column: tl.tensor,
+    num_rows: tl.tensor,
+) -> tl.tensor:
+    """An explicit mask's word on rows and columns of the block; columns before it are allowed."""
+    inside = (row < num_rows)[:, None] & ((column >= 0) & (column < num_rows))[None, :]
+    place = explicit + row[:, None] * row_stride + column[None, :]
+    return (column < 0)[None, :] | (tl.load(place, mask=inside, other=0) != 0)
+
+
+@triton.jit
+def _weigh(scores: tl.tensor, best: tl.tensor) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """The best score so far, the new scores' weights against it, and the old weights' decay."""
+    new_best = tl.maximum(best, tl.max(scores, 1))
+    # Nothing seen so far: any finite reference keeps the weights at exact zeros.
+    reference = tl.where(new_best == float("-inf"), 0.0, new_best)
+    return new_best, tl.exp2(scores - reference[:, None]), tl.exp2(best - reference)
 
 
 @triton.jit(
@@ -189,25 +217,16 @@ def _attend(
 ) -> None:
     """One tile of (row, head) pairs against its keys, or against one split of them."""
     kv_head = tl.program_id(1)
-    s = _find_sequence(query_start, num_seqs, tl.program_id(0), GROUP, BLOCK_M)
-    first_row = tl.load(query_start + s)
-    num_rows = tl.load(query_start + s + 1) - first_row
-    pair = (tl.program_id(0) - (first_row * GROUP // BLOCK_M + s)) * BLOCK_M
+    tile = tl.program_id(0)
+    s, first_row, num_rows, pair = _find_tile(query_start, num_seqs, tile, GROUP, BLOCK_M)
     if pair >= num_rows * GROUP:
         return
     context = tl.load(context_lens + s)
     if explicit is not None:
         explicit += s.to(tl.int64) * explicit_seq_stride
-    first_position = context + pair // GROUP
-    last_position = context + tl.minimum((pair + BLOCK_M - 1) // GROUP, num_rows - 1)
-
-    low = 0
-    high = context + num_rows
-    if WINDOWED:
-        low = tl.maximum(first_position - window + 1, 0)
-        high = tl.minimum(high, last_position + window)
-    if CAUSAL:
-        high = last_position + 1
+    first = context + pair // GROUP
+    last = context + tl.minimum((pair + BLOCK_M - 1) // GROUP, num_rows - 1)
+    low, high = _key_range(first, last, context + num_rows, window, CAUSAL, WINDOWED)
     begin = low
     if state is not None:
         begin = (low // split_keys + tl.program_id(2)) * split_keys
@@ -235,28 +254,14 @@ def _attend(
         full = readable[:, None] & (dims < HEAD_DIM)[None, :]
         k = tl.load(key_cache + slot, mask=full, other=0.0)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
-        seen = _see(
-            readable,
-            key,
-            row,
-            context,
-            num_rows,
-            window,
-            explicit,
-            explicit_row_stride,
-            CAUSAL,
-            WINDOWED,
-        )
-        scores = tl.where(seen, scores, float("-inf"))
-        new_best = tl.maximum(best, tl.max(scores, 1))
-        # Nothing seen so far: any finite reference keeps the powers at exact zeros.
-        reference = tl.where(new_best == float("-inf"), 0.0, new_best)
-        powers = tl.exp2(scores - reference[:, None])
-        decay = tl.exp2(best - reference)
+        distance = (context + row)[:, None] - key[None, :]  # [BLOCK_M, BLOCK_N]
+        seen = readable[None, :] & _reach(distance, window, CAUSAL, WINDOWED)
+        if explicit is not None:
+            seen = seen & _allow(explicit, explicit_row_stride, row, key - context, num_rows)
+        best, powers, decay = _weigh(tl.where(seen, scores, float("-inf")), best)
         total = total * decay + tl.sum(powers, 1)
         v = tl.load(value_cache + slot, mask=full, other=0.0)
         mixed = tl.dot(powers.to(v.dtype), v, mixed * decay[:, None], input_precision="ieee")
-        best = new_best
 
     if state is None:
         mixed = mixed / tl.where(total == 0.0, 1.0, total)[:, None]

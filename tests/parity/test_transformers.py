@@ -23,42 +23,47 @@ from tests import zoo
 TOLERANCE = 1e-4
 TAPS = (0, 2)
 
-LLAMA = dict(
-    vocab_size=211,
-    hidden_size=64,
-    intermediate_size=96,
-    num_hidden_layers=4,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    max_position_embeddings=256,
-)
-GEMMA = dict(
-    vocab_size=211,
-    hidden_size=64,
-    intermediate_size=96,
-    num_hidden_layers=6,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    num_global_key_value_heads=1,
-    head_dim=16,
-    global_head_dim=32,
-    attention_k_eq_v=True,
-    sliding_window=8,
-    layer_types=["sliding_attention", "sliding_attention", "full_attention"] * 2,
-    hidden_size_per_layer_input=0,
-    num_kv_shared_layers=0,
-    final_logit_softcapping=30.0,
-    max_position_embeddings=256,
-)
-MOE = dict(enable_moe_block=True, num_experts=8, top_k_experts=3, moe_intermediate_size=24)
-LLAMA3 = dict(
-    rope_type="llama3",
-    factor=8.0,
-    low_freq_factor=1.0,
-    high_freq_factor=4.0,
-    original_max_position_embeddings=32,
-    rope_theta=500000.0,
-)
+LLAMA = {
+    "vocab_size": 211,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+}
+GEMMA = {
+    "vocab_size": 211,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_global_key_value_heads": 1,
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "attention_k_eq_v": True,
+    "sliding_window": 8,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+    "hidden_size_per_layer_input": 0,
+    "num_kv_shared_layers": 0,
+    "final_logit_softcapping": 30.0,
+    "max_position_embeddings": 256,
+}
+MOE = {
+    "enable_moe_block": True,
+    "num_experts": 8,
+    "top_k_experts": 3,
+    "moe_intermediate_size": 24,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+    "rope_theta": 500000.0,
+}
 
 
 def _config(name: str):

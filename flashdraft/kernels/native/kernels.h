@@ -47,6 +47,20 @@ typedef struct {
 
 typedef enum { SILU = 0, GELU_TANH = 1 } GateKind;
 
+/* A row-wise operation; the fields it does not need are 0. */
+typedef struct {
+    const float *x;      /* [rows, columns]; [rows, 2 * columns] for gated */
+    const float *delta;  /* [rows, columns]: add_rms_norm */
+    const float *weight; /* [columns], or NULL for none: the norms */
+    float *total;        /* [rows, columns]: add_rms_norm's sum */
+    float *out;          /* [rows, columns] */
+    int64_t *index;      /* [rows]: argmax */
+    size_t rows, columns;
+    float eps, cap;
+    GateKind kind;
+    int threads;
+} Rows;
+
 typedef struct {
     const float *qkv;                    /* [rows, (heads + kv_parts * kv_heads) * head_dim] */
     const float *q_norm, *k_norm;        /* [head_dim], or NULL for no norm */
@@ -81,15 +95,12 @@ void linear_float(const LinearFloat *call);
 Status linear_int8(const LinearInt8 *call);
 
 void rms_norm_row(const float *x, const float *weight, float *out, size_t columns, float eps);
-void rms_norm(const float *x, const float *weight, float *out, size_t rows, size_t columns,
-              float eps, int threads);
-void add_rms_norm(const float *x, const float *delta, const float *weight, float *total,
-                  float *out, size_t rows, size_t columns, float eps, int threads);
-void gated(const float *gate_up, float *out, size_t rows, size_t columns, GateKind kind,
-           int threads);
-void softmax(const float *x, float *out, size_t rows, size_t columns, int threads);
-void softcap(const float *x, float *out, size_t rows, size_t columns, float cap, int threads);
-void argmax(const float *x, int64_t *out, size_t rows, size_t columns, int threads);
+void rms_norm(const Rows *call);
+void add_rms_norm(const Rows *call);
+void gated(const Rows *call);
+void softmax(const Rows *call);
+void softcap(const Rows *call);
+void argmax(const Rows *call);
 
 Status prepare_qkv(const PrepareQKV *call);
 Status attention(const Attention *call);

@@ -41,10 +41,6 @@ ALWAYS_INLINE void tile(const void *state, size_t row, size_t panel, const int r
 DEFINE_TILES
 
 void linear_float(const LinearFloat *call) {
-    const size_t block = rows_in_cache(call->in * sizeof(float)), pairs = count_pairs(call->out);
-    for (size_t first = 0; first < call->rows; first += block) {
-        const size_t last = first + block < call->rows ? first + block : call->rows;
-#pragma omp parallel for num_threads(call->threads) schedule(static)
-        for (size_t pair = 0; pair < pairs; pair++) multiply_pair(call, pair, first, last);
-    }
+    const size_t block = rows_in_cache(call->in * sizeof(float));
+    multiply_rows(call, call->rows, block, call->out, call->threads);
 }

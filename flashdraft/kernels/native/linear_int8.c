@@ -11,7 +11,8 @@
 #include "kernels.h"
 #include "panels.h"
 
-#define BLOCK 16 /* inputs per step of the inner loop */
+#define BLOCK 16             /* inputs per step of the inner loop */
+#define WORTH_A_THREAD 16384 /* inputs to round below which one thread is faster than two */
 
 typedef struct {
     const LinearInt8 *call;
@@ -56,16 +57,18 @@ static float quantize_group(const float *x, int8_t *restrict to, size_t count) {
     return largest / 127.0f;
 }
 
-static void quantize_row(const Quantized *state, size_t row) {
+static void quantize_rows(const void *quantized, size_t from, size_t to) {
+    const Quantized *state = quantized;
     const size_t in = state->call->in, group = state->call->group;
-    int8_t *to = state->x + row * state->padded_in;
-    for (size_t g = 0; g < state->groups; g++) {
-        const size_t from = g * group, left = in - from;
-        const float *x = state->call->x + row * in + from;
-        state->scale[row * state->groups + g] =
-            quantize_group(x, to + from, left < group ? left : group);
+    for (size_t row = from; row < to; row++) {
+        int8_t *integers = state->x + row * state->padded_in;
+        for (size_t g = 0; g < state->groups; g++) {
+            const size_t first = g * group, count = in - first < group ? in - first : group;
+            state->scale[row * state->groups + g] =
+                quantize_group(state->call->x + row * in + first, integers + first, count);
+        }
+        memset(integers + in, 0, state->padded_in - in); /* meets weights of 0 */
     }
-    memset(to + in, 0, state->padded_in - in); /* meets weights of 0 */
 }
 
 /* The exact sums of one group, from input `k` to input `end`. */
@@ -84,6 +87,7 @@ ALWAYS_INLINE void add_products(const Quantized *state, size_t row, size_t panel
                 const int8_t *four = weights + (v / VECTORS * stride + k + 4 * quad) * PANEL +
                                      v % VECTORS * LANES * 4;
                 for (int r = 0; r < rows; r++) sum[r][v] = dot8(sum[r][v], four, block[r], quad);
+                for (int r = 0; r < rows; r++) KEEP_IN_REGISTER(sum[r][v]);
             }
     }
 }
@@ -123,30 +127,19 @@ ALWAYS_INLINE void tile(const void *quantized, size_t row, size_t panel, const i
 DEFINE_TILES
 
 Status linear_int8(const LinearInt8 *call) {
-    const size_t pairs = count_pairs(call->out), rows = call->rows;
+    const size_t rows = call->rows;
     Quantized state = {.call = call};
     state.padded_in = (call->in + BLOCK - 1) / BLOCK * BLOCK;
     state.groups = (call->in + call->group - 1) / call->group;
-    state.x = malloc(rows * state.padded_in);
-    state.scale = malloc(rows * state.groups * sizeof(float));
-    if (!state.x || !state.scale) {
-        free(state.x);
-        free(state.scale);
-        return NO_MEMORY;
-    }
-    const size_t block = rows_in_cache(state.padded_in);
-#pragma omp parallel num_threads(call->threads)
-    {
-#pragma omp for schedule(static)
-        for (size_t row = 0; row < rows; row++) quantize_row(&state, row);
-        for (size_t first = 0; first < rows; first += block) {
-            const size_t last = first + block < rows ? first + block : rows;
-#pragma omp for schedule(static) nowait
-            for (size_t pair = 0; pair < pairs; pair++)
-                multiply_pair(&state, pair, first, last);
-        }
+    state.x = malloc(rows * state.padded_in + 1);
+    state.scale = malloc(rows * state.groups * sizeof(float) + 1);
+    const Status status = state.x && state.scale ? DONE : NO_MEMORY;
+    if (status == DONE) {
+        const int threads = rows * call->in >= WORTH_A_THREAD ? call->threads : 1;
+        run_parallel(quantize_rows, &state, rows, threads);
+        multiply_rows(&state, rows, rows_in_cache(state.padded_in), call->out, call->threads);
     }
     free(state.x);
     free(state.scale);
-    return DONE;
+    return status;
 }

@@ -59,12 +59,12 @@ static PyObject *py_linear_float(PARAMETERS) {
     Arguments arguments = {given};
     LinearFloat call;
     call.x = take_address(&arguments);
-    call.panels = take_address(&arguments);
     call.y = take_address(&arguments);
     call.rows = take_size(&arguments);
+    call.threads = take_int(&arguments);
+    call.panels = take_address(&arguments);
     call.in = take_size(&arguments);
     call.out = take_size(&arguments);
-    call.threads = take_int(&arguments);
     if (PyErr_Occurred()) return NULL;
     Py_BEGIN_ALLOW_THREADS;
     linear_float(&call);
@@ -77,15 +77,15 @@ static PyObject *py_linear_int8(PARAMETERS) {
     Arguments arguments = {given};
     LinearInt8 call;
     call.x = take_address(&arguments);
+    call.y = take_address(&arguments);
+    call.rows = take_size(&arguments);
+    call.threads = take_int(&arguments);
     call.panels = take_address(&arguments);
     call.scale = take_address(&arguments);
     call.start = take_address(&arguments);
-    call.y = take_address(&arguments);
-    call.rows = take_size(&arguments);
     call.in = take_size(&arguments);
     call.out = take_size(&arguments);
     call.group = take_size(&arguments);
-    call.threads = take_int(&arguments);
     if (PyErr_Occurred()) return NULL;
     Status status;
     Py_BEGIN_ALLOW_THREADS;
@@ -94,93 +94,92 @@ static PyObject *py_linear_int8(PARAMETERS) {
     return result(status);
 }
 
+static PyObject *run_rows(void (*operation)(const Rows *), const Rows *call) {
+    if (PyErr_Occurred()) return NULL;
+    Py_BEGIN_ALLOW_THREADS;
+    operation(call);
+    Py_END_ALLOW_THREADS;
+    Py_RETURN_NONE;
+}
+
 static PyObject *py_rms_norm(PARAMETERS) {
     if (!has_count(count, 7)) return NULL;
     Arguments arguments = {given};
-    const float *x = take_address(&arguments), *weight = take_address(&arguments);
-    float *out = take_address(&arguments);
-    const size_t rows = take_size(&arguments), columns = take_size(&arguments);
-    const float eps = take_float(&arguments);
-    const int threads = take_int(&arguments);
-    if (PyErr_Occurred()) return NULL;
-    Py_BEGIN_ALLOW_THREADS;
-    rms_norm(x, weight, out, rows, columns, eps, threads);
-    Py_END_ALLOW_THREADS;
-    Py_RETURN_NONE;
+    Rows call = {0};
+    call.x = take_address(&arguments);
+    call.weight = take_address(&arguments);
+    call.out = take_address(&arguments);
+    call.rows = take_size(&arguments);
+    call.columns = take_size(&arguments);
+    call.eps = take_float(&arguments);
+    call.threads = take_int(&arguments);
+    return run_rows(rms_norm, &call);
 }
 
 static PyObject *py_add_rms_norm(PARAMETERS) {
     if (!has_count(count, 9)) return NULL;
     Arguments arguments = {given};
-    const float *x = take_address(&arguments), *delta = take_address(&arguments);
-    const float *weight = take_address(&arguments);
-    float *total = take_address(&arguments), *out = take_address(&arguments);
-    const size_t rows = take_size(&arguments), columns = take_size(&arguments);
-    const float eps = take_float(&arguments);
-    const int threads = take_int(&arguments);
-    if (PyErr_Occurred()) return NULL;
-    Py_BEGIN_ALLOW_THREADS;
-    add_rms_norm(x, delta, weight, total, out, rows, columns, eps, threads);
-    Py_END_ALLOW_THREADS;
-    Py_RETURN_NONE;
+    Rows call = {0};
+    call.x = take_address(&arguments);
+    call.delta = take_address(&arguments);
+    call.weight = take_address(&arguments);
+    call.total = take_address(&arguments);
+    call.out = take_address(&arguments);
+    call.rows = take_size(&arguments);
+    call.columns = take_size(&arguments);
+    call.eps = take_float(&arguments);
+    call.threads = take_int(&arguments);
+    return run_rows(add_rms_norm, &call);
 }
 
 static PyObject *py_gated(PARAMETERS) {
     if (!has_count(count, 6)) return NULL;
     Arguments arguments = {given};
-    const float *gate_up = take_address(&arguments);
-    float *out = take_address(&arguments);
-    const size_t rows = take_size(&arguments), columns = take_size(&arguments);
-    const GateKind kind = take_int(&arguments) ? GELU_TANH : SILU;
-    const int threads = take_int(&arguments);
-    if (PyErr_Occurred()) return NULL;
-    Py_BEGIN_ALLOW_THREADS;
-    gated(gate_up, out, rows, columns, kind, threads);
-    Py_END_ALLOW_THREADS;
-    Py_RETURN_NONE;
+    Rows call = {0};
+    call.x = take_address(&arguments);
+    call.out = take_address(&arguments);
+    call.rows = take_size(&arguments);
+    call.columns = take_size(&arguments);
+    call.kind = take_int(&arguments) ? GELU_TANH : SILU;
+    call.threads = take_int(&arguments);
+    return run_rows(gated, &call);
 }
 
 static PyObject *py_softmax(PARAMETERS) {
     if (!has_count(count, 5)) return NULL;
     Arguments arguments = {given};
-    const float *x = take_address(&arguments);
-    float *out = take_address(&arguments);
-    const size_t rows = take_size(&arguments), columns = take_size(&arguments);
-    const int threads = take_int(&arguments);
-    if (PyErr_Occurred()) return NULL;
-    Py_BEGIN_ALLOW_THREADS;
-    softmax(x, out, rows, columns, threads);
-    Py_END_ALLOW_THREADS;
-    Py_RETURN_NONE;
+    Rows call = {0};
+    call.x = take_address(&arguments);
+    call.out = take_address(&arguments);
+    call.rows = take_size(&arguments);
+    call.columns = take_size(&arguments);
+    call.threads = take_int(&arguments);
+    return run_rows(softmax, &call);
 }
 
 static PyObject *py_softcap(PARAMETERS) {
     if (!has_count(count, 6)) return NULL;
     Arguments arguments = {given};
-    const float *x = take_address(&arguments);
-    float *out = take_address(&arguments);
-    const size_t rows = take_size(&arguments), columns = take_size(&arguments);
-    const float cap = take_float(&arguments);
-    const int threads = take_int(&arguments);
-    if (PyErr_Occurred()) return NULL;
-    Py_BEGIN_ALLOW_THREADS;
-    softcap(x, out, rows, columns, cap, threads);
-    Py_END_ALLOW_THREADS;
-    Py_RETURN_NONE;
+    Rows call = {0};
+    call.x = take_address(&arguments);
+    call.out = take_address(&arguments);
+    call.rows = take_size(&arguments);
+    call.columns = take_size(&arguments);
+    call.cap = take_float(&arguments);
+    call.threads = take_int(&arguments);
+    return run_rows(softcap, &call);
 }
 
 static PyObject *py_argmax(PARAMETERS) {
     if (!has_count(count, 5)) return NULL;
     Arguments arguments = {given};
-    const float *x = take_address(&arguments);
-    int64_t *out = take_address(&arguments);
-    const size_t rows = take_size(&arguments), columns = take_size(&arguments);
-    const int threads = take_int(&arguments);
-    if (PyErr_Occurred()) return NULL;
-    Py_BEGIN_ALLOW_THREADS;
-    argmax(x, out, rows, columns, threads);
-    Py_END_ALLOW_THREADS;
-    Py_RETURN_NONE;
+    Rows call = {0};
+    call.x = take_address(&arguments);
+    call.index = take_address(&arguments);
+    call.rows = take_size(&arguments);
+    call.columns = take_size(&arguments);
+    call.threads = take_int(&arguments);
+    return run_rows(argmax, &call);
 }
 
 static PyObject *py_prepare_qkv(PARAMETERS) {

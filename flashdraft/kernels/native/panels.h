@@ -10,6 +10,7 @@
 #define FLASHDRAFT_PANELS_H
 
 #include "kernels.h"
+#include "pool.h"
 #include "vectors.h"
 
 #define VECTORS (PANEL / LANES)
@@ -34,29 +35,46 @@ ALWAYS_INLINE void store_outputs(float *y, size_t out, size_t panel, const int p
         memcpy(y + first, values, (out - first) * sizeof(float));
 }
 
-#define TILE_OF(rows, panels)                                                                 \
-    __attribute__((noinline)) static void tile_##rows(const void *state, size_t row, size_t panel) { \
-        tile(state, row, panel, rows, panels);                                                \
+/* Rows first .. last - 1, for all panels; the units of this job are pairs of panels. */
+typedef struct {
+    const void *state;
+    size_t first, last;
+} RowsJob;
+
+#define TILE_OF(rows, panels)                                                                  \
+    __attribute__((noinline)) static void tile_##rows(const void *state, size_t row,           \
+                                                      size_t panel) {                          \
+        tile(state, row, panel, rows, panels);                                                 \
     }
 
-/* One function for each number of rows, and the walk of all rows through a pair of panels. */
-#define DEFINE_TILES                                                                          \
-    TILE_OF(1, 2)                                                                             \
-    TILE_OF(2, 2)                                                                             \
-    TILE_OF(3, 2)                                                                             \
-    TILE_OF(4, 2)                                                                             \
-    TILE_OF(5, 1)                                                                             \
-    TILE_OF(6, 1)                                                                             \
-    TILE_OF(7, 1)                                                                             \
-    TILE_OF(8, 1)                                                                             \
-    static void multiply_pair(const void *state, size_t pair, size_t first, size_t last) {    \
-        static void (*const tiles[])(const void *, size_t, size_t) = {                        \
-            tile_1, tile_2, tile_3, tile_4, tile_5, tile_6, tile_7, tile_8};                  \
-        for (size_t row = first; row < last; row += MOST_ROWS) {                              \
-            const size_t rows = last - row < MOST_ROWS ? last - row : MOST_ROWS;              \
-            tiles[rows - 1](state, row, 2 * pair);                                            \
-            if (rows > 4) tiles[rows - 1](state, row, 2 * pair + 1);                          \
-        }                                                                                     \
+/* One function for each number of rows, and `multiply_rows`, which walks all rows through all
+ * panels. */
+#define DEFINE_TILES                                                                           \
+    TILE_OF(1, 2)                                                                              \
+    TILE_OF(2, 2)                                                                              \
+    TILE_OF(3, 2)                                                                              \
+    TILE_OF(4, 2)                                                                              \
+    TILE_OF(5, 1)                                                                              \
+    TILE_OF(6, 1)                                                                              \
+    TILE_OF(7, 1)                                                                              \
+    TILE_OF(8, 1)                                                                              \
+    static void multiply_pairs(const void *rows_job, size_t from, size_t to) {                 \
+        static void (*const tiles[])(const void *, size_t, size_t) = {                         \
+            tile_1, tile_2, tile_3, tile_4, tile_5, tile_6, tile_7, tile_8};                   \
+        const RowsJob *job = rows_job;                                                         \
+        for (size_t panel = 2 * from; panel < 2 * to; panel += 2)                              \
+            for (size_t row = job->first; row < job->last; row += MOST_ROWS) {                 \
+                const size_t left = job->last - row, rows = left < MOST_ROWS ? left : MOST_ROWS; \
+                tiles[rows - 1](job->state, row, panel);                                       \
+                if (rows > 4) tiles[rows - 1](job->state, row, panel + 1);                     \
+            }                                                                                  \
+    }                                                                                          \
+    static void multiply_rows(const void *state, size_t rows, size_t block, size_t out,        \
+                              int threads) {                                                   \
+        for (size_t first = 0; first < rows; first += block) {                                 \
+            const RowsJob job = {state, first, first + block < rows ? first + block : rows};   \
+            run_parallel(multiply_pairs, &job, count_pairs(out), threads);                     \
+        }                                                                                      \
     }
 
 #endif

@@ -1,5 +1,6 @@
 /* Between an attention layer's projection and its attention: split, norms, RoPE, cache write. */
 #include "kernels.h"
+#include "pool.h"
 #include "vectors.h"
 
 /* Rotate-half RoPE of one head, in place. */
@@ -51,13 +52,16 @@ static void prepare_row(const PrepareQKV *call, size_t row) {
     }
 }
 
+static void prepare_rows(const void *call, size_t from, size_t to) {
+    for (size_t row = from; row < to; row++) prepare_row(call, row);
+}
+
 Status prepare_qkv(const PrepareQKV *call) {
     for (size_t row = 0; row < call->rows; row++) {
         /* as unsigned numbers the negative ones are too large as well */
         if ((uint64_t)call->position[row] >= call->num_positions) return BAD_POSITION;
         if ((uint64_t)call->slot[row] >= call->num_slots) return BAD_SLOT;
     }
-#pragma omp parallel for num_threads(call->threads) if (call->rows >= 16)
-    for (size_t row = 0; row < call->rows; row++) prepare_row(call, row);
+    run_parallel(prepare_rows, call, call->rows, call->rows >= 16 ? call->threads : 1);
     return DONE;
 }

@@ -3,14 +3,16 @@
 
 #include <math.h>
 
+#include "pool.h"
 #include "vectors.h"
 
 /* Below this many elements a second thread costs more than it saves. */
 static const size_t WORTH_A_THREAD = 32 * 1024;
 
-#define FOR_EACH_ROW(row, rows, columns, threads)                                              \
-    _Pragma("omp parallel for num_threads(threads) if ((rows) > 1 && (rows) * (columns) >= WORTH_A_THREAD)") \
-    for (size_t row = 0; row < (rows); row++)
+static void share_rows(Work work, const Rows *call) {
+    const size_t size = call->rows * call->columns;
+    run_parallel(work, call, call->rows, size >= WORTH_A_THREAD ? call->threads : 1);
+}
 
 /* 1 / sqrt(mean(x^2) + eps), with the squares summed in an order fixed by `columns`. */
 static float inverse_rms(const float *x, size_t columns, float eps) {
@@ -48,11 +50,13 @@ void rms_norm_row(const float *x, const float *weight, float *out, size_t column
     }
 }
 
-void rms_norm(const float *x, const float *weight, float *out, size_t rows, size_t columns,
-              float eps, int threads) {
-    FOR_EACH_ROW(row, rows, columns, threads)
-    rms_norm_row(x + row * columns, weight, out + row * columns, columns, eps);
+static void norm_rows(const void *job, size_t from, size_t to) {
+    const Rows *call = job;
+    for (size_t at = from * call->columns; at < to * call->columns; at += call->columns)
+        rms_norm_row(call->x + at, call->weight, call->out + at, call->columns, call->eps);
 }
+
+void rms_norm(const Rows *call) { share_rows(norm_rows, call); }
 
 static void add_row(const float *x, const float *delta, float *total, size_t columns) {
     size_t i = 0;
@@ -60,14 +64,15 @@ static void add_row(const float *x, const float *delta, float *total, size_t col
     for (; i < columns; i++) total[i] = x[i] + delta[i];
 }
 
-void add_rms_norm(const float *x, const float *delta, const float *weight, float *total,
-                  float *out, size_t rows, size_t columns, float eps, int threads) {
-    FOR_EACH_ROW(row, rows, columns, threads) {
-        const size_t at = row * columns;
-        add_row(x + at, delta + at, total + at, columns);
-        rms_norm_row(total + at, weight, out + at, columns, eps);
+static void add_norm_rows(const void *job, size_t from, size_t to) {
+    const Rows *call = job;
+    for (size_t at = from * call->columns; at < to * call->columns; at += call->columns) {
+        add_row(call->x + at, call->delta + at, call->total + at, call->columns);
+        rms_norm_row(call->total + at, call->weight, call->out + at, call->columns, call->eps);
     }
 }
+
+void add_rms_norm(const Rows *call) { share_rows(add_norm_rows, call); }
 
 ALWAYS_INLINE vec gate_vec(vec x, vec up, const GateKind kind) {
     if (kind == SILU) return x / (exp_vec(-x) + 1.0f) * up;
@@ -88,23 +93,29 @@ ALWAYS_INLINE void gate_row(const float *gate, const float *up, float *out, size
     }
 }
 
-void gated(const float *gate_up, float *out, size_t rows, size_t columns, GateKind kind,
-           int threads) {
-    FOR_EACH_ROW(row, rows, columns, threads) {
-        const float *gate = gate_up + row * 2 * columns;
-        if (kind == SILU)
-            gate_row(gate, gate + columns, out + row * columns, columns, SILU);
+static void gate_rows(const void *job, size_t from, size_t to) {
+    const Rows *call = job;
+    const size_t columns = call->columns;
+    for (size_t row = from; row < to; row++) {
+        const float *gate = call->x + row * 2 * columns;
+        if (call->kind == SILU)
+            gate_row(gate, gate + columns, call->out + row * columns, columns, SILU);
         else
-            gate_row(gate, gate + columns, out + row * columns, columns, GELU_TANH);
+            gate_row(gate, gate + columns, call->out + row * columns, columns, GELU_TANH);
     }
 }
 
+void gated(const Rows *call) { share_rows(gate_rows, call); }
+
 static float row_max(const float *x, size_t columns) {
-    vec best = splat(-INFINITY);
+    vec best[4];
+    for (int v = 0; v < 4; v++) best[v] = splat(-INFINITY);
     size_t i = 0;
-    for (; i + LANES <= columns; i += LANES) best = larger(best, load(x + i));
-    if (i < columns) best = larger(best, load_part(x + i, columns - i, -INFINITY));
-    return largest_lane(best);
+    for (; i + 4 * LANES <= columns; i += 4 * LANES)
+        for (int v = 0; v < 4; v++) best[v] = larger(best[v], load(x + i + v * LANES));
+    for (; i + LANES <= columns; i += LANES) best[0] = larger(best[0], load(x + i));
+    if (i < columns) best[0] = larger(best[0], load_part(x + i, columns - i, -INFINITY));
+    return largest_lane(larger(larger(best[0], best[1]), larger(best[2], best[3])));
 }
 
 static void softmax_row(const float *x, float *out, size_t columns) {
@@ -126,10 +137,13 @@ static void softmax_row(const float *x, float *out, size_t columns) {
     for (; i < columns; i++) out[i] *= inverse;
 }
 
-void softmax(const float *x, float *out, size_t rows, size_t columns, int threads) {
-    FOR_EACH_ROW(row, rows, columns, threads)
-    softmax_row(x + row * columns, out + row * columns, columns);
+static void softmax_rows(const void *job, size_t from, size_t to) {
+    const Rows *call = job;
+    for (size_t at = from * call->columns; at < to * call->columns; at += call->columns)
+        softmax_row(call->x + at, call->out + at, call->columns);
 }
+
+void softmax(const Rows *call) { share_rows(softmax_rows, call); }
 
 static void softcap_row(const float *x, float *out, size_t columns, float cap) {
     size_t i = 0;
@@ -140,17 +154,35 @@ static void softcap_row(const float *x, float *out, size_t columns, float cap) {
     }
 }
 
-void softcap(const float *x, float *out, size_t rows, size_t columns, float cap, int threads) {
-    FOR_EACH_ROW(row, rows, columns, threads)
-    softcap_row(x + row * columns, out + row * columns, columns, cap);
+static void softcap_rows(const void *job, size_t from, size_t to) {
+    const Rows *call = job;
+    for (size_t at = from * call->columns; at < to * call->columns; at += call->columns)
+        softcap_row(call->x + at, call->out + at, call->columns, call->cap);
 }
 
-void argmax(const float *x, int64_t *out, size_t rows, size_t columns, int threads) {
-    FOR_EACH_ROW(row, rows, columns, threads) {
-        const float *values = x + row * columns;
-        const float best = row_max(values, columns);
-        size_t i = 0;
-        while (i < columns && values[i] != best) i++;
-        out[row] = i < columns ? (int64_t)i : 0; /* nothing but NaN */
+void softcap(const Rows *call) { share_rows(softcap_rows, call); }
+
+/* The first of the largest; NaN is never the largest, and a row of nothing else yields 0. */
+static int64_t row_argmax(const float *x, size_t columns) {
+    const size_t block = 1024; /* only the block that holds the answer is searched */
+    size_t first = 0;
+    float best = -INFINITY;
+    for (size_t i = 0; i < columns; i += block) {
+        const float peak = row_max(x + i, columns - i < block ? columns - i : block);
+        if (peak > best) {
+            best = peak;
+            first = i;
+        }
     }
+    for (size_t i = first; i < columns; i++)
+        if (x[i] == best) return (int64_t)i;
+    return 0;
 }
+
+static void argmax_rows(const void *job, size_t from, size_t to) {
+    const Rows *call = job;
+    for (size_t row = from; row < to; row++)
+        call->index[row] = row_argmax(call->x + row * call->columns, call->columns);
+}
+
+void argmax(const Rows *call) { share_rows(argmax_rows, call); }

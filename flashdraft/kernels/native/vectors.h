@@ -46,6 +46,13 @@ ALWAYS_INLINE Four load_four(const float *from) { return from; }
 #endif
 ALWAYS_INLINE float pick(Four four, const int i) { return four[i]; }
 
+/* Ties a sum to its register between two steps of an inner loop; without it gcc shuffles copies. */
+#if defined(__aarch64__)
+#define KEEP_IN_REGISTER(value) __asm__("" : "+w"(value))
+#else
+#define KEEP_IN_REGISTER(value) ((void)0)
+#endif
+
 /* The last count < LANES elements of a row; the other lanes are `fill`. */
 ALWAYS_INLINE vec load_part(const float *from, size_t count, float fill) {
     vec value = splat(fill);

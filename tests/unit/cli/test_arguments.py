@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import inspect
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ from flashdraft.core import SamplingParams
 from flashdraft.errors import RequestError
 from flashdraft.llm import LLM
 
-EVERY_SAMPLING_FLAG = {
+EVERY_SAMPLING_FLAG: dict[str, Any] = {
     "max_tokens": 7,
     "temperature": 0.5,
     "top_p": 0.9,

@@ -40,10 +40,11 @@ class ScriptedLLM:
         self.tokenizer: Tokenizer | None = Tokenizer(
             make_tiny_tokenizer(), chat_template=CHAT_TEMPLATE
         )
-        self.kernels = SimpleNamespace(device=SimpleNamespace(type="cpu"))
-        self.engine = SimpleNamespace(max_context=1000)
+        self.kernels = SimpleNamespace(name="torch", device=SimpleNamespace(type="cpu"))
+        self.engine = SimpleNamespace(max_context=1000, config=SimpleNamespace(ngram=True))
+        self.drafter_name: str | None = None
         self.generation_config: dict[str, Any] = {}
-        self.prompts: list[list[dict[str, str]]] = []
+        self.prompts: list[Any] = []
         self.params: list[SamplingParams] = []
         self.num_cancelled = 0
         self.error: str | None = None

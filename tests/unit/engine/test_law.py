@@ -7,6 +7,7 @@ sizes and verify lengths, batches, preemption and prefix hits.
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import pytest
 
@@ -28,6 +29,13 @@ def plain_answers(target, requests, config=PLAIN):
     return answers
 
 
+@functools.cache  # the same answers serve many tests
+def expected_answers(family, backend, count, max_tokens=40):
+    target = zoo.tiny_target(family, zoo.kernels(backend))
+    requests = zoo.mixed_requests(count, max_tokens=max_tokens)
+    return requests, tokens(plain_answers(target, requests))
+
+
 def tokens(generations):
     return {key: generation.token_ids for key, generation in generations.items()}
 
@@ -38,8 +46,7 @@ def tokens(generations):
 def test_scripted_drafts_do_not_change_a_token(family, backend, wrong):
     count, length = (3, 16) if backend == "torch" else (6, 40)
     target = zoo.tiny_target(family, zoo.kernels(backend))
-    requests = zoo.mixed_requests(count, max_tokens=length)
-    expected = tokens(plain_answers(target, requests))
+    requests, expected = expected_answers(family, backend, count, length)
     proposer = zoo.ScriptedProposer(expected, wrong, max_drafts=7)
     engine = Engine(target, config=EngineConfig(verify=7, cache_gb=0.01), proposer=proposer)
     drafted = zoo.run(engine, requests)
@@ -61,8 +68,7 @@ def test_scripted_drafts_do_not_change_a_token(family, backend, wrong):
 def test_block_drafter_of_every_size(backend, block_size):
     target = zoo.tiny_target("gemma4", zoo.kernels(backend), taps=(0, 2))
     drafter = zoo.tiny_drafter(target.kernels, block_size)
-    requests = zoo.mixed_requests(4)
-    expected = tokens(plain_answers(target, requests))
+    requests, expected = expected_answers("gemma4", backend, 4)
     for verify in sorted({1, block_size // 2, block_size - 1}):
         config = EngineConfig(verify=verify, ngram=False, cache_gb=0.01)
         assert tokens(zoo.run(Engine(target, drafter, config), requests)) == expected
@@ -72,8 +78,7 @@ def test_block_drafter_of_every_size(backend, block_size):
 @pytest.mark.parametrize("verify", range(16))
 def test_every_verify_length(backend, verify):
     target = zoo.tiny_target("llama", zoo.kernels(backend))
-    requests = zoo.mixed_requests(6)
-    expected = tokens(plain_answers(target, requests))
+    requests, expected = expected_answers("llama", backend, 6)
     proposer = zoo.ScriptedProposer(expected, 0.15, max_drafts=15)
     engine = Engine(target, config=EngineConfig(verify=verify, cache_gb=0.01), proposer=proposer)
     assert tokens(zoo.run(engine, requests)) == expected
@@ -82,9 +87,9 @@ def test_every_verify_length(backend, verify):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_verify_lengths_mixed_within_a_batch_and_chosen_by_the_policy(family):
     target = zoo.tiny_target(family, zoo.kernels("float32"), taps=(0, 2))
-    requests = zoo.mixed_requests(6)
-    expected = tokens(plain_answers(target, requests))
-    mixed = [dataclasses.replace(r, verify=v) for r, v in zip(requests, [None, 0, 3, None, 15, 1])]
+    requests, expected = expected_answers(family, "float32", 6)
+    lengths = [None, 0, 3, None, 15, 1]
+    mixed = [dataclasses.replace(r, verify=v) for r, v in zip(requests, lengths, strict=True)]
     proposer = zoo.ScriptedProposer(expected, 0.2, max_drafts=15)
     engine = Engine(target, config=EngineConfig(cache_gb=0.01), proposer=proposer)
     assert tokens(zoo.run(engine, mixed)) == expected
@@ -97,8 +102,7 @@ def test_verify_lengths_mixed_within_a_batch_and_chosen_by_the_policy(family):
 def test_preemption_prefix_hits_and_small_chunks(family, backend):
     target = zoo.tiny_target(family, zoo.kernels(backend), taps=(0, 2))
     drafter = zoo.tiny_drafter(target.kernels)
-    requests = zoo.mixed_requests(8)
-    expected = tokens(plain_answers(target, requests))
+    requests, expected = expected_answers(family, backend, 8)
     config = EngineConfig(
         max_batch=8, cache_gb=cache_for(target, drafter, 17), prefill_chunk=7, max_step_tokens=40
     )

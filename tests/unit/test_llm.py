@@ -1,0 +1,340 @@
+"""The Python API over tiny checkpoints on disk: prompts, streams, chat, threads, and failures."""
+
+from __future__ import annotations
+
+import gc
+import shutil
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+from flashdraft import LLM, SamplingParams
+from flashdraft.core import FinishReason
+from flashdraft.errors import CapacityError, FlashdraftError, RequestError
+from flashdraft.models.config import RopeConfig
+from flashdraft.models.drafter import Drafter
+from flashdraft.models.drafter_config import DrafterConfig
+from flashdraft.models.drafter_loading import save_drafter
+from tests.tiny import VOCAB_SIZE, make_tiny_checkpoint
+
+OPTIONS = {"device": "cpu", "dtype": "float32", "cache_gb": 0.01}
+SHORT = SamplingParams(max_tokens=12, ignore_eos=True)
+SAMPLED = SamplingParams(max_tokens=12, ignore_eos=True, temperature=1.0, seed=5)
+MESSAGES = [{"role": "user", "content": "the quick fox"}]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return make_tiny_checkpoint(tmp_path_factory.mktemp("target"), "qwen3")
+
+
+@pytest.fixture(scope="module")
+def drafter_folder(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("drafter")
+    config = DrafterConfig(
+        hidden_size=32,
+        intermediate_size=48,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=8,
+        num_layers=1,
+        vocab_size=VOCAB_SIZE,
+        max_position=1024,
+        norm_eps=1e-6,
+        rope=RopeConfig(10000.0, 8, 8),
+        windows=(None,),
+        causal=(False,),
+        block_size=5,
+        mask_token_id=1,
+        tap_layers=(0, 1),
+    )
+    torch.manual_seed(0)
+    save_drafter(Drafter(config), folder, torch.float32)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def llm(folder, drafter_folder) -> LLM:
+    return LLM(str(folder), draft=str(drafter_folder), verify=4, **OPTIONS)
+
+
+@pytest.fixture(scope="module")
+def plain(folder) -> LLM:
+    return LLM(str(folder), draft=None, **OPTIONS)
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(llm):
+    """After every test the shared engine is idle, with all its pages free."""
+    yield
+    assert not llm.engine.has_work and not llm._mailboxes
+    llm.engine.check_integrity()
+    for pool in llm.engine.book.pools:
+        assert pool.num_available == pool.num_pages
+
+
+def outcome(generation):
+    return generation.text, generation.token_ids, generation.finish_reason
+
+
+# -- prompts ---------------------------------------------------------------------------------------
+
+
+def test_prompts_of_every_kind(llm):
+    ids = llm.tokenizer.encode("the lazy dog")
+    (from_text,) = llm.generate("the lazy dog", SHORT)
+    assert len(from_text.token_ids) == 12 and from_text.finish_reason is FinishReason.LENGTH
+    assert from_text.text == llm.tokenizer.decode(from_text.token_ids)
+    assert from_text.stats.prompt_tokens == len(ids)
+    for prompts in (["the lazy dog"], ids, [ids], tuple(ids), (ids,), [tuple(ids)]):
+        (generation,) = llm.generate(prompts, SHORT)
+        assert outcome(generation) == outcome(from_text)
+    mixed = llm.generate([ids, "the lazy dog", "a fox"], SHORT)
+    assert [outcome(g) for g in mixed[:2]] == [outcome(from_text)] * 2
+    assert outcome(mixed[2]) == outcome(llm.generate("a fox", SHORT)[0])
+    assert llm.generate([]) == [] == llm.generate([], [])
+
+
+def test_the_default_is_greedy_and_ends_at_256(llm):
+    (generation,) = llm.generate("the dog")
+    assert len(generation.token_ids) <= 256
+    assert outcome(generation) == outcome(llm.generate("the dog", SamplingParams())[0])
+
+
+def test_params_for_all_or_for_each(llm):
+    short, sampled = llm.generate(["a fox", "a fox"], [SHORT, SAMPLED])
+    assert outcome(short) == outcome(llm.generate("a fox", SHORT)[0])
+    assert outcome(sampled) == outcome(llm.generate("a fox", [SAMPLED])[0])
+    assert outcome(short) != outcome(sampled)
+    for count in (0, 1, 3):
+        with pytest.raises(RequestError, match=f"2 prompts and {count} SamplingParams"):
+            llm.generate(["a fox", "a dog"], [SHORT] * count)
+
+
+def test_more_prompts_than_the_batch_holds(llm, plain):
+    prompts = [[3 + i, 50, 60 + i] for i in range(2 * llm.engine.config.max_batch + 1)]
+    drafted = llm.generate(prompts, SAMPLED)
+    assert [outcome(g) for g in drafted] == [outcome(g) for g in plain.generate(prompts, SAMPLED)]
+
+
+def test_seeds(llm, plain):
+    one, other = (llm.generate("a fox", SAMPLED)[0] for _ in range(2))
+    assert outcome(one) == outcome(other) == outcome(plain.generate("a fox", SAMPLED)[0])
+    unseeded = SamplingParams(max_tokens=12, ignore_eos=True, temperature=5.0)
+    assert len({g.text for g in llm.generate(["a fox"] * 4, unseeded)}) > 1
+
+
+@pytest.mark.parametrize("options", [{"draft": "ngram"}, {"draft": None}, {"verify": 0}, {}])
+def test_every_way_of_drafting_gives_the_same_answers(folder, drafter_folder, plain, options):
+    draft = options.get("draft", drafter_folder)
+    other = LLM(folder, **{**OPTIONS, "max_batch": 3, **options, "draft": draft})
+    prompts = ["the dog the dog the dog", "a fox"]
+    for params in (SHORT, SAMPLED):
+        ours, theirs = other.generate(prompts, params), plain.generate(prompts, params)
+        assert [outcome(g) for g in ours] == [outcome(g) for g in theirs]
+    assert (other.drafter_name is None) == (draft in (None, "ngram"))
+
+
+@pytest.mark.parametrize("begin", [0, 3, 7])
+def test_stop_strings_cut_the_text(llm, plain, begin):
+    whole = llm.generate("a fox", SAMPLED)[0].text
+    stop = whole[begin : begin + 3]
+    params = SamplingParams(max_tokens=12, ignore_eos=True, temperature=1.0, seed=5, stop=stop)
+    (drafted,) = llm.generate("a fox", params)
+    assert drafted.text == whole[: whole.index(stop)]
+    assert drafted.finish_reason is FinishReason.STOP
+    assert outcome(drafted) == outcome(plain.generate("a fox", params)[0])
+
+
+def test_the_stop_token_is_in_the_ids_and_not_in_the_text(llm):
+    free = llm.generate("a fox", SAMPLED)[0].token_ids
+    place = next(i for i, token in enumerate(free) if i > 3 and token not in free[:i])
+    params = SamplingParams(max_tokens=12, temperature=1.0, seed=5, stop_token_ids=[free[place]])
+    (generation,) = llm.generate("a fox", params)
+    assert generation.token_ids == free[: place + 1]
+    assert generation.text == llm.tokenizer.decode(free[:place])
+
+
+# -- chat ------------------------------------------------------------------------------------------
+
+
+def test_chat_is_generate_over_the_models_template(llm):
+    text = "<|im_start|>user\nthe quick fox<|im_end|>\n<|im_start|>assistant\n"
+    assert llm.chat_prompt(MESSAGES) == llm.tokenizer.encode(text)
+    answer = llm.chat(MESSAGES, SHORT)
+    assert outcome(answer) == outcome(llm.generate([llm.chat_prompt(MESSAGES)], SHORT)[0])
+    *_, last = llm.stream(MESSAGES, SHORT)
+    assert outcome(last.generation) == outcome(answer)
+    with pytest.raises(RequestError, match="messages"):
+        llm.chat([], SHORT)
+
+
+def test_the_next_turn_finds_the_last_one_cached(llm):
+    conversation = [{"role": "user", "content": "the quick brown fox jumps over the lazy dog"}]
+    answer = llm.chat(conversation, SHORT)
+    conversation += [
+        {"role": "assistant", "content": answer.text},
+        {"role": "user", "content": "and then?"},
+    ]
+    assert llm.chat(conversation, SHORT).stats.cached_tokens >= 16
+
+
+# -- streams ---------------------------------------------------------------------------------------
+
+
+def test_a_stream_is_generate_in_pieces(llm):
+    for params in (SHORT, SAMPLED):
+        events = list(llm.stream("a fox", params))
+        (whole,) = llm.generate("a fox", params)
+        assert "".join(event.text for event in events) == whole.text
+        assert [t for event in events for t in event.token_ids] == whole.token_ids
+        assert [event.generation is None for event in events] == [True] * (len(events) - 1) + [
+            False
+        ]
+        assert outcome(events[-1].generation) == outcome(whole)
+
+
+@pytest.mark.parametrize("num_events", range(4))
+def test_closing_a_stream_cancels_its_request(llm, num_events):
+    stream = llm.stream("a fox", SamplingParams(max_tokens=500, ignore_eos=True))
+    for _ in range(num_events):
+        next(stream)
+    assert llm.engine.has_work == (num_events > 0)
+    stream.close()
+    assert not llm.engine.has_work and not llm._mailboxes
+
+
+def test_a_stream_that_fails_in_the_callers_loop_is_cancelled(llm):
+    with pytest.raises(ZeroDivisionError):
+        for event in llm.stream("a fox", SHORT):
+            len(event.token_ids) // 0
+    gc.collect()  # the frame held the generator
+    assert not llm.engine.has_work
+
+
+@pytest.mark.parametrize("place", ["target.forward", "_committer.settle"])
+def test_a_stream_collected_in_the_middle_of_a_step_harms_nobody(llm, monkeypatch, place):
+    """The collector runs wherever it likes: here within a step, in the stepping thread."""
+    expected = outcome(llm.generate("a dog", SHORT)[0])
+    doomed = llm.stream("a fox", SamplingParams(max_tokens=500, ignore_eos=True))
+    next(doomed)
+    part, name = place.split(".")
+    owner, calls = getattr(llm.engine, part), []
+    method = getattr(owner, name)
+
+    def collect_during(*arguments):
+        calls.append(name)
+        if len(calls) == 3:
+            doomed.close()
+        return method(*arguments)
+
+    monkeypatch.setattr(owner, name, collect_during)
+    (generation,) = llm.generate("a dog", SHORT)
+    assert outcome(generation) == expected and generation.stats.preemptions == 0
+    assert len(calls) > 3 and not llm.engine.has_work
+
+
+def test_streams_interleave_with_each_other_and_with_generate(llm):
+    expected = {p: outcome(llm.generate(p, SAMPLED)[0]) for p in ("a fox", "a dog", "a tree")}
+    one, other = llm.stream("a fox", SAMPLED), llm.stream("a dog", SAMPLED)
+    events = {"a fox": [next(one)], "a dog": [next(other)]}
+    assert outcome(llm.generate("a tree", SAMPLED)[0]) == expected["a tree"]
+    while len(events["a dog"]) < 3:
+        events["a dog"].append(next(other))
+    events["a fox"] += list(one)
+    events["a dog"] += list(other)
+    for prompt, mine in events.items():
+        assert outcome(mine[-1].generation) == expected[prompt]
+        assert "".join(event.text for event in mine) == expected[prompt][0]
+
+
+def test_a_streams_verify_length_is_its_own(llm):
+    *_, last = llm.stream("a fox", SHORT, verify=0)
+    assert last.generation.stats.drafted == 0
+    *_, last = llm.stream("a fox", SHORT, verify=2)
+    assert 0 < last.generation.stats.drafted <= 2 * last.generation.stats.steps
+
+
+# -- without a tokenizer ---------------------------------------------------------------------------
+
+
+def test_a_folder_without_a_tokenizer_works_with_token_ids(folder, tmp_path, llm):
+    for name in ("config.json", "model.safetensors"):
+        shutil.copy(folder / name, tmp_path / name)
+    bare = LLM(tmp_path, draft="ngram", verify=2, **OPTIONS)
+    assert bare.tokenizer is None
+    ids = [5, 77, 123]
+    (generation,) = bare.generate(ids, SHORT)
+    assert generation.token_ids == llm.generate(ids, SHORT)[0].token_ids
+    assert generation.text == ""
+    for call in (
+        lambda: bare.generate("a fox"),
+        lambda: bare.generate(ids, SamplingParams(stop="x")),
+        lambda: bare.chat(MESSAGES),
+        lambda: next(bare.stream("a fox")),
+    ):
+        with pytest.raises(RequestError, match="no tokenizer.*token ids"):
+            call()
+    assert bare.generate(ids, SHORT)[0].token_ids == generation.token_ids
+
+
+# -- threads ---------------------------------------------------------------------------------------
+
+
+def test_threads_get_their_own_answers(llm):
+    prompts = [[f"the {word}", word] for word in ("fox", "dog", "tree", "token")]
+    expected = [[outcome(g) for g in llm.generate(both, SAMPLED)] for both in prompts]
+    found = [[] for _ in prompts]
+    gate = threading.Barrier(len(prompts))
+
+    def work(place):
+        gate.wait()
+        for _ in range(3):
+            if place == 0:
+                ends = [list(llm.stream(text, SAMPLED))[-1].generation for text in prompts[0]]
+            else:
+                ends = llm.generate(prompts[place], SAMPLED)
+            found[place].append([outcome(g) for g in ends])
+
+    threads = [threading.Thread(target=work, args=(place,)) for place in range(len(prompts))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=120)
+    assert found == [[answers] * 3 for answers in expected]
+
+
+# -- failures --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "message"),
+    [
+        (torch.OutOfMemoryError("boom"), CapacityError, "out of memory.*lower max_context"),
+        (ValueError("boom"), FlashdraftError, "ValueError: boom"),
+    ],
+)
+def test_a_failed_request_raises_and_the_next_one_is_answered(
+    llm, monkeypatch, error, kind, message
+):
+    expected = outcome(llm.generate("a fox", SHORT)[0])
+    forward = llm.engine.target.forward
+
+    def broken(token_ids, batch):
+        if 299 in token_ids.tolist():
+            raise error
+        return forward(token_ids, batch)
+
+    monkeypatch.setattr(llm.engine.target, "forward", broken)
+    stream = llm.stream("a fox", SHORT)
+    first = next(stream)
+    with pytest.raises(kind, match=message) as caught:
+        llm.generate([[5, 6], [299], [7, 8]], SHORT)
+    assert type(caught.value) is kind
+    *_, last = stream
+    assert outcome(last.generation) == expected and expected[0].startswith(first.text)
+    *_, last = llm.stream([299], SHORT)
+    assert last.generation.finish_reason is FinishReason.ERROR and last.generation.error
+    assert outcome(llm.generate("a fox", SHORT)[0]) == expected

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from flashdraft.errors import RequestError
 
@@ -20,17 +20,66 @@ class FinishReason(StrEnum):
     ERROR = "error"
 
 
-def _require(ok: bool, name: str, value: object, limit: str) -> None:
-    if not ok:
-        raise RequestError(f"{name} is {value!r}; it must be {limit}.")
-
-
 def _is_int(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _is_finite(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes)
+
+
+def _between(low: float, high: float) -> Callable[[Any], bool]:
+    return lambda value: _is_finite(value) and low <= value <= high
+
+
+# What every field of SamplingParams must satisfy, and how a message says it.
+_RULES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
+    ("max_tokens", lambda v: _is_int(v) and v >= 1, "an integer of at least 1"),
+    ("temperature", _between(0, 100), "a finite number between 0 (greedy) and 100"),
+    ("top_p", lambda v: _is_finite(v) and 0 < v <= 1, "above 0 and at most 1"),
+    ("top_k", lambda v: _is_int(v) and v >= 0, "0 (off) or a positive integer"),
+    ("min_p", _between(0, 1), "between 0 and 1"),
+    (
+        "repetition_penalty",
+        lambda v: _is_finite(v) and 0 < v <= 100,
+        "a finite number above 0 and at most 100 (1 = off)",
+    ),
+    ("presence_penalty", _between(-100, 100), "a finite number between -100 and 100 (0 = off)"),
+    ("frequency_penalty", _between(-100, 100), "a finite number between -100 and 100 (0 = off)"),
+    (
+        "logit_bias",
+        lambda v: (
+            isinstance(v, Mapping)
+            and all(_is_int(t) and t >= 0 and _is_finite(bias) for t, bias in v.items())
+        ),
+        "a mapping from token ids to finite numbers",
+    ),
+    (
+        "seed",
+        lambda v: v is None or (_is_int(v) and -(2**63) <= v < 2**63),
+        "a 64-bit integer, or None for a fresh one",
+    ),
+    (
+        "stop",
+        lambda v: _is_list(v) and all(isinstance(s, str) and s for s in v),
+        "a string or a list of non-empty strings",
+    ),
+    (
+        "stop_token_ids",
+        lambda v: _is_list(v) and all(_is_int(t) and t >= 0 for t in v),
+        "a list of token ids",
+    ),
+    ("ignore_eos", lambda v: isinstance(v, bool), "True or False"),
+    (
+        "logprobs",
+        lambda v: v is None or (_is_int(v) and 0 <= v <= 20),
+        "None or an integer between 0 and 20",
+    ),
+)
 
 
 @dataclass(frozen=True)
@@ -56,83 +105,15 @@ class SamplingParams:
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
-        _require(
-            _is_int(self.max_tokens) and self.max_tokens >= 1,
-            "max_tokens",
-            self.max_tokens,
-            "an integer of at least 1",
-        )
-        for name in ("temperature", "repetition_penalty", "presence_penalty", "frequency_penalty"):
-            _require(_is_finite(getattr(self, name)), name, getattr(self, name), "a finite number")
-        _require(
-            0.0 <= self.temperature <= 100.0,
-            "temperature",
-            self.temperature,
-            "between 0 (greedy) and 100",
-        )
-        _require(
-            _is_finite(self.top_p) and 0.0 < self.top_p <= 1.0,
-            "top_p",
-            self.top_p,
-            "above 0 and at most 1",
-        )
-        _require(
-            _is_int(self.top_k) and self.top_k >= 0,
-            "top_k",
-            self.top_k,
-            "0 (off) or a positive integer",
-        )
-        _require(
-            _is_finite(self.min_p) and 0.0 <= self.min_p <= 1.0,
-            "min_p",
-            self.min_p,
-            "between 0 and 1",
-        )
-        _require(
-            0.0 < self.repetition_penalty <= 100.0,
-            "repetition_penalty",
-            self.repetition_penalty,
-            "above 0 and at most 100 (1 = off)",
-        )
-        for name in ("presence_penalty", "frequency_penalty"):
+        for name, holds, limit in _RULES:
             value = getattr(self, name)
-            _require(-100.0 <= value <= 100.0, name, value, "between -100 and 100 (0 = off)")
-        _require(
-            _is_int(self.min_tokens) and 0 <= self.min_tokens <= self.max_tokens,
-            "min_tokens",
-            self.min_tokens,
-            f"between 0 and max_tokens ({self.max_tokens})",
-        )
-        _require(
-            self.seed is None or (_is_int(self.seed) and -(2**63) <= self.seed < 2**63),
-            "seed",
-            self.seed,
-            "a 64-bit integer, or None for a fresh one",
-        )
-        _require(
-            all(isinstance(s, str) and s for s in self.stop),
-            "stop",
-            self.stop,
-            "a list of non-empty strings",
-        )
-        _require(
-            all(_is_int(t) and t >= 0 for t in self.stop_token_ids),
-            "stop_token_ids",
-            self.stop_token_ids,
-            "a list of token ids",
-        )
-        _require(
-            all(_is_int(t) and t >= 0 and _is_finite(b) for t, b in self.logit_bias.items()),
-            "logit_bias",
-            self.logit_bias,
-            "a mapping from token ids to finite numbers",
-        )
-        _require(
-            self.logprobs is None or (_is_int(self.logprobs) and 0 <= self.logprobs <= 20),
-            "logprobs",
-            self.logprobs,
-            "None or between 0 and 20",
-        )
+            if not holds(value):
+                raise RequestError(f"{name} is {value!r}; it must be {limit}.")
+        if not (_is_int(self.min_tokens) and 0 <= self.min_tokens <= self.max_tokens):
+            raise RequestError(
+                f"min_tokens is {self.min_tokens!r}; it must be an integer between 0 and "
+                f"max_tokens ({self.max_tokens})."
+            )
 
     @property
     def is_greedy(self) -> bool:

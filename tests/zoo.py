@@ -112,7 +112,6 @@ def random_tensors(config: ModelConfig, seed: int = 0) -> dict[str, Tensor]:
         tensors[name] = 1.0 + 0.2 * torch.randn(size, generator=generator)
 
     matrix("model.embed_tokens.weight", config.vocab_size, hidden)
-    tensors["model.embed_tokens.weight"] *= 4.0 / config.embed_scale
     if not config.tie_embeddings:
         matrix("lm_head.weight", config.vocab_size, hidden)
         tensors["lm_head.weight"] *= 4.0

@@ -11,7 +11,7 @@ from typing import cast
 
 from flashdraft.cli.display import AnswerView
 from flashdraft.core import FinishReason, Generation, GenerationStats, TokenEvent
-from flashdraft.errors import CapacityError
+from flashdraft.llm import failure_of
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def show_answer(
 
 def _finished(generation: Generation) -> Answer:
     if generation.finish_reason is FinishReason.ERROR:
-        raise CapacityError(generation.error or "The request failed.")
+        raise failure_of(generation)
     return Answer(generation.text, len(generation.token_ids), generation.stats, generation)
 
 

@@ -19,7 +19,9 @@ BUCKET_EDGES = (0.02, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.97, 0.99)
 CONFIDENCE_WEIGHT = 4.0  # observations that the proposer's own word counts for
 PARENT_WEIGHT = 12.0  # observations that all requests together count for, for one of them
 DECAY, PARENT_DECAY = 0.98, 0.995  # per observation of a bucket: old evidence fades
-MIN_WEIGHT = 0.1  # of one step in a request's running means
+MIN_WEIGHT = 0.05  # of one step in a request's running means
+NEW_WEIGHT = 0.5  # the same for what a new request begins with: other requests' means
+UNLIKELY, THIN = 0.25, 16  # an acceptance is news below this chance, or this many observations
 PROBE_COST = 0.01  # what probing may cost, as a part of plain decoding
 MIN_PROBE_PERIOD = 32  # steps
 
@@ -96,9 +98,10 @@ class Survival:
         """Whether an acceptance would be news: it is thought unlikely, or was hardly ever seen."""
         key = (source, bisect.bisect(BUCKET_EDGES, confidence))
         origin = self._parent or self
-        return self.chance(source, confidence) < 0.5 or origin._seen.get(key, 0.0) < 16
+        return self.chance(source, confidence) < UNLIKELY or origin._seen.get(key, 0.0) < THIN
 
     def observe(self, source: str, confidence: float, accepted: bool) -> None:
+        """Take in the target's word on one slot."""
         key = (source, bisect.bisect(BUCKET_EDGES, confidence))
         decay = PARENT_DECAY if self._parent is None else DECAY
         self._seen[key] = self._seen.get(key, 0.0) * decay + 1.0
@@ -143,14 +146,14 @@ class VerifyPolicy:
         self._fixed = fixed
         self._survival = Survival()
         self._asked: list[Momentum] = []  # the requests that could draft in this step
-        self._num_steps = 1
+        self._num_steps = 1  # not 0: the first step is no probe
         self._typical = Momentum(self._survival)  # where new requests begin
 
     def new_request(self) -> Momentum:
+        """Begin where the requests of the last step stand, as a guess to be corrected soon."""
         last = self._typical
-        return Momentum(
-            Survival(self._survival), last.is_drafting, last.gain, last.price, last.weight
-        )
+        weight = max(last.weight, NEW_WEIGHT)
+        return Momentum(Survival(self._survival), last.is_drafting, last.gain, last.price, weight)
 
     def wants_draft(self, momentum: Momentum, num_sequences: int, fixed: int | None) -> bool:
         """Whether running the block drafter for this request is worth its cost this step."""
@@ -164,12 +167,12 @@ class VerifyPolicy:
         return momentum.was_drafted
 
     def better(self, momentum: Momentum, first: Draft | None, second: Draft) -> Draft:
-        """The draft from which more tokens are expected; the second one cost a drafter pass."""
+        """The draft from which more tokens are expected; the second one took a drafter pass."""
         if first is None:
             momentum.rival = []
             return second
         momentum.rival = momentum.survival.curve(first)
-        return first if sum(momentum.rival) > sum(momentum.survival.curve(second)) else second
+        return first if sum(momentum.rival) >= sum(momentum.survival.curve(second)) else second
 
     def choose(
         self,
@@ -198,7 +201,7 @@ class VerifyPolicy:
                 if momentum.was_drafted:
                     gain = sum(curve[:length]) - sum(momentum.rival[:length])
                     momentum.remember(gain, price * length)
-                if length == 0 and self._probes(momentum, len(drafts)):
+                if length == 0 and self._probes(momentum, len(self._asked) or len(drafts)):
                     lengths[index] = 1  # only what is verified can be learnt from
             self._plan(self._costs)
         return lengths
@@ -215,7 +218,7 @@ class VerifyPolicy:
         # a prompt's rows are computed anyway: they are no reason to draft more, or less
         rows, tokens = num_rows + sum(lengths), float(len(lengths))
         base = costs.target(tokens) - costs.target(rows)
-        base += costs.drafter(sum(m.was_drafted and m.is_drafting for m in self._asked))
+        base += costs.drafter(sum(momentum.is_drafting for momentum in self._asked))
         best, best_count = tokens / (base + costs.target(rows)), 0
         for count, (negative_alive, _) in enumerate(slots, start=1):
             tokens -= negative_alive
@@ -264,8 +267,6 @@ class VerifyPolicy:
     def observe(self, momentum: Momentum, draft: Draft, num_accepted: int) -> None:
         """Learn from a verified draft: every accepted slot, and the first refused one."""
         survival, source = momentum.survival, draft.source
-        momentum.was_surprised = (
-            num_accepted > 0 and survival.doubts(source, draft.confidence[0])
-        )
+        momentum.was_surprised = num_accepted > 0 and survival.doubts(source, draft.confidence[0])
         for slot in range(min(num_accepted + 1, len(draft.tokens))):
             survival.observe(source, draft.confidence[slot], slot < num_accepted)

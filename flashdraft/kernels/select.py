@@ -33,7 +33,7 @@ def _resolve_device(device: str | torch.device) -> torch.device:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         resolved = torch.device(device)
-    except RuntimeError as error:
+    except (RuntimeError, TypeError) as error:
         raise RequestError(f"device is {device!r}; it must be auto, cpu or cuda.") from error
     if resolved.type == "cpu":
         return torch.device("cpu")

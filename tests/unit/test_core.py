@@ -1,4 +1,4 @@
-"""SamplingParams: every bad value is refused by name, value and limit; every edge is let through."""
+"""SamplingParams: a bad value is refused by name, value and limit; every edge is let through."""
 
 from __future__ import annotations
 
@@ -24,12 +24,24 @@ BAD: dict[str, tuple[str, list[Any]]] = {
     "frequency_penalty": ("a finite number", NOT_NUMBERS),
     "min_tokens": ("between 0 and max_tokens (256)", [-1, 257, 10**30, 1.0, NAN, "1", None, True]),
     "seed": ("a 64-bit integer", [2**63, -(2**63) - 1, 10**400, 1.0, NAN, "7", True]),
-    "stop": ("non-empty strings", [[""], "", ["a", ""], [5], [None], [b"x"], b"ab"]),
-    "stop_token_ids": ("token ids", [[-1], [1.0], ["1"], [True], [None], "12"]),
+    "stop": ("non-empty strings", [[""], "", ["a", ""], [5], [None], [b"x"], b"ab", None, 7]),
+    "stop_token_ids": ("token ids", [[-1], [1.0], ["1"], [True], [None], "12", None, 5]),
     "logit_bias": (
         "finite numbers",
-        [{-1: 0.0}, {"1": 0.0}, {True: 0.0}, {1.0: 0.0}, {1: NAN}, {1: INF}, {1: "x"}, {1: None}],
+        [
+            {-1: 0.0},
+            {"1": 0.0},
+            {True: 0.0},
+            {1.0: 0.0},
+            {1: NAN},
+            {1: INF},
+            {1: "x"},
+            {1: None},
+            None,
+            [1],
+        ],
     ),
+    "ignore_eos": ("True or False", ["no", 0, None]),
     "logprobs": ("between 0 and 20", [-1, 21, 10**30, 1.0, NAN, "1", True]),
 }
 OUT_OF_RANGE: dict[str, tuple[str, list[Any]]] = {

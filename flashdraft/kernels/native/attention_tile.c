@@ -151,13 +151,14 @@ ALWAYS_INLINE void score_keys(const Tile *tile, size_t index, size_t lane, const
         for (int i = 0; i < 4; i++, query += stride)
             for (int v = 0; v < vectors; v++) {
                 const vec lanes = load(query + v * LANES);
-                for (int j = 0; j < KEYS; j++) sum[j][v] += lanes * pick(part[j], i);
+                for (int j = 0; j < KEYS; j++)
+                    sum[j][v] = add_multiple(sum[j][v], lanes, pick(part[j], i));
             }
     }
     for (; d < dim; d++, query += stride)
         for (int v = 0; v < vectors; v++) {
             const vec lanes = load(query + v * LANES);
-            for (int j = 0; j < KEYS; j++) sum[j][v] += lanes * key[j][d];
+            for (int j = 0; j < KEYS; j++) sum[j][v] = add_multiple(sum[j][v], lanes, key[j][d]);
         }
     float *score = tile->weight + index * stride + lane;
     for (int j = 0; j < KEYS; j++)
@@ -243,7 +244,7 @@ ALWAYS_INLINE void add_values(const Tile *tile, Range keys, size_t lane, size_t 
         const Four four = load_four(weight);
         for (int v = 0; v < vectors; v++) {
             const vec part = load(value + v * LANES);
-            for (int i = 0; i < lanes; i++) sum[i][v] += part * pick(four, i);
+            for (int i = 0; i < lanes; i++) sum[i][v] = add_multiple(sum[i][v], part, pick(four, i));
         }
     }
     for (int i = 0; i < lanes; i++)

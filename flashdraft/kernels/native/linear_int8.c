@@ -116,8 +116,10 @@ ALWAYS_INLINE void tile(const void *quantized, size_t row, size_t panel, const i
             const size_t at = ((panel + v / VECTORS) * groups + g) * PANEL + v % VECTORS * LANES;
             const vec scale = load(call->scale + at);
             for (int r = 0; r < rows; r++)
-                total[r][v] += __builtin_convertvector(sum[r][v], vec) *
-                               state->scale[(row + r) * groups + g] * scale;
+                total[r][v] = add_product(total[r][v],
+                                          __builtin_convertvector(sum[r][v], vec) *
+                                              state->scale[(row + r) * groups + g],
+                                          scale);
         }
     }
     for (int r = 0; r < rows; r++)

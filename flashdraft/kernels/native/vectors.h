@@ -13,6 +13,8 @@
 
 #if defined(__ARM_NEON)
 #include <arm_neon.h>
+#elif defined(__FMA__)
+#include <immintrin.h>
 #endif
 
 #if defined(__AVX512F__)
@@ -45,6 +47,27 @@ typedef const float *Four;
 ALWAYS_INLINE Four load_four(const float *from) { return from; }
 #endif
 ALWAYS_INLINE float pick(Four four, const int i) { return four[i]; }
+
+/* sum + a * b with one rounding, or with two where the machine has no fused product: but always the
+ * same. gcc may take `sum + a * b` apart in one loop and not in another (on Sapphire Rapids it avoids
+ * chains of wide fused products), and two tile sizes would then disagree; so x86 says it outright. */
+ALWAYS_INLINE vec add_product(vec sum, vec a, vec b) {
+#if defined(__AVX512F__)
+    return (vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)sum);
+#elif defined(__FMA__) && defined(__AVX__)
+    return (vec)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)sum);
+#else
+    return sum + a * b;
+#endif
+}
+
+ALWAYS_INLINE vec add_multiple(vec sum, vec a, float b) {
+#if defined(__FMA__)
+    return add_product(sum, a, splat(b));
+#else
+    return sum + a * b; /* NEON multiplies by one element of a register */
+#endif
+}
 
 /* Ties a sum to its register between two steps of an inner loop; without it gcc shuffles copies. */
 #if defined(__aarch64__)

@@ -1,0 +1,379 @@
+"""The verify-length policy: its parts one by one, then at work against a simulated target."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+
+from flashdraft.engine.policy import CostModel, Draft, Momentum, Survival, VerifyPolicy
+
+NUM_DRAFTS = 15
+WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
+COSTS: dict[str, Callable[[int], float]] = {  # seconds of a step by its rows
+    "flat": lambda rows: 1.0 + 0.005 * (rows - 1),
+    "slope": lambda rows: 1.0 + 0.08 * (rows - 1),
+    "steep": lambda rows: 1.0 + 0.5 * (rows - 1),
+    "linear": float,
+    "stepped": lambda rows: float(-(-rows // 8)),
+    "jump": lambda rows: 1.0 if rows == 1 else max(1.9, 1.0 + 0.12 * rows),
+}
+
+
+def make_costs(name: str, drafter: float = 0.0) -> CostModel:
+    target = {width: COSTS[name](width) for width in WIDTHS}
+    return CostModel(target, {n: drafter * (1 + 0.05 * (n - 1)) for n in (1, 2, 4, 8)})
+
+
+def choose(
+    policy: VerifyPolicy, *confidences: list[float], fixed: list[int | None] | None = None
+) -> list[int]:
+    """Verify lengths for new requests with drafts of these confidences."""
+    drafts = [Draft([7] * len(c), c, "block") for c in confidences]
+    momenta = [policy.new_request() for _ in drafts]
+    return policy.choose(drafts, momenta, fixed or [None] * len(drafts), len(drafts))
+
+
+# -- costs ---------------------------------------------------------------------------------------
+
+
+def test_costs_between_and_beyond_the_measured_points() -> None:
+    costs = CostModel({2: 10.0, 4: 20.0, 8: 24.0}, {1: 3.0, 4: 6.0})
+    rows = {1: 10.0, 2: 10.0, 3: 15.0, 4: 20.0, 6: 22.0, 8: 24.0, 12: 28.0, 100: 116.0}
+    assert {n: costs.target(n) for n in rows} == pytest.approx(rows)
+    sequences = {0: 0.0, 1: 3.0, 2: 4.0, 4: 6.0, 8: 10.0}
+    assert {n: costs.drafter(n) for n in sequences} == pytest.approx(sequences)
+
+
+def test_a_single_measurement_is_taken_in_proportion() -> None:
+    costs = CostModel({4: 8.0})
+    assert [costs.target(n) for n in (1, 4, 8)] == [8.0, 8.0, 16.0]
+    assert costs.drafter(5) == 0.0, "there is no drafter"
+
+
+def test_noise_never_makes_more_rows_cheaper() -> None:
+    rng = random.Random(0)
+    for _ in range(50):
+        costs = CostModel({width: rng.uniform(1.0, 2.0) for width in WIDTHS})
+        seconds = [costs.target(rows) for rows in range(1, 100)]
+        assert seconds == sorted(seconds)
+
+
+# -- survival ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("confidence", "truth"), [(0.95, 0.3), (0.3, 0.9), (0.6, 0.0), (0.5, 0.5)])
+def test_survival_finds_the_true_acceptance(confidence: float, truth: float) -> None:
+    rng, everyone = random.Random(1), Survival()
+    request = Survival(everyone)
+    assert request.chance("block", confidence) == pytest.approx(confidence), "at first, its word"
+    estimates = []
+    for step in range(4000):
+        request.observe("block", confidence, rng.random() < truth)
+        if step > 2000:
+            estimates.append(request.chance("block", confidence))
+    assert sum(estimates) / len(estimates) == pytest.approx(truth, abs=0.04)
+    assert Survival(everyone).chance("block", confidence) == pytest.approx(truth, abs=0.12)
+    assert Survival(everyone).chance("ngram", confidence) == pytest.approx(confidence)
+
+
+def test_survival_tells_requests_and_confidences_apart() -> None:
+    everyone = Survival()
+    good, bad = Survival(everyone), Survival(everyone)
+    for _ in range(60):
+        good.observe("block", 0.95, True)
+        bad.observe("block", 0.95, False)
+    assert good.chance("block", 0.95) > 0.8 > 0.2 > bad.chance("block", 0.95)
+    assert bad.chance("block", 0.4) == pytest.approx(0.4)
+
+
+def test_a_curve_never_rises() -> None:
+    draft = Draft([1, 2, 3], [0.5, 1.0, 0.8])
+    curve = Survival().curve(draft)
+    assert curve == sorted(curve, reverse=True)
+    assert curve == pytest.approx([0.5, 0.5 * 0.98, 0.5 * 0.98 * 0.8])
+
+
+# -- one choice ----------------------------------------------------------------------------------
+
+
+def test_rows_that_cost_nothing_are_used_for_everything_likely() -> None:
+    flat = CostModel({1: 1.0, 64: 1.0})
+    assert choose(VerifyPolicy(flat), [0.9] * NUM_DRAFTS) == [NUM_DRAFTS]
+    assert choose(VerifyPolicy(make_costs("flat")), [0.9] * 4 + [0.02] * 4) == [4]
+
+
+def test_steep_costs_or_hopeless_drafts_mean_plain_decoding() -> None:
+    assert choose(VerifyPolicy(make_costs("linear")), [0.98] * NUM_DRAFTS) == [0]
+    assert choose(VerifyPolicy(make_costs("steep")), [0.4] * NUM_DRAFTS) == [0]
+    assert choose(VerifyPolicy(make_costs("slope")), [0.02] * NUM_DRAFTS) == [0]
+
+
+def test_a_step_in_the_costs_is_filled_to_its_edge() -> None:
+    assert choose(VerifyPolicy(make_costs("stepped")), [0.7] * NUM_DRAFTS) == [7]
+
+
+def test_requests_compete_by_likelihood_and_keep_prefixes() -> None:
+    policy = VerifyPolicy(CostModel({1: 1.0, 8: 1.0, 9: 4.0, 64: 30.0}))  # room for eight rows
+    assert choose(policy, [0.9] * 8, [0.4] * 8) == [6, 0]
+    assert choose(policy, [0.9, 0.05, 0.9], [0.6] * 8) == [1, 5]
+    assert choose(policy, [0.7] * 8, [0.7] * 8) == [3, 3]
+
+
+def test_a_prompts_rows_are_no_reason_to_verify_more() -> None:
+    policy, draft = VerifyPolicy(make_costs("slope")), Draft([7] * 8, [0.5] * 8, "block")
+    momenta = [policy.new_request(), policy.new_request()]
+    alone = policy.choose([draft, draft], momenta, [None, None], 2)
+    with_prompt = policy.choose([draft, None], momenta, [None, None], 1 + 60)
+    assert 0 < with_prompt[0] <= alone[0]
+    costly = VerifyPolicy(CostModel({1: 1.0, 2: 2.0, 64: 64.0}))
+    assert costly.choose([draft, None], momenta, [None, None], 1 + 60) == [0, 0]
+
+
+def test_fixed_lengths_are_kept_for_all_and_for_one() -> None:
+    four = [0.01] * 4
+    steep = make_costs("linear")
+    assert choose(VerifyPolicy(steep, fixed=3), four, four) == [3, 3]
+    assert choose(VerifyPolicy(steep, fixed=9), four, four) == [4, 4]
+    assert choose(VerifyPolicy(None, fixed=0), four) == [0]
+    assert choose(VerifyPolicy(steep, fixed=3), four, four, fixed=[1, None]) == [1, 3]
+    assert choose(VerifyPolicy(steep), four, four, four, fixed=[2, None, 0]) == [2, 0, 0]
+    assert choose(VerifyPolicy(None), four) == [4], "without costs, whatever was drafted"
+
+
+def test_fixed_lengths_decide_whether_to_draft() -> None:
+    costs = make_costs("linear", drafter=9.0)
+    policy = VerifyPolicy(costs, fixed=2)
+    momentum = policy.new_request()
+    assert policy.wants_draft(momentum, 1, None) and not policy.wants_draft(momentum, 1, 0)
+    assert not VerifyPolicy(costs, fixed=0).wants_draft(momentum, 1, None)
+    assert VerifyPolicy(costs, fixed=0).wants_draft(momentum, 1, 5)
+    assert VerifyPolicy(None).wants_draft(momentum, 1, None)
+
+
+def test_nothing_drafted_nothing_verified() -> None:
+    policy = VerifyPolicy(make_costs("flat"))
+    momenta = [policy.new_request(), policy.new_request()]
+    assert policy.choose([None, Draft([], [])], momenta, [None, 3], 2) == [0, 0]
+
+
+def test_the_better_of_two_drafts_is_the_one_that_brings_more() -> None:
+    policy = VerifyPolicy(make_costs("flat"))
+    momentum = policy.new_request()
+    sure, long = Draft([1], [0.98], "ngram"), Draft([2] * 5, [0.7] * 5, "block")
+    assert policy.better(momentum, None, sure) is sure
+    assert policy.better(momentum, sure, long) is long
+    for _ in range(30):
+        policy.observe(momentum, long, 0)
+    assert policy.better(momentum, sure, long) is sure
+
+
+# -- at work -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How a request's drafts fare: mean acceptance, its spread, and how wrong confidence is."""
+
+    accept: float
+    spread: float = 0.0
+    bias: float = 0.0
+
+    def draw(self, rng: random.Random) -> tuple[list[float], int]:
+        """Confidences of a draft, and how many of its tokens the target agrees with."""
+        chances = [
+            min(1.0, max(0.0, self.accept + rng.uniform(-self.spread, self.spread)))
+            for _ in range(NUM_DRAFTS)
+        ]
+        refused = (slot for slot, chance in enumerate(chances) if rng.random() >= chance)
+        confidences = [min(0.999, max(0.001, chance + self.bias)) for chance in chances]
+        return confidences, next(refused, NUM_DRAFTS)
+
+
+@dataclass
+class Outcome:
+    """What a simulated run took."""
+
+    seconds: float = 0.0
+    tokens: int = 0
+    num_steps: int = 0
+    num_drafted: int = 0  # sequences the drafter ran for
+
+    def per_token(self) -> float:
+        return self.seconds / self.tokens
+
+
+def step(
+    policy: VerifyPolicy,
+    costs: CostModel,
+    momenta: list[Momentum],
+    kinds: list[Kind],
+    rng: random.Random,
+    outcome: Outcome,
+) -> list[int]:
+    """One decode step of a batch; returns how many tokens each request got."""
+    count = len(momenta)
+    drafts: list[Draft | None] = [None] * count
+    agreed = [0] * count
+    for i, momentum in enumerate(momenta):
+        if policy.wants_draft(momentum, count, None):
+            confidence, agreed[i] = kinds[i].draw(rng)
+            block = Draft([0] * NUM_DRAFTS, confidence, "block")
+            drafts[i] = policy.better(momentum, None, block)
+    lengths = policy.choose(drafts, momenta, [None] * count, count)
+    num_drafted = sum(draft is not None for draft in drafts)
+    outcome.seconds += costs.drafter(num_drafted) + costs.target(count + sum(lengths))
+    outcome.num_steps += 1
+    outcome.num_drafted += num_drafted
+    gained = []
+    for momentum, draft, length, accepted in zip(momenta, drafts, lengths, agreed, strict=True):
+        if draft is not None and length:
+            policy.observe(momentum, draft.cut(length), min(accepted, length))
+        gained.append(1 + min(accepted, length))
+    outcome.tokens += sum(gained)
+    return gained
+
+
+def simulate(
+    costs: CostModel,
+    new_kind: Callable[[random.Random], Kind],
+    batch: int,
+    num_steps: int,
+    seed: int,
+    lengths: tuple[int, int] = (20, 300),
+) -> Outcome:
+    """Requests come and go, as many at once as `batch`."""
+    rng, policy, outcome = random.Random(seed), VerifyPolicy(costs), Outcome()
+    momenta = [policy.new_request() for _ in range(batch)]
+    kinds = [new_kind(rng) for _ in range(batch)]
+    left = [rng.randint(*lengths) for _ in range(batch)]
+    for _ in range(num_steps):
+        for i, gained in enumerate(step(policy, costs, momenta, kinds, rng, outcome)):
+            left[i] -= gained
+            if left[i] <= 0:
+                momenta[i], kinds[i] = policy.new_request(), new_kind(rng)
+                left[i] = rng.randint(*lengths)
+    return outcome
+
+
+def best_fixed(costs: CostModel, kind: Kind, batch: int, seed: int) -> float:
+    """Seconds per token of the best verify length that never changes, 0 without a drafter too."""
+    rng = random.Random(seed)
+    agreed = [kind.draw(rng)[1] for _ in range(2000)]
+    best = costs.target(batch) / batch
+    for length in range(1, NUM_DRAFTS + 1):
+        tokens = sum(1 + min(length, n) for n in agreed) / len(agreed)
+        seconds = costs.drafter(batch) + costs.target(batch * (1 + length))
+        best = min(best, seconds / (batch * tokens))
+    return best
+
+
+@pytest.mark.parametrize("drafter", [0.05, 0.3, 1.5])
+@pytest.mark.parametrize("batch", [1, 8])
+@pytest.mark.parametrize("shape", COSTS)
+def test_never_slower_than_plain_decoding(shape: str, batch: int, drafter: float) -> None:
+    costs, num_steps = make_costs(shape, drafter), 1200 if batch == 1 else 400
+    plain = costs.target(batch) / batch
+
+    def any_kind(rng: random.Random) -> Kind:
+        return Kind(rng.random(), 0.2, rng.uniform(-0.2, 0.2))
+
+    def boastful(rng: random.Random) -> Kind:
+        return Kind(0.95 if rng.random() < 0.1 else 0.1, 0.1, 0.5)
+
+    for new_kind in (any_kind, boastful, lambda rng: Kind(0.0, 0.0, 0.9)):
+        outcome = simulate(costs, new_kind, batch, num_steps, seed=3)
+        assert outcome.per_token() <= 1.03 * plain
+
+
+@pytest.mark.parametrize(
+    ("shape", "drafter", "batch", "kind"),
+    [
+        ("flat", 0.3, 1, Kind(0.9, 0.1)),
+        ("flat", 0.3, 8, Kind(0.9, 0.3)),
+        ("flat", 0.3, 1, Kind(0.3, 0.3)),
+        ("slope", 0.3, 1, Kind(0.6, 0.0, 0.3)),
+        ("slope", 0.05, 8, Kind(0.8, 0.1, -0.2)),
+        ("stepped", 0.3, 1, Kind(0.8, 0.2, 0.1)),
+        ("steep", 0.3, 1, Kind(0.5, 0.3)),
+        ("jump", 0.05, 1, Kind(0.8, 0.2, 0.1)),
+        ("jump", 0.3, 8, Kind(0.9, 0.0, 0.1)),
+        ("linear", 0.3, 1, Kind(1.0)),
+    ],
+)
+def test_close_to_the_best_fixed_length(shape: str, drafter: float, batch: int, kind: Kind) -> None:
+    costs, ratios = make_costs(shape, drafter), []
+    for seed in range(3):
+        outcome = simulate(costs, lambda rng: kind, batch, 1200 if batch == 1 else 300, seed)
+        ratios.append(outcome.per_token() / best_fixed(costs, kind, batch, seed))
+    assert sum(ratios) / len(ratios) < 1.10
+
+
+@pytest.mark.parametrize("batch", [1, 8])
+@pytest.mark.parametrize("shape", ["flat", "slope", "jump"])
+def test_a_useless_drafter_rests_and_a_useful_one_returns(shape: str, batch: int) -> None:
+    rng, costs = random.Random(1), make_costs(shape, 0.3)
+    policy = VerifyPolicy(costs)
+    momenta = [policy.new_request() for _ in range(batch)]
+    shares = []
+    for accept in (0.0, 0.0, 0.9, 0.9):  # the same requests all along
+        outcome = Outcome()
+        for _ in range(300):
+            step(policy, costs, momenta, [Kind(accept, 0.05)] * batch, rng, outcome)
+        shares.append(outcome.num_drafted / (outcome.num_steps * batch))
+    assert shares[1] < 0.05 and shares[3] > 0.9, shares
+
+
+def test_a_resting_drafter_is_tried_for_all_requests_in_the_same_step() -> None:
+    rng, costs = random.Random(0), make_costs("slope", 0.3)
+    policy = VerifyPolicy(costs)
+    momenta = [policy.new_request() for _ in range(8)]
+    counts = []
+    for _ in range(600):
+        outcome = Outcome()
+        step(policy, costs, momenta, [Kind(0.0, 0.0, 0.5)] * 8, rng, outcome)
+        counts.append(outcome.num_drafted)
+    assert set(counts[200:]) == {0, 8}
+    assert policy.new_request().is_drafting is False, "what is known holds for new requests too"
+
+
+def test_one_good_request_among_bad_ones_is_drafted_for_alone() -> None:
+    rng, costs = random.Random(0), make_costs("slope", 0.1)
+    policy = VerifyPolicy(costs)
+    momenta = [policy.new_request() for _ in range(8)]
+    kinds = [Kind(0.98, 0.0, -0.1)] + [Kind(0.02, 0.0, 0.8)] * 7
+    for _ in range(300):
+        step(policy, costs, momenta, kinds, rng, Outcome())
+    assert [momentum.is_drafting for momentum in momenta] == [True] + [False] * 7
+
+
+def test_a_rested_ngram_proposer_is_tried_again() -> None:
+    costs = make_costs("slope")
+    policy = VerifyPolicy(costs)
+    momentum, draft = policy.new_request(), Draft([7] * 4, [0.35] * 4, "ngram")
+    lengths = []
+    for number in range(1500):
+        [length] = policy.choose([draft], [momentum], [None], 1)
+        lengths.append(length)
+        if length:
+            policy.observe(momentum, draft.cut(length), 0 if number < 700 else length)
+    assert sum(length > 0 for length in lengths[300:700]) in range(3, 30)
+    assert sum(lengths[-300:]) == 4 * 300
+
+
+def test_the_drafter_rests_where_a_lookup_brings_as_much() -> None:
+    costs = make_costs("flat", 0.5)
+    policy = VerifyPolicy(costs)
+    momentum = policy.new_request()
+    repeats, block = Draft([1] * 8, [0.9] * 8, "ngram"), Draft([1] * 8, [0.9] * 8, "block")
+    num_drafted = 0
+    for _ in range(400):
+        draft = repeats
+        if policy.wants_draft(momentum, 1, None):
+            num_drafted += 1
+            draft = policy.better(momentum, repeats, block)
+        [length] = policy.choose([draft], [momentum], [None], 1)
+        policy.observe(momentum, draft.cut(length), length)
+    assert num_drafted < 40, "the lookup proposes the same tokens for nothing"

@@ -6,7 +6,6 @@ print(LLM("smollm2-135m").generate("The capital of France is")[0].text)
 
 from __future__ import annotations
 
-import math
 import os
 import random
 import threading
@@ -228,11 +227,6 @@ def _engine_config(
 ) -> EngineConfig:
     if verify != "auto" and type(verify) is not int:
         raise RequestError(f"verify is {verify!r}; it must be 'auto' or a number of draft tokens.")
-    for name, value in (("max_context", max_context), ("max_batch", max_batch)):
-        if value is not None and type(value) is not int:
-            raise RequestError(f"{name} is {value!r}; it must be a positive integer.")
-    if cache_gb is not None and (type(cache_gb) not in (int, float) or not math.isfinite(cache_gb)):
-        raise RequestError(f"cache_gb is {cache_gb!r}; it must be a number of gigabytes.")
     fixed = 0 if draft is None else None if isinstance(verify, str) else verify
     return EngineConfig(
         max_batch=EngineConfig.max_batch if max_batch is None else max_batch,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from flashdraft.errors import RequestError
@@ -23,12 +24,16 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         for name in ("max_batch", "page_size", "max_step_tokens", "prefill_chunk"):
-            value = getattr(self, name)
-            if value < 1:
-                raise RequestError(f"{name} is {value}; it must be at least 1.")
-        if self.max_context is not None and self.max_context < 2:
-            raise RequestError(f"max_context is {self.max_context}; it must be at least 2.")
-        if self.cache_gb is not None and not self.cache_gb > 0:
-            raise RequestError(f"cache_gb is {self.cache_gb}; it must be above 0.")
-        if self.verify is not None and not 0 <= self.verify <= 63:
-            raise RequestError(f"verify is {self.verify}; it must be 'auto' or 0 to 63.")
+            self._require(name, 1, math.inf, "an integer of at least 1")
+        if self.max_context is not None:
+            self._require("max_context", 2, math.inf, "None or an integer of at least 2")
+        if self.verify is not None:
+            self._require("verify", 0, 63, "None ('auto') or an integer from 0 to 63")
+        size = self.cache_gb
+        if size is not None and (type(size) not in (int, float) or not 0 < size < math.inf):
+            raise RequestError(f"cache_gb is {size!r}; it must be None or a number above 0.")
+
+    def _require(self, name: str, low: int, high: float, limit: str) -> None:
+        value = getattr(self, name)
+        if type(value) is not int or not low <= value <= high:
+            raise RequestError(f"{name} is {value!r}; it must be {limit}.")

@@ -19,12 +19,8 @@ ALWAYS_INLINE Block load_block(const int8_t *x) { return vld1q_s8(x); }
 
 ALWAYS_INLINE ivec dot8(ivec sum, const int8_t *weights, Block x, const int quad) {
     const int8x16_t w = vld1q_s8(weights);
-    switch (quad) { /* the instruction wants a literal */
-    case 0: return (ivec)vdotq_laneq_s32((int32x4_t)sum, w, x, 0);
-    case 1: return (ivec)vdotq_laneq_s32((int32x4_t)sum, w, x, 1);
-    case 2: return (ivec)vdotq_laneq_s32((int32x4_t)sum, w, x, 2);
-    default: return (ivec)vdotq_laneq_s32((int32x4_t)sum, w, x, 3);
-    }
+    __asm__("sdot %0.4s, %1.16b, %2.4b[%3]" : "+w"(sum) : "w"(w), "w"(x), "i"(quad));
+    return sum;
 }
 
 #else

@@ -87,7 +87,6 @@ ALWAYS_INLINE void add_products(const Quantized *state, size_t row, size_t panel
                 const int8_t *four = weights + (v / VECTORS * stride + k + 4 * quad) * PANEL +
                                      v % VECTORS * LANES * 4;
                 for (int r = 0; r < rows; r++) sum[r][v] = dot8(sum[r][v], four, block[r], quad);
-                for (int r = 0; r < rows; r++) KEEP_IN_REGISTER(sum[r][v]);
             }
     }
 }
@@ -112,18 +111,17 @@ ALWAYS_INLINE void tile(const void *quantized, size_t row, size_t panel, const i
         }
         add_products(state, row, panel, begin, begin + (left < call->group ? left : call->group),
                      rows, panels, sum);
-        for (int v = 0; v < panels * VECTORS; v++) {
-            const size_t at = ((panel + v / VECTORS) * groups + g) * PANEL + v % VECTORS * LANES;
-            const vec scale = load(call->scale + at);
-            for (int r = 0; r < rows; r++)
-                total[r][v] = add_product(total[r][v],
-                                          __builtin_convertvector(sum[r][v], vec) *
-                                              state->scale[(row + r) * groups + g],
-                                          scale);
+        for (int r = 0; r < rows; r++) {
+            const float scale = state->scale[(row + r) * groups + g];
+            for (int v = 0; v < panels * VECTORS; v++)
+                total[r][v] += __builtin_convertvector(sum[r][v], vec) * scale;
         }
     }
-    for (int r = 0; r < rows; r++)
+    for (int r = 0; r < rows; r++) {
+        for (int v = 0; v < panels * VECTORS; v++)
+            total[r][v] *= load(call->scale + panel * PANEL + v * LANES);
         store_outputs(call->y + (row + r) * call->out, call->out, panel, panels, total[r]);
+    }
 }
 
 DEFINE_TILES

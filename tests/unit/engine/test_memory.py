@@ -100,7 +100,8 @@ def test_a_large_cache_allows_every_position_and_wastes_nothing() -> None:
 def test_a_context_that_was_asked_for_is_given(
     max_batch: int, prefill_chunk: int, max_context: int
 ) -> None:
-    for windows in ([None], [None, 24], [24], [16, None, 40]):
+    shapes: list[list[int | None]] = [[None], [None, 24], [24], [16, None, 40]]
+    for windows in shapes:
         config = EngineConfig(
             max_batch=max_batch, prefill_chunk=prefill_chunk, max_context=max_context
         )

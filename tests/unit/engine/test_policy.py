@@ -312,9 +312,13 @@ def test_close_to_the_best_fixed_length(shape: str, drafter: float, batch: int, 
 
 
 @pytest.mark.parametrize("batch", [1, 8])
-@pytest.mark.parametrize("shape", ["flat", "slope", "jump"])
-def test_a_useless_drafter_rests_and_a_useful_one_returns(shape: str, batch: int) -> None:
-    rng, costs = random.Random(1), make_costs(shape, 0.3)
+@pytest.mark.parametrize(
+    ("shape", "drafter"), [("flat", 0.3), ("slope", 0.01), ("slope", 0.3), ("jump", 0.3)]
+)
+def test_a_useless_drafter_rests_and_a_useful_one_returns(
+    shape: str, drafter: float, batch: int
+) -> None:
+    rng, costs = random.Random(1), make_costs(shape, drafter)
     policy = VerifyPolicy(costs)
     momenta = [policy.new_request() for _ in range(batch)]
     shares = []

@@ -18,7 +18,7 @@ SOURCES = (
     "attention_tile",
     "pool",
 )
-HEADERS = ("kernels", "vectors", "panels", "dot8", "attention_tile", "pool")
+HEADERS = ("kernels", "vectors", "panels", "dot8", "rotate", "attention_tile", "pool")
 FOLDER = "flashdraft/kernels/native"
 CPU = "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"
 

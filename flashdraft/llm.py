@@ -171,6 +171,8 @@ class LLM:
         with self._lock:
             mailbox = self._mailboxes[request_id]
             while not mailbox:
+                if not self.engine.is_running(request_id):  # an interrupt tore its last step
+                    raise FlashdraftError("The request was interrupted; send it again.")
                 self._is_stepping = True
                 try:
                     events = self.engine.step()

@@ -141,6 +141,10 @@ def _check_calls(where: str, calls: Any) -> list[dict[str, Any]]:
 
 
 def _check_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]] | None:
+    if tools is None:
+        return None
+    if not isinstance(tools, Sequence) or isinstance(tools, str | bytes):
+        raise RequestError(f"tools is {_brief(tools)}; it must be a list of objects.")
     if not tools:
         return None
     for number, tool in enumerate(tools):

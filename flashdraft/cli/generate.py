@@ -120,6 +120,11 @@ def _check(arguments: argparse.Namespace) -> None:
         check_writable(arguments.output)
     if arguments.json not in (None, STDOUT):
         check_writable(Path(arguments.json))
+        if (
+            arguments.output is not None
+            and arguments.output.resolve() == Path(arguments.json).resolve()
+        ):
+            raise RequestError(f"-o and --json both name {arguments.json}; give them two files.")
 
 
 def _read_prompt(arguments: argparse.Namespace) -> str:

@@ -78,7 +78,12 @@ class Engine:
         if not request.prompt_ids:
             raise RequestError("The prompt is empty; it must have at least one token.")
         for token in request.prompt_ids:
-            if type(token) is not int or not 0 <= token < vocab_size:  # a bool is no token
+            if type(token) is not int:  # a bool is no token
+                raise RequestError(
+                    f"The prompt holds {token!r} ({type(token).__name__}); token ids are plain "
+                    "integers."
+                )
+            if not 0 <= token < vocab_size:
                 raise RequestError(
                     f"Token id {token!r} in the prompt is outside the vocabulary (0 to "
                     f"{vocab_size - 1}); was it made by another model's tokenizer?"
@@ -117,6 +122,10 @@ class Engine:
     def flush_cancelled(self) -> list[TokenEvent]:
         """End what was cancelled without running a step."""
         return self._end_cancelled()
+
+    def is_running(self, request_id: str) -> bool:
+        """Whether a request has yet to get its last event."""
+        return request_id in self._live
 
     @property
     def has_work(self) -> bool:

@@ -63,9 +63,10 @@ class Live:
             sequence.drafted.append(place < num_accepted)
             if params.logprobs is not None:
                 sequence.logprobs.append(logprobs_of(logits[place], token, params.logprobs))
-            if token in sequence.stop_ids and sequence.num_output > params.min_tokens:
+            may_stop = sequence.num_output > params.min_tokens
+            if token in sequence.stop_ids and may_stop:
                 return FinishReason.STOP
-            if self.output.push(token):
+            if self.output.push(token, may_stop):
                 return FinishReason.STOP
             if sequence.num_left <= 0:
                 return FinishReason.LENGTH

@@ -35,10 +35,10 @@ class TextOutput:
     def text(self) -> str:
         return self._text
 
-    def push(self, token: int) -> bool:
+    def push(self, token: int, may_stop: bool = True) -> bool:
         """Take one token; True if it completes a stop string, which ends the text before it."""
         if self._decoder is not None and not self._ended:
-            self._append(self._decoder.push((token,)))
+            self._append(self._decoder.push((token,)), may_stop)
         return self._ended
 
     def finish(self) -> None:
@@ -54,12 +54,14 @@ class TextOutput:
         self._num_shown = max(self._num_shown, end)
         return shown
 
-    def _append(self, piece: str) -> None:
+    def _append(self, piece: str, may_stop: bool = True) -> None:
         if not piece:
             return
         longest = max((len(stop) for stop in self._stops), default=0)
         begin = max(0, len(self._text) - longest + 1)  # a stop string may straddle the seam
         self._text += piece
+        if not may_stop:
+            return
         places = [self._text.find(stop, begin) for stop in self._stops]
         first = min((place for place in places if place >= 0), default=-1)
         if first >= 0:

@@ -4,8 +4,8 @@ This module owns packing, memory and the checks without which a wrong tensor wou
 process; the arithmetic is in C. It keeps the exactness contract (interface.py) at full speed. The
 extension module may be absent (no compiler at install time): ask `available` first.
 
-The kernels run on as many OpenMP threads as torch uses when `CpuKernels` is constructed; call
-`torch.set_num_threads` before that.
+The kernels run on a small thread pool of their own (native/pool.h), with as many threads as torch
+uses when `CpuKernels` is constructed; call `torch.set_num_threads` before that.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class CpuKernels:
     device = torch.device("cpu")
     dtype = torch.float32
 
-    def __init__(self, quantize: bool, group: int | None = None) -> None:
+    def __init__(self, quantize: bool) -> None:
         if native is None:
             raise RuntimeError(
                 "The native CPU kernels are not built; install flashdraft where a C compiler is, "
@@ -42,14 +42,13 @@ class CpuKernels:
             )
         self.name = "cpu-int8" if quantize else "cpu-float32"
         self._quantize = quantize
-        self._group = group
         self._threads = torch.get_num_threads()
         self._facts = _Facts()
 
     def pack(self, weight: Tensor, quantize: bool = True) -> FloatWeight | Int8Weight:
         weight = weight.detach().to("cpu", torch.float32)
         if self._quantize and quantize:
-            return Int8Weight.pack(weight, self._group)
+            return Int8Weight.pack(weight)
         return FloatWeight.pack(weight)
 
     def linear(self, x: Tensor, weight: Any) -> Tensor:

@@ -10,7 +10,7 @@ import importlib
 from dataclasses import dataclass
 from typing import Any
 
-import torch  # before the extension: both then share one OpenMP
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -24,7 +24,7 @@ def _load() -> Any:
 
 native: Any = _load()
 
-_BLOCK = 16  # 8-bit inputs per step; BLOCK in native/linear_int8.c
+_ROTATED = 64  # inputs that are mixed with each other; ROTATED in native/rotate.h
 _LARGEST = 127
 _MOST_INPUTS = 65536  # a longer sum of 8-bit products could overflow 32 bits
 
@@ -53,10 +53,10 @@ class FloatWeight:
 
 @dataclass(frozen=True)
 class Int8Weight:
-    """A weight in 8 bits with one scale per output and group of inputs.
+    """A rotated weight in 8 bits with one scale per output.
 
-    panels [panels, padded_in / 4, panel, 4] int8; scale and start [panels, groups, panel]: start is
-    -128 * (the group's sum of weights), for processors that multiply unsigned activations.
+    panels [panels, padded_in / 4, panel, 4] int8; scale and start [panels * panel]: start is
+    -128 * (the output's sum of weights), for processors that multiply unsigned activations.
     """
 
     panels: Tensor
@@ -67,27 +67,24 @@ class Int8Weight:
     arguments: tuple[int, ...]  # as linear_int8 takes them
 
     @classmethod
-    def pack(cls, weight: Tensor, group: int | None) -> Int8Weight:
-        """From [out, in] float32; `group` inputs share a scale (None: the whole row does)."""
+    def pack(cls, weight: Tensor) -> Int8Weight:
+        """From [out, in] float32."""
         out_features, in_features = weight.shape
         if in_features > _MOST_INPUTS:
             raise ValueError(
                 f"8-bit weights have at most {_MOST_INPUTS} inputs, not {in_features}; use float32."
             )
-        padded_in = in_features + -in_features % _BLOCK
-        group = padded_in if group is None else min(group, padded_in)
-        padded = F.pad(weight, (0, -in_features % group))  # the last group may be short
-        grouped = padded.view(out_features, -1, group)
-        scale = grouped.abs().amax(-1) / _LARGEST
-        rounded = (grouped / scale.clamp(min=1e-30).unsqueeze(-1)).round_()
+        rotated = rotate(weight)
+        scale = rotated.abs().amax(-1) / _LARGEST
+        rounded = rotated.div_(scale.clamp(min=1e-30).unsqueeze(-1)).round_()
         rounded = rounded.clamp_(-_LARGEST, _LARGEST)
         start = rounded.sum(-1).mul_(-128).to(torch.int32)
-        values = _in_panels(rounded.to(torch.int8).view(out_features, -1)[:, :padded_in])
-        panels = values.view(-1, native.PANEL, padded_in // 4, 4).transpose(1, 2).contiguous()
-        scale = _in_panels(scale).transpose(1, 2).contiguous()
-        start = _in_panels(start).transpose(1, 2).contiguous()
+        values = _in_panels(rounded.to(torch.int8))
+        panels = values.view(len(values), native.PANEL, -1, 4).transpose(1, 2).contiguous()
+        padding = len(panels) * native.PANEL - out_features
+        scale, start = F.pad(scale, (0, padding)), F.pad(start, (0, padding))
         addresses = (panels.data_ptr(), scale.data_ptr(), start.data_ptr())
-        arguments = (*addresses, in_features, out_features, group)
+        arguments = (*addresses, in_features, out_features)
         return cls(panels, scale, start, in_features, out_features, arguments)
 
     def multiply(self, x: int, y: int, rows: int, threads: int) -> None:
@@ -99,3 +96,12 @@ def _in_panels(weight: Tensor) -> Tensor:
     """[out, in] -> [panels, panel, in]: an even number of panels, padded with zeros."""
     padding = -weight.shape[0] % (2 * native.PANEL)
     return F.pad(weight, (0, 0, 0, padding)).view(-1, native.PANEL, weight.shape[1])
+
+
+def rotate(x: Tensor) -> Tensor:
+    """Rows padded to a multiple of 64 and turned as native/rotate.h turns activations."""
+    mix = torch.ones(1, 1)
+    while len(mix) < _ROTATED:
+        mix = torch.cat([torch.cat([mix, mix], 1), torch.cat([mix, -mix], 1)])
+    padded = F.pad(x, (0, -x.shape[1] % _ROTATED))
+    return (padded.view(-1, _ROTATED) @ (mix / 8)).view(padded.shape)

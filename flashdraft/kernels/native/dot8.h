@@ -17,6 +17,7 @@ typedef int8x16_t Block;
 
 ALWAYS_INLINE Block load_block(const int8_t *x) { return vld1q_s8(x); }
 
+/* The instruction by name: with the intrinsic gcc copies sums from register to register. */
 ALWAYS_INLINE ivec dot8(ivec sum, const int8_t *weights, Block x, const int quad) {
     const int8x16_t w = vld1q_s8(weights);
     __asm__("sdot %0.4s, %1.16b, %2.4b[%3]" : "+w"(sum) : "w"(w), "w"(x), "i"(quad));

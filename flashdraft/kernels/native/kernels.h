@@ -36,12 +36,11 @@ typedef struct {
 
 typedef struct {
     const float *x;       /* [rows, in] */
-    const int8_t *panels; /* [panels, padded_in / 4, PANEL, 4]; padded_in is a multiple of 16 */
-    const float *scale;   /* [panels, groups, PANEL] */
-    const int32_t *start; /* [panels, groups, PANEL]: see dot8.h */
+    const int8_t *panels; /* [panels, padded_in / 4, PANEL, 4], padded_in a multiple of 64 */
+    const float *scale;   /* [panels * PANEL] */
+    const int32_t *start; /* [panels * PANEL]: see dot8.h */
     float *y;             /* [rows, out] */
     size_t rows, in, out;
-    size_t group; /* inputs that share a scale: a multiple of 16 */
     int threads;
 } LinearInt8;
 

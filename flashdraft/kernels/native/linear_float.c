@@ -26,7 +26,7 @@ ALWAYS_INLINE void tile(const void *state, size_t row, size_t panel, const int r
                 const vec weight = load(weights + (v / VECTORS * in + k + i) * PANEL +
                                         v % VECTORS * LANES);
                 for (int r = 0; r < rows; r++)
-                    sum[r][v] = add_multiple(sum[r][v], weight, pick(part[r], i));
+                    sum[r][v] = add_multiple(sum[r][v], weight, part[r], i);
             }
     }
     for (; k < in; k++)
@@ -34,7 +34,7 @@ ALWAYS_INLINE void tile(const void *state, size_t row, size_t panel, const int r
             const vec weight =
                 load(weights + (v / VECTORS * in + k) * PANEL + v % VECTORS * LANES);
             for (int r = 0; r < rows; r++)
-                sum[r][v] = add_multiple(sum[r][v], weight, x[r * in + k]);
+                sum[r][v] = add_product(sum[r][v], weight, splat(x[r * in + k]));
         }
     for (int r = 0; r < rows; r++)
         store_outputs(call->y + (row + r) * call->out, call->out, panel, panels, sum[r]);

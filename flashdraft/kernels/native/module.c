@@ -73,7 +73,7 @@ static PyObject *py_linear_float(PARAMETERS) {
 }
 
 static PyObject *py_linear_int8(PARAMETERS) {
-    if (!has_count(count, 10)) return NULL;
+    if (!has_count(count, 9)) return NULL;
     Arguments arguments = {given};
     LinearInt8 call;
     call.x = take_address(&arguments);
@@ -85,7 +85,6 @@ static PyObject *py_linear_int8(PARAMETERS) {
     call.start = take_address(&arguments);
     call.in = take_size(&arguments);
     call.out = take_size(&arguments);
-    call.group = take_size(&arguments);
     if (PyErr_Occurred()) return NULL;
     Status status;
     Py_BEGIN_ALLOW_THREADS;

@@ -61,20 +61,15 @@ ALWAYS_INLINE vec add_product(vec sum, vec a, vec b) {
 #endif
 }
 
-ALWAYS_INLINE vec add_multiple(vec sum, vec a, float b) {
-#if defined(__FMA__)
-    return add_product(sum, a, splat(b));
+/* The same with b = four[i]; by name on aarch64, where gcc would copy sums around. */
+ALWAYS_INLINE vec add_multiple(vec sum, vec a, Four four, const int i) {
+#if defined(__aarch64__)
+    __asm__("fmla %0.4s, %1.4s, %2.s[%3]" : "+w"(sum) : "w"(a), "w"(four), "i"(i));
+    return sum;
 #else
-    return sum + a * b; /* NEON multiplies by one element of a register */
+    return add_product(sum, a, splat(pick(four, i)));
 #endif
 }
-
-/* Ties a sum to its register between two steps of an inner loop; without it gcc shuffles copies. */
-#if defined(__aarch64__)
-#define KEEP_IN_REGISTER(value) __asm__("" : "+w"(value))
-#else
-#define KEEP_IN_REGISTER(value) ((void)0)
-#endif
 
 /* The last count < LANES elements of a row; the other lanes are `fill`. */
 ALWAYS_INLINE vec load_part(const float *from, size_t count, float fill) {

@@ -103,6 +103,7 @@ def test_wrong_usage_exits_with_2(argv: tuple[str, ...]) -> None:
         (("generate", "x", "--verify", "-1"), "verify is -1"),
         (("generate", "x", "--raw", "--system", "y"), "--system needs the chat template"),
         (("generate", "x", "--compare", "--json"), "drop --json"),
+        (("generate", "x", "-o", "same.json", "--json", "same.json"), "give them two files"),
         (("generate", "x", "--compare", "--draft", "none"), "nothing to compare"),
         (("generate", "  "), "The prompt is empty"),
     ],

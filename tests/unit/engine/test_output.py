@@ -168,3 +168,13 @@ def test_random_streams_show_exactly_the_text_before_the_first_stop() -> None:
                 assert held == "" or any(stop.startswith(held) for stop in stops)
         num_stopped += ended
     assert 200 < num_stopped < 1800
+
+
+def test_a_stop_string_that_may_not_stop_yet_is_text() -> None:
+    output = TextOutput(Words(["a", "END", "b", "EN", "D", "c"]), ["END"])
+    assert not output.push(0, may_stop=False)
+    assert not output.push(1, may_stop=False)
+    assert not output.push(2)
+    assert not output.push(3)
+    assert output.push(4)
+    assert output.text == "aENDb"

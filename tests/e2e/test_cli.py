@@ -163,7 +163,8 @@ def test_a_closed_pipe_is_silent_and_stdin_is_a_prompt(folder: str) -> None:
 
 
 def test_ctrl_c_ends_generate_with_130(folder: str) -> None:
-    argv = [*COMMAND, "generate", PROMPT, "--model", folder, "--ignore-eos"]
+    # plainly: n-grams could finish the tiny model's repetitive answer before the signal arrives
+    argv = [*COMMAND, "generate", PROMPT, "--model", folder, "--ignore-eos", "--draft", "none"]
     with subprocess.Popen(
         [*argv, "--max-tokens", "900"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:

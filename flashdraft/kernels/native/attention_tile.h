@@ -1,12 +1,12 @@
 /* One tile of attention: some query rows of one sequence, with all the query heads that share one
- * key head. The (row, head) pairs of a tile are its lanes; they lie side by side in vectors, so that
- * one key serves them all.
+ * key head. The (row, head) pairs of a tile are its lanes; they lie side by side in vectors, so
+ * that one key serves them all.
  *
- * A tile passes through three stages: score, exponentiate, finish. Each stage is cut into parts that
- * different threads may take, the first two by keys, the last by dimensions of the head; all parts
- * of a stage come before any of the next. Nothing a lane computes depends on its tile or on the
- * cuts: a score is one chain of multiply-adds over the dimensions; the sum of the weights and the
- * weighted sum of the values are chains over the visible keys in order of their index.
+ * A tile passes through three stages: score, exponentiate, finish. Each stage is cut into parts
+ * that different threads may take, the first two by keys, the last by dimensions of the head; all
+ * parts of a stage come before any of the next. Nothing a lane computes depends on its tile or on
+ * the cuts: a score is one chain of multiply-adds over the dimensions; the sum of the weights and
+ * the weighted sum of the values are chains over the visible keys in order of their index.
  */
 #ifndef FLASHDRAFT_ATTENTION_TILE_H
 #define FLASHDRAFT_ATTENTION_TILE_H
@@ -41,8 +41,8 @@ size_t first_seen(const Attention *call, size_t own);
 
 size_t query_length(const Attention *call, size_t sequence);
 
-/* Prepares a tile whose call, sequence, kv_head, first, last and parts are set. The scratch grows as
- * needed and belongs to the caller; false if there is no memory for it. */
+/* Prepares a tile whose call, sequence, kv_head, first, last and parts are set. The scratch grows
+ * as needed and belongs to the caller; false if there is no memory for it. */
 int tile_open(Tile *tile, Scratch *scratch);
 
 void tile_score(Tile *tile, size_t part);

@@ -1,7 +1,7 @@
 /* Sums of four products of 8-bit integers per lane, exact, on every machine.
  *
- * dot8 adds to each 32-bit lane i of `sum` the product of the four weights at weights[4 i] with four
- * values of x: those of quad number `quad` (0 .. 3) in a block of 16. Weights and x lie within
+ * dot8 adds to each 32-bit lane i of `sum` the product of the four weights at weights[4 i] with
+ * four values of x: those of quad number `quad` (0 .. 3) in a block of 16. Weights and x lie within
  * -127 .. 127. Where the instruction wants unsigned values (X_BIAS), x is stored with 128 added and
  * the caller starts its sums at -128 * (sum of the weights).
  */
@@ -65,7 +65,8 @@ ALWAYS_INLINE ivec dot8(ivec sum, const int8_t *weights, Block x, const int quad
 ALWAYS_INLINE ivec dot8(ivec sum, const int8_t *weights, Block x, const int quad) {
     const __m256i w = _mm256_loadu_si256((const __m256i *)weights);
     const __m256i values = _mm256_set1_epi32(four_bytes(x, quad));
-    const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(values), _mm256_sign_epi8(w, values));
+    const __m256i signed_w = _mm256_sign_epi8(w, values);
+    const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(values), signed_w);
     return sum + (ivec)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
 }
 

@@ -77,6 +77,7 @@ ALWAYS_INLINE void tile(const void *quantized, size_t row, size_t panel, const i
     const LinearInt8 *call = state->call;
     const size_t stride = state->padded_in;
     const int8_t *weights = call->panels + panel * stride * PANEL;
+    const int8_t *ahead = weights + panels * stride * PANEL; /* hard to foresee for the hardware */
     const int8_t *x = state->x + row * stride;
     ivec sum[MOST_ROWS][2 * VECTORS];
     for (int v = 0; v < panels * VECTORS; v++) {
@@ -89,9 +90,8 @@ ALWAYS_INLINE void tile(const void *quantized, size_t row, size_t panel, const i
         for (int r = 0; r < rows; r++) block[r] = load_block(x + r * stride + k);
 #pragma GCC unroll 4
         for (int quad = 0; quad < 4; quad++) {
-            /* the hardware does not foresee where the next panels begin */
-            if (quad < 2 * panels)
-                __builtin_prefetch(weights + panels * (stride + k) * PANEL + 64 * quad);
+            for (int line = quad; line < panels * PANEL * BLOCK / 64; line += 4)
+                __builtin_prefetch(ahead + panels * k * PANEL + 64 * line);
             for (int v = 0; v < panels * VECTORS; v++) {
                 const int8_t *four = weights + (v / VECTORS * stride + k + 4 * quad) * PANEL +
                                      v % VECTORS * LANES * 4;

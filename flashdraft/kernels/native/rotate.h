@@ -14,7 +14,7 @@
 
 #define ROTATED 64
 
-/* Each lane with the one whose number differs in the bit `step`: their sum, and their difference. */
+/* Each lane with the one whose number differs in the bit `step`: their sum and difference. */
 ALWAYS_INLINE vec mix_lanes(vec value, const int step) {
     ivec other;
     vec sign;

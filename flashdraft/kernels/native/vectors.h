@@ -48,9 +48,10 @@ ALWAYS_INLINE Four load_four(const float *from) { return from; }
 #endif
 ALWAYS_INLINE float pick(Four four, const int i) { return four[i]; }
 
-/* sum + a * b with one rounding, or with two where the machine has no fused product: but always the
- * same. gcc may take `sum + a * b` apart in one loop and not in another (on Sapphire Rapids it avoids
- * chains of wide fused products), and two tile sizes would then disagree; so x86 says it outright. */
+/* sum + a * b with one rounding, or with two where the machine has no fused product: but always
+ * the same. gcc may take `sum + a * b` apart in one loop and not in another (on Sapphire Rapids it
+ * avoids chains of wide fused products), and two tile sizes would then disagree; so x86 says it
+ * outright. */
 ALWAYS_INLINE vec add_product(vec sum, vec a, vec b) {
 #if defined(__AVX512F__)
     return (vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)sum);

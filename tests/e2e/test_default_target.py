@@ -18,7 +18,7 @@ from flashdraft.models.sources import resolve_source
 from tests import zoo
 from tests.prompts import PROMPTS
 
-pytestmark = pytest.mark.weights
+pytestmark = [pytest.mark.weights, pytest.mark.timeout(900)]
 
 MODEL = "smollm2-135m"
 
@@ -56,6 +56,7 @@ def test_the_law_on_twenty_prompts(dtype):
     assert sum(g.stats.accepted for g in result.values()) > 100
 
 
+@pytest.mark.timeout(1200)  # transformers itself needs minutes for these on a small machine
 def test_greedy_text_equals_transformers_over_128_tokens():
     transformers = pytest.importorskip("transformers")
     llm = load("float32")

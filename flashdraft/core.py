@@ -38,6 +38,9 @@ def _between(low: float, high: float) -> Callable[[Any], bool]:
     return lambda value: _is_finite(value) and low <= value <= high
 
 
+_is_bias = _between(-1e6, 1e6)  # far beyond any logit, and no sum of two overflows
+
+
 # What every field of SamplingParams must satisfy, and how a message says it.
 _RULES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("max_tokens", lambda v: _is_int(v) and v >= 1, "an integer of at least 1"),
@@ -47,8 +50,8 @@ _RULES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("min_p", _between(0, 1), "between 0 and 1"),
     (
         "repetition_penalty",
-        lambda v: _is_finite(v) and 0 < v <= 100,
-        "a finite number above 0 and at most 100 (1 = off)",
+        _between(0.01, 100),
+        "a finite number between 0.01 and 100 (1 = off)",
     ),
     ("presence_penalty", _between(-100, 100), "a finite number between -100 and 100 (0 = off)"),
     ("frequency_penalty", _between(-100, 100), "a finite number between -100 and 100 (0 = off)"),
@@ -56,9 +59,9 @@ _RULES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
         "logit_bias",
         lambda v: (
             isinstance(v, Mapping)
-            and all(_is_int(t) and t >= 0 and _is_finite(bias) for t, bias in v.items())
+            and all(_is_int(t) and t >= 0 and _is_bias(bias) for t, bias in v.items())
         ),
-        "a mapping from token ids to finite numbers",
+        "a mapping from token ids to numbers between -1000000 and 1000000",
     ),
     (
         "seed",

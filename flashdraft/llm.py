@@ -11,7 +11,7 @@ import random
 import threading
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -96,16 +96,23 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> list[Generation]:
-        """Continue every prompt (text or token ids) as it is, all of them in one batch."""
+        """Continue every prompt (text or token ids) as it is, all of them in one batch.
+
+        A prompt whose computation fails costs the others nothing: its `Generation` has the
+        finish_reason "error" and says why. If all of them fail, the first one's error is raised.
+        """
         many = _as_list(prompts)
         requests = list(map(self._request, many, _settings(params, len(many))))
         try:
             for request in requests:
                 self._submit(request)
-            return [self._finish(request.id) for request in requests]
+            done = [self._finish(request.id) for request in requests]
         finally:
             for request in requests:
                 self._abandon(request.id)
+        if done and all(one.finish_reason is FinishReason.ERROR for one in done):
+            raise failure_of(done[0])
+        return done
 
     def chat(
         self,
@@ -121,7 +128,7 @@ class LLM:
         prompt: Prompt | Sequence[Message],
         params: SamplingParams | None = None,
         verify: int | None = None,
-    ) -> Iterator[TokenEvent]:
+    ) -> Generator[TokenEvent]:
         """Committed tokens as they come; the last event carries the whole `Generation`.
 
         A list of messages is a conversation. Closing the iterator cancels the request.
@@ -187,8 +194,6 @@ class LLM:
         while True:
             generation = self._next_event(request_id).generation
             if generation is not None:
-                if generation.finish_reason is FinishReason.ERROR:
-                    raise failure_of(generation)
                 return generation
 
     def _abandon(self, request_id: str) -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from flashdraft.core import Generation, Request, SamplingParams
+from flashdraft.engine.costs import DraftCost
 from flashdraft.engine.engine import Engine
 from flashdraft.engine.policy import Draft
 from flashdraft.engine.sampling import RequestSampler
@@ -212,11 +213,16 @@ class ScriptedProposer:
     def fold_overdue(self, sequences: Sequence[RunningSequence]) -> None:
         self.fold([s for s in sequences if s.num_cached - s.num_folded > 10])
 
-    def propose(self, works: Sequence[Work], samplers: Sequence[RequestSampler]) -> list[Draft]:
+    def propose(
+        self,
+        works: Sequence[Work],
+        samplers: Sequence[RequestSampler],
+        limits: Sequence[int],
+    ) -> list[Draft]:
         drafts = []
-        for work in works:
+        for work, limit in zip(works, limits, strict=True):
             done = work.sequence.num_output
-            room = min(work.room, self.max_drafts)
+            room = min(work.room, self.max_drafts, limit)
             right = self.answers[work.sequence.request.id][done : done + room]
             right += [0] * (room - len(right))
             tokens = [
@@ -226,8 +232,8 @@ class ScriptedProposer:
             drafts.append(Draft(tokens, [self._random.random() for _ in tokens], "script"))
         return drafts
 
-    def measure(self, batch_sizes: Sequence[int]) -> dict[int, float]:
-        return dict.fromkeys(batch_sizes, 1e-6)
+    def measure(self, batch_sizes: Sequence[int]) -> DraftCost:
+        return DraftCost(dict.fromkeys(batch_sizes, 1e-6))
 
 
 def run(engine: Engine, requests: Sequence[Request], check: bool = True) -> dict[str, Generation]:

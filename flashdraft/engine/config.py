@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from flashdraft.errors import RequestError
 
+MAX_VERIFY = 15  # draft tokens per request and step
+
 
 @dataclass(frozen=True)
 class EngineConfig:
@@ -28,7 +30,8 @@ class EngineConfig:
         if self.max_context is not None:
             self._require("max_context", 2, math.inf, "None or an integer of at least 2")
         if self.verify is not None:
-            self._require("verify", 0, 63, "None ('auto') or an integer from 0 to 63")
+            limit = f"None ('auto') or an integer from 0 to {MAX_VERIFY}"
+            self._require("verify", 0, MAX_VERIFY, limit)
         size = self.cache_gb
         if size is not None and (type(size) not in (int, float) or not 0 < size < math.inf):
             raise RequestError(f"cache_gb is {size!r}; it must be None or a number above 0.")

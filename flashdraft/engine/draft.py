@@ -20,8 +20,9 @@ from torch import Tensor
 
 from flashdraft.core import Request, SamplingParams
 from flashdraft.engine.cache import KVCache, Rows, Span
+from flashdraft.engine.costs import DraftCost
 from flashdraft.engine.pages import PageBook
-from flashdraft.engine.policy import Draft
+from flashdraft.engine.policy import BLOCK_SOURCE, Draft
 from flashdraft.engine.sampling import RequestSampler, draft_rows
 from flashdraft.engine.scheduler import Work
 from flashdraft.engine.sequence import Sequence as RunningSequence
@@ -31,7 +32,6 @@ from flashdraft.models.layers import LayerCache, Target
 
 log = logging.getLogger(__name__)
 
-SOURCE = "block"
 MAX_BUFFERED = 256  # rows of taps a sequence may hold back before they are folded
 
 
@@ -57,12 +57,17 @@ class Proposer(Protocol):
         """Fold where too much is buffered."""
         ...
 
-    def propose(self, works: Sequence[Work], samplers: Sequence[RequestSampler]) -> Sequence[Draft]:
-        """A draft for every work, no longer than its room."""
+    def propose(
+        self,
+        works: Sequence[Work],
+        samplers: Sequence[RequestSampler],
+        limits: Sequence[int],
+    ) -> Sequence[Draft]:
+        """A draft for every work, no longer than its room and its limit."""
         ...
 
-    def measure(self, batch_sizes: Sequence[int]) -> dict[int, float]:
-        """Seconds of `propose` for n sequences, for each n."""
+    def measure(self, batch_sizes: Sequence[int]) -> DraftCost:
+        """What `propose` takes for n sequences, for each n."""
         ...
 
 
@@ -102,12 +107,19 @@ class GuardedProposer:
             with self._guard(served):
                 self._proposer.fold_overdue(served)
 
-    def propose(self, works: Sequence[Work], samplers: Sequence[RequestSampler]) -> list[Draft]:
+    def propose(
+        self,
+        works: Sequence[Work],
+        samplers: Sequence[RequestSampler],
+        limits: Sequence[int],
+    ) -> list[Draft]:
         drafts = [Draft([], []) for _ in works]
         if served := [i for i, work in enumerate(works) if self.serves(work.sequence)]:
             with self._guard([works[i].sequence for i in served]):
                 proposed = self._proposer.propose(
-                    [works[i] for i in served], [samplers[i] for i in served]
+                    [works[i] for i in served],
+                    [samplers[i] for i in served],
+                    [limits[i] for i in served],
                 )
                 for i, draft in zip(served, proposed, strict=True):
                     drafts[i] = draft
@@ -176,45 +188,61 @@ class BlockProposer:
     def fold_overdue(self, sequences: Sequence[RunningSequence]) -> None:
         self.fold([s for s in sequences if s.num_cached - s.num_folded >= MAX_BUFFERED])
 
-    def propose(self, works: Sequence[Work], samplers: Sequence[RequestSampler]) -> list[Draft]:
+    def propose(
+        self,
+        works: Sequence[Work],
+        samplers: Sequence[RequestSampler],
+        limits: Sequence[int],
+    ) -> list[Draft]:
         if not works:
             return []
         self.fold([work.sequence for work in works])
         config, device = self._drafter.config, self._target.kernels.device
         ids: list[int] = []
-        slots: list[int] = []  # rows of the masked slots: all but the anchors'
+        slots: list[int] = []  # rows of the masked slots that are wanted
+        counts: list[int] = []  # how many of them each work has
         spans: list[Span] = []
-        for work in works:
-            num_drafts = min(work.room, self.max_drafts)
-            slots += range(len(ids) + 1, len(ids) + 1 + num_drafts)
-            ids += [work.sequence.tokens[-1]] + [config.mask_token_id] * num_drafts
-            spans.append(Span(work.sequence, work.start, 1 + num_drafts))
+        for work, limit in zip(works, limits, strict=True):
+            num_masked = min(work.room, self.max_drafts)
+            counts.append(min(limit, num_masked))
+            slots += range(len(ids) + 1, len(ids) + 1 + counts[-1])
+            ids += [work.sequence.tokens[-1]] + [config.mask_token_id] * num_masked
+            spans.append(Span(work.sequence, work.start, 1 + num_masked))
         rows = self._cache.rows(self._book, spans)
         embeddings = self._drafter.embed(self._target, torch.tensor(ids, device=device))
         hidden = self._drafter.forward(embeddings, self._attend(rows))
         logits = self._drafter.logits(self._target, hidden[torch.tensor(slots, device=device)])
-        return self._pick(works, samplers, self._widen(logits.float()))
+        return self._pick(works, samplers, counts, self._widen(logits.float()))
 
-    def measure(self, batch_sizes: Sequence[int], repeats: int = 3) -> dict[int, float]:
+    def measure(self, batch_sizes: Sequence[int], repeats: int = 3) -> DraftCost:
         times: dict[int, float] = {}
+        one_slot = math.inf  # seconds of a single sequence's pass that drafts one token
+        for turn in range(repeats + 1):
+            for size in batch_sizes:
+                seconds = self._time(size, self.max_drafts)
+                if seconds is not None and turn > 0:  # the first one warms up
+                    times[size] = min(seconds, times.get(size, seconds))
+            one_slot = min(self._time(1, 1) or math.inf, one_slot)
+        spared = max(0.0, times.get(1, 0.0) - one_slot) / max(1, self.max_drafts - 1)
+        return DraftCost(times, spared, self.max_drafts)
+
+    def _time(self, num_sequences: int, limit: int) -> float | None:
+        """Seconds of one pass, nothing kept; None if the cache has no room for it."""
         request = Request("measure", [0], SamplingParams(), 0)
         vocab, device = self._target.config.vocab_size, self._target.kernels.device
         sampler = RequestSampler(request.params, 0, vocab, (), (), device)
-        for size in batch_sizes:
-            scratch = [RunningSequence(request, frozenset(), 2) for _ in range(size)]
-            for sequence in scratch:
-                self._book.open(sequence, sequence.tokens)
-            if all(self._book.reserve(sequence, 1 + self.max_drafts) for sequence in scratch):
-                works = [Work(sequence, 0, 1, self.max_drafts) for sequence in scratch]
-                runs = []
-                for _ in range(repeats + 1):
-                    begin = time.perf_counter()
-                    self.propose(works, [sampler] * size)
-                    runs.append(time.perf_counter() - begin)
-                times[size] = min(runs[1:])  # the first one warms up
-            for sequence in scratch:
-                self._book.close(sequence)
-        return times
+        scratch = [RunningSequence(request, frozenset(), 2) for _ in range(num_sequences)]
+        for sequence in scratch:
+            self._book.open(sequence, sequence.tokens)
+        seconds = None
+        if all(self._book.reserve(sequence, 1 + self.max_drafts) for sequence in scratch):
+            works = [Work(sequence, 0, 1, self.max_drafts) for sequence in scratch]
+            begin = time.perf_counter()
+            self.propose(works, [sampler] * num_sequences, [limit] * num_sequences)
+            seconds = time.perf_counter() - begin
+        for sequence in scratch:
+            self._book.close(sequence)
+        return seconds
 
     def _attend(self, rows: Rows) -> Attend:
         """Attention of block rows over the paged context and their own block."""
@@ -252,13 +280,17 @@ class BlockProposer:
         return wide.index_copy_(1, ids, logits)
 
     def _pick(
-        self, works: Sequence[Work], samplers: Sequence[RequestSampler], logits: Tensor
+        self,
+        works: Sequence[Work],
+        samplers: Sequence[RequestSampler],
+        counts: Sequence[int],
+        logits: Tensor,
     ) -> list[Draft]:
         """Draft tokens by each request's own settings and noise, and the drafter's confidence."""
         argmax, place, picked = self._target.kernels.argmax, 0, []
-        for work, sampler in zip(works, samplers, strict=True):
-            rows = logits[place : place + min(work.room, self.max_drafts)]
-            place += len(rows)
+        for work, sampler, count in zip(works, samplers, counts, strict=True):
+            rows = logits[place : place + count]
+            place += count
             history = work.sequence.output_ids
             picked.append(draft_rows(rows, sampler, history, work.start + 1, argmax))
         tokens = torch.cat(picked)
@@ -268,6 +300,6 @@ class BlockProposer:
         ids, place, drafts = tokens.tolist(), 0, []
         for piece in picked:
             end = place + len(piece)
-            drafts.append(Draft(ids[place:end], confidence[place:end], SOURCE))
+            drafts.append(Draft(ids[place:end], confidence[place:end], BLOCK_SOURCE))
             place = end
         return drafts

@@ -12,16 +12,17 @@ from collections.abc import Callable
 
 from flashdraft.core import FinishReason, Request, StepStats, TokenEvent
 from flashdraft.engine.commit import Committer
-from flashdraft.engine.config import EngineConfig
+from flashdraft.engine.config import MAX_VERIFY, EngineConfig
+from flashdraft.engine.costs import CostModel
 from flashdraft.engine.draft import BlockProposer, GuardedProposer, Proposer
 from flashdraft.engine.live import Ending, Live
 from flashdraft.engine.memory import build_cache
-from flashdraft.engine.ngram import MAX_DRAFTS, NgramIndex
+from flashdraft.engine.ngram import NgramIndex
 from flashdraft.engine.output import StreamDecoder, TextOutput
 from flashdraft.engine.pages import PageBook
-from flashdraft.engine.policy import CostModel, Draft, VerifyPolicy
+from flashdraft.engine.policy import Draft, VerifyPolicy
 from flashdraft.engine.runner import Runner, Verified
-from flashdraft.engine.sampling import RequestSampler, sample_rows, validate_for_vocab
+from flashdraft.engine.sampling import RequestSampler, is_sound, sample_rows, validate_for_vocab
 from flashdraft.engine.scheduler import Scheduler, Work
 from flashdraft.engine.sequence import Sequence
 from flashdraft.errors import ContextLengthError, RequestError
@@ -94,8 +95,12 @@ class Engine:
                 f"{self.max_context} with at least one for the answer. Shorten the prompt or raise "
                 "max_context."
             )
-        if request.verify is not None and (type(request.verify) is not int or request.verify < 0):
-            raise RequestError(f"verify is {request.verify!r}; it must be an integer from 0 on.")
+        verify = request.verify
+        if verify is not None and (type(verify) is not int or not 0 <= verify <= MAX_VERIFY):
+            raise RequestError(
+                f"verify is {verify!r}; it must be None ('auto') or an integer from 0 to "
+                f"{MAX_VERIFY}."
+            )
         validate_for_vocab(params, vocab_size)
         stop_ids = frozenset(params.stop_token_ids)
         if not params.ignore_eos:
@@ -147,7 +152,17 @@ class Engine:
             samples = self._sample(works, drafts, verified)
         except Exception as error:  # whatever broke, the other requests must live on
             return events + self._recover(works, error)
-        return events + self._commit(works, drafts, verified, samples, stats)
+        except BaseException:  # Ctrl-C: nothing is committed yet, so nothing is lost
+            self._preempt_all()
+            raise
+        try:
+            return events + self._commit(works, drafts, verified, samples, stats)
+        except BaseException:  # the step is torn: its requests cannot go on, all others can
+            for work in works:
+                if work.sequence.request.id in self._live:
+                    self._end(self._of(work), Ending(FinishReason.CANCELLED))
+            self._preempt_all()
+            raise
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless pages, queues and sequences agree."""
@@ -165,15 +180,18 @@ class Engine:
         drafts = [self._look_up(work, live) for work, live in zip(works, lives, strict=True)]
         if self.proposer is not None:
             num_decoding = sum(work.is_decode for work in works)
-            chosen = [
-                i
+            limits = {
+                i: limit
                 for i, work in enumerate(works)
-                if work.room and self.policy.wants_draft(lives[i].momentum, num_decoding, fixed[i])
-            ]
+                if work.room
+                and (limit := self.policy.slots_wanted(lives[i].momentum, num_decoding, fixed[i]))
+            }
             blocks = self.proposer.propose(
-                [works[i] for i in chosen], [lives[i].sampler for i in chosen]
+                [works[i] for i in limits],
+                [lives[i].sampler for i in limits],
+                list(limits.values()),
             )
-            for i, block in zip(chosen, blocks, strict=True):
+            for i, block in zip(limits, blocks, strict=True):
                 drafts[i] = self.policy.better(lives[i].momentum, drafts[i], block)
         num_rows = sum(work.num_tokens for work in works)
         lengths = self.policy.choose(drafts, [live.momentum for live in lives], fixed, num_rows)
@@ -186,7 +204,7 @@ class Engine:
     def _look_up(self, work: Work, live: Live) -> Draft | None:
         if live.ngrams is None or work.room == 0 or work.sequence.request.verify == 0:
             return None
-        return live.ngrams.propose(work.sequence.tokens, min(work.room, MAX_DRAFTS))
+        return live.ngrams.propose(work.sequence.tokens, min(work.room, MAX_VERIFY))
 
     def _verify(self, works: list[Work], drafts: list[Draft | None], stats: StepStats) -> Verified:
         begin = time.perf_counter()
@@ -200,7 +218,7 @@ class Engine:
         """The target's own tokens for every work, up to the first row that is not sound."""
         argmax, logits = self.target.kernels.argmax, verified.logits
         tokens = argmax(logits) if len(logits) else logits.new_zeros(0).long()
-        sound = logits.amax(-1).isfinite() if len(logits) else tokens.bool()
+        sound = is_sound(logits, tokens)
         for i, work in enumerate(works):
             sampler, draft = self._of(work).sampler, drafts[i]
             if work.emits and sampler.needs_logits_processing:
@@ -213,10 +231,10 @@ class Engine:
                     work.start + work.num_tokens,
                     argmax,
                 )
-        chosen, is_sound = tokens.tolist(), sound.tolist()
+        chosen, can_choose = tokens.tolist(), sound.tolist()
         samples = []
         for begin, end in zip(verified.offsets[:-1], verified.offsets[1:], strict=True):
-            first_bad = next((j for j in range(begin, end) if not is_sound[j]), end)
+            first_bad = next((j for j in range(begin, end) if not can_choose[j]), end)
             samples.append(chosen[begin:first_bad])
         return samples
 
@@ -266,6 +284,10 @@ class Engine:
         cancelled = Ending(FinishReason.CANCELLED)
         return [self._end(self._live[i], cancelled) for i in ids if i in self._live]
 
+    def _preempt_all(self) -> None:
+        self.scheduler.preempt_all()
+        self._drop_preempted()
+
     def _drop_preempted(self) -> None:
         for sequence in self.scheduler.preempted:
             if self.proposer is not None:
@@ -278,8 +300,7 @@ class Engine:
             "a step over %d requests failed: %s: %s", len(works), type(error).__name__, error
         )
         self.last_step = StepStats()
-        self.scheduler.preempt_all()
-        self._drop_preempted()
+        self._preempt_all()
         if not self._solo:
             self._solo = True
             return []
@@ -291,7 +312,7 @@ class Engine:
         if self.config.verify == 0:
             return 0
         block = self.proposer.max_drafts if self.proposer is not None else 0
-        return max(block, MAX_DRAFTS if self.config.ngram else 0)
+        return max(min(block, MAX_VERIFY), MAX_VERIFY if self.config.ngram else 0)
 
     def _measure_costs(self) -> CostModel | None:
         """Step costs for the policy, unless nothing is drafted or the verify length is fixed."""

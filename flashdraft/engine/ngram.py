@@ -10,13 +10,11 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence as TokenList
 
-from flashdraft.engine.policy import Draft
+from flashdraft.engine.policy import NGRAM_SOURCE, Draft
 
 MAX_MATCH = 8
 MIN_MATCH = 2
-MAX_DRAFTS = 15
 MAX_LOOKS = 64  # earlier places to compare: bounds the time where a pair is very common
-SOURCE = "ngram"
 
 
 class NgramIndex:
@@ -48,7 +46,7 @@ class NgramIndex:
             following.append(following[len(following) - (len(tokens) - end)])
         # a longer match is a surer one: the policy learns how sure
         confidence = 0.35 + 0.6 * (length - MIN_MATCH) / (MAX_MATCH - MIN_MATCH)
-        return Draft(following, [confidence] * len(following), SOURCE)
+        return Draft(following, [confidence] * len(following), NGRAM_SOURCE)
 
     def _longest_match(self, tokens: TokenList[int]) -> tuple[int, int]:
         """Where the longest match of the suffix ends, the latest of equals, and its length."""

@@ -1,9 +1,10 @@
 """How many draft tokens to send to the target: per request and step, from measured costs. No torch.
 
 The target's step cost is known per number of rows (measured at start-up), each draft slot's chance
-of survival is learnt online from the proposer's own confidence, and the choice maximises expected
-tokens per second. Zero is always a candidate. Where drafting does not pay the drafter rests, but
-for a probe now and then that costs one percent: so drafting is never much slower than none.
+of survival is learnt online from the proposer's own confidence, and the choice minimises the time a
+token is expected to take, averaged over the requests: a row for one of them slows all others down.
+Zero is always a candidate. Where drafting does not pay the drafter rests, but for a probe now and
+then that costs one percent: so drafting is never much slower than none.
 """
 
 from __future__ import annotations
@@ -12,6 +13,11 @@ import bisect
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+from flashdraft.engine.config import MAX_VERIFY
+from flashdraft.engine.costs import CostModel
+
+BLOCK_SOURCE, NGRAM_SOURCE = "block", "ngram"  # the names of the proposers
 
 # confidences below the first edge are one bucket, between two edges another, and so on; finer near
 # one, where a small difference decides over a long draft
@@ -24,6 +30,9 @@ NEW_WEIGHT = 0.5  # the same for what a new request begins with: other requests'
 UNLIKELY, THIN = 0.25, 16  # an acceptance is news below this chance, or this many observations
 PROBE_COST = 0.01  # what probing may cost, as a part of plain decoding
 MIN_PROBE_PERIOD = 32  # steps
+MIN_GAIN = 0.03  # what drafting must promise over plain decoding: estimates err, requests end
+SPARE_SLOTS = 2  # draft tokens asked for beyond what was verified lately
+REACH_WEIGHT = 0.1  # of a step that verified less than the drafter was asked for
 
 
 @dataclass
@@ -36,44 +45,6 @@ class Draft:
 
     def cut(self, length: int) -> Draft:
         return Draft(self.tokens[:length], self.confidence[:length], self.source)
-
-
-class CostModel:
-    """Seconds of a target step by number of rows, and of a drafter pass by number of sequences."""
-
-    def __init__(self, target: dict[int, float], drafter: dict[int, float] | None = None) -> None:
-        assert target, "a step was never measured"
-        self._target = _monotone(target)
-        self._drafter = _monotone(drafter or {})
-
-    def target(self, num_rows: float) -> float:
-        return _interpolate(self._target, num_rows)
-
-    def drafter(self, num_sequences: int) -> float:
-        return (
-            _interpolate(self._drafter, num_sequences) if self._drafter and num_sequences else 0.0
-        )
-
-
-def _monotone(points: dict[int, float]) -> list[tuple[int, float]]:
-    """Sorted points whose cost never falls: a measurement's noise must not reward more rows."""
-    result: list[tuple[int, float]] = []
-    for rows, cost in sorted(points.items()):
-        result.append((rows, max(cost, result[-1][1] if result else 0.0)))
-    return result
-
-
-def _interpolate(points: list[tuple[int, float]], x: float) -> float:
-    place = bisect.bisect_left(points, (x, -math.inf))
-    if place < len(points) and points[place][0] == x:
-        return points[place][1]
-    if place == 0:
-        return points[0][1]
-    if len(points) == 1:
-        return points[0][1] * x / points[0][0]
-    high = min(place, len(points) - 1)  # beyond the last point the last slope goes on
-    (x0, y0), (x1, y1) = points[high - 1], points[high]
-    return y0 + (y1 - y0) * (x - x0) / (x1 - x0)
 
 
 class Survival:
@@ -127,8 +98,9 @@ class Momentum:
     gain: float = 0.0  # running mean of the tokens a drafted step is expected to add
     price: float = 0.0  # running mean of the seconds that verifying it takes
     weight: float = math.inf  # of the last step in these means: an average first, fading later
+    reach: float = math.inf  # draft tokens that are worth asking the drafter for
     was_drafted: bool = False  # in this step
-    was_surprised: bool = False  # an unlikely slot was accepted: worth another look
+    surprise: str = ""  # whose unlikely slot was accepted: that proposer is worth another look
     rival: list[float] = field(default_factory=list)  # survival of the draft there was without it
 
     def remember(self, gain: float, price: float) -> None:
@@ -136,6 +108,12 @@ class Momentum:
         self.weight = max(MIN_WEIGHT, 1.0 / (1.0 + 1.0 / self.weight))
         self.gain += self.weight * (gain - self.gain)
         self.price += self.weight * (price - self.price)
+
+    def stretch(self, length: int) -> None:
+        """Ask next time for a little more than was verified; come down slowly."""
+        wanted = length + SPARE_SLOTS
+        slowly = self.reach + REACH_WEIGHT * (wanted - self.reach)
+        self.reach = wanted if self.reach == math.inf else max(wanted, slowly)
 
 
 class VerifyPolicy:
@@ -146,25 +124,34 @@ class VerifyPolicy:
         self._fixed = fixed
         self._survival = Survival()
         self._asked: list[Momentum] = []  # the requests that could draft in this step
+        self._num_drafting = 0  # of the requests of the last step
         self._num_steps = 1  # not 0: the first step is no probe
         self._typical = Momentum(self._survival)  # where new requests begin
 
     def new_request(self) -> Momentum:
         """Begin where the requests of the last step stand, as a guess to be corrected soon."""
         last = self._typical
-        weight = max(last.weight, NEW_WEIGHT)
-        return Momentum(Survival(self._survival), last.is_drafting, last.gain, last.price, weight)
+        return Momentum(
+            Survival(self._survival),
+            is_drafting=last.is_drafting,
+            gain=last.gain,
+            price=last.price,
+            weight=max(last.weight, NEW_WEIGHT),
+            reach=last.reach,
+        )
 
-    def wants_draft(self, momentum: Momentum, num_sequences: int, fixed: int | None) -> bool:
-        """Whether running the block drafter for this request is worth its cost this step."""
+    def slots_wanted(self, momentum: Momentum, num_sequences: int, fixed: int | None) -> int:
+        """How many tokens the block drafter is to draft for this request; 0 = not worth it."""
         limit = self._fixed if fixed is None else fixed
         if limit is not None:
-            return limit > 0
+            return limit
         if self._costs is None:
-            return True
+            return MAX_VERIFY
         self._asked.append(momentum)
-        momentum.was_drafted = momentum.is_drafting or self._probes(momentum, num_sequences)
-        return momentum.was_drafted
+        momentum.was_drafted = momentum.is_drafting or self._probes(
+            momentum, num_sequences, BLOCK_SOURCE
+        )
+        return math.ceil(min(momentum.reach, MAX_VERIFY)) if momentum.was_drafted else 0
 
     def better(self, momentum: Momentum, first: Draft | None, second: Draft) -> Draft:
         """The draft from which more tokens are expected; the second one took a drafter pass."""
@@ -201,7 +188,9 @@ class VerifyPolicy:
                 if momentum.was_drafted:
                     gain = sum(curve[:length]) - sum(momentum.rival[:length])
                     momentum.remember(gain, price * length)
-                if length == 0 and self._probes(momentum, len(self._asked) or len(drafts)):
+                    momentum.stretch(length)
+                count, source = len(self._asked) or len(drafts), drafts[index].source  # type: ignore[union-attr]
+                if length == 0 and self._probes(momentum, count, source):
                     lengths[index] = 1  # only what is verified can be learnt from
             self._plan(self._costs)
         return lengths
@@ -209,25 +198,37 @@ class VerifyPolicy:
     def _compete(
         self, costs: CostModel, lengths: list[int], curves: dict[int, list[float]], num_rows: int
     ) -> float:
-        """Hand rows to the likeliest slots of all requests while expected speed rises.
+        """Hand rows to the best slots of all requests while the time of a token falls.
 
         Returns what such a row costs.
         """
-        # survival never rises along a draft, so taking the likeliest slots first keeps prefixes
-        slots = sorted((-alive, i) for i, curve in curves.items() for alive in curve)
+        # a request's slots only ever bring less, so taking the best first keeps prefixes
+        slots = []
+        for index, curve in curves.items():
+            tokens = 1.0
+            for alive in curve:
+                slots.append((1.0 / (tokens + alive) - 1.0 / tokens, index))
+                tokens += alive
+        slots.sort()
         # a prompt's rows are computed anyway: they are no reason to draft more, or less
-        rows, tokens = num_rows + sum(lengths), float(len(lengths))
-        base = costs.target(tokens) - costs.target(rows)
-        base += costs.drafter(sum(momentum.is_drafting for momentum in self._asked))
-        best, best_count = tokens / (base + costs.target(rows)), 0
-        for count, (negative_alive, _) in enumerate(slots, start=1):
-            tokens -= negative_alive
-            speed = tokens / (base + costs.target(rows + count))
-            if speed > best:
-                best, best_count = speed, count
+        rows, plain = num_rows + sum(lengths), costs.target(len(lengths))
+        base = plain - costs.target(rows) + self._drafting_costs(costs)
+        steps = float(len(lengths))  # per token, summed over the requests
+        best, best_count = (base + costs.target(rows)) * steps, 0
+        # the pass is spent whether or not its draft is used; only the rows are still to decide on
+        least = MIN_GAIN * plain * steps
+        for count, (saved, _) in enumerate(slots, start=1):
+            steps += saved
+            seconds = (base + costs.target(rows + count)) * steps
+            if seconds < best - (0.0 if best_count else least):
+                best, best_count = seconds, count
         for _, index in slots[:best_count]:
             lengths[index] += 1
         return (costs.target(rows + best_count) - costs.target(rows)) / max(1, best_count)
+
+    def _drafting_costs(self, costs: CostModel) -> float:
+        drafting = [momentum for momentum in self._asked if momentum.is_drafting]
+        return costs.drafter(len(drafting), sum(momentum.reach for momentum in drafting))
 
     def _plan(self, costs: CostModel) -> None:
         """Decide for whom the drafter runs in the next step, from what it brought lately."""
@@ -236,14 +237,16 @@ class VerifyPolicy:
         if not asked:
             return
         asked.sort(key=lambda momentum: -momentum.gain)
-        tokens, seconds = float(len(asked)), costs.target(len(asked))
-        best, best_count = tokens / seconds, 0
+        steps, seconds, slots = float(len(asked)), costs.target(len(asked)), 0.0
+        best, best_count = (1.0 - MIN_GAIN) * steps * seconds, 0
         for count, momentum in enumerate(asked, start=1):
-            tokens += momentum.gain
+            steps += 1.0 / (1.0 + max(0.0, momentum.gain)) - 1.0
             seconds += momentum.price
-            speed = tokens / (seconds + costs.drafter(count))
-            if speed > best:
-                best, best_count = speed, count
+            slots += momentum.reach
+            time = steps * (seconds + costs.drafter(count, slots))
+            if time < best:
+                best, best_count = time, count
+        self._num_drafting = best_count
         for place, momentum in enumerate(asked):
             momentum.is_drafting = place < best_count
             if not momentum.is_drafting:
@@ -251,22 +254,32 @@ class VerifyPolicy:
             momentum.was_drafted = False
         self._typical = asked[len(asked) // 2]
 
-    def _probes(self, momentum: Momentum, num_sequences: int) -> bool:
+    def _probes(self, momentum: Momentum, num_sequences: int, source: str) -> bool:
         """Whether this step tries again what did not pay. All requests try in the same step."""
-        assert self._costs is not None
-        plain, drafter = self._costs.target(num_sequences), self._costs.drafter(num_sequences)
-        if not momentum.was_surprised:
-            probe = self._costs.target(2 * num_sequences) - plain + drafter
+        costs, num_tried, num_drafting = self._costs, 1, self._num_drafting
+        assert costs is not None
+        plain = costs.target(num_sequences)
+        if momentum.surprise != source:
+            num_tried, num_drafting = num_sequences, 0
+            probe = costs.target(2 * num_sequences) - plain + costs.drafter(num_sequences)
             period = max(MIN_PROBE_PERIOD, probe / (PROBE_COST * plain))
             if self._num_steps % 2 ** math.ceil(math.log2(period)) != 0:
                 return False
         # and would it pay if every draft token were accepted?
-        widths = (1 + length for length in range(1, 16))
-        return any(w * plain > self._costs.target(w * num_sequences) + drafter for w in widths)
+        before = after = costs.drafter(num_drafting)
+        if source == BLOCK_SOURCE:
+            after = costs.drafter(num_drafting + num_tried)
+        return any(
+            (num_sequences - num_tried + num_tried / (1 + length))
+            * (costs.target(num_sequences + num_tried * length) + after)
+            < num_sequences * (plain + before)
+            for length in range(1, MAX_VERIFY + 1)
+        )
 
     def observe(self, momentum: Momentum, draft: Draft, num_accepted: int) -> None:
         """Learn from a verified draft: every accepted slot, and the first refused one."""
         survival, source = momentum.survival, draft.source
-        momentum.was_surprised = num_accepted > 0 and survival.doubts(source, draft.confidence[0])
+        surprised = num_accepted > 0 and survival.doubts(source, draft.confidence[0])
+        momentum.surprise = source if surprised else ""
         for slot in range(min(num_accepted + 1, len(draft.tokens))):
             survival.observe(source, draft.confidence[slot], slot < num_accepted)

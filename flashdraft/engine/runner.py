@@ -66,20 +66,23 @@ class Runner:
         logits = self._target.logits(hidden) if wanted else hidden.new_zeros(0, 0)
         return Verified(logits, offsets, output.taps, rows.offsets)
 
-    def measure(self, widths: Sequence[int], repeats: int = 3) -> dict[int, float]:
-        """Seconds of a step over n rows, for each n: the fastest of a few, nothing kept."""
+    def measure(self, widths: Sequence[int], repeats: int = 5) -> dict[int, float]:
+        """Seconds of a step over n rows, for each n: the fastest of a few, nothing kept.
+
+        The widths take turns, so that a busy moment of the machine does not hit one of them alone.
+        """
         times: dict[int, float] = {}
         request = Request("measure", [0], SamplingParams(), 0)
-        for width in widths:
-            scratch = RunningSequence(request, frozenset(), width)
-            self._book.open(scratch, scratch.tokens)
-            if self._book.reserve(scratch, width):
-                draft = Draft([0] * (width - 1), [])
-                runs = [
-                    self._time(Work(scratch, 0, 1, emits=True), draft) for _ in range(repeats + 1)
-                ]
-                times[width] = min(runs[1:])  # the first one warms up
-            self._book.close(scratch)
+        for turn in range(repeats + 1):
+            for width in widths:
+                scratch = RunningSequence(request, frozenset(), width)
+                self._book.open(scratch, scratch.tokens)
+                if self._book.reserve(scratch, width):
+                    draft = Draft([0] * (width - 1), [])
+                    seconds = self._time(Work(scratch, 0, 1, emits=True), draft)
+                    if turn > 0:  # the first one warms up
+                        times[width] = min(seconds, times.get(width, seconds))
+                self._book.close(scratch)
         return times
 
     def _time(self, work: Work, draft: Draft) -> float:

@@ -63,6 +63,13 @@ def validate_for_vocab(params: SamplingParams, vocab_size: int) -> None:
                 )
 
 
+def is_sound(logits: Tensor, likeliest: Tensor) -> Tensor:
+    """Whether a token can be chosen from each row, given the index of its largest value."""
+    if not len(logits):
+        return likeliest.bool()
+    return logits.gather(1, likeliest.unsqueeze(1)).squeeze(1).isfinite()
+
+
 class RequestSampler:
     """One request's settings, ready to be applied to rows of logits; made once per request.
 
@@ -235,10 +242,11 @@ def _sample(
     argmax: ArgMax,
 ) -> Samples:
     """Sample every row; without `drafts` each row follows the samples before it."""
-    sound = torch.isfinite(logits.amax(-1))  # NaN is the maximum of any row that holds one
     num_rows = logits.shape[0]
+    likeliest = argmax(logits)
+    sound = is_sound(logits, likeliest)
     if num_rows == 0 or not sampler.needs_logits_processing:
-        return Samples(argmax(logits), sound)
+        return Samples(likeliest, sound)
     tokens: list[Tensor] = []
     peaks: list[Tensor] = []
     emitted = sampler.emitted(history)

@@ -170,7 +170,7 @@ class Kernels(Protocol):
         ...
 
     def argmax(self, x: Tensor) -> Tensor:
-        """Index of each row's largest value, the first of equals: [num_rows] int64."""
+        """Index of each row's largest value, the first of equals; NaN is larger than anything."""
         ...
 
     def experts(

@@ -19,7 +19,7 @@ from torch import Tensor
 from flashdraft.kernels.interface import BIDIRECTIONAL, CAUSAL, PageView
 from flashdraft.kernels.torch_backend import TorchKernels
 from flashdraft.models.drafter import Drafter, PackedDrafter
-from flashdraft.models.drafter_attention import DenseAttention
+from flashdraft.models.drafter_attention import attend_sequence
 from flashdraft.models.drafter_config import DrafterConfig
 from flashdraft.models.rope import Rope
 
@@ -80,7 +80,7 @@ def test_dense_logits_equal_the_reference(case: str) -> None:
     for step in steps(case):
         context = drafter.context(RECORDING["taps"][: step.start])
         positions = torch.arange(step.start, step.start + len(step.ids))
-        attend = DenseAttention(drafter, context, positions.unsqueeze(0), rope)
+        attend = attend_sequence(drafter, context, positions.unsqueeze(0), rope)
         hidden = drafter(drafter.embed(target, step.ids), attend)
         assert (drafter.logits(target, hidden) - step.logits).abs().max() <= TOLERANCE
 

@@ -231,8 +231,8 @@ def test_a_broken_drafter(folder, tmp_path):
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"verify": -1}, RequestError, "verify is -1.*0 to 63"),
-        ({"verify": 64}, RequestError, "verify is 64.*0 to 63"),
+        ({"verify": -1}, RequestError, "verify is -1.*0 to 15"),
+        ({"verify": 64}, RequestError, "verify is 64.*0 to 15"),
         ({"verify": "fast"}, RequestError, "verify is 'fast'.*auto"),
         ({"verify": 2.5}, RequestError, r"verify is 2\.5.*auto"),
         ({"verify": True}, RequestError, "verify is True"),

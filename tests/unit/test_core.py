@@ -19,7 +19,6 @@ BAD: dict[str, tuple[str, list[Any]]] = {
     "top_p": ("above 0 and at most 1", [0.0, -0.1, 1.0001, 2, *NOT_NUMBERS]),
     "top_k": ("0 (off) or a positive integer", [-1, 1.5, NAN, INF, "3", None, True]),
     "min_p": ("between 0 and 1", [-0.01, 1.01, *NOT_NUMBERS]),
-    "repetition_penalty": ("a finite number", NOT_NUMBERS),
     "presence_penalty": ("a finite number", NOT_NUMBERS),
     "frequency_penalty": ("a finite number", NOT_NUMBERS),
     "min_tokens": ("between 0 and max_tokens (256)", [-1, 257, 10**30, 1.0, NAN, "1", None, True]),
@@ -27,8 +26,10 @@ BAD: dict[str, tuple[str, list[Any]]] = {
     "stop": ("non-empty strings", [[""], "", ["a", ""], [5], [None], [b"x"], b"ab", None, 7]),
     "stop_token_ids": ("token ids", [[-1], [1.0], ["1"], [True], [None], "12", None, 5]),
     "logit_bias": (
-        "finite numbers",
+        "numbers between",
         [
+            {5: 1e308},
+            {5: 1, 6: -1.1e6},
             {-1: 0.0},
             {"1": 0.0},
             {True: 0.0},
@@ -46,7 +47,7 @@ BAD: dict[str, tuple[str, list[Any]]] = {
 }
 OUT_OF_RANGE: dict[str, tuple[str, list[Any]]] = {
     "temperature": ("between 0 (greedy) and 100", [-0.1, -1, 100.5, 1e308]),
-    "repetition_penalty": ("above 0 and at most 100", [0.0, -1.0, 101, 1e308]),
+    "repetition_penalty": ("between 0.01 and 100", [0.0, 0.009, 1e-300, -1.0, 101, 1e308]),
     "presence_penalty": ("between -100 and 100", [-100.5, 101, 1e308, -1e308]),
     "frequency_penalty": ("between -100 and 100", [-100.5, 101, 1e308, -1e308]),
 }
@@ -56,7 +57,7 @@ GOOD: dict[str, list[Any]] = {
     "top_p": [1e-9, 0.5, 1, 1.0],
     "top_k": [0, 1, 10**9],
     "min_p": [0, 0.0, 0.5, 1, 1.0],
-    "repetition_penalty": [1e-9, 1, 100],
+    "repetition_penalty": [0.01, 1, 100],
     "presence_penalty": [-100, 0, 100.0],
     "frequency_penalty": [-100, 0, 100.0],
     "min_tokens": [0, 1, 256],

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import gc
+import re
 import shutil
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -330,11 +333,34 @@ def test_a_failed_request_raises_and_the_next_one_is_answered(
     monkeypatch.setattr(llm.engine.target, "forward", broken)
     stream = llm.stream("a fox", SHORT)
     first = next(stream)
+    mates = [outcome(llm.generate([ids], SHORT)[0]) for ids in ([5, 6], [7, 8])]
+    first_mate, failed, second_mate = llm.generate([[5, 6], [299], [7, 8]], SHORT)
+    assert [outcome(first_mate), outcome(second_mate)] == mates, "one failure costs them nothing"
+    assert failed.finish_reason is FinishReason.ERROR and re.search(message, failed.error)
     with pytest.raises(kind, match=message) as caught:
-        llm.generate([[5, 6], [299], [7, 8]], SHORT)
+        llm.generate([[299], [5, 299]], SHORT)
     assert type(caught.value) is kind
     *_, last = stream
     assert outcome(last.generation) == expected and expected[0].startswith(first.text)
     *_, last = llm.stream([299], SHORT)
     assert last.generation.finish_reason is FinishReason.ERROR and last.generation.error
     assert outcome(llm.generate("a fox", SHORT)[0]) == expected
+
+
+def test_a_forked_process_can_go_on_using_an_llm(folder):
+    """As servers that fork their workers do; torch's own threads would not survive it."""
+    script = (
+        "import os, signal, sys\n"
+        "from flashdraft import LLM, SamplingParams\n"
+        "llm = LLM(sys.argv[1], device='cpu')\n"
+        "params = SamplingParams(max_tokens=8)\n"
+        "before = llm.generate([[5, 6]] * 3, params)\n"
+        "child = os.fork()\n"
+        "if child == 0:\n"
+        "    signal.alarm(30)\n"
+        "    after = llm.generate([[5, 6]] * 3, params)\n"
+        "    os._exit([g.token_ids for g in before] != [g.token_ids for g in after])\n"
+        "sys.exit(os.waitpid(child, 0)[1])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script, str(folder)], timeout=120, check=False)
+    assert done.returncode == 0

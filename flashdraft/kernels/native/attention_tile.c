@@ -275,8 +275,8 @@ static void add_rest(const Tile *tile, Range keys, size_t lane, Range dims) {
     float *sum = tile->sum + lane * tile->call->head_dim;
     for (size_t d = dims.from; d < dims.to; d++)
         for (size_t index = keys.from; index < keys.to; index++)
-            sum[d] += tile->call->values[tile->offset[index] + d] *
-                      tile->weight[index * tile->padded_lanes + lane];
+            sum[d] = add_product_of(sum[d], tile->call->values[tile->offset[index] + d],
+                                    tile->weight[index * tile->padded_lanes + lane]);
 }
 
 /* Keys that all of `lanes` lanes see. */

@@ -162,13 +162,31 @@ static void softcap_rows(const void *job, size_t from, size_t to) {
 
 void softcap(const Rows *call) { share_rows(softcap_rows, call); }
 
-/* The first of the largest; NaN is never the largest, and a row of nothing else yields 0. */
+static int64_t first_nan(const float *x, size_t columns) {
+    for (size_t i = 0; i < columns; i++)
+        if (x[i] != x[i]) return (int64_t)i;
+    return -1;
+}
+
+/* Whether some of count <= 1024 numbers is NaN. */
+static int holds_nan(const float *x, size_t count) {
+    ivec found = {0};
+    size_t i = 0;
+    for (; i + LANES <= count; i += LANES) found |= load(x + i) != load(x + i);
+    int any = 0;
+    for (size_t lane = 0; lane < LANES; lane++) any |= found[lane];
+    return any || first_nan(x + i, count - i) >= 0;
+}
+
+/* The first of the largest; NaN is larger than anything, so that it does not go unseen. */
 static int64_t row_argmax(const float *x, size_t columns) {
     const size_t block = 1024; /* only the block that holds the answer is searched */
     size_t first = 0;
     float best = -INFINITY;
     for (size_t i = 0; i < columns; i += block) {
-        const float peak = row_max(x + i, columns - i < block ? columns - i : block);
+        const size_t count = columns - i < block ? columns - i : block;
+        if (holds_nan(x + i, count)) return (int64_t)i + first_nan(x + i, count);
+        const float peak = row_max(x + i, count);
         if (peak > best) {
             best = peak;
             first = i;

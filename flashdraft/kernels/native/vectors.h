@@ -62,6 +62,15 @@ ALWAYS_INLINE vec add_product(vec sum, vec a, vec b) {
 #endif
 }
 
+/* The same for single numbers. */
+ALWAYS_INLINE float add_product_of(float sum, float a, float b) {
+#if defined(__AVX512F__) || (defined(__FMA__) && defined(__AVX__)) || defined(__aarch64__)
+    return __builtin_fmaf(a, b, sum);
+#else
+    return sum + a * b;
+#endif
+}
+
 /* The same with b = four[i]; by name on aarch64, where gcc would copy sums around. */
 ALWAYS_INLINE vec add_multiple(vec sum, vec a, Four four, const int i) {
 #if defined(__aarch64__)

@@ -166,8 +166,8 @@ def record_drafts(engine):
     """Every draft the engine's proposer makes from now on: (anchor's position, tokens, chances)."""
     drafts, propose = [], engine.proposer.propose
 
-    def recording(works, samplers):
-        made = propose(works, samplers)
+    def recording(works, samplers, limits):
+        made = propose(works, samplers, limits)
         drafts.extend(
             (work.start, draft.tokens, draft.confidence)
             for work, draft in zip(works, made, strict=True)

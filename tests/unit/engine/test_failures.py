@@ -285,7 +285,7 @@ def test_a_drafter_of_nans_costs_drafts_and_no_request(policy):
 @pytest.mark.parametrize("token", [-1, zoo.VOCAB])
 def test_drafts_outside_the_vocabulary_cost_no_request(token):
     class Foreign(zoo.ScriptedProposer):
-        def propose(self, works, samplers):
+        def propose(self, works, samplers, limits):
             return [Draft([token] * work.room, [0.5] * work.room) for work in works]
 
     target = clean_target()
@@ -317,4 +317,55 @@ def test_a_decoder_that_raises_ends_only_its_request():
     assert failed.finish_reason is FinishReason.ERROR and "cannot spell this" in failed.error
     assert tokens(done) == expected
     assert all("nor this" in generation.error for generation in done.values())
+    assert_lives_on(engine, target)
+
+
+# -- interrupts ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("where", ["target.forward", "proposer.propose"])
+@pytest.mark.parametrize("at", [1, 2, 4])
+def test_an_interrupt_before_the_commit_loses_nothing(monkeypatch, where, at):
+    target = clean_target()
+    requests = healthy()
+    expected = plain_answers(target, requests)
+    engine = Engine(target, config=DRAFTED, proposer=zoo.ScriptedProposer(expected, 0.3, 7))
+    owner, name = (target, "forward") if where == "target.forward" else (engine.proposer, "propose")
+    original, calls = getattr(owner, name), []
+
+    def interrupted(*arguments):
+        calls.append(1)
+        if len(calls) == at:
+            raise KeyboardInterrupt
+        return original(*arguments)
+
+    monkeypatch.setattr(owner, name, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        zoo.run(engine, requests)
+    engine.check_integrity()
+    assert tokens(zoo.run(engine, [])) == expected
+    assert_lives_on(engine, target)
+
+
+def test_an_interrupt_inside_the_commit_ends_that_steps_requests_alone(monkeypatch):
+    target = clean_target()
+    requests = healthy(4)
+    config = dataclasses.replace(DRAFTED, max_batch=2)
+    expected = plain_answers(target, requests)
+    engine = Engine(target, config=config, proposer=zoo.ScriptedProposer(expected, 0.3, 7))
+    settle, calls = engine._committer.settle, []
+
+    def interrupted(*arguments):
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        settle(*arguments)
+
+    monkeypatch.setattr(engine._committer, "settle", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        zoo.run(engine, requests)
+    engine.check_integrity()
+    assert [engine.is_running(request.id) for request in requests] == [False, False, True, True]
+    done = tokens(zoo.run(engine, []))
+    assert done == {key: expected[key] for key in ("r2", "r3")}
     assert_lives_on(engine, target)

@@ -8,7 +8,7 @@ import tracemalloc
 
 import pytest
 
-from flashdraft.engine.ngram import MAX_LOOKS, MAX_MATCH, MIN_MATCH, SOURCE, NgramIndex
+from flashdraft.engine.ngram import MAX_LOOKS, MAX_MATCH, MIN_MATCH, NgramIndex
 
 
 def propose(tokens: list[int], room: int = 4) -> list[int] | None:
@@ -59,7 +59,7 @@ def test_confidence_grows_with_the_match_and_stays_a_probability() -> None:
     for length in range(MIN_MATCH, MAX_MATCH + 3):
         draft = NgramIndex().propose([*text, 99, *text[10 - length : 10]], 3)
         assert draft is not None and draft.tokens == [10, 11, 12]
-        assert draft.source == SOURCE and len(set(draft.confidence)) == 1
+        assert draft.source == "ngram" and len(set(draft.confidence)) == 1
         seen.append(draft.confidence[0])
     assert seen == sorted(seen) and 0.0 < seen[0] < seen[-1] < 1.0
     assert seen[-1] == seen[-3], f"more than {MAX_MATCH} tokens are not compared"

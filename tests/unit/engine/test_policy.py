@@ -8,7 +8,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from flashdraft.engine.policy import CostModel, Draft, Momentum, Survival, VerifyPolicy
+from flashdraft.engine.config import MAX_VERIFY
+from flashdraft.engine.costs import CostModel, DraftCost
+from flashdraft.engine.policy import Draft, Momentum, Survival, VerifyPolicy
 
 NUM_DRAFTS = 15
 WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
@@ -24,7 +26,7 @@ COSTS: dict[str, Callable[[int], float]] = {  # seconds of a step by its rows
 
 def make_costs(name: str, drafter: float = 0.0) -> CostModel:
     target = {width: COSTS[name](width) for width in WIDTHS}
-    return CostModel(target, {n: drafter * (1 + 0.05 * (n - 1)) for n in (1, 2, 4, 8)})
+    return CostModel(target, DraftCost({n: drafter * (1 + 0.05 * (n - 1)) for n in (1, 2, 4, 8)}))
 
 
 def choose(
@@ -40,7 +42,7 @@ def choose(
 
 
 def test_costs_between_and_beyond_the_measured_points() -> None:
-    costs = CostModel({2: 10.0, 4: 20.0, 8: 24.0}, {1: 3.0, 4: 6.0})
+    costs = CostModel({2: 10.0, 4: 20.0, 8: 24.0}, DraftCost({1: 3.0, 4: 6.0}))
     rows = {1: 10.0, 2: 10.0, 3: 15.0, 4: 20.0, 6: 22.0, 8: 24.0, 12: 28.0, 100: 116.0}
     assert {n: costs.target(n) for n in rows} == pytest.approx(rows)
     sequences = {0: 0.0, 1: 3.0, 2: 4.0, 4: 6.0, 8: 10.0}
@@ -115,9 +117,9 @@ def test_a_step_in_the_costs_is_filled_to_its_edge() -> None:
     assert choose(VerifyPolicy(make_costs("stepped")), [0.7] * NUM_DRAFTS) == [7]
 
 
-def test_requests_compete_by_likelihood_and_keep_prefixes() -> None:
+def test_requests_compete_by_the_time_a_row_saves_and_keep_prefixes() -> None:
     policy = VerifyPolicy(CostModel({1: 1.0, 8: 1.0, 9: 4.0, 64: 30.0}))  # room for eight rows
-    assert choose(policy, [0.9] * 8, [0.4] * 8) == [6, 0]
+    assert choose(policy, [0.9] * 8, [0.4] * 8) == [4, 2]
     assert choose(policy, [0.9, 0.05, 0.9], [0.6] * 8) == [1, 5]
     assert choose(policy, [0.7] * 8, [0.7] * 8) == [3, 3]
 
@@ -147,10 +149,9 @@ def test_fixed_lengths_decide_whether_to_draft() -> None:
     costs = make_costs("linear", drafter=9.0)
     policy = VerifyPolicy(costs, fixed=2)
     momentum = policy.new_request()
-    assert policy.wants_draft(momentum, 1, None) and not policy.wants_draft(momentum, 1, 0)
-    assert not VerifyPolicy(costs, fixed=0).wants_draft(momentum, 1, None)
-    assert VerifyPolicy(costs, fixed=0).wants_draft(momentum, 1, 5)
-    assert VerifyPolicy(None).wants_draft(momentum, 1, None)
+    assert [policy.slots_wanted(momentum, 1, fixed) for fixed in (None, 0, 5)] == [2, 0, 5]
+    assert VerifyPolicy(costs, fixed=0).slots_wanted(momentum, 1, None) == 0
+    assert VerifyPolicy(None).slots_wanted(momentum, 1, None) == MAX_VERIFY
 
 
 def test_nothing_drafted_nothing_verified() -> None:
@@ -218,7 +219,7 @@ def step(
     drafts: list[Draft | None] = [None] * count
     agreed = [0] * count
     for i, momentum in enumerate(momenta):
-        if policy.wants_draft(momentum, count, None):
+        if policy.slots_wanted(momentum, count, None):
             confidence, agreed[i] = kinds[i].draw(rng)
             block = Draft([0] * NUM_DRAFTS, confidence, "block")
             drafts[i] = policy.better(momentum, None, block)
@@ -288,6 +289,38 @@ def test_never_slower_than_plain_decoding(shape: str, batch: int, drafter: float
         assert outcome.per_token() <= 1.03 * plain
 
 
+@pytest.mark.parametrize("shape", [name for name in COSTS if name != "flat"])
+def test_a_fixed_batch_ends_no_later_because_one_request_drafts_well(shape: str) -> None:
+    """Rows for one request slow down the others, which is no gain if they end last."""
+    costs, batch, length = make_costs(shape, 0.3), 5, 200
+    for good in (0.55, 0.8, 0.98):
+        kinds = [Kind(good, 0.1)] + [Kind(0.03, 0.02, 0.2)] * (batch - 1)
+        rng, outcome, policy = random.Random(5), Outcome(), VerifyPolicy(costs)
+        running = [(policy.new_request(), kind, [length]) for kind in kinds]
+        while running:
+            momenta, present = [m for m, _, _ in running], [kind for _, kind, _ in running]
+            gains = step(policy, costs, momenta, present, rng, outcome)
+            for (_, _, left), gained in zip(running, gains, strict=True):
+                left[0] -= gained
+            running = [entry for entry in running if entry[2][0] > 0]
+        assert outcome.seconds <= 1.04 * length * costs.target(batch), good
+
+
+def test_the_drafter_is_asked_for_little_more_than_is_verified() -> None:
+    costs = CostModel({1: 1.0, 64: 6.0}, DraftCost({1: 1.0}, slot_s=0.05, max_drafts=NUM_DRAFTS))
+    assert costs.drafter(1, 5) == pytest.approx(0.5) and costs.drafter(1) == 1.0
+    policy = VerifyPolicy(costs)
+    momentum, wanted = policy.new_request(), []
+    for accept in [0.8] * 60 + [1.0] * 60:
+        wanted.append(policy.slots_wanted(momentum, 1, None))
+        confident = [accept - 0.01] * 3 + [accept * accept - 0.4] * NUM_DRAFTS
+        draft = Draft([0] * wanted[-1], confident[: wanted[-1]], "block")
+        [length] = policy.choose([draft], [momentum], [None], 1)
+        policy.observe(momentum, draft.cut(length), min(length, 3) if accept < 1.0 else length)
+    assert wanted[0] == MAX_VERIFY, "nothing is known yet"
+    assert wanted[59] in range(4, 10) and wanted[-1] > wanted[59]
+
+
 @pytest.mark.parametrize(
     ("shape", "drafter", "batch", "kind"),
     [
@@ -344,7 +377,8 @@ def test_a_resting_drafter_is_tried_for_all_requests_in_the_same_step() -> None:
 
 
 def test_one_good_request_among_bad_ones_is_drafted_for_alone() -> None:
-    rng, costs = random.Random(0), make_costs("slope", 0.1)
+    rng = random.Random(0)
+    costs = CostModel({1: 1.0, 64: 1.2}, DraftCost({1: 0.03, 8: 0.24}))
     policy = VerifyPolicy(costs)
     momenta = [policy.new_request() for _ in range(8)]
     kinds = [Kind(0.98, 0.0, -0.1)] + [Kind(0.02, 0.0, 0.8)] * 7
@@ -375,7 +409,7 @@ def test_the_drafter_rests_where_a_lookup_brings_as_much() -> None:
     num_drafted = 0
     for _ in range(400):
         draft = repeats
-        if policy.wants_draft(momentum, 1, None):
+        if policy.slots_wanted(momentum, 1, None):
             num_drafted += 1
             draft = policy.better(momentum, repeats, block)
         [length] = policy.choose([draft], [momentum], [None], 1)

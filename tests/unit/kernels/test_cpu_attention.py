@@ -176,7 +176,7 @@ def test_attention_of_large_heads(heads: int, kv_heads: int, dim: int) -> None:
 
 
 @pytest.mark.parametrize("window", [None, 20])
-@pytest.mark.parametrize("dim", [64, 10])
+@pytest.mark.parametrize("dim", [64, 24, 10, 8])
 def test_attention_does_not_depend_on_chunks(dim: int, window: int | None) -> None:
     """A causal prompt at once, in chunks of every size, or row by row."""
     kernels, context, count = make_kernels(), 27, 40

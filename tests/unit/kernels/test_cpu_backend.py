@@ -199,14 +199,18 @@ def test_softmax_is_right() -> None:
     assert (probabilities[1, ::2] == 0).all()
 
 
-def test_argmax_takes_the_first_of_equals_and_survives_not_a_number() -> None:
+def test_argmax_takes_the_first_of_equals_and_shows_what_is_not_a_number() -> None:
     kernels = make_kernels()
     x = torch.zeros(5, 100)
     x[0, [30, 60]] = 2.0
     x[1] = float("nan")
     x[2, 5], x[2, 70] = float("nan"), 1.0
     x[3] = -float("inf")
-    assert kernels.argmax(x).tolist() == [30, 0, 70, 0, 0]
+    assert kernels.argmax(x).tolist() == [30, 0, 5, 0, 0]
+    for row in range(100):  # in every place of a vector, a block's rest included
+        x[4] = torch.linspace(0.0, 9.0, 100)
+        x[4, row] = float("nan")
+        assert kernels.argmax(x).tolist() == x.argmax(-1).tolist()
 
 
 # --- threads, batches of nothing, experts ---------------------------------------------------------

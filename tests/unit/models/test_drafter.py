@@ -10,7 +10,7 @@ from torch import Tensor
 from flashdraft.kernels.torch_backend import TorchKernels
 from flashdraft.models.config import RopeConfig
 from flashdraft.models.drafter import Drafter, PackedDrafter
-from flashdraft.models.drafter_attention import DenseAttention, visible_block, visible_context
+from flashdraft.models.drafter_attention import attend_sequence, visible_block, visible_context
 from flashdraft.models.drafter_config import DrafterConfig
 from flashdraft.models.rope import Rope
 
@@ -63,7 +63,7 @@ def tiny_drafter(config: DrafterConfig = TINY) -> Drafter:
 def run(drafter: Drafter, taps: Tensor, positions: Tensor, ids: Tensor) -> Tensor:
     """Final hidden rows of blocks at these positions."""
     rope = Rope(drafter.config.rope, CPU).table(64)
-    attend = DenseAttention(drafter, drafter.context(taps), positions, rope)
+    attend = attend_sequence(drafter, drafter.context(taps), positions, rope)
     return drafter(drafter.embed(Vocabulary(), ids.flatten()), attend)
 
 

@@ -1,0 +1,234 @@
+"""`flashdraft train` from a tiny random target alone to a drafter that the engine runs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from flashdraft import LLM, SamplingParams
+from flashdraft.cli import train as train_command
+from flashdraft.errors import CheckpointError, RequestError, TrainingError
+from flashdraft.models.drafter_loading import save_drafter
+from flashdraft.models.loading import open_checkpoint
+from flashdraft.models.tokenizer import Tokenizer
+from flashdraft.train.initial import new_drafter
+from flashdraft.train.pipeline import TrainingJob, train_drafter
+from flashdraft.train.plot import read_log
+from flashdraft.train.state import latest, read_state
+from tests.tiny import END_OF_TURN, make_tiny_checkpoint
+
+ROOT = Path(__file__).parents[2]
+SMALL = ["--layers", "2", "--block-size", "4", "--rows", "512", "--blocks", "64"]
+SMALL += ["--max-tokens", "24", "--max-prompt-tokens", "128", "--device", "cpu"]
+SMALL += ["--lr", "5e-3", "--log-every", "5", "--evaluate-every", "20"]
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_talking_checkpoint(tmp_path_factory.mktemp("target"))
+
+
+@pytest.fixture(scope="module")
+def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("prompts") / "prompts.jsonl"
+    words = "the quick brown fox jumps over lazy dog sleeps under old tree".split()
+    texts = [f"{a} {b} {a}?" for a in words for b in words[:4]]
+    path.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
+    return path
+
+
+def make_talking_checkpoint(folder: Path) -> Path:
+    """The tiny target with a head of its own that writes letters and sometimes ends its turn."""
+    make_tiny_checkpoint(folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": False}))
+    tokenizer = Tokenizer.from_checkpoint(folder)
+    assert tokenizer is not None
+    texts = [tokenizer.decode([index]) for index in range(config["vocab_size"])]
+    spoken = [text.strip().isascii() and text.strip().isalpha() for text in texts]
+    spoken[END_OF_TURN] = True
+    tensors = load_file(folder / "model.safetensors")
+    generator = torch.Generator().manual_seed(7)
+    head = 0.6 * torch.randn(tensors["model.embed_tokens.weight"].shape, generator=generator)
+    tensors["lm_head.weight"] = head * torch.tensor(spoken).unsqueeze(1)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def run_command(*arguments: object) -> dict[str, Any]:
+    """What `flashdraft train … --json FILE` writes."""
+    parser = argparse.ArgumentParser()
+    train_command.add_command(parser.add_subparsers())
+    out = Path(str(arguments[arguments.index("--out") + 1])).with_suffix(".json")
+    parsed = parser.parse_args(["train", *map(str, arguments), *SMALL, "--json", str(out)])
+    assert parsed.run(parsed) == 0
+    content: dict[str, Any] = json.loads(out.read_text())
+    return content
+
+
+def test_from_the_target_alone_to_a_drafter_that_drafts(target: Path, tmp_path: Path) -> None:
+    begin = time.perf_counter()
+    out = tmp_path / "out"
+    arguments = (target, "--out", out, "--synth-count", 60, "--steps", 40)
+    result = run_command(*arguments)
+    assert time.perf_counter() - begin < 120
+    assert len((out / "prompts.jsonl").read_text().splitlines()) == 60
+    rows = [row for row in read_log(out / "run") if "loss" in row]
+    assert rows[-1]["loss"] < rows[0]["loss"]
+    assert (out / "run" / "plot.svg").is_file()
+    assert result["held_out"]["accepted_length"] >= 1.0
+    assert result["held_out"]["by_source"].keys() == {"synth"}
+    stored = json.loads((out / "drafter" / "flashdraft.json").read_text())
+    assert stored["data"] == result["data"] and len(stored["data"][0]["sha256"]) == 64
+    assert stored["recipe"]["train"]["steps"] == 40
+
+    # the engine loads it, and its answers stay the target's own
+    llm = LLM(target, draft=out / "drafter", verify=3, device="cpu", dtype="float32")
+    plain = LLM(target, draft=None, device="cpu", dtype="float32")
+    params = SamplingParams(max_tokens=24)
+    prompt = llm.chat_prompt([{"role": "user", "content": "the old tree"}])
+    drafted = llm.generate([prompt], params)[0]
+    assert drafted.token_ids == plain.generate([prompt], params)[0].token_ids
+    assert drafted.stats.drafted > 0
+
+    # the same command again has nothing left to do
+    before = (out / "drafter" / "model.safetensors").read_bytes()
+    run_command(*arguments)
+    assert (out / "drafter" / "model.safetensors").read_bytes() == before
+
+
+def test_own_prompts_then_own_answers_then_an_existing_drafter(
+    target: Path, prompts: Path, tmp_path: Path
+) -> None:
+    first = run_command(target, "--out", tmp_path / "a", "--prompts", prompts, "--epochs", 30)
+    assert not (tmp_path / "a" / "prompts.jsonl").exists()
+    answers = ("--answers", tmp_path / "a" / "answers")
+    again = run_command(target, "--out", tmp_path / "b", *answers, "--epochs", 30)
+    assert again["data"] == first["data"]
+    assert again["held_out"] == first["held_out"]
+    job = TrainingJob(
+        target=str(target),
+        out=tmp_path / "c",
+        answers=(str(tmp_path / "a" / "answers"),),
+        init_from=first["drafter"],
+        device="cpu",
+        train=train_command.TrainConfig(steps=5, rows=512, blocks=64, log_every=1),
+    )
+    train_drafter(job)
+    fresh, warm = read_log(tmp_path / "b" / "run")[0], read_log(tmp_path / "c" / "run")[0]
+    assert warm["loss"] < fresh["loss"]
+
+
+def test_excluded_prompts_are_not_answered(target: Path, prompts: Path, tmp_path: Path) -> None:
+    rows = prompts.read_text().splitlines()
+    (tmp_path / "test.jsonl").write_text("\n".join(rows[:8]) + "\n")
+    arguments = ("--prompts", prompts, "--exclude", tmp_path / "test.jsonl", "--steps", 1)
+    result = run_command(target, "--out", tmp_path / "out", *arguments)
+    data = result["data"][0]
+    assert data["num_answers"] + data["held_out"] == len(rows) - 8
+
+
+def test_an_interrupted_command_resumes(target: Path, prompts: Path, tmp_path: Path) -> None:
+    arguments = [str(target), "--prompts", str(prompts), "--steps", "60", "--save-every", "0"]
+    script = (
+        "import argparse, sys; from flashdraft.cli import train as t; "
+        "p = argparse.ArgumentParser(); t.add_command(p.add_subparsers()); "
+        "a = p.parse_args(sys.argv[1:]); a.run(a)"
+    )
+    command = [sys.executable, "-c", script, "train", *arguments, *SMALL]
+    process = subprocess.Popen([*command, "--out", str(tmp_path / "out")], cwd=ROOT)
+    try:
+        deadline = time.monotonic() + 120
+        while len(read_log(tmp_path / "out" / "run")) < 2:
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        process.wait(timeout=60)
+    finally:
+        process.kill()
+    stopped = latest(tmp_path / "out" / "run")
+    assert stopped is not None and 10 <= read_state(stopped).step < 60
+    options = ("--prompts", prompts, "--steps", 60, "--save-every", 0)
+    run_command(target, "--out", tmp_path / "out", *options)
+    run_command(target, "--out", tmp_path / "whole", *options)
+    files = [tmp_path / name / "drafter" / "model.safetensors" for name in ("out", "whole")]
+    assert files[0].read_bytes() == files[1].read_bytes()
+
+
+def test_two_processes_train_as_one_with_two_batches_a_step(
+    target: Path, prompts: Path, tmp_path: Path
+) -> None:
+    options = ("--prompts", prompts, "--steps", 8, "--held-out", 4)
+    run_command(target, "--out", tmp_path / "one", *options, "--accumulation", 2)
+    script = tmp_path / "run.py"
+    script.write_text(
+        "import argparse, sys\n"
+        "from flashdraft.cli import train as t\n"
+        "p = argparse.ArgumentParser()\n"
+        "t.add_command(p.add_subparsers())\n"
+        "a = p.parse_args(sys.argv[1:])\n"
+        "sys.exit(a.run(a))\n"
+    )
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    arguments = ["train", str(target), "--out", str(tmp_path / "two"), *map(str, options), *SMALL]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    subprocess.run(
+        [*command, str(script), *arguments], check=True, env=environment, cwd=ROOT, timeout=240
+    )
+    one, two = (
+        load_file(tmp_path / name / "drafter" / "model.safetensors") for name in ("one", "two")
+    )
+    assert one.keys() == two.keys()
+    for name, tensor in one.items():
+        torch.testing.assert_close(two[name], tensor, rtol=2e-2, atol=2e-3)
+    losses = [
+        [row["learning_rate"] for row in read_log(tmp_path / name / "run") if "loss" in row]
+        for name in ("one", "two")
+    ]
+    assert losses[0] == losses[1]
+
+
+def test_a_drafter_of_another_target_is_refused_with_both_shapes(
+    target: Path, tmp_path: Path
+) -> None:
+    raw = json.loads((target / "config.json").read_text())
+    other = make_tiny_checkpoint(tmp_path / "other")
+    (other / "config.json").write_text(json.dumps(raw | {"hidden_size": 48}))
+    config = open_checkpoint(other).config
+    save_drafter(new_drafter(config, mask_token_id=0, layers=1), tmp_path / "drafter")
+    job = TrainingJob(str(target), tmp_path / "out", init_from=str(tmp_path / "drafter"))
+    with pytest.raises(CheckpointError, match=r"hidden size is 48, the target's is 32"):
+        train_drafter(job)
+    assert not (tmp_path / "out").exists(), "refused before anything was done"
+
+
+def test_answers_of_another_target_are_refused(target: Path, prompts: Path, tmp_path: Path) -> None:
+    run_command(target, "--out", tmp_path / "a", "--prompts", prompts, "--steps", 1)
+    small = make_talking_checkpoint(tmp_path / "small")
+    config = json.loads((small / "config.json").read_text())
+    (small / "config.json").write_text(json.dumps(config | {"vocab_size": 100}))
+    tensors = load_file(small / "model.safetensors")
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        tensors[name] = tensors[name][:100].clone()
+    save_file(tensors, small / "model.safetensors", metadata={"format": "pt"})
+    answers = (str(tmp_path / "a" / "answers"),)
+    with pytest.raises(TrainingError, match=r"vocabulary of .* has 100: they are another target's"):
+        train_drafter(TrainingJob(str(small), tmp_path / "b", answers=answers, device="cpu"))
+
+
+def test_contradictions_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="layers cannot be chosen with init_from"):
+        TrainingJob("target", tmp_path, init_from="drafter", layers=3)
+    with pytest.raises(RequestError, match="prompts and exclude would not be used"):
+        TrainingJob("target", tmp_path, answers=("a",), prompts=("p",))

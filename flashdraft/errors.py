@@ -6,7 +6,8 @@ FlashdraftError
 ├── CapacityError           the machine has no room: memory, pages, queue (HTTP 429 or 503)
 ├── ModelNotFoundError      no such model, folder or file, or no permission to fetch it
 ├── UnsupportedModelError   the model is known but uses a feature flashdraft does not implement
-└── CheckpointError         the files are broken, incomplete or do not fit each other
+├── CheckpointError         the files are broken, incomplete or do not fit each other
+└── TrainingError           training data or a training run cannot be used as it is
 """
 
 
@@ -36,3 +37,7 @@ class UnsupportedModelError(FlashdraftError):
 
 class CheckpointError(FlashdraftError):
     """A checkpoint is broken, incomplete, or does not fit its config or its partner."""
+
+
+class TrainingError(FlashdraftError):
+    """Prompts, answers or a training run cannot be used as they are."""

@@ -1,4 +1,4 @@
-"""The flashdraft command: `flashdraft generate | chat | models`. It parses, dispatches and reports.
+"""The flashdraft command: `flashdraft COMMAND …`. It parses, dispatches and reports.
 
 What a command does stands in its own module; nothing else in the package prints.
 """
@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from flashdraft.cli import chat, generate, models
+from flashdraft.cli import chat, export, generate, models, synth, train
 from flashdraft.errors import FlashdraftError
 
 __all__ = ["build_parser", "main"]
@@ -33,7 +33,7 @@ def build_parser() -> argparse.ArgumentParser:
     version = importlib.metadata.version("flashdraft")
     parser.add_argument("--version", action="version", version=f"flashdraft {version}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for module in (generate, chat, models):
+    for module in (generate, chat, models, train, synth, export):
         module.add_command(commands)
     return parser
 

@@ -58,7 +58,7 @@ class Engine:
             self.config.prefill_chunk,
         )
         self.runner = Runner(target, cache, self.book)
-        if proposer is None and drafter is not None:
+        if proposer is None and drafter is not None and self.config.verify != 0:
             proposer = BlockProposer(drafter, target, cache, self.book)
         self.proposer = None if proposer is None else GuardedProposer(proposer)
         self._lookahead = self._max_drafts()
@@ -180,12 +180,11 @@ class Engine:
         drafts = [self._look_up(work, live) for work, live in zip(works, lives, strict=True)]
         if self.proposer is not None:
             num_decoding = sum(work.is_decode for work in works)
-            limits = {
-                i: limit
-                for i, work in enumerate(works)
-                if work.room
-                and (limit := self.policy.slots_wanted(lives[i].momentum, num_decoding, fixed[i]))
-            }
+            able = [i for i, work in enumerate(works) if work.room]
+            wanted = self.policy.slots_wanted(
+                [lives[i].momentum for i in able], [fixed[i] for i in able], num_decoding
+            )
+            limits = {i: limit for i, limit in zip(able, wanted, strict=True) if limit}
             blocks = self.proposer.propose(
                 [works[i] for i in limits],
                 [lives[i].sampler for i in limits],

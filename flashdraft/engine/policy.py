@@ -13,6 +13,7 @@ import bisect
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from flashdraft.engine.config import MAX_VERIFY
 from flashdraft.engine.costs import CostModel
@@ -26,11 +27,15 @@ CONFIDENCE_WEIGHT = 4.0  # observations that the proposer's own word counts for
 PARENT_WEIGHT = 12.0  # observations that all requests together count for, for one of them
 DECAY, PARENT_DECAY = 0.98, 0.995  # per observation of a bucket: old evidence fades
 MIN_WEIGHT = 0.05  # of one step in a request's running means
+AFTER_REST = 1.0  # the same when the drafter comes back to a request
 NEW_WEIGHT = 0.5  # the same for what a new request begins with: other requests' means
-UNLIKELY, THIN = 0.25, 16  # an acceptance is news below this chance, or this many observations
+UNLIKELY, THIN = 0.5, 16  # an acceptance is news below this chance, or this many observations
 PROBE_COST = 0.01  # what probing may cost, as a part of plain decoding
 MIN_PROBE_PERIOD = 32  # steps
+MIN_ALIVE = 0.02  # a slot less likely than this is never worth a row
 MIN_GAIN = 0.03  # what drafting must promise over plain decoding: estimates err, requests end
+PLAN_PERIOD = 4  # steps between looks at who is drafted for, while as many requests run
+PLANNED_LENGTHS = (1, 2, 3, 4, 6, 8, 11, MAX_VERIFY)
 SPARE_SLOTS = 2  # draft tokens asked for beyond what was verified lately
 REACH_WEIGHT = 0.1  # of a step that verified less than the drafter was asked for
 
@@ -81,10 +86,15 @@ class Survival:
             self._parent.observe(source, confidence, accepted)
 
     def curve(self, draft: Draft) -> list[float]:
-        """Cumulative survival of every slot."""
+        """Cumulative survival of every slot, up to where hardly any survives."""
         alive, result = 1.0, []
+        last, chance = math.nan, 0.0  # a lookup is equally sure of all its tokens
         for confidence in draft.confidence:
-            alive *= self.chance(draft.source, confidence)
+            if confidence != last:
+                last, chance = confidence, self.chance(draft.source, confidence)
+            alive *= chance
+            if alive < MIN_ALIVE:
+                break
             result.append(alive)
         return result
 
@@ -95,19 +105,21 @@ class Momentum:
 
     survival: Survival
     is_drafting: bool = True
-    gain: float = 0.0  # running mean of the tokens a drafted step is expected to add
-    price: float = 0.0  # running mean of the seconds that verifying it takes
-    weight: float = math.inf  # of the last step in these means: an average first, fading later
+    extra: list[float] = field(default_factory=list)  # per slot: running mean of survival it adds
+    weight: float = math.inf  # of the last step in that mean: an average first, fading later
     reach: float = math.inf  # draft tokens that are worth asking the drafter for
     was_drafted: bool = False  # in this step
     surprise: str = ""  # whose unlikely slot was accepted: that proposer is worth another look
     rival: list[float] = field(default_factory=list)  # survival of the draft there was without it
 
-    def remember(self, gain: float, price: float) -> None:
-        """Take in what this step's draft was worth, and what it cost beside the drafter's pass."""
+    def remember(self, curve: Sequence[float], num_drafted: int) -> None:
+        """Take in the survival of this step's draft; the rival's was to be had without it."""
         self.weight = max(MIN_WEIGHT, 1.0 / (1.0 + 1.0 / self.weight))
-        self.gain += self.weight * (gain - self.gain)
-        self.price += self.weight * (price - self.price)
+        self.extra += [0.0] * (num_drafted - len(self.extra))
+        for slot in range(num_drafted):
+            gain = curve[slot] if slot < len(curve) else 0.0
+            gain -= self.rival[slot] if slot < len(self.rival) else 0.0
+            self.extra[slot] += self.weight * (gain - self.extra[slot])
 
     def stretch(self, length: int) -> None:
         """Ask next time for a little more than was verified; come down slowly."""
@@ -124,7 +136,8 @@ class VerifyPolicy:
         self._fixed = fixed
         self._survival = Survival()
         self._asked: list[Momentum] = []  # the requests that could draft in this step
-        self._num_drafting = 0  # of the requests of the last step
+        self._num_drafting = 0  # requests that the drafter runs for
+        self._planned_for = 0  # how many requests decoded when that was decided
         self._num_steps = 1  # not 0: the first step is no probe
         self._typical = Momentum(self._survival)  # where new requests begin
 
@@ -134,23 +147,33 @@ class VerifyPolicy:
         return Momentum(
             Survival(self._survival),
             is_drafting=last.is_drafting,
-            gain=last.gain,
-            price=last.price,
+            extra=list(last.extra),
             weight=max(last.weight, NEW_WEIGHT),
             reach=last.reach,
         )
 
-    def slots_wanted(self, momentum: Momentum, num_sequences: int, fixed: int | None) -> int:
-        """How many tokens the block drafter is to draft for this request; 0 = not worth it."""
-        limit = self._fixed if fixed is None else fixed
-        if limit is not None:
-            return limit
-        if self._costs is None:
-            return MAX_VERIFY
-        self._asked.append(momentum)
-        momentum.was_drafted = momentum.is_drafting or self._probes(
-            momentum, num_sequences, BLOCK_SOURCE
-        )
+    def slots_wanted(
+        self, momenta: Sequence[Momentum], fixed: Sequence[int | None], num_sequences: int
+    ) -> list[int]:
+        """How many tokens the block drafter is to draft for each request; 0 = not worth it.
+
+        `num_sequences` requests decode in this step, these among them.
+        """
+        limits = [self._fixed if one is None else one for one in fixed]
+        costs = self._costs
+        if costs is None:
+            return [MAX_VERIFY if limit is None else limit for limit in limits]
+        pairs = list(zip(momenta, limits, strict=True))
+        self._asked = [momentum for momentum, limit in pairs if limit is None]
+        self._plan(costs, num_sequences)
+        surprises = [momentum.surprise for momentum in self._asked]
+        for momentum in self._asked:
+            momentum.was_drafted = momentum.is_drafting or self._probes(
+                momentum, num_sequences, BLOCK_SOURCE, surprises
+            )
+        return [self._reach(momentum) if limit is None else limit for momentum, limit in pairs]
+
+    def _reach(self, momentum: Momentum) -> int:
         return math.ceil(min(momentum.reach, MAX_VERIFY)) if momentum.was_drafted else 0
 
     def better(self, momentum: Momentum, first: Draft | None, second: Draft) -> Draft:
@@ -182,26 +205,25 @@ class VerifyPolicy:
             else:
                 curves[index] = momenta[index].survival.curve(draft)
         if self._costs is not None:
-            price = self._compete(self._costs, lengths, curves, num_rows)
+            self._compete(self._costs, lengths, curves, num_rows)
+            surprises = [momenta[index].surprise for index in curves]
             for index, curve in curves.items():
-                momentum, length = momenta[index], lengths[index]
+                momentum, length, draft = momenta[index], lengths[index], drafts[index]
+                assert draft is not None
                 if momentum.was_drafted:
-                    gain = sum(curve[:length]) - sum(momentum.rival[:length])
-                    momentum.remember(gain, price * length)
+                    momentum.remember(curve, len(draft.tokens))
                     momentum.stretch(length)
-                count, source = len(self._asked) or len(drafts), drafts[index].source  # type: ignore[union-attr]
-                if length == 0 and self._probes(momentum, count, source):
+                    momentum.was_drafted = False
+                count = len(self._asked) or len(drafts)
+                if length == 0 and self._probes(momentum, count, draft.source, surprises):
                     lengths[index] = 1  # only what is verified can be learnt from
-            self._plan(self._costs)
+            self._num_steps += 1
         return lengths
 
     def _compete(
         self, costs: CostModel, lengths: list[int], curves: dict[int, list[float]], num_rows: int
-    ) -> float:
-        """Hand rows to the best slots of all requests while the time of a token falls.
-
-        Returns what such a row costs.
-        """
+    ) -> None:
+        """Hand rows to the best slots of all requests while the time of a token falls."""
         # a request's slots only ever bring less, so taking the best first keeps prefixes
         slots = []
         for index, curve in curves.items():
@@ -224,56 +246,70 @@ class VerifyPolicy:
                 best, best_count = seconds, count
         for _, index in slots[:best_count]:
             lengths[index] += 1
-        return (costs.target(rows + best_count) - costs.target(rows)) / max(1, best_count)
 
     def _drafting_costs(self, costs: CostModel) -> float:
         drafting = [momentum for momentum in self._asked if momentum.is_drafting]
         return costs.drafter(len(drafting), sum(momentum.reach for momentum in drafting))
 
-    def _plan(self, costs: CostModel) -> None:
-        """Decide for whom the drafter runs in the next step, from what it brought lately."""
-        asked, self._asked = self._asked, []
-        self._num_steps += 1
-        if not asked:
+    def _plan(self, costs: CostModel, num_sequences: int) -> None:
+        """Decide for whom the drafter runs, from what it brought lately and today's crowd."""
+        asked, size = self._asked, num_sequences
+        if not asked or (size == self._planned_for and self._num_steps % PLAN_PERIOD and size > 1):
             return
-        asked.sort(key=lambda momentum: -momentum.gain)
-        steps, seconds, slots = float(len(asked)), costs.target(len(asked)), 0.0
-        best, best_count = (1.0 - MIN_GAIN) * steps * seconds, 0
-        for count, momentum in enumerate(asked, start=1):
-            steps += 1.0 / (1.0 + max(0.0, momentum.gain)) - 1.0
-            seconds += momentum.price
-            slots += momentum.reach
-            time = steps * (seconds + costs.drafter(count, slots))
-            if time < best:
-                best, best_count = time, count
-        self._num_drafting = best_count
+        self._planned_for = size
+        gains = {id(m): [0.0, *accumulate(m.extra)] for m in asked}
+        asked.sort(key=lambda momentum: -gains[id(momentum)][-1])
+        best, best_count = (1.0 - MIN_GAIN) * size * costs.target(size), 0
+        for length in PLANNED_LENGTHS:
+            steps, slots = float(size), 0.0
+            for count, momentum in enumerate(asked, start=1):
+                gain = gains[id(momentum)][: length + 1][-1]
+                steps += 1.0 / (1.0 + max(0.0, gain)) - 1.0
+                slots += momentum.reach
+                seconds = costs.target(size + count * length) + costs.drafter(count, slots)
+                if steps * seconds < best:
+                    best, best_count = steps * seconds, count
         for place, momentum in enumerate(asked):
-            momentum.is_drafting = place < best_count
-            if not momentum.is_drafting:
-                momentum.weight = 1.0  # after a rest the past says less
-            momentum.was_drafted = False
+            is_new = momentum.weight == math.inf  # nothing is known at all: try, if it can pay
+            momentum.is_drafting = place < best_count or (
+                is_new and self._could_pay(size, size, 0, BLOCK_SOURCE)
+            )
+            if not momentum.is_drafting and not is_new:
+                momentum.weight = AFTER_REST  # the past says less by then
+        self._num_drafting = sum(momentum.is_drafting for momentum in asked)
         self._typical = asked[len(asked) // 2]
 
-    def _probes(self, momentum: Momentum, num_sequences: int, source: str) -> bool:
+    def _probes(
+        self, momentum: Momentum, num_sequences: int, source: str, surprises: Sequence[str]
+    ) -> bool:
         """Whether this step tries again what did not pay. All requests try in the same step."""
-        costs, num_tried, num_drafting = self._costs, 1, self._num_drafting
+        costs = self._costs
         assert costs is not None
+        if momentum.surprise == source:
+            num_tried = surprises.count(source)
+            num_drafting = min(self._num_drafting, num_sequences - num_tried)
+            return self._could_pay(num_sequences, num_tried, num_drafting, source)
         plain = costs.target(num_sequences)
-        if momentum.surprise != source:
-            num_tried, num_drafting = num_sequences, 0
-            probe = costs.target(2 * num_sequences) - plain + costs.drafter(num_sequences)
-            period = max(MIN_PROBE_PERIOD, probe / (PROBE_COST * plain))
-            if self._num_steps % 2 ** math.ceil(math.log2(period)) != 0:
-                return False
-        # and would it pay if every draft token were accepted?
+        probe = costs.target(2 * num_sequences) - plain + costs.drafter(num_sequences)
+        period = max(MIN_PROBE_PERIOD, probe / (PROBE_COST * plain))
+        if self._num_steps % 2 ** math.ceil(math.log2(period)) != 0:
+            return False
+        return self._could_pay(num_sequences, num_sequences, 0, source)
+
+    def _could_pay(
+        self, num_sequences: int, num_tried: int, num_drafting: int, source: str
+    ) -> bool:
+        """Whether drafting for so many more would pay if all their draft tokens were accepted."""
+        costs = self._costs
+        assert costs is not None
         before = after = costs.drafter(num_drafting)
         if source == BLOCK_SOURCE:
             after = costs.drafter(num_drafting + num_tried)
         return any(
             (num_sequences - num_tried + num_tried / (1 + length))
             * (costs.target(num_sequences + num_tried * length) + after)
-            < num_sequences * (plain + before)
-            for length in range(1, MAX_VERIFY + 1)
+            < num_sequences * (costs.target(num_sequences) + before)
+            for length in PLANNED_LENGTHS
         )
 
     def observe(self, momentum: Momentum, draft: Draft, num_accepted: int) -> None:

@@ -1,4 +1,4 @@
-"""Drafter checkpoints: read in z-lab's and speculators' layouts, written in z-lab's.
+"""Drafter checkpoints: read and written in z-lab's layout and in speculators'.
 
 Strict: a tensor that is missing, misshapen or unknown is an error, and so is a drafter that does
 not fit its target. What the tensors mean is drafter.py's business.
@@ -7,14 +7,16 @@ not fit its target. What the tensors mean is drafter.py's business.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from flashdraft.errors import CheckpointError
+from flashdraft.errors import CheckpointError, UnsupportedModelError
 from flashdraft.models.config import Json, ModelConfig
 from flashdraft.models.drafter import Drafter
 from flashdraft.models.drafter_config import DrafterConfig
@@ -25,6 +27,16 @@ from flashdraft.models.weights import Weights
 # speculators may store frozen copies of the target's own tensors beside the drafter's
 # (verifier is its word for the target), and t2d says again what d2t says
 _TARGET_COPIES = ("embed_tokens.weight", "verifier_norm.weight", "verifier_lm_head.weight", "t2d")
+_SPECULATORS_VERSION = "0.9.0"  # whose config this is
+# what z-lab's config says beside the decoder's own keys
+_NOT_DECODER_KEYS = (
+    "architectures",
+    "block_size",
+    "dflash_config",
+    "num_target_layers",
+    "rope_scaling",
+    "is_causal",
+)
 
 
 def read_drafter_config(folder: Path) -> DrafterConfig:
@@ -40,11 +52,15 @@ def read_drafter_config(folder: Path) -> DrafterConfig:
 
 
 def load_drafter(
-    folder: Path, target: ModelConfig, on_read: Callable[[str], None] | None = None
+    folder: Path, target: ModelConfig | None, on_read: Callable[[str], None] | None = None
 ) -> Drafter:
-    """Load a drafter for this target, in the checkpoint's own dtype; `on_read` hears every name."""
+    """Load a drafter for this target, in the checkpoint's own dtype; `on_read` hears every name.
+
+    Without a target (to convert a checkpoint, say) nothing is checked against one.
+    """
     config = read_drafter_config(folder)
-    check_fit(config, target)
+    if target is not None:
+        check_fit(config, target)
     weights = Weights(open_safetensors(folder), on_read)
     if _is_speculators(read_json(folder / "config.json")):
         weights.drop(*_TARGET_COPIES)
@@ -66,16 +82,105 @@ def load_drafter(
 def save_drafter(drafter: Drafter, folder: Path, dtype: torch.dtype = torch.bfloat16) -> None:
     """Write a drafter in z-lab's layout: config.json and model.safetensors."""
     config = {**drafter.config.to_hf(), "dtype": str(dtype).removeprefix("torch.")}
-    tensors = {
-        name: tensor.detach().to("cpu", dtype).contiguous()
+    _write(folder, _stored(drafter, dtype), config)
+
+
+def save_speculators(
+    drafter: Drafter,
+    folder: Path,
+    target: ModelConfig,
+    *,
+    target_name: str,
+    target_architectures: Sequence[str],
+    dtype: torch.dtype = torch.bfloat16,
+) -> None:
+    """Write a drafter in speculators' layout, for this target; what it cannot say is refused."""
+    config = drafter.config
+    check_fit(config, target)
+    document = {
+        "architectures": ["DFlashSpeculator"],
+        "speculators_model_type": "dflash",
+        "speculators_version": _SPECULATORS_VERSION,
+        "speculators_config": {
+            "algorithm": "dflash",
+            "default_proposal_method": "greedy",
+            "proposal_methods": [
+                {"proposal_type": "greedy", "speculative_tokens": config.block_size - 1}
+            ],
+            "verifier": {
+                "name_or_path": target_name,
+                "architectures": list(target_architectures),
+            },
+        },
+        "dtype": str(dtype).removeprefix("torch."),
+        **_speculators_keys(config, target),
+    }
+    tensors = _stored(drafter, dtype)
+    if "d2t" in tensors:  # beside the offsets, the set of ids they lead to
+        known = torch.zeros(config.vocab_size, dtype=torch.bool)
+        known[torch.arange(len(tensors["d2t"])) + tensors["d2t"]] = True
+        tensors["t2d"] = known
+    _write(folder, tensors, document)
+
+
+def _speculators_keys(config: DrafterConfig, target: ModelConfig) -> dict[str, Any]:
+    """What the drafter is, in speculators' words."""
+    scale = target.embed_scale if config.embed_scale is None else config.embed_scale
+    for what, value, plain in (
+        ("embedding scale", scale, 1.0),
+        ("output multiplier", config.output_multiplier, 1.0),
+        ("logit softcap", config.logit_softcap, None),
+    ):
+        if value != plain:
+            raise UnsupportedModelError(
+                f"The drafter's {what} is {value}; speculators' layout has no place for it. Use "
+                "z-lab's layout."
+            )
+    sliding = {
+        causal for causal, window in zip(config.causal, config.windows, strict=True) if window
+    }
+    full = {
+        causal for causal, window in zip(config.causal, config.windows, strict=True) if not window
+    }
+    if len(sliding) > 1 or True in full:
+        raise UnsupportedModelError(
+            f"The drafter's layers are causal within a block as {list(config.causal)}; in "
+            "speculators' layout full layers never are and sliding ones all or none. Use z-lab's."
+        )
+    whole = replace(config, draft_vocab_size=None).to_hf()
+    decoder = {key: value for key, value in whole.items() if key not in _NOT_DECODER_KEYS}
+    scaling = whole["rope_scaling"] or {"rope_type": "default"}
+    decoder["rope_parameters"] = {**scaling, "rope_theta": config.rope.theta}
+    return {
+        "transformer_layer_config": decoder,
+        "draft_vocab_size": config.draft_vocab_size or config.vocab_size,
+        "block_size": config.block_size,
+        "target_hidden_size": None,  # the drafter's own
+        "aux_hidden_state_layer_ids": [tap + 1 for tap in config.tap_layers],
+        "mask_token_id": config.mask_token_id,
+        # without sliding layers it says nothing, but vLLM would read "causal" for every layer
+        "sliding_window_non_causal": True not in sliding,
+        "sample_from_anchor": False,
+    }
+
+
+def _stored(drafter: Drafter, dtype: torch.dtype) -> dict[str, Tensor]:
+    return {
+        name: tensor.detach().to("cpu", dtype if tensor.is_floating_point() else None).contiguous()
         for name, tensor in drafter.state_dict().items()
     }
+
+
+def _write(folder: Path, tensors: dict[str, Tensor], config: Mapping[str, Any]) -> None:
+    """Write a checkpoint, each file whole or not at all."""
     folder.mkdir(parents=True, exist_ok=True)
     # the drafter may still be mapped from the very file that is written here
     unfinished = folder / "model.safetensors.part"
     save_file(tensors, unfinished, metadata={"format": "pt"})
     unfinished.replace(folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    text = folder / "config.json.part"
+    text.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    text.replace(folder / "config.json")
 
 
 def check_fit(config: DrafterConfig, target: ModelConfig) -> None:

@@ -53,15 +53,16 @@ class LlamaLayer:
         batch: ForwardBatch,
         cache: LayerCache,
         rope: RopeTable,
-    ) -> tuple[Tensor, Tensor]:
-        kernels = self._kernels
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The layer's whole input, and its output in two parts still to be added."""
+        kernels, whole = self._kernels, x
         if pending is None:
             normed = kernels.rms_norm(x, self._input_norm, self._eps)
         else:
-            x, normed = kernels.add_rms_norm(x, pending, self._input_norm, self._eps)
+            whole, normed = kernels.add_rms_norm(x, pending, self._input_norm, self._eps)
         mixed = self._attention(normed, batch, cache, rope)
-        x, normed = kernels.add_rms_norm(x, mixed, self._mlp_norm, self._eps)
-        return x, self._mlp(normed)
+        x, normed = kernels.add_rms_norm(whole, mixed, self._mlp_norm, self._eps)
+        return whole, x, self._mlp(normed)
 
 
 class LlamaTarget:
@@ -91,14 +92,14 @@ class LlamaTarget:
         tables = self._ropes.tables(batch.end_position)
         taps: dict[int, Tensor] = {}
         for index, layer in enumerate(self._layers):
-            x, pending = layer(x, pending, batch, batch.caches[index], tables[index])
-            if index in self.tap_layers:
-                x, pending = x + pending, None
-                taps[index] = x
+            whole, x, pending = layer(x, pending, batch, batch.caches[index], tables[index])
+            if index - 1 in self.tap_layers:  # a layer's input is the output of the one before it
+                taps[index - 1] = whole
         if pending is not None:
             x = x + pending
-        tapped = torch.cat([taps[i] for i in self.tap_layers], dim=-1) if taps else None
-        return TargetOutput(x, tapped)
+        taps[len(self._layers) - 1] = x
+        tapped = [taps[index] for index in self.tap_layers]
+        return TargetOutput(x, torch.cat(tapped, dim=-1) if tapped else None)
 
     def embed(self, token_ids: Tensor, scale: float | None = None) -> Tensor:
         return self._vocabulary.embed(token_ids, scale)

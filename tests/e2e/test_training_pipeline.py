@@ -26,12 +26,21 @@ from flashdraft.train.initial import new_drafter
 from flashdraft.train.pipeline import TrainingJob, train_drafter
 from flashdraft.train.plot import read_log
 from flashdraft.train.state import latest, read_state
-from tests.tiny import END_OF_TURN, make_tiny_checkpoint
+from tests.tiny import CONFIGS, END_OF_TURN, make_tiny_checkpoint
 
 ROOT = Path(__file__).parents[2]
-SMALL = ["--layers", "2", "--block-size", "4", "--rows", "512", "--blocks", "64"]
+SMALL = ["--layers", "2", "--block-size", "4", "--rows", "256", "--blocks", "32"]
 SMALL += ["--max-tokens", "24", "--max-prompt-tokens", "128", "--device", "cpu"]
-SMALL += ["--lr", "5e-3", "--log-every", "5", "--evaluate-every", "20"]
+SMALL += ["--lr", "5e-3", "--log-every", "5", "--evaluate-every", "10"]
+
+SCRIPT = """
+import argparse, sys
+from flashdraft.cli import train
+parser = argparse.ArgumentParser()
+train.add_command(parser.add_subparsers())
+arguments = parser.parse_args(sys.argv[1:])
+sys.exit(arguments.run(arguments))
+"""
 
 
 @pytest.fixture(scope="module")
@@ -42,8 +51,8 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("prompts") / "prompts.jsonl"
-    words = "the quick brown fox jumps over lazy dog sleeps under old tree".split()
-    texts = [f"{a} {b} {a}?" for a in words for b in words[:4]]
+    words = ("quick", "brown", "fox", "lazy", "dog", "tree")
+    texts = [f"{a} {b} {a}?" for a in words for b in words]
     path.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
     return path
 
@@ -61,6 +70,7 @@ def make_talking_checkpoint(folder: Path) -> Path:
     tensors = load_file(folder / "model.safetensors")
     generator = torch.Generator().manual_seed(7)
     head = 0.6 * torch.randn(tensors["model.embed_tokens.weight"].shape, generator=generator)
+    head[END_OF_TURN] *= 2  # most turns end soon
     tensors["lm_head.weight"] = head * torch.tensor(spoken).unsqueeze(1)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
@@ -80,10 +90,10 @@ def run_command(*arguments: object) -> dict[str, Any]:
 def test_from_the_target_alone_to_a_drafter_that_drafts(target: Path, tmp_path: Path) -> None:
     begin = time.perf_counter()
     out = tmp_path / "out"
-    arguments = (target, "--out", out, "--synth-count", 60, "--steps", 40)
+    arguments = (target, "--out", out, "--synth-count", 40, "--steps", 30)
     result = run_command(*arguments)
     assert time.perf_counter() - begin < 120
-    assert len((out / "prompts.jsonl").read_text().splitlines()) == 60
+    assert len((out / "prompts.jsonl").read_text().splitlines()) == 40
     rows = [row for row in read_log(out / "run") if "loss" in row]
     assert rows[-1]["loss"] < rows[0]["loss"]
     assert (out / "run" / "plot.svg").is_file()
@@ -91,7 +101,7 @@ def test_from_the_target_alone_to_a_drafter_that_drafts(target: Path, tmp_path: 
     assert result["held_out"]["by_source"].keys() == {"synth"}
     stored = json.loads((out / "drafter" / "flashdraft.json").read_text())
     assert stored["data"] == result["data"] and len(stored["data"][0]["sha256"]) == 64
-    assert stored["recipe"]["train"]["steps"] == 40
+    assert stored["recipe"]["train"]["steps"] == 30
 
     # the engine loads it, and its answers stay the target's own
     llm = LLM(target, draft=out / "drafter", verify=3, device="cpu", dtype="float32")
@@ -111,10 +121,10 @@ def test_from_the_target_alone_to_a_drafter_that_drafts(target: Path, tmp_path: 
 def test_own_prompts_then_own_answers_then_an_existing_drafter(
     target: Path, prompts: Path, tmp_path: Path
 ) -> None:
-    first = run_command(target, "--out", tmp_path / "a", "--prompts", prompts, "--epochs", 30)
+    first = run_command(target, "--out", tmp_path / "a", "--prompts", prompts, "--epochs", 8)
     assert not (tmp_path / "a" / "prompts.jsonl").exists()
     answers = ("--answers", tmp_path / "a" / "answers")
-    again = run_command(target, "--out", tmp_path / "b", *answers, "--epochs", 30)
+    again = run_command(target, "--out", tmp_path / "b", *answers, "--epochs", 8)
     assert again["data"] == first["data"]
     assert again["held_out"] == first["held_out"]
     job = TrainingJob(
@@ -123,11 +133,20 @@ def test_own_prompts_then_own_answers_then_an_existing_drafter(
         answers=(str(tmp_path / "a" / "answers"),),
         init_from=first["drafter"],
         device="cpu",
-        train=train_command.TrainConfig(steps=5, rows=512, blocks=64, log_every=1),
+        train=train_command.TrainConfig(steps=5, rows=256, blocks=32, log_every=1),
     )
     train_drafter(job)
     fresh, warm = read_log(tmp_path / "b" / "run")[0], read_log(tmp_path / "c" / "run")[0]
     assert warm["loss"] < fresh["loss"]
+
+
+@pytest.mark.parametrize("family", [family for family in CONFIGS if family != "llama"])
+def test_every_family_can_be_a_target(family: str, prompts: Path, tmp_path: Path) -> None:
+    target = make_tiny_checkpoint(tmp_path / "target", family)
+    options = ("--prompts", prompts, "--steps", 5)
+    result = run_command(target, "--out", tmp_path / "out", *options)
+    llm = LLM(target, draft=result["drafter"], verify=3, device="cpu", dtype="float32")
+    assert llm.generate([[5, 6, 7]], SamplingParams(max_tokens=8))[0].stats.drafted > 0
 
 
 def test_excluded_prompts_are_not_answered(target: Path, prompts: Path, tmp_path: Path) -> None:
@@ -140,63 +159,40 @@ def test_excluded_prompts_are_not_answered(target: Path, prompts: Path, tmp_path
 
 
 def test_an_interrupted_command_resumes(target: Path, prompts: Path, tmp_path: Path) -> None:
-    arguments = [str(target), "--prompts", str(prompts), "--steps", "60", "--save-every", "0"]
-    script = (
-        "import argparse, sys; from flashdraft.cli import train as t; "
-        "p = argparse.ArgumentParser(); t.add_command(p.add_subparsers()); "
-        "a = p.parse_args(sys.argv[1:]); a.run(a)"
-    )
-    command = [sys.executable, "-c", script, "train", *arguments, *SMALL]
-    process = subprocess.Popen([*command, "--out", str(tmp_path / "out")], cwd=ROOT)
+    options = ("--prompts", prompts, "--steps", 40, "--save-every", 0)
+    out, whole = tmp_path / "out", tmp_path / "whole"
+    command = [sys.executable, "-c", SCRIPT, "train", target, "--out", out, *options, *SMALL]
+    process = subprocess.Popen(list(map(str, command)), cwd=ROOT)
     try:
         deadline = time.monotonic() + 120
-        while len(read_log(tmp_path / "out" / "run")) < 2:
+        while len(read_log(out / "run")) < 2:
             assert process.poll() is None and time.monotonic() < deadline
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
         process.wait(timeout=60)
     finally:
         process.kill()
-    stopped = latest(tmp_path / "out" / "run")
-    assert stopped is not None and 10 <= read_state(stopped).step < 60
-    options = ("--prompts", prompts, "--steps", 60, "--save-every", 0)
-    run_command(target, "--out", tmp_path / "out", *options)
-    run_command(target, "--out", tmp_path / "whole", *options)
-    files = [tmp_path / name / "drafter" / "model.safetensors" for name in ("out", "whole")]
+    stopped = latest(out / "run")
+    assert stopped is not None and 10 <= read_state(stopped).step < 40
+    run_command(target, "--out", out, *options)
+    run_command(target, "--out", whole, *options)
+    files = [folder / "drafter" / "model.safetensors" for folder in (out, whole)]
     assert files[0].read_bytes() == files[1].read_bytes()
 
 
-def test_two_processes_train_as_one_with_two_batches_a_step(
+def test_torchrun_trains_in_two_processes_and_writes_once(
     target: Path, prompts: Path, tmp_path: Path
 ) -> None:
-    options = ("--prompts", prompts, "--steps", 8, "--held-out", 4)
-    run_command(target, "--out", tmp_path / "one", *options, "--accumulation", 2)
-    script = tmp_path / "run.py"
-    script.write_text(
-        "import argparse, sys\n"
-        "from flashdraft.cli import train as t\n"
-        "p = argparse.ArgumentParser()\n"
-        "t.add_command(p.add_subparsers())\n"
-        "a = p.parse_args(sys.argv[1:])\n"
-        "sys.exit(a.run(a))\n"
-    )
+    script, out = tmp_path / "run.py", tmp_path / "out"
+    script.write_text(SCRIPT)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    arguments = ["train", str(target), "--out", str(tmp_path / "two"), *map(str, options), *SMALL]
+    command += [script, "train", target, "--out", out, "--prompts", prompts, "--steps", 10, *SMALL]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    subprocess.run(
-        [*command, str(script), *arguments], check=True, env=environment, cwd=ROOT, timeout=240
-    )
-    one, two = (
-        load_file(tmp_path / name / "drafter" / "model.safetensors") for name in ("one", "two")
-    )
-    assert one.keys() == two.keys()
-    for name, tensor in one.items():
-        torch.testing.assert_close(two[name], tensor, rtol=2e-2, atol=2e-3)
-    losses = [
-        [row["learning_rate"] for row in read_log(tmp_path / name / "run") if "loss" in row]
-        for name in ("one", "two")
-    ]
-    assert losses[0] == losses[1]
+    subprocess.run(list(map(str, command)), check=True, env=environment, cwd=ROOT, timeout=240)
+    rows = [row["step"] for row in read_log(out / "run") if "loss" in row]
+    assert rows == [5, 10]
+    record = json.loads((out / "drafter" / "flashdraft.json").read_text())
+    assert record["held_out"]["accepted_length"] >= 1.0
 
 
 def test_a_drafter_of_another_target_is_refused_with_both_shapes(

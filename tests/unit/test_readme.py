@@ -22,10 +22,15 @@ def blocks(text: str, language: str) -> list[str]:
 
 
 def mapped_files(text: str) -> set[str]:
-    """The first word of every line of a file map."""
+    """The first word of every line of a file map; {a,b} stands for both."""
     maps = [block for block in blocks(text, "") if block.startswith("flashdraft/")]
     assert len(maps) == 1
-    return {line.split()[0] for line in maps[0].splitlines()}
+    files = set()
+    for word in (line.split()[0] for line in maps[0].splitlines()):
+        head, _, rest = word.partition("{")
+        names, _, tail = rest.partition("}")
+        files |= {f"{head}{name}{tail}" for name in names.split(",")}
+    return files
 
 
 def commands(text: str) -> list[list[str]]:
@@ -53,7 +58,14 @@ def test_commands_exist() -> None:
 
     parser = build_parser()
     found = [argv for block in blocks(README, "sh") for argv in commands(block)]
-    assert {argv[0] for argv in found} == {"generate", "chat", "models"}
+    assert {argv[0] for argv in found} == {
+        "generate",
+        "chat",
+        "models",
+        "train",
+        "synth",
+        "export",
+    }
     for argv in found + commands(MAKEFILE.replace("$(BIN)/", "")):
         parser.parse_args(argv)  # exits, and so fails, on what the command does not know
 
@@ -68,7 +80,7 @@ def test_readme_maps_the_repository() -> None:
     package = {
         f"flashdraft/{path.name}{'/' if path.is_dir() else ''}"
         for path in (ROOT / "flashdraft").iterdir()
-        if path.suffix == ".py" and not path.name.startswith("__") or any(path.rglob("*.py"))
+        if (path.suffix == ".py" or path.is_dir()) and not path.name.startswith("__")
     }
     mapped = mapped_files(README)
     assert {name for name in mapped if name.startswith("flashdraft/")} == package

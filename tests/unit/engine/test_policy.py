@@ -148,10 +148,10 @@ def test_fixed_lengths_are_kept_for_all_and_for_one() -> None:
 def test_fixed_lengths_decide_whether_to_draft() -> None:
     costs = make_costs("linear", drafter=9.0)
     policy = VerifyPolicy(costs, fixed=2)
-    momentum = policy.new_request()
-    assert [policy.slots_wanted(momentum, 1, fixed) for fixed in (None, 0, 5)] == [2, 0, 5]
-    assert VerifyPolicy(costs, fixed=0).slots_wanted(momentum, 1, None) == 0
-    assert VerifyPolicy(None).slots_wanted(momentum, 1, None) == MAX_VERIFY
+    momenta = [policy.new_request() for _ in range(3)]
+    assert policy.slots_wanted(momenta, [None, 0, 5], 3) == [2, 0, 5]
+    assert VerifyPolicy(costs, fixed=0).slots_wanted(momenta[:1], [None], 1) == [0]
+    assert VerifyPolicy(None).slots_wanted(momenta[:2], [None, 3], 2) == [MAX_VERIFY, 3]
 
 
 def test_nothing_drafted_nothing_verified() -> None:
@@ -218,8 +218,9 @@ def step(
     count = len(momenta)
     drafts: list[Draft | None] = [None] * count
     agreed = [0] * count
+    wanted = policy.slots_wanted(momenta, [None] * count, count)
     for i, momentum in enumerate(momenta):
-        if policy.slots_wanted(momentum, count, None):
+        if wanted[i]:
             confidence, agreed[i] = kinds[i].draw(rng)
             block = Draft([0] * NUM_DRAFTS, confidence, "block")
             drafts[i] = policy.better(momentum, None, block)
@@ -312,7 +313,7 @@ def test_the_drafter_is_asked_for_little_more_than_is_verified() -> None:
     policy = VerifyPolicy(costs)
     momentum, wanted = policy.new_request(), []
     for accept in [0.8] * 60 + [1.0] * 60:
-        wanted.append(policy.slots_wanted(momentum, 1, None))
+        wanted += policy.slots_wanted([momentum], [None], 1)
         confident = [accept - 0.01] * 3 + [accept * accept - 0.4] * NUM_DRAFTS
         draft = Draft([0] * wanted[-1], confident[: wanted[-1]], "block")
         [length] = policy.choose([draft], [momentum], [None], 1)
@@ -409,9 +410,23 @@ def test_the_drafter_rests_where_a_lookup_brings_as_much() -> None:
     num_drafted = 0
     for _ in range(400):
         draft = repeats
-        if policy.slots_wanted(momentum, 1, None):
+        if policy.slots_wanted([momentum], [None], 1)[0]:
             num_drafted += 1
             draft = policy.better(momentum, repeats, block)
         [length] = policy.choose([draft], [momentum], [None], 1)
         policy.observe(momentum, draft.cut(length), length)
     assert num_drafted < 40, "the lookup proposes the same tokens for nothing"
+
+
+def test_what_pays_for_one_request_is_not_begun_for_a_crowd() -> None:
+    """A batch's last request may draft; the next full batch must not begin with that habit."""
+    target = {1: 10.5, 2: 11.0, 4: 12.0, 8: 16.5, 16: 27.0, 64: 90.0}
+    costs = CostModel(target, DraftCost({1: 9.6, 2: 16.8, 4: 31.0, 8: 61.0}))
+    policy, rng = VerifyPolicy(costs), random.Random(0)
+    alone = [policy.new_request()]
+    for _ in range(40):
+        step(policy, costs, alone, [Kind(0.85, 0.1)], rng, Outcome())
+    assert alone[0].is_drafting
+    crowd = [policy.new_request() for _ in range(5)]
+    assert policy.slots_wanted(crowd, [None] * 5, 5) == [0] * 5
+    assert policy.slots_wanted(crowd[:1], [None], 1) != [0], "left alone, it drafts at once"

@@ -1,0 +1,204 @@
+"""What a run changes as it goes: gradient and optimizers in memory, all of it on disk.
+
+A resumed run is the same run, bit for bit. A stored state is a folder `state-<step>` of
+state.safetensors and state.json, written under another name and renamed: whoever finds one finds it
+whole. What the numbers mean is the trainer's business.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.optim import AdamW, Muon, Optimizer
+
+from flashdraft.errors import TrainingError
+from flashdraft.train.schedule import Length, TrainConfig
+
+FORMAT = 1
+_NAME = re.compile(r"state-(\d{8})")
+_TENSORS, _JSON = "state.safetensors", "state.json"
+
+
+class Gradient:
+    """All gradients as one flat tensor: one reduction, one norm, no wait for the device."""
+
+    def __init__(self, model: nn.Module) -> None:
+        parameters = [p for p in model.parameters() if p.requires_grad]
+        sizes = [p.numel() for p in parameters]
+        self.flat = torch.zeros(sum(sizes), dtype=torch.float32, device=parameters[0].device)
+        for parameter, part in zip(parameters, torch.split(self.flat, sizes), strict=True):
+            parameter.grad = part.view_as(parameter)  # autograd adds in place
+
+    def zero(self) -> None:
+        self.flat.zero_()
+
+    def clip(self, limit: float) -> Tensor:
+        """Scale down what is longer than the limit; return the length it had."""
+        norm = torch.linalg.vector_norm(self.flat)
+        self.flat.mul_((limit / (norm + 1e-6)).clamp(max=1.0))
+        return norm
+
+
+def build_optimizers(model: nn.Module, config: TrainConfig) -> list[Optimizer]:
+    """AdamW for all; or Muon for the layers' matrices and AdamW for the rest."""
+    named = list(model.named_parameters())
+    matrices = [p for name, p in named if name.startswith("layers.") and p.ndim == 2]
+    inner = {id(p) for p in matrices} if config.optimizer == "muon" else set()
+    outer = [p for _, p in named if id(p) not in inner]
+    groups = [
+        {"params": [p for p in outer if p.ndim >= 2], "weight_decay": config.weight_decay},
+        {"params": [p for p in outer if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    optimizers: list[Optimizer] = [
+        AdamW(groups, lr=config.learning_rate, betas=config.betas, fused=True)
+    ]
+    if inner:  # its updates are scaled to those of AdamW, so that one rate serves both
+        optimizers.append(
+            Muon(
+                matrices,
+                lr=config.learning_rate,
+                weight_decay=config.weight_decay,
+                adjust_lr_fn="match_rms_adamw",
+            )
+        )
+    return optimizers
+
+
+@dataclass(frozen=True)
+class RunState:
+    """Where a run stands, besides its tensors."""
+
+    step: int  # steps done
+    seconds: float  # spent on them
+    length: Length | None  # None = not planned yet
+    settings: dict[str, Any]  # what a resumed run must share
+    limits: dict[str, Any]  # how long the run was to be
+
+    @property
+    def is_decaying(self) -> bool:
+        """Has the learning rate begun to fall? Such a state can be finished, not prolonged."""
+        return self.length is not None and self.step > self.length.decay_from
+
+
+def save_state(
+    folder: Path, state: RunState, model: nn.Module, optimizers: Sequence[Optimizer]
+) -> Path:
+    """Write a state into the run's folder; return its path."""
+    path = folder / f"state-{state.step:08d}"
+    part = path.with_name(path.name + ".part")
+    tensors = _optimizer_tensors(model, optimizers)
+    for name, parameter in model.named_parameters():
+        tensors[f"parameters.{name}"] = parameter
+    stored = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    try:
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir(parents=True)
+        save_file(stored, part / _TENSORS, metadata={"format": "pt"})
+        text = json.dumps({"format": FORMAT, **asdict(state)}, indent=2)
+        (part / _JSON).write_text(text + "\n", encoding="utf-8")
+        shutil.rmtree(path, ignore_errors=True)
+        part.replace(path)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(part, ignore_errors=True)
+        raise TrainingError(
+            f"The run's state cannot be written to {path}: {error}. Earlier states are whole; free "
+            "some space and run the same command again to resume."
+        ) from None
+    return path
+
+
+def read_state(path: Path) -> RunState:
+    """Read where a stored run stands, without its tensors."""
+    try:
+        content = json.loads((path / _JSON).read_text(encoding="utf-8"))
+        if content.pop("format") != FORMAT:
+            raise ValueError("another format")
+        length = content.pop("length")
+        return RunState(**content, length=None if length is None else Length(*length))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise _unreadable(path, error) from None
+
+
+def load_tensors(path: Path, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
+    """Put a stored run's parameters and optimizer state where they were."""
+    try:
+        stored = load_file(path / _TENSORS)
+    except (OSError, SafetensorError) as error:
+        raise _unreadable(path, error) from None
+    parameters = dict(model.named_parameters())
+    for name, parameter in parameters.items():
+        value = stored.pop(f"parameters.{name}", None)
+        if value is None or value.shape != parameter.shape:
+            found = "is missing" if value is None else f"has shape {list(value.shape)}"
+            raise TrainingError(
+                f"The state in {path} is of another drafter: its {name} {found}, this drafter's "
+                f"has {list(parameter.shape)}. Use another --out folder."
+            )
+        with torch.no_grad():
+            parameter.copy_(value)
+    names = {id(parameter): name for name, parameter in parameters.items()}
+    for number, optimizer in enumerate(optimizers):
+        entries: dict[int, dict[str, Tensor]] = {}
+        for index, parameter in enumerate(_in_order(optimizer)):
+            prefix = f"optimizer.{number}.{names[id(parameter)]}."
+            found_keys = [name for name in stored if name.startswith(prefix)]
+            entries[index] = {name.removeprefix(prefix): stored.pop(name) for name in found_keys}
+        groups = optimizer.state_dict()["param_groups"]
+        optimizer.load_state_dict({"state": entries, "param_groups": groups})
+    if stored:
+        raise TrainingError(
+            f"The state in {path} is of another optimizer (it holds {min(stored)}). Use the same "
+            "--optimizer, or another --out folder."
+        )
+
+
+def states(folder: Path) -> list[Path]:
+    """The run's states, oldest first."""
+    found = folder.iterdir() if folder.is_dir() else iter(())
+    return sorted(path for path in found if _NAME.fullmatch(path.name))
+
+
+def latest(folder: Path, usable: Callable[[RunState], bool] = lambda state: True) -> Path | None:
+    """The newest state that can be used, if any."""
+    for path in reversed(states(folder)):
+        if usable(read_state(path)):
+            return path
+    return None
+
+
+def prune(folder: Path, keep_last: int, keep_step: int | None) -> None:
+    """Remove old states: all but the last ones, and the one from which a run can be prolonged."""
+    for path in states(folder)[:-keep_last]:
+        if path.name != f"state-{keep_step or 0:08d}":
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _optimizer_tensors(model: nn.Module, optimizers: Sequence[Optimizer]) -> dict[str, Tensor]:
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    return {
+        f"optimizer.{number}.{names[id(parameter)]}.{key}": value
+        for number, optimizer in enumerate(optimizers)
+        for parameter in _in_order(optimizer)
+        for key, value in optimizer.state[parameter].items()
+    }
+
+
+def _in_order(optimizer: Optimizer) -> list[nn.Parameter]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _unreadable(path: Path, error: Exception) -> TrainingError:
+    return TrainingError(
+        f"The state in {path} cannot be read: {error}. Remove that folder to resume from the state "
+        "before it."
+    )

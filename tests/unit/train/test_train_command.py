@@ -1,0 +1,77 @@
+"""What `flashdraft train` takes from its flags and shows of a run."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flashdraft.cli import train
+from flashdraft.cli.display import Screen
+
+ROW = {
+    "step": 40,
+    "steps": 100,
+    "epoch": 0.5,
+    "loss": 3.25,
+    "slot_accuracy": [0.5, 0.25],
+    "learning_rate": 6e-4,
+    "tokens_per_s": 250000.0,
+    "remaining_s": 125.0,
+}
+
+
+def parse(*arguments: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    train.add_command(parser.add_subparsers())
+    return parser.parse_args(["train", "target", "--out", "folder", *arguments])
+
+
+def job_of(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Any:
+    """The job that the command hands to the pipeline."""
+    seen = []
+    pipeline = importlib.import_module("flashdraft.train.pipeline")
+    monkeypatch.setattr(pipeline, "train_drafter", lambda job, **_: seen.append(job) or {})
+    parsed = parse(*arguments)
+    assert parsed.run(parsed) == 0
+    return seen[0]
+
+
+def test_without_flags_every_default_is_the_settings_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipeline = importlib.import_module("flashdraft.train.pipeline")
+    assert job_of(monkeypatch) == pipeline.TrainingJob("target", Path("folder"))
+
+
+def test_flags_reach_their_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    flags = "--lr 0.001 --minutes 5 --layers 3 --taps 1,2 --kl 0.5 --max-tokens 99 --seed 4"
+    job = job_of(monkeypatch, *flags.split(), "--prompts", "a", "--prompts", "b")
+    assert (job.train.learning_rate, job.train.minutes, job.train.seed) == (0.001, 5.0, 4)
+    assert (job.layers, job.taps, job.loss.kl) == (3, (1, 2), 0.5)
+    assert (job.answering.max_tokens, job.prompts) == (99, ("a", "b"))
+
+
+def test_epochs_and_minutes_exclude_each_other(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse("--epochs", "1", "--minutes", "1")
+    assert "not allowed with argument" in capsys.readouterr().err
+
+
+def test_a_row_in_words() -> None:
+    text = train.describe_row(ROW)
+    assert "step 40/100" in text and "first slot 50.0%" in text and "2:05 left" in text
+    assert "step 40 ·" in train.describe_row(ROW | {"steps": None})
+
+
+def test_off_a_terminal_every_row_is_a_line() -> None:
+    error = io.StringIO()
+    view = train.ProgressView(Screen(io.StringIO(), error))
+    view.show({"step": 20, "accepted_length": 1.5})
+    view.show(ROW)
+    view.close()
+    lines = error.getvalue().splitlines()
+    assert lines[0] == "step 20 · accepted length 1.500"
+    assert lines[1].endswith("left · accepted length 1.500")

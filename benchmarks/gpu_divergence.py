@@ -34,8 +34,8 @@ from flashdraft.models.tokenizer import Tokenizer
 from tests import zoo
 from tests.prompts import PROMPTS
 
-# Logits near 20 have a bf16 spacing of 1/8; rounding along the layers adds up to a few of them.
-TOLERANCE = 0.75
+# Logits near 20 have a bf16 spacing of 1/8; rounding along the layers adds up to three of them.
+TOLERANCE = 0.375
 MAX_TOKENS = 128
 
 

@@ -10,6 +10,7 @@ import os
 import random
 import threading
 import uuid
+import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
@@ -64,7 +65,9 @@ class LLM:
         cache_gb: float | None = None,
     ) -> None:
         self.model = _name("model", model)
-        draft = None if draft is None else _name("draft", draft)
+        draft = None if draft is None or draft == "none" else _name("draft", draft)
+        if not isinstance(exact, bool):
+            raise RequestError(f"exact is {exact!r}; it must be True or False.")
         config = _engine_config(draft, verify, max_context, max_batch, cache_gb)
         if not isinstance(device, str | torch.device):
             raise RequestError(f"device is {device!r}; it must be 'auto', 'cpu' or 'cuda'.")
@@ -90,6 +93,7 @@ class LLM:
         self._mailboxes: dict[str, deque[TokenEvent]] = {}
         self._lock = threading.RLock()
         self._is_stepping = False
+        _LIVING.add(self)
 
     def generate(
         self,
@@ -219,6 +223,40 @@ class LLM:
         return None if tokenizer is None else lambda: StreamDecoder(tokenizer)
 
 
+# -- forks -----------------------------------------------------------------------------------------
+
+_LIVING: weakref.WeakSet[LLM] = weakref.WeakSet()
+_held: list[LLM] = []  # by the thread that forks
+
+
+def _before_fork() -> None:
+    """Fork between steps: a child must find neither a held lock nor a torn engine."""
+    for llm in list(_LIVING):
+        llm._lock.acquire()
+        _held.append(llm)
+
+
+def _after_fork_in_parent() -> None:
+    while _held:
+        _held.pop()._lock.release()
+
+
+def _after_fork_in_child() -> None:
+    # torch's own threads do not live here, and it would wait for them; the native kernels' do
+    torch.set_num_threads(1)
+    for llm in _held:  # nobody in this process waits for the requests of the parent's threads
+        for request_id in list(llm._mailboxes):
+            llm._abandon(request_id)
+    _after_fork_in_parent()
+
+
+os.register_at_fork(
+    before=_before_fork,
+    after_in_parent=_after_fork_in_parent,
+    after_in_child=_after_fork_in_child,
+)
+
+
 def failure_of(generation: Generation) -> FlashdraftError:
     """The error behind a generation that ended with one."""
     kind = CapacityError if generation.error == OUT_OF_MEMORY else FlashdraftError
@@ -232,7 +270,7 @@ def _engine_config(
     max_batch: int | None,
     cache_gb: float | None,
 ) -> EngineConfig:
-    if verify != "auto" and type(verify) is not int:
+    if type(verify) is not int and not (isinstance(verify, str) and verify == "auto"):
         raise RequestError(f"verify is {verify!r}; it must be 'auto' or a number of draft tokens.")
     fixed = 0 if draft is None else None if isinstance(verify, str) else verify
     return EngineConfig(
@@ -282,7 +320,8 @@ def _settings(
     params: SamplingParams | Sequence[SamplingParams] | None, count: int
 ) -> list[SamplingParams]:
     """One `SamplingParams` for each of `count` prompts."""
-    many = list(params) if isinstance(params, Sequence) else [params or SamplingParams()] * count
+    params = SamplingParams() if params is None else params
+    many = list(params) if isinstance(params, Sequence) else [params] * count
     if len(many) != count:
         raise RequestError(
             f"There are {count} prompts and {len(many)} SamplingParams; give one for all or one "

@@ -12,7 +12,7 @@ class DraftCost:
     """What a drafter pass takes."""
 
     seconds: dict[int, float]  # by number of sequences, for whole blocks
-    slot_s: float = 0.0  # seconds less for every draft token that is not asked for
+    slot_share: float = 0.0  # of a pass, that goes into its draft tokens: less if fewer are asked
     max_drafts: int = 0  # draft tokens of a whole block
 
 
@@ -23,7 +23,7 @@ class CostModel:
         assert target, "a step was never measured"
         self._target = _monotone(target)
         self._drafter = _monotone(drafter.seconds if drafter is not None else {})
-        self._slot_s = drafter.slot_s if drafter is not None else 0.0
+        self._slot_share = drafter.slot_share if drafter is not None else 0.0
         self._max_drafts = drafter.max_drafts if drafter is not None else 0
 
     def target(self, num_rows: float) -> float:
@@ -33,8 +33,9 @@ class CostModel:
         """A pass for so many sequences that draws so many draft tokens in all."""
         if not self._drafter or not num_sequences:
             return 0.0
-        spared = max(0.0, num_sequences * self._max_drafts - num_slots)
-        return _interpolate(self._drafter, num_sequences) - spared * self._slot_s
+        whole = _interpolate(self._drafter, num_sequences)
+        spared = 1.0 - min(1.0, num_slots / max(1, num_sequences * self._max_drafts))
+        return whole * (1.0 - self._slot_share * spared)
 
 
 def _monotone(points: dict[int, float]) -> list[tuple[int, float]]:

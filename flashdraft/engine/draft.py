@@ -20,6 +20,7 @@ from torch import Tensor
 
 from flashdraft.core import Request, SamplingParams
 from flashdraft.engine.cache import KVCache, Rows, Span
+from flashdraft.engine.config import MAX_VERIFY
 from flashdraft.engine.costs import DraftCost
 from flashdraft.engine.pages import PageBook
 from flashdraft.engine.policy import BLOCK_SOURCE, Draft
@@ -153,7 +154,7 @@ class BlockProposer:
 
     @property
     def max_drafts(self) -> int:
-        return self._drafter.config.block_size - 1
+        return min(self._drafter.config.block_size - 1, MAX_VERIFY)
 
     def buffer(self, sequence: RunningSequence, taps: Tensor | None) -> None:
         assert taps is not None, "the target was built without this drafter's taps"
@@ -223,8 +224,11 @@ class BlockProposer:
                 if seconds is not None and turn > 0:  # the first one warms up
                     times[size] = min(seconds, times.get(size, seconds))
             one_slot = min(self._time(1, 1) or math.inf, one_slot)
-        spared = max(0.0, times.get(1, 0.0) - one_slot) / max(1, self.max_drafts - 1)
-        return DraftCost(times, spared, self.max_drafts)
+        share = 0.0
+        if self.max_drafts > 1 and 1 in times:
+            slot_s = max(0.0, times[1] - one_slot) / (self.max_drafts - 1)
+            share = min(1.0, slot_s * self.max_drafts / times[1])
+        return DraftCost(times, share, self.max_drafts)
 
     def _time(self, num_sequences: int, limit: int) -> float | None:
         """Seconds of one pass, nothing kept; None if the cache has no room for it."""

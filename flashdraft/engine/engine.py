@@ -142,15 +142,18 @@ class Engine:
         """Advance every scheduled request; return what was committed."""
         events = self._end_cancelled()
         self.last_step = stats = StepStats()
-        works = self.scheduler.schedule(0 if self._solo else self._lookahead, self._solo)
-        self._drop_preempted()
-        if not works:
-            return events
+        works: list[Work] = []
         try:
+            works = self.scheduler.schedule(0 if self._solo else self._lookahead, self._solo)
+            self._drop_preempted()
+            if not works:
+                return events
             drafts = self._draft(works, stats)
             verified = self._verify(works, drafts, stats)
             samples = self._sample(works, drafts, verified)
         except Exception as error:  # whatever broke, the other requests must live on
+            if not works:
+                raise
             return events + self._recover(works, error)
         except BaseException:  # Ctrl-C: nothing is committed yet, so nothing is lost
             self._preempt_all()
@@ -180,7 +183,7 @@ class Engine:
         drafts = [self._look_up(work, live) for work, live in zip(works, lives, strict=True)]
         if self.proposer is not None:
             num_decoding = sum(work.is_decode for work in works)
-            able = [i for i, work in enumerate(works) if work.room]
+            able = [i for i, w in enumerate(works) if w.room and self.proposer.serves(w.sequence)]
             wanted = self.policy.slots_wanted(
                 [lives[i].momentum for i in able], [fixed[i] for i in able], num_decoding
             )
@@ -279,12 +282,18 @@ class Engine:
         return live.event(ending)
 
     def _end_cancelled(self) -> list[TokenEvent]:
-        ids, self._cancelled = dict.fromkeys(self._cancelled), []
-        cancelled = Ending(FinishReason.CANCELLED)
-        return [self._end(self._live[i], cancelled) for i in ids if i in self._live]
+        events = []
+        while self._cancelled:
+            live = self._live.get(self._cancelled[0])
+            if live is not None:
+                events.append(self._end(live, Ending(FinishReason.CANCELLED)))
+            del self._cancelled[0]  # only now: an interrupt must not lose it
+        return events
 
     def _preempt_all(self) -> None:
         self.scheduler.preempt_all()
+        for live in self._live.values():
+            self.scheduler.recover(live.sequence)
         self._drop_preempted()
 
     def _drop_preempted(self) -> None:

@@ -120,6 +120,9 @@ class Momentum:
             gain = curve[slot] if slot < len(curve) else 0.0
             gain -= self.rival[slot] if slot < len(self.rival) else 0.0
             self.extra[slot] += self.weight * (gain - self.extra[slot])
+        # survival never rises along a block: what was not asked for is no better than what was
+        for slot in range(max(1, num_drafted), len(self.extra)):
+            self.extra[slot] = min(self.extra[slot], max(0.0, self.extra[slot - 1]))
 
     def stretch(self, length: int) -> None:
         """Ask next time for a little more than was verified; come down slowly."""

@@ -25,7 +25,7 @@ class TrainConfig:
     `accumulation` batches on every process.
     """
 
-    learning_rate: float = 6e-4
+    learning_rate: float = 3e-3
     betas: tuple[float, float] = (0.9, 0.95)
     weight_decay: float = 0.01
     clip: float = 1.0  # of the gradient's norm
@@ -37,7 +37,7 @@ class TrainConfig:
     rows: int = 32768
     blocks: int = 4096
     accumulation: int = 1
-    optimizer: str = "adamw"
+    optimizer: str = "muon"
     seed: int = 0
     log_every: int = 20  # steps
     evaluate_every: int = 500  # steps; 0 = at the end only

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
 import json
 import os
@@ -11,7 +12,9 @@ import select
 import signal
 import subprocess
 import sys
+import termios
 import time
+from array import array
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -163,16 +166,26 @@ def test_a_closed_pipe_is_silent_and_stdin_is_a_prompt(folder: str) -> None:
 
 
 def test_ctrl_c_ends_generate_with_130(folder: str) -> None:
-    # plainly: n-grams could finish the tiny model's repetitive answer before the signal arrives
+    # the pipe has room for a few words only: the answer cannot be complete when the signal comes
+    reader, writer = os.pipe()
+    size = fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 4096)
+    filler = os.write(writer, b"." * (size - 64))
     argv = [*COMMAND, "generate", PROMPT, "--model", folder, "--ignore-eos", "--draft", "none"]
-    with subprocess.Popen(
-        [*argv, "--max-tokens", "900"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as process:
-        assert process.stdout and process.stderr
-        assert process.stdout.read(1)
+    with (
+        subprocess.Popen(
+            [*argv, "--max-tokens", "900"], stdout=writer, stderr=subprocess.PIPE
+        ) as process,
+        open(reader, "rb") as output,
+    ):
+        os.close(writer)
+        count = array("i", [0])
+        while count[0] <= filler:
+            assert process.poll() is None
+            time.sleep(0.02)
+            fcntl.ioctl(reader, termios.FIONREAD, count)
         process.send_signal(signal.SIGINT)
-        process.stdout.read()
-        assert b"Traceback" not in process.stderr.read()
+        output.read()
+        assert process.stderr and b"Traceback" not in process.stderr.read()
         assert process.wait(timeout=60) == 130
 
 

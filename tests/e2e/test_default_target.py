@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import random
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -105,3 +107,25 @@ def test_a_target_built_twice_is_the_same():
     config = EngineConfig(verify=0, ngram=False)
     first = zoo.run(Engine(llm.engine.target, config=config), [request])["a"]
     assert zoo.run(Engine(again, config=config), [request])["a"].token_ids == first.token_ids
+
+
+@pytest.mark.weights
+def test_a_forked_process_goes_on_drafting() -> None:
+    """With a prompt and an answer long enough that torch would use threads of its own."""
+    script = (
+        "import os, signal, sys\n"
+        "from flashdraft import LLM, SamplingParams\n"
+        "llm = LLM(max_context=512)\n"
+        "params = SamplingParams(max_tokens=24, ignore_eos=True)\n"
+        "ask = lambda first: llm.generate([list(range(first, first + 300))], params)[0].token_ids\n"
+        "expected = ask(500)\n"
+        "ask(100)\n"
+        "llm.engine.book.forget_cached()\n"
+        "child = os.fork()\n"
+        "if child == 0:\n"
+        "    signal.alarm(100)\n"
+        "    os._exit(ask(500) != expected)\n"
+        "sys.exit(os.waitpid(child, 0)[1] != 0)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], timeout=280, check=False)
+    assert done.returncode == 0

@@ -364,3 +364,37 @@ def test_a_forked_process_can_go_on_using_an_llm(folder):
     )
     done = subprocess.run([sys.executable, "-c", script, str(folder)], timeout=120, check=False)
     assert done.returncode == 0
+
+
+def test_a_fork_waits_for_the_step_of_another_thread(folder):
+    script = (
+        "import os, signal, sys, threading\n"
+        "from flashdraft import LLM, SamplingParams\n"
+        "llm = LLM(sys.argv[1], device='cpu')\n"
+        "ask = lambda n: llm.generate([[5, 6]], SamplingParams(max_tokens=n, ignore_eos=True))\n"
+        "expected = ask(8)[0].token_ids\n"
+        "other = threading.Thread(target=ask, args=(200,))\n"
+        "other.start()\n"
+        "for _ in range(5):\n"
+        "    child = os.fork()\n"
+        "    if child == 0:\n"
+        "        signal.alarm(30)\n"
+        "        same = ask(8)[0].token_ids == expected\n"
+        "        os._exit(0 if same and not llm.engine.has_work else 1)\n"
+        "    if os.waitpid(child, 0)[1]:\n"
+        "        os._exit(1)\n"
+        "other.join()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script, str(folder)], timeout=120, check=False)
+    assert done.returncode == 0
+
+
+@pytest.mark.parametrize("settings", [{}, 0, 1.5])
+def test_settings_of_another_kind_are_refused(plain, settings):
+    with pytest.raises(RequestError, match="must be"):
+        plain.generate("a", settings)
+
+
+def test_draft_none_may_be_spelled_out(folder):
+    llm = LLM(str(folder), draft="none", **OPTIONS)
+    assert llm.drafter_name is None and llm.engine.proposer is None

@@ -3,30 +3,23 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
-from dataclasses import dataclass
 
 import pytest
 
 from flashdraft.engine.config import MAX_VERIFY
 from flashdraft.engine.costs import CostModel, DraftCost
-from flashdraft.engine.policy import Draft, Momentum, Survival, VerifyPolicy
-
-NUM_DRAFTS = 15
-WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
-COSTS: dict[str, Callable[[int], float]] = {  # seconds of a step by its rows
-    "flat": lambda rows: 1.0 + 0.005 * (rows - 1),
-    "slope": lambda rows: 1.0 + 0.08 * (rows - 1),
-    "steep": lambda rows: 1.0 + 0.5 * (rows - 1),
-    "linear": float,
-    "stepped": lambda rows: float(-(-rows // 8)),
-    "jump": lambda rows: 1.0 if rows == 1 else max(1.9, 1.0 + 0.12 * rows),
-}
-
-
-def make_costs(name: str, drafter: float = 0.0) -> CostModel:
-    target = {width: COSTS[name](width) for width in WIDTHS}
-    return CostModel(target, DraftCost({n: drafter * (1 + 0.05 * (n - 1)) for n in (1, 2, 4, 8)}))
+from flashdraft.engine.policy import Draft, Survival, VerifyPolicy
+from tests.policy_simulation import (
+    COSTS,
+    NUM_DRAFTS,
+    WIDTHS,
+    Kind,
+    Outcome,
+    best_fixed,
+    make_costs,
+    simulate,
+    step,
+)
 
 
 def choose(
@@ -72,9 +65,9 @@ def test_survival_finds_the_true_acceptance(confidence: float, truth: float) -> 
     request = Survival(everyone)
     assert request.chance("block", confidence) == pytest.approx(confidence), "at first, its word"
     estimates = []
-    for step in range(4000):
+    for number in range(4000):
         request.observe("block", confidence, rng.random() < truth)
-        if step > 2000:
+        if number > 2000:
             estimates.append(request.chance("block", confidence))
     assert sum(estimates) / len(estimates) == pytest.approx(truth, abs=0.04)
     assert Survival(everyone).chance("block", confidence) == pytest.approx(truth, abs=0.12)
@@ -174,104 +167,6 @@ def test_the_better_of_two_drafts_is_the_one_that_brings_more() -> None:
 # -- at work -------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Kind:
-    """How a request's drafts fare: mean acceptance, its spread, and how wrong confidence is."""
-
-    accept: float
-    spread: float = 0.0
-    bias: float = 0.0
-
-    def draw(self, rng: random.Random) -> tuple[list[float], int]:
-        """Confidences of a draft, and how many of its tokens the target agrees with."""
-        chances = [
-            min(1.0, max(0.0, self.accept + rng.uniform(-self.spread, self.spread)))
-            for _ in range(NUM_DRAFTS)
-        ]
-        refused = (slot for slot, chance in enumerate(chances) if rng.random() >= chance)
-        confidences = [min(0.999, max(0.001, chance + self.bias)) for chance in chances]
-        return confidences, next(refused, NUM_DRAFTS)
-
-
-@dataclass
-class Outcome:
-    """What a simulated run took."""
-
-    seconds: float = 0.0
-    tokens: int = 0
-    num_steps: int = 0
-    num_drafted: int = 0  # sequences the drafter ran for
-
-    def per_token(self) -> float:
-        return self.seconds / self.tokens
-
-
-def step(
-    policy: VerifyPolicy,
-    costs: CostModel,
-    momenta: list[Momentum],
-    kinds: list[Kind],
-    rng: random.Random,
-    outcome: Outcome,
-) -> list[int]:
-    """One decode step of a batch; returns how many tokens each request got."""
-    count = len(momenta)
-    drafts: list[Draft | None] = [None] * count
-    agreed = [0] * count
-    wanted = policy.slots_wanted(momenta, [None] * count, count)
-    for i, momentum in enumerate(momenta):
-        if wanted[i]:
-            confidence, agreed[i] = kinds[i].draw(rng)
-            block = Draft([0] * NUM_DRAFTS, confidence, "block")
-            drafts[i] = policy.better(momentum, None, block)
-    lengths = policy.choose(drafts, momenta, [None] * count, count)
-    num_drafted = sum(draft is not None for draft in drafts)
-    outcome.seconds += costs.drafter(num_drafted) + costs.target(count + sum(lengths))
-    outcome.num_steps += 1
-    outcome.num_drafted += num_drafted
-    gained = []
-    for momentum, draft, length, accepted in zip(momenta, drafts, lengths, agreed, strict=True):
-        if draft is not None and length:
-            policy.observe(momentum, draft.cut(length), min(accepted, length))
-        gained.append(1 + min(accepted, length))
-    outcome.tokens += sum(gained)
-    return gained
-
-
-def simulate(
-    costs: CostModel,
-    new_kind: Callable[[random.Random], Kind],
-    batch: int,
-    num_steps: int,
-    seed: int,
-    lengths: tuple[int, int] = (20, 300),
-) -> Outcome:
-    """Requests come and go, as many at once as `batch`."""
-    rng, policy, outcome = random.Random(seed), VerifyPolicy(costs), Outcome()
-    momenta = [policy.new_request() for _ in range(batch)]
-    kinds = [new_kind(rng) for _ in range(batch)]
-    left = [rng.randint(*lengths) for _ in range(batch)]
-    for _ in range(num_steps):
-        for i, gained in enumerate(step(policy, costs, momenta, kinds, rng, outcome)):
-            left[i] -= gained
-            if left[i] <= 0:
-                momenta[i], kinds[i] = policy.new_request(), new_kind(rng)
-                left[i] = rng.randint(*lengths)
-    return outcome
-
-
-def best_fixed(costs: CostModel, kind: Kind, batch: int, seed: int) -> float:
-    """Seconds per token of the best verify length that never changes, 0 without a drafter too."""
-    rng = random.Random(seed)
-    agreed = [kind.draw(rng)[1] for _ in range(2000)]
-    best = costs.target(batch) / batch
-    for length in range(1, NUM_DRAFTS + 1):
-        tokens = sum(1 + min(length, n) for n in agreed) / len(agreed)
-        seconds = costs.drafter(batch) + costs.target(batch * (1 + length))
-        best = min(best, seconds / (batch * tokens))
-    return best
-
-
 @pytest.mark.parametrize("drafter", [0.05, 0.3, 1.5])
 @pytest.mark.parametrize("batch", [1, 8])
 @pytest.mark.parametrize("shape", COSTS)
@@ -308,8 +203,12 @@ def test_a_fixed_batch_ends_no_later_because_one_request_drafts_well(shape: str)
 
 
 def test_the_drafter_is_asked_for_little_more_than_is_verified() -> None:
-    costs = CostModel({1: 1.0, 64: 6.0}, DraftCost({1: 1.0}, slot_s=0.05, max_drafts=NUM_DRAFTS))
+    costs = CostModel(
+        {1: 1.0, 64: 6.0}, DraftCost({1: 1.0}, slot_share=0.75, max_drafts=NUM_DRAFTS)
+    )
     assert costs.drafter(1, 5) == pytest.approx(0.5) and costs.drafter(1) == 1.0
+    cheap = CostModel({1: 1.0}, DraftCost({1: 1.0, 8: 2.0}, slot_share=1.0, max_drafts=NUM_DRAFTS))
+    assert 0.0 <= cheap.drafter(8, 0) < cheap.drafter(8, 24) < cheap.drafter(8) == 2.0
     policy = VerifyPolicy(costs)
     momentum, wanted = policy.new_request(), []
     for accept in [0.8] * 60 + [1.0] * 60:
@@ -430,3 +329,23 @@ def test_what_pays_for_one_request_is_not_begun_for_a_crowd() -> None:
     crowd = [policy.new_request() for _ in range(5)]
     assert policy.slots_wanted(crowd, [None] * 5, 5) == [0] * 5
     assert policy.slots_wanted(crowd[:1], [None], 1) != [0], "left alone, it drafts at once"
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_the_drafter_rests_when_an_easy_text_turns_hard(batch: int) -> None:
+    """What long drafts once brought says nothing when only short ones are asked for."""
+    target = {1: 1.0, 4: 1.2, 8: 1.6, 16: 2.3, 64: 8.0}
+    costs = CostModel(target, DraftCost({1: 0.35, 8: 0.8}, slot_share=0.3, max_drafts=NUM_DRAFTS))
+    policy, rng = VerifyPolicy(costs), random.Random(0)
+    momenta = [policy.new_request() for _ in range(batch)]
+    for _ in range(60):
+        step(policy, costs, momenta, [Kind(0.97)] * batch, rng, Outcome(), cut=True)
+    hard, strangers = Outcome(), [policy.new_request() for _ in range(batch)]
+    for _ in range(500):
+        step(policy, costs, momenta, [Kind(0.03, 0.02)] * batch, rng, hard, cut=True)
+    assert hard.num_drafted < 0.1 * hard.num_steps * batch
+    assert hard.per_token() <= 1.04 * costs.target(batch) / batch
+    inherited = Outcome()
+    for _ in range(200):
+        step(policy, costs, strangers, [Kind(0.03, 0.02)] * batch, rng, inherited, cut=True)
+    assert inherited.num_drafted < 0.2 * inherited.num_steps * batch

@@ -16,7 +16,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.stamp
 NATIVE := $(wildcard flashdraft/kernels/native/*.[ch])
-PROMPT := Explain in three sentences why the sky is blue.
+PROMPT := Write a Python function that tells whether a number is prime, and explain how it works.
 
 .PHONY: setup demo check test format clean
 

@@ -52,6 +52,7 @@ _TRAIN_FLAGS = {
     "steps": Flag(int, "N", "end after so many steps, whatever the epochs"),
     "rows": Flag(int, "N", "tokens of context in a batch"),
     "blocks": Flag(int, "N", "blocks in a batch"),
+    "short_share": Flag(float, "X", "share of blocks cut to a random width"),
     "accumulation": Flag(int, "N", "batches in a step"),
     "weight_decay": Flag(float, "X", "weight decay of the matrices"),
     "clip": Flag(float, "X", "longest gradient"),

@@ -34,10 +34,17 @@ class PackedBatch:
     # ascending rows; those beyond what the batch can fill repeat the last one and have no labels
     anchors: Tensor  # [num_blocks] int64
     labels: Tensor  # [num_blocks, block_size - 1] int64: token at anchor + k, NO_LABEL outside
+    # [num_blocks] int64: rows of each block that there are; None = all of them
+    widths: Tensor | None = None
 
     @property
     def block_size(self) -> int:
         return self.labels.shape[1] + 1
+
+    def cut(self, widths: Tensor) -> PackedBatch:
+        """The same blocks with so many rows each: what is cut off is not seen and not predicted."""
+        is_there = torch.arange(1, self.block_size) < widths.unsqueeze(1)
+        return replace(self, widths=widths, labels=self.labels.where(is_there, NO_LABEL))
 
     def to(self, device: torch.device) -> PackedBatch:
         """The batch on a device; from pinned memory without waiting."""
@@ -55,6 +62,7 @@ class PackedBatch:
             documents=move(self.documents),
             anchors=move(self.anchors),
             labels=move(self.labels),
+            widths=None if self.widths is None else move(self.widths),
         )
 
 
@@ -62,9 +70,17 @@ class BatchPlan:
     """Which answers and which anchors every batch of every epoch has."""
 
     def __init__(
-        self, answers: AnswerSet, *, max_rows: int, num_blocks: int, block_size: int, seed: int
+        self,
+        answers: AnswerSet,
+        *,
+        max_rows: int,
+        num_blocks: int,
+        block_size: int,
+        seed: int,
+        short_share: float = 0.0,
     ) -> None:
         self.max_rows = max_rows
+        self._short_share = short_share  # of the blocks: cut to a random width, as engines may do
         self.num_blocks = num_blocks
         self.block_size = block_size
         self._seed = seed
@@ -117,7 +133,12 @@ class BatchPlan:
     def _build(self, chosen: np.ndarray, random: np.random.Generator) -> PackedBatch:
         rows = _Rows.pack(self._documents, chosen, self.max_rows)
         anchors = _draw(rows.possible_anchors, self.num_blocks, random)
-        return rows.with_blocks(anchors, self.num_blocks, self.block_size)
+        batch = rows.with_blocks(anchors, self.num_blocks, self.block_size)
+        if self._short_share == 0.0:
+            return batch
+        widths = random.integers(2, self.block_size + 1, self.num_blocks)
+        is_whole = random.random(self.num_blocks) >= self._short_share
+        return batch.cut(torch.from_numpy(np.where(is_whole, self.block_size, widths)))
 
 
 def every_block(

@@ -195,6 +195,7 @@ class _Run:
             num_blocks=config.blocks,
             block_size=drafter.config.block_size,
             seed=config.seed,
+            short_share=config.short_share,
         )
         self._estimate(drafter, plan)
         with loading_progress(self._checkpoint.source, job.target) as on_read:

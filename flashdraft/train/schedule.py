@@ -36,6 +36,7 @@ class TrainConfig:
     steps: int | None = None
     rows: int = 32768
     blocks: int = 4096
+    short_share: float = 0.0  # of the blocks: cut to a random width, for engines that draft less
     accumulation: int = 1
     optimizer: str = "muon"
     seed: int = 0
@@ -58,6 +59,7 @@ class TrainConfig:
             ("steps", self.steps is None or self.steps >= 1, "at least 1"),
             ("rows", self.rows >= 2, "at least 2: an anchor and a token after it"),
             ("blocks", self.blocks >= 1, "at least 1"),
+            ("short_share", 0 <= self.short_share <= 1, "between 0 and 1"),
             ("accumulation", self.accumulation >= 1, "at least 1"),
             ("optimizer", self.optimizer in OPTIMIZERS, f"one of {', '.join(OPTIMIZERS)}"),
             ("log_every", self.log_every >= 1, "at least 1"),

@@ -68,7 +68,7 @@ class TrainingStep:
     ) -> StepReport:
         """Add the gradients of scale * loss to the parameters' own."""
         features = self.features.run(batch) if features is None else features
-        hidden = self._forward(batch, features)
+        hidden = self._forward(batch, features, batch.widths)
         labels = batch.labels
         teacher = self._teacher(batch, features) if self.loss.needs_teacher else None
         rows = head_loss(hidden, labels.flatten(), self._head, self.loss, teacher, self._chunk_rows)

@@ -173,7 +173,11 @@ def test_ctrl_c_ends_generate_with_130(folder: str) -> None:
     argv = [*COMMAND, "generate", PROMPT, "--model", folder, "--ignore-eos", "--draft", "none"]
     with (
         subprocess.Popen(
-            [*argv, "--max-tokens", "900"], stdout=writer, stderr=subprocess.PIPE
+            [*argv, "--max-tokens", "900"],
+            stdout=writer,
+            stderr=subprocess.PIPE,
+            # a shell's background job ignores it, and so would its children
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         ) as process,
         open(reader, "rb") as output,
     ):

@@ -151,3 +151,18 @@ def test_a_large_batch_is_made_in_a_moment() -> None:
     begin = time.perf_counter()
     batches = list(plan.batches(1))
     assert (time.perf_counter() - begin) / len(batches) < 0.1  # 5 ms on an idle core
+
+
+def test_some_blocks_are_cut_short_and_predict_nothing_beyond() -> None:
+    answers = make_answers(30)
+    sizes = {"max_rows": 256, "num_blocks": 64, "block_size": 8, "seed": 5}
+    whole = next(BatchPlan(answers, **sizes).batches(0))
+    short = next(BatchPlan(answers, **sizes, short_share=0.5).batches(0))
+    assert whole.widths is None and short.widths is not None
+    assert torch.equal(whole.anchors, short.anchors)
+    assert 2 <= short.widths.min() < short.widths.max() == 8
+    slots = torch.arange(1, 8)
+    is_there = slots < short.widths.unsqueeze(1)
+    assert torch.equal(short.labels[is_there], whole.labels[is_there])
+    assert (short.labels[~is_there] == NO_LABEL).all()
+    assert 0.25 < (short.widths < 8).double().mean() < 0.65

@@ -255,3 +255,18 @@ def test_one_batch_can_be_learnt() -> None:
 def test_a_reduced_vocabulary_is_refused() -> None:
     with pytest.raises(UnsupportedModelError, match="reduced vocabulary of 20"):
         TrainingStep(make_drafter(draft_vocab_size=20), make_target(), max_rows=MAX_ROWS)
+
+
+def test_a_block_cut_short_does_not_see_what_was_cut_off() -> None:
+    """Its loss is that of a drafter with so short a block, on the same rows."""
+    target, batch, drafter = make_target(), make_batch(), make_drafter()
+    widths = torch.full((len(batch.anchors),), 4)
+    step = TrainingStep(drafter, target, max_rows=MAX_ROWS)
+    cut = step.backward(batch.cut(widths))
+    drafts = step.predict(batch, widths=widths)[:, :3]
+    labels = batch.labels[:, :3]
+    expected = ((drafts == labels) & (labels != NO_LABEL)).sum(0)
+    assert cut.slot_correct.tolist() == [*expected.tolist(), *[0] * (BLOCK_SIZE - 4)]
+    assert cut.slot_count.tolist()[3:] == [0] * (BLOCK_SIZE - 4)
+    whole = step.backward(batch)
+    assert not torch.equal(cut.slot_chance[:3], whole.slot_chance[:3]), "a block sees its rows"

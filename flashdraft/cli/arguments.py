@@ -10,12 +10,14 @@ import argparse
 import dataclasses
 import inspect
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from flashdraft.core import SamplingParams
 from flashdraft.errors import RequestError
 from flashdraft.kernels.select import DTYPES
 from flashdraft.llm import LLM
+from flashdraft.models.sources import default_drafter
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
@@ -129,7 +131,9 @@ def describe_model(llm: LLM) -> str:
     """What answers: the model, the kernels that were chosen, and who drafts."""
     drafting = "plain decoding"
     if llm.drafter_name is not None:
-        drafting = f"drafted by {llm.drafter_name}"
+        is_included = llm.drafter_name == default_drafter(llm.model)
+        is_included &= Path(llm.drafter_name).is_absolute()
+        drafting = f"drafted by {'its included drafter' if is_included else llm.drafter_name}"
     elif llm.engine.config.ngram:
         drafting = "drafted by n-gram lookup"
     return f"{llm.model} · {llm.kernels.name} on {llm.kernels.device} · {drafting}"

@@ -32,6 +32,7 @@ NEW_WEIGHT = 0.5  # the same for what a new request begins with: other requests'
 UNLIKELY, THIN = 0.5, 16  # an acceptance is news below this chance, or this many observations
 PROBE_COST = 0.01  # what probing may cost, as a part of plain decoding
 MIN_PROBE_PERIOD = 32  # steps
+FIRST_LOOK = 2.0  # what trying the drafter once for new requests may cost, in plain steps
 MIN_ALIVE = 0.02  # a slot less likely than this is never worth a row
 MIN_GAIN = 0.03  # what drafting must promise over plain decoding: estimates err, requests end
 PLAN_PERIOD = 4  # steps between looks at who is drafted for, while as many requests run
@@ -108,6 +109,7 @@ class Momentum:
     extra: list[float] = field(default_factory=list)  # per slot: running mean of survival it adds
     weight: float = math.inf  # of the last step in that mean: an average first, fading later
     reach: float = math.inf  # draft tokens that are worth asking the drafter for
+    is_new: bool = True  # was never asked about
     was_drafted: bool = False  # in this step
     surprise: str = ""  # whose unlikely slot was accepted: that proposer is worth another look
     rival: list[float] = field(default_factory=list)  # survival of the draft there was without it
@@ -170,10 +172,15 @@ class VerifyPolicy:
         self._asked = [momentum for momentum, limit in pairs if limit is None]
         self._plan(costs, num_sequences)
         surprises = [momentum.surprise for momentum in self._asked]
+        num_new = sum(momentum.is_new for momentum in self._asked)
+        looks = num_new > 0 and self._affords_a_look(costs, num_sequences, num_new)
         for momentum in self._asked:
-            momentum.was_drafted = momentum.is_drafting or self._probes(
-                momentum, num_sequences, BLOCK_SOURCE, surprises
+            momentum.was_drafted = (
+                momentum.is_drafting
+                or (momentum.is_new and looks)
+                or self._probes(momentum, num_sequences, BLOCK_SOURCE, surprises)
             )
+            momentum.is_new = False
         return [self._reach(momentum) if limit is None else limit for momentum, limit in pairs]
 
     def _reach(self, momentum: Momentum) -> int:
@@ -298,6 +305,14 @@ class VerifyPolicy:
         if self._num_steps % 2 ** math.ceil(math.log2(period)) != 0:
             return False
         return self._could_pay(num_sequences, num_sequences, 0, source)
+
+    def _affords_a_look(self, costs: CostModel, num_sequences: int, num_new: int) -> bool:
+        """Whether new requests may try the drafter once, whatever the last ones thought of it."""
+        plain = costs.target(num_sequences)
+        look = costs.target(num_sequences + num_new) - plain + costs.drafter(num_new)
+        return look <= FIRST_LOOK * plain and self._could_pay(
+            num_sequences, num_new, min(self._num_drafting, num_sequences - num_new), BLOCK_SOURCE
+        )
 
     def _could_pay(
         self, num_sequences: int, num_tried: int, num_drafting: int, source: str

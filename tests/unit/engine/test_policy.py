@@ -349,3 +349,20 @@ def test_the_drafter_rests_when_an_easy_text_turns_hard(batch: int) -> None:
     for _ in range(200):
         step(policy, costs, strangers, [Kind(0.03, 0.02)] * batch, rng, inherited, cut=True)
     assert inherited.num_drafted < 0.2 * inherited.num_steps * batch
+
+
+def test_a_new_request_gets_one_look_whatever_the_last_one_was_like() -> None:
+    costs = CostModel({1: 10.0, 8: 16.0, 16: 27.0, 64: 90.0}, DraftCost({1: 9.0, 8: 60.0}))
+    policy, rng = VerifyPolicy(costs), random.Random(0)
+    hard = [policy.new_request()]
+    for _ in range(100):
+        step(policy, costs, hard, [Kind(0.05, 0.04, 0.3)], rng, Outcome())
+    assert not hard[0].is_drafting
+    easy, outcome = [policy.new_request()], Outcome()
+    for _ in range(60):
+        step(policy, costs, easy, [Kind(0.9, 0.05)], rng, outcome)
+    assert outcome.num_drafted > 50
+    again, outcome = [policy.new_request()], Outcome()
+    for _ in range(60):
+        step(policy, costs, again, [Kind(0.05, 0.04, 0.3)], rng, outcome)
+    assert outcome.per_token() <= 1.25 * costs.target(1), "a few looks, then it rests"

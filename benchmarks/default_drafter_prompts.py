@@ -18,7 +18,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from flashdraft.train.prompts import Prompt, drop_overlapping, read_prompts
+from flashdraft.train.prompts import Prompt, drop_overlapping, read_prompts, read_texts
 
 BOXED = "\nPlease reason step by step, and put your final answer within \\boxed{}."
 MATH_WORDINGS = (
@@ -82,8 +82,7 @@ def main() -> None:
         for prompt in given
         for text in reworded(prompt, rng)
     ]
-    forbidden = [prompt.text for name in arguments.exclude for prompt in read_prompts(name)]
-    prompts = drop_overlapping(given + extra, forbidden)
+    prompts = drop_overlapping(given + extra, read_texts(arguments.exclude))
     rng.shuffle(prompts)
     with gzip.open(arguments.output, "wt", encoding="utf-8") as file:
         for prompt in prompts:

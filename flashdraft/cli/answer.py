@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable, Generator, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass
-from types import FrameType
 from typing import cast
 
 from flashdraft.cli.display import AnswerView
@@ -47,21 +45,3 @@ def _finished(generation: Generation) -> Answer:
     if generation.finish_reason is FinishReason.ERROR:
         raise failure_of(generation)
     return Answer(generation.text, len(generation.token_ids), generation.stats, generation)
-
-
-@contextmanager
-def interrupt_between_steps() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C sets what is yielded instead of tearing a step apart; a second one raises."""
-    pressed = False
-
-    def handle(_signal: int, _frame: FrameType | None) -> None:
-        nonlocal pressed
-        if pressed:
-            raise KeyboardInterrupt
-        pressed = True
-
-    before = signal.signal(signal.SIGINT, handle)
-    try:
-        yield lambda: pressed
-    finally:
-        signal.signal(signal.SIGINT, before)

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from flashdraft.cli.answer import Answer, interrupt_between_steps, show_answer
+from flashdraft.cli.answer import Answer, show_answer
 from flashdraft.cli.arguments import (
     Commands,
     add_model_arguments,
@@ -30,6 +30,7 @@ from flashdraft.cli.display import AnswerView, DraftColours, Screen
 from flashdraft.cli.statistics import Totals, describe_briefly, describe_fully, describe_histogram
 from flashdraft.core import FinishReason, SamplingParams
 from flashdraft.errors import FlashdraftError, RequestError
+from flashdraft.interrupts import interrupt_between_steps
 from flashdraft.llm import LLM
 
 PROMPT = "> "

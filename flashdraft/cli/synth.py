@@ -10,7 +10,7 @@ from flashdraft.cli.display import Screen
 from flashdraft.cli.files import check_writable, write_json
 from flashdraft.errors import RequestError
 from flashdraft.kernels.select import DTYPES
-from flashdraft.train.prompts import read_prompts
+from flashdraft.train.prompts import read_texts
 from flashdraft.train.regenerate import load_target
 from flashdraft.train.synth import SynthSettings, synthesize
 
@@ -75,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
         seed=arguments.seed,
     )
     check_writable(arguments.out)
-    forbidden = [prompt.text for file in arguments.exclude for prompt in read_prompts(file)]
+    forbidden = read_texts(arguments.exclude)  # unreadable? Better now than after loading
     report = synthesize(
         load_target(arguments.model, arguments.device, arguments.dtype),
         arguments.out,

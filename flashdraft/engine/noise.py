@@ -34,16 +34,25 @@ def noise_key(seed: int, position: int) -> int:
     return _mix(_mix(seed - _INCREMENT) + position * _INCREMENT)
 
 
+def noise_keys(
+    seeds: NDArray[np.int64], first_positions: NDArray[np.int64], count: int
+) -> NDArray[np.int64]:
+    """`noise_key` of `count` positions in a row for every seed: [num_seeds, count]."""
+    start = _mix_words(seeds - np.int64(_INCREMENT))
+    positions = first_positions[:, None] + np.arange(count)
+    return _mix_words(start[:, None] + positions * np.int64(_INCREMENT))
+
+
 def noise(seed: int, position: int, vocab_size: int, device: torch.device) -> Tensor:
     """The Gumbel noise of every token at one position: [vocab_size] float32."""
     return gumbel(random_bits(noise_key(seed, position), vocab_size, device))
 
 
-def random_bits(key: int, vocab_size: int, device: torch.device) -> Tensor:
-    """[vocab_size] int32, uniform in 0 .. 2**31 - 1."""
+def random_bits(key: int | Tensor, vocab_size: int, device: torch.device) -> Tensor:
+    """[vocab_size] int32, uniform in 0 .. 2**31 - 1; of keys [n, 1] a row for each."""
     # One hash makes the bits of two neighbouring tokens: half the arithmetic.
     hashed = _hash(_counters((vocab_size + 1) // 2, device) + key)
-    return hashed.view(torch.int32)[:vocab_size] & _LOW_BITS
+    return hashed.view(torch.int32)[..., :vocab_size] & _LOW_BITS
 
 
 def gumbel(bits: Tensor) -> Tensor:
@@ -79,6 +88,14 @@ def _mix(x: int) -> int:
     x = (x ^ (x >> 27)) * _MULTIPLIER_2 & 2**64 - 1
     x ^= x >> 31
     return x - 2**64 if x >= 2**63 else x
+
+
+def _mix_words(x: NDArray[np.int64]) -> NDArray[np.int64]:
+    """`_mix` of many numbers; its shifts are those of unsigned ones."""
+    words = x.view(np.uint64)
+    words = (words ^ (words >> np.uint64(30))) * np.uint64(_MULTIPLIER_1 % 2**64)
+    words = (words ^ (words >> np.uint64(27))) * np.uint64(_MULTIPLIER_2 % 2**64)
+    return (words ^ (words >> np.uint64(31))).view(np.int64)
 
 
 def _hash(x: Words) -> Words:

@@ -217,6 +217,7 @@ class VerifyPolicy:
         if self._costs is not None:
             self._compete(self._costs, lengths, curves, num_rows)
             surprises = [momenta[index].surprise for index in curves]
+            count = len(self._asked) or len(drafts)
             for index, curve in curves.items():
                 momentum, length, draft = momenta[index], lengths[index], drafts[index]
                 assert draft is not None
@@ -224,7 +225,6 @@ class VerifyPolicy:
                     momentum.remember(curve, len(draft.tokens))
                     momentum.stretch(length)
                     momentum.was_drafted = False
-                count = len(self._asked) or len(drafts)
                 if length == 0 and self._probes(momentum, count, draft.source, surprises):
                     lengths[index] = 1  # only what is verified can be learnt from
             self._num_steps += 1
@@ -280,11 +280,11 @@ class VerifyPolicy:
                 if steps * seconds < best:
                     best, best_count = steps * seconds, count
         for place, momentum in enumerate(asked):
-            is_new = momentum.weight == math.inf  # nothing is known at all: try, if it can pay
+            is_unknown = momentum.weight == math.inf  # nothing to go by: try, if it can pay
             momentum.is_drafting = place < best_count or (
-                is_new and self._could_pay(size, size, 0, BLOCK_SOURCE)
+                is_unknown and self._could_pay(size, size, 0, BLOCK_SOURCE)
             )
-            if not momentum.is_drafting and not is_new:
+            if not momentum.is_drafting and not is_unknown:
                 momentum.weight = AFTER_REST  # the past says less by then
         self._num_drafting = sum(momentum.is_drafting for momentum in asked)
         self._typical = asked[len(asked) // 2]

@@ -139,20 +139,20 @@ class Scheduler:
         while self.running:
             self.preempt(self.running[-1])
 
-    def recover(self, sequence: Sequence) -> None:
-        """Queue a sequence that an interrupt tore out of both queues."""
-        if sequence not in self.running and sequence not in self.waiting:
-            if sequence in self.book:
-                self.book.close(sequence)
-            sequence.num_cached = sequence.num_folded = 0
-            self.preempted.append(sequence)
-            self.waiting.appendleft(sequence)
-
     def preempt(self, sequence: Sequence) -> None:
         """Send a running sequence back to the head of the queue without its pages."""
         self.running.remove(sequence)
-        self.book.close(sequence)
-        sequence.num_cached = sequence.num_folded = 0
         sequence.stats.preemptions += 1
+        self._send_back(sequence)
+
+    def recover(self, sequence: Sequence) -> None:
+        """Queue a sequence that an interrupt tore out of both queues."""
+        if sequence not in self.running and sequence not in self.waiting:
+            self._send_back(sequence)
+
+    def _send_back(self, sequence: Sequence) -> None:
+        if sequence in self.book:
+            self.book.close(sequence)
+        sequence.num_cached = sequence.num_folded = 0
         self.preempted.append(sequence)
         self.waiting.appendleft(sequence)

@@ -11,14 +11,14 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flashdraft.engine.noise import gumbel, random_bits
+from flashdraft.engine.noise import gumbel, noise_keys, random_bits
 from flashdraft.errors import CapacityError, TrainingError
 from flashdraft.kernels.interface import PageView
 from flashdraft.models.layers import ForwardBatch, LayerCache, Target
@@ -206,20 +206,19 @@ class BulkDecoder:
         return self._target.forward(tokens, ForwardBatch(positions, self._capacity, caches)).hidden
 
     def _choose(
-        self, logits: Tensor, temperatures: Tensor, noise_keys: Tensor | None, matters: Tensor
+        self, logits: Tensor, temperatures: Tensor, keys: Tensor | None, matters: Tensor
     ) -> Tensor:
-        """The next token of every row: [num_rows] int64."""
+        """The next token of every row, by its noise key in keys [num_rows, 1]: [num_rows] int64."""
         tokens = self._target.kernels.argmax(logits)
         peaks = logits.gather(1, tokens.unsqueeze(1)).squeeze(1)  # NaN counts as the largest
         self._unsound |= (~peaks.isfinite() & matters).any()
-        if noise_keys is None:
+        if keys is None:
             return tokens
         divisors = temperatures.clamp_min(LOWEST_TEMPERATURE).unsqueeze(1)
         drawn = []
         for first in range(0, len(tokens), DRAW_ROWS):
             part = slice(first, first + DRAW_ROWS)
-            keys: Any = noise_keys[part]  # one column: a row of bits for each key
-            bits = random_bits(keys, logits.shape[1], logits.device)[:, : logits.shape[1]]
+            bits = random_bits(keys[part], logits.shape[1], logits.device)
             scaled = (logits[part] - peaks[part].unsqueeze(1)).div_(divisors[part])
             drawn.append(gumbel(bits).add_(scaled).argmax(1))
         return torch.where(temperatures > 0, torch.cat(drawn), tokens)
@@ -325,23 +324,6 @@ class BulkDecoder:
 
     def _put(self, values: NDArray[np.generic]) -> Tensor:
         return torch.from_numpy(values).to(self._device)
-
-
-def noise_keys(
-    seeds: NDArray[np.int64], first_positions: NDArray[np.int64], count: int
-) -> NDArray[np.int64]:
-    """`engine.noise.noise_key` of `count` positions in a row for every seed: [num_seeds, count]."""
-    increment = np.uint64(0x9E3779B97F4A7C15)
-
-    def mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        return x ^ (x >> np.uint64(31))
-
-    # noise_key subtracts its (signed) increment from the seed; modulo 2**64 that is the same
-    start = mix(seeds.view(np.uint64) - increment)
-    positions = (first_positions[:, None] + np.arange(count)[None, :]).astype(np.uint64)
-    return mix(start[:, None] + positions * increment).view(np.int64)
 
 
 def bytes_per_slot(target: Target, capacity: int) -> int:

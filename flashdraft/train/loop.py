@@ -10,14 +10,11 @@ from __future__ import annotations
 import json
 import logging
 import math
-import signal
-import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
-from types import FrameType
 from typing import Any, Protocol, cast
 
 import torch
@@ -25,6 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from flashdraft.errors import TrainingError
+from flashdraft.interrupts import interrupt_between_steps
 from flashdraft.models.drafter import Drafter
 from flashdraft.train.batches import PackedBatch, prefetch
 from flashdraft.train.plot import LOG_NAME, draw_plot, keep_rows
@@ -123,7 +121,7 @@ class Trainer:
         batches = prefetch(self._batches(), self._gradient.flat.device)
         # closing it ends the thread that makes batches ahead
         with (
-            interrupt_flag() as is_interrupted,
+            interrupt_between_steps() as is_interrupted,
             closing(cast(Generator[PackedBatch, None, None], batches)),
         ):
             while self._length is None or self._done < self._length.steps:
@@ -319,24 +317,3 @@ class Meter:
         value = value.detach().to(torch.float64 if value.device.type == "cpu" else torch.float32)
         self._sums[name] = self._sums[name] + value if name in self._sums else value.clone()
         self._counts[name] = self._counts.get(name, 0) + 1
-
-
-@contextmanager
-def interrupt_flag() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C sets what is yielded instead of tearing a step apart; a second one raises."""
-    pressed = False
-
-    def handle(_signal: int, _frame: FrameType | None) -> None:
-        nonlocal pressed
-        if pressed:
-            raise KeyboardInterrupt
-        pressed = True
-
-    if threading.current_thread() is not threading.main_thread():
-        yield lambda: False  # signals are the main thread's
-        return
-    before = signal.signal(signal.SIGINT, handle)
-    try:
-        yield lambda: pressed
-    finally:
-        signal.signal(signal.SIGINT, before)

@@ -53,7 +53,7 @@ from flashdraft.train.initial import (
 from flashdraft.train.loop import LogRow, Trainer
 from flashdraft.train.loss import LossConfig
 from flashdraft.train.plot import LOG_NAME
-from flashdraft.train.prompts import Prompt, drop_overlapping, read_prompts
+from flashdraft.train.prompts import Prompt, drop_overlapping, read_prompts, read_texts
 from flashdraft.train.regenerate import AnswerSettings, fingerprint, load_target, regenerate
 from flashdraft.train.schedule import TrainConfig
 from flashdraft.train.step import TrainingStep
@@ -130,7 +130,7 @@ def train_drafter(
 
 def make_answers(job: TrainingJob, kernels: Kernels, note: Callable[[str], None]) -> None:
     """Have the target answer the prompts, its own where none are given."""
-    forbidden = [prompt.text for name in job.exclude for prompt in read_prompts(name)]
+    forbidden = read_texts(job.exclude)
     prompts: list[Prompt] = []
     for name in job.prompts:
         prompts += read_prompts(name)

@@ -84,6 +84,11 @@ def read_prompts(
     return prompts
 
 
+def read_texts(names: Iterable[str | Path]) -> list[str]:
+    """The texts of all prompts of several files, as `drop_overlapping` takes them."""
+    return [prompt.text for name in names for prompt in read_prompts(name)]
+
+
 def digest_of(prompts: Iterable[Prompt]) -> str:
     """sha256 of a list of prompts, order included."""
     found = hashlib.sha256()

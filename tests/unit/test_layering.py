@@ -10,8 +10,8 @@ import pytest
 
 PACKAGE = Path(__file__).parents[2] / "flashdraft"
 ORDER = (
-    "errors | core | kernels | models | engine | chat | llm | server, bench, train, external | cli"
-    " | __main__"
+    "errors, interrupts | core | kernels | models | engine | chat | llm"
+    " | server, bench, train, external | cli | __main__"
 )
 RANK = {name: i for i, group in enumerate(ORDER.split(" | ")) for name in group.split(", ")}
 TREES = {

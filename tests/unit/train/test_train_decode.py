@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from flashdraft import LLM, SamplingParams
-from flashdraft.engine.noise import noise_key
+from flashdraft.engine.noise import noise_key, noise_keys
 from flashdraft.errors import TrainingError
 from flashdraft.models.layers import Target
-from flashdraft.train.decode import BulkDecoder, Job, noise_keys
+from flashdraft.train.decode import BulkDecoder, Job
 from tests.tiny import END_OF_TURN, VOCAB_SIZE, make_tiny_checkpoint
 
 

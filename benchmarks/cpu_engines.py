@@ -1,4 +1,4 @@
-"""The engines that take turns at a prompt in cpu_draft.py, behind one method.
+"""The engines that cpu_draft.py and cpu_plain.py compare, behind one method.
 
 They know neither tasks nor ratios. All decode greedily on the CPU with torch's number of threads.
 """

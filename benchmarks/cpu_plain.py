@@ -15,39 +15,18 @@ import datetime
 import json
 import platform
 import statistics
-import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 
+from benchmarks.cpu_engines import MODEL, Llama, Transformers
 from flashdraft import LLM, SamplingParams
-from flashdraft.models.loading import open_checkpoint
-from flashdraft.models.sources import resolve_source
 from tests.prompts import PROMPTS
 
-MODEL = "smollm2-135m"
 WIDTHS = (1, 2, 4, 8, 16)
-LLAMA_PROGRAM = """
-import json, sys, time
-from llama_cpp import Llama
-path, threads, tokens = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-llm = Llama(path, n_ctx=2048, n_threads=threads, n_threads_batch=threads, verbose=False)
-rates = []
-for ids in json.load(sys.stdin):
-    llm.reset()
-    stream = llm.generate(ids, temp=0.0, top_k=1)
-    next(stream)
-    begin = time.perf_counter()
-    for _ in range(tokens - 1):
-        next(stream)
-    rates.append((tokens - 1) / (time.perf_counter() - begin))
-import llama_cpp
-print(json.dumps({"version": llama_cpp.__version__, "rates": rates}))
-"""
 
 
 def decode_rates(llm: LLM, prompts: list[list[int]], num_tokens: int) -> list[float]:
@@ -70,44 +49,24 @@ def verify_costs(llm: LLM, repeats: int) -> dict[int, float]:
 
 
 def transformers_rates(prompts: list[list[int]], num_tokens: int) -> list[float]:
-    checkpoint = open_checkpoint(resolve_source(MODEL).path)
-    raw = {key: value for key, value in checkpoint.raw_config.items() if key != "model_type"}
-    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**raw)).eval()
-    names = checkpoint.source.names()
-    model.load_state_dict({n: checkpoint.source.read(n).float() for n in names}, strict=False)
-    model.tie_weights()
-    rates = []
+    """Decode tokens per second of each prompt: the time beyond that of a single token."""
+    engine, rates = Transformers(), []
     for ids in prompts:
-        times = []
-        for length in (1, num_tokens):  # the difference is decoding alone
-            begin = time.perf_counter()
-            with torch.no_grad():
-                model.generate(
-                    torch.tensor([ids]),
-                    max_new_tokens=length,
-                    min_new_tokens=length,
-                    do_sample=False,
-                    pad_token_id=0,
-                )
-            times.append(time.perf_counter() - begin)
-        rates.append((num_tokens - 1) / (times[1] - times[0]))
+        first, whole = (engine.answer(ids, length).seconds for length in (1, num_tokens))
+        rates.append((num_tokens - 1) / (whole - first))
     return rates
 
 
 def llama_rates(python: str, prompts: list[list[int]], num_tokens: int) -> dict[str, Any] | None:
     """llama.cpp through llama-cpp-python, in an interpreter that has it; None where none does."""
-    path, threads = str(resolve_source(MODEL).path), str(torch.get_num_threads())
-    done = subprocess.run(
-        [python, "-c", LLAMA_PROGRAM, path, threads, str(num_tokens)],
-        input=json.dumps(prompts),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode != 0:
-        print(f"llama.cpp left out: {(done.stderr.strip() or 'failed').splitlines()[-1]}")
+    engine = Llama.start(python)
+    if isinstance(engine, str):
+        print(f"llama.cpp left out: {engine}")
         return None
-    return dict(json.loads(done.stdout))
+    turns = [engine.answer(ids, num_tokens) for ids in prompts]
+    engine.stop()
+    rates = [(num_tokens - 1) / (turn.seconds - turn.first_s) for turn in turns]
+    return {"version": engine.version, "rates": rates}
 
 
 def main() -> int:

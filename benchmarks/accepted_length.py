@@ -28,6 +28,7 @@ from typing import Any
 
 import torch
 
+import flashdraft
 from flashdraft import LLM
 from flashdraft.engine.engine import Engine
 from flashdraft.models.drafter import Drafter
@@ -191,13 +192,12 @@ def shown_command(module: str, arguments: Iterable[str]) -> str:
 def describe_environment(module: str, device: torch.device) -> dict[str, Any]:
     """Where and with what a benchmark ran."""
     cores = f"{platform.machine()} CPU, {os.cpu_count()} cores"
-    versions = {
-        name: importlib.metadata.version(name) for name in ("flashdraft", "torch", "transformers")
-    }
+    versions = {name: importlib.metadata.version(name) for name in ("torch", "transformers")}
     return {
         "hardware": torch.cuda.get_device_name(device) if device.type == "cuda" else cores,
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
+        "flashdraft": flashdraft.__version__,
         **versions,
         "date": datetime.date.today().isoformat(),
         "command": shown_command(module, sys.argv[1:]),

@@ -1,6 +1,7 @@
 """flashdraft: a large language model on your own hardware, several times faster, same output."""
 
 from flashdraft.core import (
+    VERSION,
     FinishReason,
     Generation,
     GenerationStats,
@@ -11,7 +12,7 @@ from flashdraft.core import (
 from flashdraft.errors import FlashdraftError
 from flashdraft.llm import LLM
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 __all__ = [
     "LLM",

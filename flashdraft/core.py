@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 from flashdraft.errors import RequestError
 
+VERSION = "0.1.0"  # pyproject.toml reads it here
+
 
 class FinishReason(StrEnum):
     """Why a generation ended."""

@@ -163,7 +163,9 @@ def tiny_target(family: str, backend: Kernels, taps: Sequence[int] = (), seed: i
     return build_target(config, Tensors(random_tensors(config, seed)), backend, taps)
 
 
-def tiny_drafter(backend: Kernels, block_size: int = 8, seed: int = 1) -> PackedDrafter:
+def tiny_drafter(
+    backend: Kernels, block_size: int = 8, seed: int = 1, any_width: bool = False
+) -> PackedDrafter:
     """A random drafter for `tiny_target(..., taps=(0, 2))`: one sliding, one full layer."""
     config = DrafterConfig.from_hf(
         {
@@ -186,7 +188,11 @@ def tiny_drafter(backend: Kernels, block_size: int = 8, seed: int = 1) -> Packed
             "use_sliding_window": True,
             "num_target_layers": 4,
             "block_size": block_size,
-            "dflash_config": {"mask_token_id": 3, "target_layer_ids": [0, 2]},
+            "dflash_config": {
+                "mask_token_id": 3,
+                "target_layer_ids": [0, 2],
+                "any_width": any_width,
+            },
         }
     )
     torch.manual_seed(seed)

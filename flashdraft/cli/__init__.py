@@ -6,7 +6,6 @@ What a command does stands in its own module; nothing else in the package prints
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import logging
 import os
 import sys
@@ -14,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from flashdraft.cli import chat, export, generate, models, synth, train
+from flashdraft.core import VERSION
 from flashdraft.errors import FlashdraftError
 
 __all__ = ["build_parser", "main"]
@@ -30,8 +30,7 @@ def build_parser() -> argparse.ArgumentParser:
         description="Answers from a large language model, several times faster, same output.",
         allow_abbrev=False,
     )
-    version = importlib.metadata.version("flashdraft")
-    parser.add_argument("--version", action="version", version=f"flashdraft {version}")
+    parser.add_argument("--version", action="version", version=f"flashdraft {VERSION}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for module in (generate, chat, models, train, synth, export):
         module.add_command(commands)

@@ -206,6 +206,8 @@ class BlockProposer:
         for work, limit in zip(works, limits, strict=True):
             num_masked = min(work.room, self.max_drafts)
             counts.append(min(limit, num_masked))
+            if config.any_width:  # others draft worse in a cut block: all of it, some are picked
+                num_masked = counts[-1]
             slots += range(len(ids) + 1, len(ids) + 1 + counts[-1])
             ids += [work.sequence.tokens[-1]] + [config.mask_token_id] * num_masked
             spans.append(Span(work.sequence, work.start, 1 + num_masked))

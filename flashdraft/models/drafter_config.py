@@ -63,6 +63,7 @@ class DrafterConfig:
     output_multiplier: float = 1.0
     logit_softcap: float | None = None
     draft_vocab_size: int | None = None  # a reduced vocabulary, with a head of its own
+    any_width: bool = False  # trained on shorter blocks too, so a cut one drafts as well
 
     def __post_init__(self) -> None:
         if self.num_kv_heads < 1 or self.num_heads % self.num_kv_heads:
@@ -111,6 +112,7 @@ class DrafterConfig:
             embed_scale=None if scale is None else float(scale),
             output_multiplier=float(_option(config, "output_multiplier") or 1.0),
             logit_softcap=float(softcap) if softcap else None,
+            any_width=bool(options.get("any_width", False)),
         )
 
     @classmethod
@@ -166,6 +168,8 @@ class DrafterConfig:
             options["input_embedding_scale"] = self.embed_scale
         if self.output_multiplier != 1.0:
             options["output_multiplier"] = self.output_multiplier
+        if self.any_width:
+            options["any_width"] = True  # a key of our own; other readers pass over it
         config = {
             "architectures": [ARCHITECTURE],
             "model_type": "qwen3",

@@ -22,6 +22,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from flashdraft.errors import TrainingError
+from flashdraft.train.lock import make_folder
 
 FORMAT_VERSION = "1"
 SHARD_GLOB = "answers-*.safetensors"
@@ -63,6 +64,7 @@ class AnswerSet:
     source_names: tuple[str, ...]
     temperatures: Tensor  # [num_examples] float32; 0 = greedy
     ended: Tensor  # [num_examples] bool: by a stop token, not cut
+    max_tokens: int | None = None  # the limit of all answers; None = not known, or several
 
     @classmethod
     def read(cls, folders: str | Path | Iterable[str | Path]) -> AnswerSet:
@@ -88,6 +90,7 @@ class AnswerSet:
             source_names=tuple(names),
             temperatures=joined["temperature"],
             ended=joined["ended"].bool(),
+            max_tokens=_common_limit([meta["identity"] for _, meta in contents]),
         )
 
     @classmethod
@@ -149,6 +152,7 @@ class AnswerSet:
             source_names=self.source_names,
             temperatures=self.temperatures[chosen],
             ended=self.ended[chosen],
+            max_tokens=self.max_tokens,
         )
 
     def split(self, held_out: int, seed: int) -> tuple[AnswerSet, AnswerSet]:
@@ -211,10 +215,7 @@ class AnswerWriter:
         self._waiting: list[Answer] = []
         self._done: set[tuple[int, int]] = set()
         self.bytes_written = 0  # of tokens, in this run; those that still wait are counted
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise TrainingError(f"{self.folder} cannot be made: {error.strerror}.") from None
+        make_folder(self.folder)
         shards = sorted(self.folder.glob(SHARD_GLOB))
         for shard in shards:
             tensors, meta = _read_shard(shard)
@@ -272,6 +273,12 @@ class AnswerWriter:
 
 def _starts(lengths: Tensor) -> Tensor:
     return torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+
+
+def _common_limit(identities: Iterable[str]) -> int | None:
+    """The max_tokens under which answers of these identities were written, where it is one."""
+    limits = {json.loads(identity).get("max_tokens") for identity in set(identities)}
+    return limits.pop() if len(limits) == 1 else None
 
 
 def _fair_shares(sizes: Sequence[int], total: int) -> list[int]:

@@ -5,8 +5,8 @@
     out/run/            log, plot and states
     out/drafter/        the drafter, in z-lab's layout, with its provenance
 
-Every stage finds what it has done before, so the same call goes on after an interrupt. Under
-torchrun the first process makes the data and all of them train.
+Every stage finds what it has done before, so the same call goes on after an interrupt; a second
+call at the same time is refused. Under torchrun the first process makes the data and all train.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,7 @@ from flashdraft.train.initial import (
     choose_mask_token,
     new_drafter,
 )
+from flashdraft.train.lock import make_folder, sole_writer
 from flashdraft.train.loop import LogRow, Trainer
 from flashdraft.train.loss import LossConfig
 from flashdraft.train.plot import LOG_NAME
@@ -113,11 +114,11 @@ def train_drafter(
     checkpoint = open_checkpoint(resolve_source(job.target).path)
     if job.init_from is not None:  # refused before hours of work, not after
         check_fit(read_drafter_config(resolve_source(job.init_from).path), checkpoint.config)
-    try:
-        job.out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise TrainingError(f"{job.out} cannot be made: {error.strerror}.") from None
-    with processes(job.device) as (rank, device):
+    make_folder(job.out)
+    with (
+        processes(job.device) as (rank, device),
+        sole_writer(job.out) if rank == 0 else nullcontext(),
+    ):
         kernels = select_kernels(device, _dtype(job, device))
         if rank == 0 and not job.answers:
             make_answers(job, kernels, note)
@@ -260,6 +261,8 @@ class _Run:
                 taps=job.taps,
                 seed=job.train.seed,
             )
+        any_width = job.train.short_share > 0
+        drafter.config = replace(drafter.config, any_width=any_width)
         return drafter.to(self._kernels.device, torch.float32)
 
     def _estimate(self, drafter: Drafter, plan: BatchPlan) -> None:
@@ -281,7 +284,11 @@ class _Run:
     def _evaluate(self, step: TrainingStep) -> Evaluation:
         config = self._job.train
         return evaluate_offline(
-            step, self._held_out, max_rows=config.rows, num_blocks=config.blocks
+            step,
+            self._held_out,
+            max_rows=config.rows,
+            num_blocks=config.blocks,
+            max_tokens=self._held_out.max_tokens,
         )
 
     def _finish(self, drafter: Drafter, results: LogRow) -> dict[str, Any]:

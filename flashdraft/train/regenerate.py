@@ -30,6 +30,7 @@ from flashdraft.models.sources import resolve_source
 from flashdraft.models.tokenizer import Tokenizer
 from flashdraft.train.answers import MAX_UINT16_VOCAB, Answer, AnswerWriter
 from flashdraft.train.decode import BulkDecoder, Continuation, Job
+from flashdraft.train.lock import make_folder, sole_writer
 from flashdraft.train.prompts import Prompt, digest_of
 
 log = logging.getLogger(__name__)
@@ -121,6 +122,19 @@ def regenerate(
     """
     settings = settings or AnswerSettings()
     tokenizer = _require_template(llm, settings)
+    make_folder(folder := Path(folder))
+    with sole_writer(folder):
+        return _answer_all(llm, tokenizer, prompts, folder, settings, num_slots)
+
+
+def _answer_all(
+    llm: LLM,
+    tokenizer: Tokenizer,
+    prompts: Sequence[Prompt],
+    folder: Path,
+    settings: AnswerSettings,
+    num_slots: int | None,
+) -> AnswerReport:
     target = llm.engine.target
     writer = AnswerWriter(
         folder, target.config.vocab_size, _identity(llm, prompts, settings), SHARD_SIZE

@@ -36,7 +36,7 @@ class TrainConfig:
     steps: int | None = None
     rows: int = 32768
     blocks: int = 4096
-    short_share: float = 0.0  # of the blocks: cut to a random width, for engines that draft less
+    short_share: float = 0.5  # of the blocks: cut to a random width, for engines that draft less
     accumulation: int = 1
     optimizer: str = "muon"
     seed: int = 0

@@ -19,9 +19,10 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from torch.optim import AdamW, Muon, Optimizer
+from torch.optim import AdamW, Optimizer
 
 from flashdraft.errors import TrainingError
+from flashdraft.train.muon import Muon
 from flashdraft.train.schedule import Length, TrainConfig
 
 FORMAT = 1
@@ -63,14 +64,7 @@ def build_optimizers(model: nn.Module, config: TrainConfig) -> list[Optimizer]:
         AdamW(groups, lr=config.learning_rate, betas=config.betas, fused=True)
     ]
     if inner:  # its updates are scaled to those of AdamW, so that one rate serves both
-        optimizers.append(
-            Muon(
-                matrices,
-                lr=config.learning_rate,
-                weight_decay=config.weight_decay,
-                adjust_lr_fn="match_rms_adamw",
-            )
-        )
+        optimizers.append(Muon(matrices, lr=config.learning_rate, weight_decay=config.weight_decay))
     return optimizers
 
 

@@ -27,6 +27,7 @@ from flashdraft.errors import RequestError, TrainingError
 from flashdraft.llm import LLM
 from flashdraft.models.tokenizer import Tokenizer
 from flashdraft.train.decode import BulkDecoder, Continuation, Job
+from flashdraft.train.lock import sole_writer
 from flashdraft.train.prompts import ForbiddenRuns, NearDuplicates
 
 log = logging.getLogger(__name__)
@@ -127,11 +128,25 @@ def synthesize(
     Texts in `exclude` (a test's prompts) share no run of 13 words with what is kept. Load the
     target by `regenerate.load_target`.
     """
-    settings = settings or SynthSettings()
+    settings, path = settings or SynthSettings(), Path(path)
+    turn = open_user_turn(llm.tokenizer, llm.engine.target.config.eos_token_ids, llm.model)
+    if not path.parent.is_dir():
+        raise TrainingError(f"{path} cannot be written: there is no folder {path.parent}.")
+    with sole_writer(path):
+        return _continue(llm, turn, path, count, settings, exclude, num_slots)
+
+
+def _continue(
+    llm: LLM,
+    turn: UserTurn,
+    path: Path,
+    count: int,
+    settings: SynthSettings,
+    exclude: Sequence[str],
+    num_slots: int | None,
+) -> SynthReport:
     target, tokenizer = llm.engine.target, llm.tokenizer
-    turn = open_user_turn(tokenizer, target.config.eos_token_ids, llm.model)
     assert tokenizer is not None
-    path = Path(path)
     keeper = _Keeper(tokenizer, turn, settings, ForbiddenRuns(exclude))
     rows = _existing_rows(path)
     report = SynthReport(num_found=len(rows))
@@ -250,8 +265,6 @@ def is_message(text: str, any_language: bool) -> bool:
 def _existing_rows(path: Path) -> list[dict[str, Any]]:
     """The rows of an earlier run; a last line that was not finished is cut off."""
     if not path.exists():
-        if not path.parent.is_dir():
-            raise TrainingError(f"{path} cannot be written: there is no folder {path.parent}.")
         return []
     try:
         content = path.read_bytes()

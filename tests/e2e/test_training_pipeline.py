@@ -22,6 +22,8 @@ from flashdraft.errors import CheckpointError, RequestError, TrainingError
 from flashdraft.models.drafter_loading import save_drafter
 from flashdraft.models.loading import open_checkpoint
 from flashdraft.models.tokenizer import Tokenizer
+from flashdraft.train import pipeline
+from flashdraft.train.evaluate import Evaluation
 from flashdraft.train.initial import new_drafter
 from flashdraft.train.pipeline import TrainingJob, train_drafter
 from flashdraft.train.plot import read_log
@@ -87,6 +89,14 @@ def run_command(*arguments: object) -> dict[str, Any]:
     return content
 
 
+def wait_for_log(process: subprocess.Popen[bytes], out: Path, num_rows: int) -> None:
+    """Return when the running command has logged so much."""
+    deadline = time.monotonic() + 120
+    while len(read_log(out / "run")) < num_rows:
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+
+
 def test_from_the_target_alone_to_a_drafter_that_drafts(target: Path, tmp_path: Path) -> None:
     begin = time.perf_counter()
     out = tmp_path / "out"
@@ -102,6 +112,8 @@ def test_from_the_target_alone_to_a_drafter_that_drafts(target: Path, tmp_path: 
     stored = json.loads((out / "drafter" / "flashdraft.json").read_text())
     assert stored["data"] == result["data"] and len(stored["data"][0]["sha256"]) == 64
     assert stored["recipe"]["train"]["steps"] == 30
+    config = json.loads((out / "drafter" / "config.json").read_text())
+    assert config["dflash_config"]["any_width"]  # half of the blocks were cut
 
     # the engine loads it, and its answers stay the target's own
     llm = LLM(target, draft=out / "drafter", verify=3, device="cpu", dtype="float32")
@@ -164,10 +176,7 @@ def test_an_interrupted_command_resumes(target: Path, prompts: Path, tmp_path: P
     command = [sys.executable, "-c", SCRIPT, "train", target, "--out", out, *options, *SMALL]
     process = subprocess.Popen(list(map(str, command)), cwd=ROOT)
     try:
-        deadline = time.monotonic() + 120
-        while len(read_log(out / "run")) < 2:
-            assert process.poll() is None and time.monotonic() < deadline
-            time.sleep(0.05)
+        wait_for_log(process, out, 2)
         process.send_signal(signal.SIGINT)
         process.wait(timeout=60)
     finally:
@@ -178,6 +187,43 @@ def test_an_interrupted_command_resumes(target: Path, prompts: Path, tmp_path: P
     run_command(target, "--out", whole, *options)
     files = [folder / "drafter" / "model.safetensors" for folder in (out, whole)]
     assert files[0].read_bytes() == files[1].read_bytes()
+
+
+def test_a_second_run_in_the_same_folder_is_refused_and_the_first_goes_on(
+    target: Path, prompts: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    options = (target, "--out", out, "--prompts", prompts, "--save-every", 0, "--steps")
+    command = [sys.executable, "-c", SCRIPT, "train", *options, 1_000_000, *SMALL]
+    process = subprocess.Popen(list(map(str, command)), cwd=ROOT)
+    try:
+        wait_for_log(process, out, 2)
+        with pytest.raises(TrainingError, match=rf"/out is being .* by process {process.pid} "):
+            run_command(*options, 1)
+        wait_for_log(process, out, len(read_log(out / "run")) + 2)
+        process.send_signal(signal.SIGINT)
+        process.wait(timeout=60)
+    finally:
+        process.kill()
+    steps = [row["step"] for row in read_log(out / "run") if "loss" in row]
+    assert steps == sorted(set(steps)), "one run's rows alone"
+    stopped = latest(out / "run")
+    assert stopped is not None and read_state(stopped).step >= steps[-1]
+
+
+def test_the_held_out_answers_are_walked_to_their_limit(
+    target: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine drafts no further than an answer's limit, so the evaluation must know it."""
+    limits, evaluate = [], pipeline.evaluate_offline
+
+    def record(*arguments: Any, max_tokens: int | None = None, **options: Any) -> Evaluation:
+        limits.append(max_tokens)
+        return evaluate(*arguments, max_tokens=max_tokens, **options)
+
+    monkeypatch.setattr(pipeline, "evaluate_offline", record)
+    run_command(target, "--out", tmp_path / "out", "--prompts", prompts, "--steps", 1)
+    assert set(limits) == {24}  # --max-tokens of SMALL
 
 
 def test_torchrun_trains_in_two_processes_and_writes_once(

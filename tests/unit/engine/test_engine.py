@@ -305,6 +305,24 @@ def test_verify_lengths_say_what_was_chosen(target):
     zoo.run(engine, [])
 
 
+@pytest.mark.parametrize(("any_width", "rows"), [(True, 4), (False, 8)])
+def test_a_block_is_cut_only_for_a_drafter_that_was_trained_for_it(target, any_width, rows):
+    drafter = zoo.tiny_drafter(target.kernels, any_width=any_width)
+    widths = []
+    forward = drafter.forward
+
+    def watched(embeddings, attend):
+        widths.append(len(embeddings))
+        return forward(embeddings, attend)
+
+    drafter.forward = watched
+    engine = Engine(target, drafter, DRAFTED, new_decoder=Letters)
+    request = Request("a", [5, 9], SamplingParams(max_tokens=20, ignore_eos=True), 0, verify=3)
+    drafted = zoo.run(engine, [request])["a"]
+    assert max(widths) == rows  # the anchor and the slots
+    assert drafted.token_ids == plain(target, request)["a"].token_ids
+
+
 def test_an_answer_of_one_token_has_no_decode_step(target):
     generation = plain(target, Request("a", [5], SamplingParams(max_tokens=1), 0))["a"]
     assert generation.stats.steps == 0 and generation.stats.mean_accepted_length == 0.0

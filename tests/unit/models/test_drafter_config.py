@@ -87,6 +87,13 @@ class TestZLabConfig:
         assert (config.logit_softcap, config.output_multiplier) == (30.0, 1.0)
         assert config.embed_scale is None and config.draft_vocab_size is None
 
+    def test_any_width_is_a_property_of_the_checkpoint(self) -> None:
+        assert not DrafterConfig.from_hf(GEMMA).any_width
+        config = DrafterConfig.from_hf(changed(GEMMA, {"any_width": True}))
+        assert config.any_width
+        assert DrafterConfig.from_hf(config.to_hf()) == config
+        assert "any_width" not in DrafterConfig.from_hf(GEMMA).to_hf()["dflash_config"]
+
     def test_dflash_config_goes_before_the_top_level(self) -> None:
         options = {
             "block_size": 8,

@@ -31,8 +31,10 @@ def make_answers(count: int, num_sources: int = 2) -> list[Answer]:
     ]
 
 
-def write(folder: Path, answers: list[Answer], shard_size: int = 4, vocab: int = 100) -> None:
-    writer = AnswerWriter(folder, vocab, IDENTITY, shard_size)
+def write(
+    folder: Path, answers: list[Answer], shard_size: int = 4, vocab: int = 100, **settings: Any
+) -> None:
+    writer = AnswerWriter(folder, vocab, {**IDENTITY, **settings}, shard_size)
     for answer in answers:
         writer.append(answer)
     writer.flush()
@@ -54,6 +56,20 @@ def test_what_is_written_is_read(tmp_path: Path, vocab: int) -> None:
         assert bool(found.greedy[i]) == (answer.temperature == 0)
         assert bool(found.ended[i]) == answer.ended
     assert found.digest() == AnswerSet.from_answers(answers).digest()
+
+
+def test_the_limit_of_the_answers_is_known(tmp_path: Path) -> None:
+    limits = {"a": {"max_tokens": 24}, "b": {"max_tokens": 24}, "c": {"max_tokens": 25}, "old": {}}
+    for name, settings in limits.items():
+        write(tmp_path / name, make_answers(9), **settings)
+
+    def limit(*names: str) -> int | None:
+        return AnswerSet.read([tmp_path / name for name in names]).max_tokens
+
+    assert limit("a") == limit("a", "b") == 24
+    assert limit("a", "c") is limit("a", "old") is limit("old") is None
+    train, held_out = AnswerSet.read(tmp_path / "a").split(3, seed=0)
+    assert train.max_tokens == held_out.max_tokens == 24
 
 
 def test_several_folders_with_different_sources(tmp_path: Path) -> None:

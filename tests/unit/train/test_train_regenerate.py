@@ -14,6 +14,7 @@ from flashdraft.errors import TrainingError
 from flashdraft.train import regenerate as module
 from flashdraft.train.answers import AnswerSet
 from flashdraft.train.decode import BulkDecoder
+from flashdraft.train.lock import sole_writer
 from flashdraft.train.prompts import Prompt
 from flashdraft.train.regenerate import (
     AnswerSettings,
@@ -137,6 +138,13 @@ def test_a_model_without_a_template(llm: LLM, tmp_path: Path, monkeypatch: Any) 
     monkeypatch.setattr(llm.tokenizer, "chat_template", None)
     with pytest.raises(TrainingError, match="no chat template"):
         regenerate(llm, PROMPTS, tmp_path, SETTINGS)
+
+
+def test_a_folder_that_another_run_writes_is_left_alone(llm: LLM, tmp_path: Path) -> None:
+    with sole_writer(tmp_path), pytest.raises(TrainingError, match="is being written by process"):
+        regenerate(llm, PROMPTS, tmp_path, SETTINGS)
+    assert list(tmp_path.iterdir()) == []
+    assert regenerate(llm, PROMPTS, tmp_path, SETTINGS).num_answers > 0
 
 
 def test_no_room_on_the_disk(llm: LLM, tmp_path: Path, monkeypatch: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from flashdraft import LLM
 from flashdraft.errors import TrainingError
 from flashdraft.train import synth as module
 from flashdraft.train.decode import Continuation, Job
+from flashdraft.train.lock import sole_writer
 from flashdraft.train.prompts import read_prompts
 from flashdraft.train.regenerate import load_target
 from flashdraft.train.synth import SynthSettings, is_message, open_user_turn, synthesize
@@ -146,6 +148,14 @@ def test_a_foreign_file_is_left_alone(llm: LLM, tmp_path: Path, content: bytes) 
 def test_no_folder(llm: LLM, tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match="no folder"):
         synthesize(llm, tmp_path / "nowhere" / "p.jsonl", 2)
+
+
+def test_a_file_that_another_run_writes_is_left_alone(llm: LLM, tmp_path: Path) -> None:
+    path = tmp_path / "p.jsonl"
+    path.write_bytes(torn := b'{"prompt": "half of what the other')
+    with sole_writer(path), pytest.raises(TrainingError, match=f"being written by .*{os.getpid()}"):
+        synthesize(llm, path, 2)
+    assert path.read_bytes() == torn
 
 
 def test_with_the_real_decoder(llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,6 @@ from flashdraft.models.drafter_config import DrafterConfig
 from flashdraft.models.registry import build_target
 from flashdraft.train.answers import Answer, AnswerSet
 from flashdraft.train.batches import BatchPlan, PackedBatch, prefetch
-from flashdraft.train.loss import LossConfig
 from flashdraft.train.step import TrainingStep
 from tests import zoo
 
@@ -98,9 +97,6 @@ class Bench:
             self.drafter,
             target,
             max_rows=options.rows,
-            loss=LossConfig(
-                ce=options.ce, kl=options.kl, tv=options.tv, weighting=options.weighting
-            ),
             compile=options.compile,
             chunk_rows=options.chunk_rows,
         )
@@ -215,10 +211,6 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--target-layers", type=int, default=30)
     parser.add_argument("--mean-length", type=int, default=400)
     parser.add_argument("--chunk-rows", type=int, default=4096)
-    parser.add_argument("--ce", type=float, default=1.0)
-    parser.add_argument("--kl", type=float, default=0.0)
-    parser.add_argument("--tv", type=float, default=0.0)
-    parser.add_argument("--weighting", default=LossConfig.weighting)
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--repeats", type=int, default=10)
     parser.add_argument("--no-profile", action="store_true")

@@ -17,7 +17,7 @@ from typing import Any
 from flashdraft.cli.arguments import Commands, Flag, add_json_argument
 from flashdraft.cli.display import LiveLine, Screen
 from flashdraft.cli.files import write_json
-from flashdraft.train.schedule import OPTIMIZERS, TrainConfig
+from flashdraft.train.schedule import TrainConfig
 
 
 def _layer_list(text: str) -> tuple[int, ...]:
@@ -39,14 +39,6 @@ _ANSWER_FLAGS = {
     "max_tokens": Flag(int, "N", "longest answer, in tokens"),
     "max_prompt_tokens": Flag(int, "N", "longer prompts are left out"),
     "greedy_share": Flag(float, "X", "share of greedy answers; the others are sampled"),
-}
-_LOSS_FLAGS = {
-    "ce": Flag(float, "X", "weight of the cross-entropy with the answer's token"),
-    "kl": Flag(float, "X", "weight of the divergence from the target's own chances"),
-    "tv": Flag(float, "X", "weight of the total variation from them"),
-    "weighting": Flag(str, "NAME", "how much the slots of a block count: dpace or decay"),
-    "gamma": Flag(float, "X", "of decay: slots over which the weight falls by e"),
-    "alpha": Flag(float, "X", "of dpace: how far chances are drawn towards 1"),
 }
 _TRAIN_FLAGS = {
     "steps": Flag(int, "N", "end after so many steps, whatever the epochs"),
@@ -109,7 +101,6 @@ def run(arguments: argparse.Namespace) -> int:
         dtype=arguments.dtype,
         train=TrainConfig(**_given(arguments, TrainConfig.__dataclass_fields__)),
         **_given(arguments, _JOB_FLAGS),
-        loss=pipeline.LossConfig(**_given(arguments, _LOSS_FLAGS)),
         answering=pipeline.AnswerSettings(**_given(arguments, _ANSWER_FLAGS)),
     )
     screen = Screen.detect()
@@ -195,14 +186,6 @@ def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
     _add_flag(group, "learning_rate", highest, TrainConfig.learning_rate, "--lr")
     for name, flag in _TRAIN_FLAGS.items():
         _add_flag(group, name, flag, getattr(TrainConfig, name))
-    group.add_argument(
-        "--optimizer",
-        choices=OPTIMIZERS,
-        default=TrainConfig.optimizer,
-        help="muon: for the layers' matrices, with AdamW for the rest (default: %(default)s)",
-    )
-    for name, flag in _LOSS_FLAGS.items():
-        _add_flag(group, name, flag)
 
 
 def _add_flag(

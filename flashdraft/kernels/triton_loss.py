@@ -22,36 +22,32 @@ MAX_BLOCK = 8192  # columns at a time: two programs to a processor, no registers
 def loss_rows(
     logits: Tensor,
     labels: Tensor,
-    teacher: Tensor | None,
     multiplier: float,
     softcap: float | None,
-    mix: tuple[float, float, float],
     loss: Tensor,
     chance: Tensor,
     best: Tensor,
 ) -> None:
     """Fill loss, chance and best [num_rows] from raw logits [num_rows, vocab_size].
 
-    The gradient of ce * CE + kl * KL + tv * TV replaces the logits; mix = (ce, kl, tv). Labels
-    below 0 mark rows that count for nothing.
+    The gradient of the cross-entropy replaces the logits. Labels below 0 mark rows that count for
+    nothing.
     """
     num_rows, vocab_size = logits.shape
     if num_rows == 0:
         return
-    assert logits.is_contiguous() and (teacher is None or teacher.is_contiguous())
+    assert logits.is_contiguous()
     block = min(MAX_BLOCK, triton.next_power_of_2(vocab_size))
     on_device = contextlib.nullcontext()
     with torch.cuda.device(logits.device) if logits.is_cuda else on_device:
         _loss_row[(num_rows,)](
             logits,
-            teacher,
             labels,
             loss,
             chance,
             best,
             multiplier,
             1.0 if softcap is None else softcap,
-            *mix,
             VOCAB=vocab_size,
             BLOCK=block,
             CAPPED=softcap is not None,
@@ -82,16 +78,12 @@ def _add_powers(
 @triton.jit
 def _loss_row(
     logits: tl.tensor,
-    teacher: tl.tensor,  # None: no soft losses
     labels: tl.tensor,
     losses: tl.tensor,
     chances: tl.tensor,
     bests: tl.tensor,
     multiplier: tl.tensor,
     softcap: tl.tensor,
-    ce: tl.tensor,
-    kl: tl.tensor,
-    tv: tl.tensor,
     VOCAB: tl.constexpr,
     BLOCK: tl.constexpr,
     CAPPED: tl.constexpr,
@@ -112,10 +104,6 @@ def _loss_row(
     best = own * 0.0 - float("inf")
     total = own * 0.0
     place = tl.program_id(0) * 0
-    goal_best = best
-    goal_total = total
-    if teacher is not None:
-        teacher += row * VOCAB
     for start in range(0, VOCAB, BLOCK):
         real = start + lanes < VOCAB
         raw = tl.load(logits + start + lanes, mask=real, other=0.0)
@@ -123,44 +111,17 @@ def _loss_row(
         peak, lane = tl.max(x, 0, return_indices=True)
         place = tl.where(peak > best, start + lane, place)
         best, total = _add_powers(x, peak, best, total)
-        if teacher is not None:
-            goal = tl.load(teacher + start + lanes, mask=real, other=float("-inf")).to(tl.float32)
-            goal_best, goal_total = _add_powers(goal, tl.max(goal, 0), goal_best, goal_total)
     log_total = best + tl.log(total)
-    loss = ce * (log_total - own)
-    goal_log = log_total
-    pull = total * 0.0
-    if teacher is not None:
-        goal_log = goal_best + tl.log(goal_total)
-        divergence = total * 0.0
-        variation = total * 0.0
-        for start in range(0, VOCAB, BLOCK):
-            real = start + lanes < VOCAB
-            raw = tl.load(logits + start + lanes, mask=real, other=0.0)
-            log_p = _finish(raw, multiplier, softcap, CAPPED) - log_total
-            log_goal = tl.load(teacher + start + lanes, mask=real, other=0.0).to(tl.float32)
-            log_goal -= goal_log
-            p = tl.where(real, tl.exp(log_p), 0.0)
-            goal = tl.where(real, tl.exp(log_goal), 0.0)
-            divergence += tl.sum(goal * (log_goal - log_p), 0)
-            variation += tl.sum(tl.abs(p - goal), 0)
-            pull += tl.sum(tl.where(p > goal, p, tl.where(p < goal, -p, 0.0)), 0)
-        loss += kl * divergence + tv * 0.5 * variation
     for start in range(0, VOCAB, BLOCK):
         real = start + lanes < VOCAB
         raw = tl.load(logits + start + lanes, mask=real, other=0.0)
         x = _finish(raw, multiplier, softcap, CAPPED)
         p = tl.exp(x - log_total)
-        slope = ce * (p - tl.where(start + lanes == label, 1.0, 0.0))
-        if teacher is not None:
-            goal = tl.load(teacher + start + lanes, mask=real, other=0.0).to(tl.float32)
-            goal = tl.exp(goal - goal_log)
-            sign = tl.where(p > goal, 1.0, tl.where(p < goal, -1.0, 0.0))
-            slope += kl * (p - goal) + 0.5 * tv * p * (sign - pull)
+        slope = p - tl.where(start + lanes == label, 1.0, 0.0)
         if CAPPED:
             slope *= 1.0 - (x / softcap) * (x / softcap)
         gradient = (slope * multiplier).to(logits.dtype.element_ty)
         tl.store(logits + start + lanes, gradient, mask=real)
-    tl.store(losses + row, loss)
+    tl.store(losses + row, log_total - own)
     tl.store(chances + row, tl.exp(own - log_total))
     tl.store(bests + row, place.to(tl.int64))

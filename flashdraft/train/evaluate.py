@@ -129,14 +129,14 @@ def evaluate_offline(
     device, starts = step.target.kernels.device, answers.starts.numpy()
     packs = every_block(answers, max_rows=max_rows, num_blocks=num_blocks, block_size=size)
     for chosen, batches in packs:
-        features = None
+        taps = None
         for host in batches:
             batch = host.to(device)
-            features = step.features.run(batch) if features is None else features
+            taps = step.features.run(batch) if taps is None else taps
             rooms = _rooms(host, answers.prompt_lengths.numpy()[chosen], max_tokens, size)
             widths = None if max_tokens is None else torch.from_numpy(rooms + 1).to(device)
             count = int((host.labels[:, 0] != NO_LABEL).sum())  # the rest only fills the batch
-            agreed = step.predict(batch, features, widths) == batch.labels
+            agreed = step.predict(batch, taps, widths) == batch.labels
             lengths = agreed.long().cumprod(1).sum(1).cpu().numpy()
             anchors = host.anchors.numpy()[:count]
             places = starts[chosen][host.documents.numpy()[anchors]]

@@ -1,4 +1,4 @@
-"""The target's features of a packed batch: its tapped layers, and its final hidden states.
+"""The target's features of a packed batch: what the drafter sees of its tapped layers.
 
 The target runs over all documents in one pass, as in a prefill, with a scratch cache: every layer
 writes its keys and values over the last layer's, for nobody reads them later. It knows batches and
@@ -6,8 +6,6 @@ targets, no drafter.
 """
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -22,14 +20,6 @@ from flashdraft.train.batches import PackedBatch
 PAGE_SIZE = 64
 
 
-@dataclass(frozen=True)
-class Features:
-    """What the target makes of a batch's rows; zeros where the batch is padded."""
-
-    taps: Tensor  # [num_rows, num_taps * hidden_size]
-    hidden: Tensor  # [num_rows, hidden_size], before the target's final norm
-
-
 class TargetFeatures:
     """Runs a target over packed batches of up to `max_rows` rows."""
 
@@ -42,8 +32,11 @@ class TargetFeatures:
         self._num_pages = 0
 
     @torch.no_grad()
-    def run(self, batch: PackedBatch) -> Features:
-        """Features of every row, each seeing its own document up to itself."""
+    def run(self, batch: PackedBatch) -> Tensor:
+        """Taps [num_rows, num_taps * hidden_size], each row seeing its own document up to itself.
+
+        They are zeros where the batch is padded.
+        """
         num_rows = sum(batch.lengths)
         assert num_rows <= self._max_rows, "the batch has more rows than were announced"
         view = self._view(batch, num_rows)
@@ -56,7 +49,7 @@ class TargetFeatures:
         output = self._target.forward(batch.token_ids[:num_rows], forward)
         assert output.taps is not None
         missing = len(batch.token_ids) - num_rows
-        return Features(_pad(output.taps, missing), _pad(output.hidden, missing))
+        return F.pad(output.taps, (0, 0, 0, missing)) if missing else output.taps
 
     def _view(self, batch: PackedBatch, num_rows: int) -> PageView:
         """Every document owns consecutive pages from the first free one on."""
@@ -93,10 +86,6 @@ class TargetFeatures:
             self._scratch[key] = torch.zeros(shape, device=kernels.device, dtype=kernels.dtype)
         keys, values = self._scratch[key]
         return LayerCache(keys, values, view)
-
-
-def _pad(rows: Tensor, count: int) -> Tensor:
-    return rows if count == 0 else F.pad(rows, (0, 0, 0, count))
 
 
 def _to_device(values: np.ndarray, device: torch.device) -> Tensor:

@@ -52,7 +52,6 @@ from flashdraft.train.initial import (
 )
 from flashdraft.train.lock import make_folder, sole_writer
 from flashdraft.train.loop import LogRow, Trainer
-from flashdraft.train.loss import LossConfig
 from flashdraft.train.plot import LOG_NAME
 from flashdraft.train.prompts import Prompt, drop_overlapping, read_prompts, read_texts
 from flashdraft.train.regenerate import AnswerSettings, fingerprint, load_target, regenerate
@@ -84,7 +83,6 @@ class TrainingJob:
     device: str = "auto"
     dtype: str = "auto"  # of the target; bfloat16 on a GPU, float32 on a CPU
     train: TrainConfig = field(default_factory=TrainConfig)
-    loss: LossConfig = field(default_factory=LossConfig)
     answering: AnswerSettings = field(default_factory=AnswerSettings)
 
     def __post_init__(self) -> None:
@@ -212,12 +210,11 @@ class _Run:
             drafter,
             target,
             max_rows=config.rows,
-            loss=job.loss,
             compile=config.compile and on_gpu,
         )
         if job.init_from is None:
             batch = next(plan.batches(0)).to(self._kernels.device)
-            taps = step.features.run(batch).taps[: sum(batch.lengths)]
+            taps = step.features.run(batch)[: sum(batch.lengths)]
             calibrate(drafter, taps, self._checkpoint.source.read("model.norm.weight"))
         trainer = Trainer(
             drafter,
@@ -229,7 +226,6 @@ class _Run:
                 "target": self._target,
                 "data": self._digest,
                 "init_from": self._origin,
-                "loss": asdict(job.loss),
                 "drafter": drafter.config.to_hf(),
             },
             evaluate=(lambda: summarise(self._evaluate(step))) if len(self._held_out) else None,
@@ -296,7 +292,6 @@ class _Run:
         recipe = {
             "init_from": self._origin,
             "train": asdict(job.train),
-            "loss": asdict(job.loss),
             "answering": None if job.answers else asdict(job.answering),
         }
         data = {

@@ -14,8 +14,6 @@ from typing import NamedTuple
 
 from flashdraft.errors import RequestError
 
-OPTIMIZERS = ("adamw", "muon")
-
 
 @dataclass(frozen=True)
 class TrainConfig:
@@ -38,7 +36,6 @@ class TrainConfig:
     blocks: int = 4096
     short_share: float = 0.5  # of the blocks: cut to a random width, for engines that draft less
     accumulation: int = 1
-    optimizer: str = "muon"
     seed: int = 0
     log_every: int = 20  # steps
     evaluate_every: int = 500  # steps; 0 = at the end only
@@ -61,7 +58,6 @@ class TrainConfig:
             ("blocks", self.blocks >= 1, "at least 1"),
             ("short_share", 0 <= self.short_share <= 1, "between 0 and 1"),
             ("accumulation", self.accumulation >= 1, "at least 1"),
-            ("optimizer", self.optimizer in OPTIMIZERS, f"one of {', '.join(OPTIMIZERS)}"),
             ("log_every", self.log_every >= 1, "at least 1"),
             ("evaluate_every", self.evaluate_every >= 0, "0 (at the end only) or more"),
             ("save_every", self.save_every >= 0, "0 (at the end only) or more"),

@@ -51,21 +51,18 @@ class Gradient:
 
 
 def build_optimizers(model: nn.Module, config: TrainConfig) -> list[Optimizer]:
-    """AdamW for all; or Muon for the layers' matrices and AdamW for the rest."""
+    """Muon for the layers' matrices, AdamW for the rest; Muon's updates have AdamW's size."""
     named = list(model.named_parameters())
-    matrices = [p for name, p in named if name.startswith("layers.") and p.ndim == 2]
-    inner = {id(p) for p in matrices} if config.optimizer == "muon" else set()
-    outer = [p for _, p in named if id(p) not in inner]
+    inner = [p for name, p in named if name.startswith("layers.") and p.ndim == 2]
+    outer = [p for name, p in named if not (name.startswith("layers.") and p.ndim == 2)]
     groups = [
         {"params": [p for p in outer if p.ndim >= 2], "weight_decay": config.weight_decay},
         {"params": [p for p in outer if p.ndim < 2], "weight_decay": 0.0},
     ]
-    optimizers: list[Optimizer] = [
-        AdamW(groups, lr=config.learning_rate, betas=config.betas, fused=True)
+    return [
+        AdamW(groups, lr=config.learning_rate, betas=config.betas, fused=True),
+        Muon(inner, lr=config.learning_rate, weight_decay=config.weight_decay),
     ]
-    if inner:  # its updates are scaled to those of AdamW, so that one rate serves both
-        optimizers.append(Muon(matrices, lr=config.learning_rate, weight_decay=config.weight_decay))
-    return optimizers
 
 
 @dataclass(frozen=True)
@@ -151,8 +148,8 @@ def load_tensors(path: Path, model: nn.Module, optimizers: Sequence[Optimizer]) 
         optimizer.load_state_dict({"state": entries, "param_groups": groups})
     if stored:
         raise TrainingError(
-            f"The state in {path} is of another optimizer (it holds {min(stored)}). Use the same "
-            "--optimizer, or another --out folder."
+            f"The state in {path} is of another version (it holds {min(stored)}). Use another "
+            "--out folder."
         )
 
 

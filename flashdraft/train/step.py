@@ -20,8 +20,8 @@ from flashdraft.models.drafter_attention import BlockAttention, BlockLayout, Mas
 from flashdraft.models.layers import Target
 from flashdraft.models.rope import Rope
 from flashdraft.train.batches import NO_LABEL, PackedBatch
-from flashdraft.train.features import Features, TargetFeatures
-from flashdraft.train.loss import Head, LossConfig, Teacher, head_argmax, head_loss, slot_weights
+from flashdraft.train.features import TargetFeatures
+from flashdraft.train.loss import Head, head_argmax, head_loss, slot_weights
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,6 @@ class TrainingStep:
         target: Target,
         *,
         max_rows: int,
-        loss: LossConfig | None = None,
         compile: bool = False,
         chunk_rows: int = 4096,
     ) -> None:
@@ -54,7 +53,6 @@ class TrainingStep:
             )
         self.drafter = drafter
         self.target = target
-        self.loss = loss or LossConfig()
         self.features = TargetFeatures(target, max_rows)
         self._chunk_rows = chunk_rows
         self._rope = Rope(drafter.config.rope, target.kernels.device)
@@ -64,16 +62,15 @@ class TrainingStep:
             self._run = torch.compile(self._hidden, dynamic=False, fullgraph=True)
 
     def backward(
-        self, batch: PackedBatch, features: Features | None = None, scale: float = 1.0
+        self, batch: PackedBatch, taps: Tensor | None = None, scale: float = 1.0
     ) -> StepReport:
         """Add the gradients of scale * loss to the parameters' own."""
-        features = self.features.run(batch) if features is None else features
-        hidden = self._forward(batch, features, batch.widths)
+        taps = self.features.run(batch) if taps is None else taps
+        hidden = self._forward(batch, taps, batch.widths)
         labels = batch.labels
-        teacher = self._teacher(batch, features) if self.loss.needs_teacher else None
-        rows = head_loss(hidden, labels.flatten(), self._head, self.loss, teacher, self._chunk_rows)
+        rows = head_loss(hidden, labels.flatten(), self._head, self._chunk_rows)
         chance = rows.chance.view(labels.shape)
-        weights = slot_weights(chance, labels, self.loss)
+        weights = slot_weights(chance, labels)
         loss = (rows.loss.view(labels.shape) * weights).sum() / weights.sum().clamp(min=1e-6)
         torch.autograd.backward(loss * scale)
         is_labelled = labels != NO_LABEL
@@ -84,20 +81,18 @@ class TrainingStep:
     def predict(
         self,
         batch: PackedBatch,
-        features: Features | None = None,
+        taps: Tensor | None = None,
         widths: Tensor | None = None,
     ) -> Tensor:
         """The likeliest draft tokens of every block, [num_blocks, block_size - 1].
 
         `widths` [num_blocks] are the rows that count, where a block is cut short.
         """
-        features = self.features.run(batch) if features is None else features
-        hidden = self._forward(batch, features, widths)
+        taps = self.features.run(batch) if taps is None else taps
+        hidden = self._forward(batch, taps, widths)
         return head_argmax(hidden, self._head, self._chunk_rows).view(batch.labels.shape)
 
-    def _forward(
-        self, batch: PackedBatch, features: Features, widths: Tensor | None = None
-    ) -> Tensor:
+    def _forward(self, batch: PackedBatch, taps: Tensor, widths: Tensor | None = None) -> Tensor:
         """Final hidden rows of the masked slots, [num_blocks * (block_size - 1), hidden_size]."""
         config, anchors = self.drafter.config, batch.anchors
         assert batch.block_size == config.block_size, "the batch was made for another block size"
@@ -113,7 +108,7 @@ class TrainingStep:
         with torch.no_grad():
             embeddings = self.drafter.embed(self.target, ids.flatten())
         return self._run(
-            features.taps,
+            taps,
             embeddings,
             table.cos[places],
             table.sin[places],
@@ -130,16 +125,6 @@ class TrainingStep:
             hidden = drafter(embeddings, attend)
         blocks = hidden.unflatten(0, (-1, drafter.config.block_size))
         return blocks[:, 1:].flatten(0, 1)  # the anchor's own row predicts nothing
-
-    def _teacher(self, batch: PackedBatch, features: Features) -> Teacher:
-        """The target's logits for the tokens that the slots predict: one row before each."""
-        slots = torch.arange(batch.labels.shape[1], device=batch.anchors.device)
-        rows = (batch.anchors.unsqueeze(1) + slots).clamp(max=len(batch.token_ids) - 1).flatten()
-
-        def logits(first: int, end: int) -> Tensor:
-            return self.target.logits(features.hidden[rows[first:end]])
-
-        return logits
 
 
 def _read_head(drafter: Drafter, target: Target) -> Head:

@@ -21,7 +21,7 @@ from flashdraft.train.answers import Answer, AnswerSet
 from flashdraft.train.batches import NO_LABEL, BatchPlan, PackedBatch, prefetch
 from flashdraft.train.evaluate import evaluate_offline
 from flashdraft.train.features import TargetFeatures
-from flashdraft.train.loss import Head, LossConfig, head_loss, loss_rows
+from flashdraft.train.loss import Head, head_loss, loss_rows
 from flashdraft.train.step import TrainingStep
 from tests import zoo
 
@@ -87,29 +87,25 @@ def test_flex_attention_equals_dense(
         assert not found.isnan().any() and relative(found, expected) < 1e-2
 
 
-@pytest.mark.parametrize("soft", [False, True])
 @pytest.mark.parametrize("cap", [None, 30.0])
 @pytest.mark.parametrize("vocab_size", [49152, 1000])
-def test_loss_kernel_equals_the_reference(vocab_size: int, cap: float | None, soft: bool) -> None:
+def test_loss_kernel_equals_the_reference(vocab_size: int, cap: float | None) -> None:
     from flashdraft.kernels import triton_loss
 
-    config = LossConfig(ce=0.4, kl=0.3, tv=0.8) if soft else LossConfig()
     torch.manual_seed(0)
     logits = (6 * torch.randn(300, vocab_size, device=CUDA)).to(BF16)
     labels = torch.randint(0, vocab_size, (300,), device=CUDA)
     labels[::7] = NO_LABEL
     logits[torch.arange(1, 300, 3), labels[1::3].clamp(min=0)] += 20  # sure of itself
-    teacher = 6 * torch.randn(300, vocab_size, device=CUDA) if soft else None
     results = []
     for fused in (True, False):
         rows = logits.clone() if fused else logits.float()
         out = [torch.empty(300, device=CUDA), torch.empty(300, device=CUDA)]
         best = torch.empty(300, device=CUDA, dtype=torch.int64)
         if fused:
-            mix = (config.ce, config.kl, config.tv)
-            triton_loss.loss_rows(rows, labels, teacher, 1.2, cap, mix, *out, best)
+            triton_loss.loss_rows(rows, labels, 1.2, cap, *out, best)
         else:
-            loss_rows(rows, labels, teacher, Head(logits, 1.2, cap), config, *out, best)
+            loss_rows(rows, labels, Head(logits, 1.2, cap), *out, best)
         results.append((rows, *out, best))
     (rows, loss, chance, best), (wanted, *expected, wanted_best) = results
     torch.testing.assert_close(loss, expected[0], rtol=1e-4, atol=1e-4)
@@ -126,7 +122,7 @@ def test_the_fused_loss_holds_one_chunk_of_logits() -> None:
     head = Head(torch.randn(vocab_size, 576, device=CUDA, dtype=BF16) / 24)
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    rows = head_loss(hidden, labels, head, LossConfig(), chunk_rows=chunk)
+    rows = head_loss(hidden, labels, head, chunk_rows=chunk)
     rows.loss.mean().backward()
     peak = torch.cuda.max_memory_allocated() - before
     assert peak < 2 * chunk * vocab_size * 2 + 8 * hidden.numel() * 2
@@ -149,9 +145,8 @@ def make_pair(device: torch.device, dtype: str) -> tuple[TrainingStep, Drafter]:
         if parameter.dim() == 2:
             parameter.data = torch.randn_like(parameter) * parameter.shape[1] ** -0.5
     drafter = drafter.to(device)
-    loss = LossConfig(ce=0.5, tv=1.0)
     compile = device.type == "cuda"
-    return TrainingStep(drafter, target, max_rows=512, loss=loss, compile=compile), drafter
+    return TrainingStep(drafter, target, max_rows=512, compile=compile), drafter
 
 
 def test_a_compiled_step_equals_the_cpu_and_is_compiled_once() -> None:
@@ -185,8 +180,7 @@ def test_features_equal_the_cpu() -> None:
     theirs = zoo.tiny_target("llama", select_kernels(CPU, "float32"), taps=(0, 2))
     found = TargetFeatures(ours, 512).run(batch)
     expected = TargetFeatures(theirs, 512).run(batch.to(CPU))
-    assert relative(found.taps.cpu(), expected.taps) < 2e-2
-    assert relative(found.hidden.cpu(), expected.hidden) < 2e-2
+    assert relative(found.cpu(), expected) < 2e-2
 
 
 def test_offline_evaluation_runs() -> None:

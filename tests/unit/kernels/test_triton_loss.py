@@ -6,7 +6,6 @@ script. bfloat16 is left to the GPU tests.
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import subprocess
@@ -18,16 +17,9 @@ import pytest
 import torch
 
 from flashdraft.train.batches import NO_LABEL
-from flashdraft.train.loss import Head, LossConfig, loss_rows
+from flashdraft.train.loss import Head, loss_rows
 
-MIXES = {
-    "ce": LossConfig(),
-    "kl": LossConfig(ce=0.0, kl=1.0),
-    "tv": LossConfig(ce=0.0, tv=1.0),
-    "all": LossConfig(ce=0.3, kl=0.5, tv=2.0),
-}
 HEADS = {"plain": (1.0, None), "capped": (0.7, 5.0)}
-CASES = [f"{mix} {head}" for mix, head in itertools.product(MIXES, HEADS)]
 SHARED_BYTES = 227 * 1024
 
 
@@ -36,22 +28,19 @@ def check(case: str, vocab_size: int = 133) -> None:
     from flashdraft.kernels import triton_loss
 
     triton_loss.MAX_BLOCK = 32
-    mix, shape = case.split()
-    config, head = MIXES[mix], Head(torch.empty(0), *HEADS[shape])
+    head = Head(torch.empty(0), *HEADS[case])
     torch.manual_seed(0)
     logits = 3 * torch.randn(6, vocab_size)
     logits[1, [40, 100]] = logits[1].max() + 1  # the first of equals is the likeliest
     labels = torch.tensor([5, 40, NO_LABEL, 132, 0, 77])
-    teacher = 3 * torch.randn(6, vocab_size) if config.needs_teacher else None
     results = []
     for fused in (False, True):
         rows = logits.clone()
         out = torch.full((6,), 9.0), torch.full((6,), 9.0), torch.full((6,), 9)
         if fused:
-            parts = (config.ce, config.kl, config.tv)
-            triton_loss.loss_rows(rows, labels, teacher, head.multiplier, head.softcap, parts, *out)
+            triton_loss.loss_rows(rows, labels, head.multiplier, head.softcap, *out)
         else:
-            loss_rows(rows, labels, teacher, head, config, *out)
+            loss_rows(rows, labels, head, *out)
         results.append((rows, *out))
     for found, expected in zip(results[1], results[0], strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
@@ -61,7 +50,7 @@ def check(case: str, vocab_size: int = 133) -> None:
 def interpret() -> dict[str, str]:
     """Every case's failure, or an empty string."""
     failures = {}
-    for case in CASES:
+    for case in HEADS:
         try:
             check(case)
             failures[case] = ""
@@ -78,13 +67,11 @@ def compile_for_hopper() -> list[tuple[str, int]]:
 
     compiled: list[tuple[str, int]] = []
     triton_loss._loss_row = Catcher(triton_loss._loss_row, compiled)
-    for vocab_size, softcap, soft in ((49152, None, False), (262144, 30.0, True)):
+    for vocab_size, softcap in ((49152, None), (262144, 30.0)):
         logits = torch.empty(2, vocab_size, dtype=torch.bfloat16)
         labels, best = torch.zeros(2, 2, dtype=torch.int64)
         loss, chance = torch.empty(2, 2)
-        teacher = torch.empty(2, vocab_size) if soft else None
-        mix = (1.0, 0.5, 0.5)
-        triton_loss.loss_rows(logits, labels, teacher, 1.0, softcap, mix, loss, chance, best)
+        triton_loss.loss_rows(logits, labels, 1.0, softcap, loss, chance, best)
     return compiled
 
 
@@ -108,7 +95,7 @@ def failures() -> object:
     return run_script("interpret", {"TRITON_INTERPRET": "1"})
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", HEADS)
 def test_interpreted(case: str, failures: dict[str, str]) -> None:
     if "only 0-dimensional arrays can be converted" in failures[case]:
         pytest.skip("this Triton's interpreter does not run with this numpy")

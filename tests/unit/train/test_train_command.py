@@ -47,10 +47,10 @@ def test_without_flags_every_default_is_the_settings_own(monkeypatch: pytest.Mon
 
 
 def test_flags_reach_their_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    flags = "--lr 0.001 --minutes 5 --layers 3 --taps 1,2 --kl 0.5 --max-tokens 99 --seed 4"
+    flags = "--lr 0.001 --minutes 5 --layers 3 --taps 1,2 --max-tokens 99 --seed 4"
     job = job_of(monkeypatch, *flags.split(), "--prompts", "a", "--prompts", "b")
     assert (job.train.learning_rate, job.train.minutes, job.train.seed) == (0.001, 5.0, 4)
-    assert (job.layers, job.taps, job.loss.kl) == (3, (1, 2), 0.5)
+    assert (job.layers, job.taps) == (3, (1, 2))
     assert (job.answering.max_tokens, job.prompts) == (99, ("a", "b"))
 
 

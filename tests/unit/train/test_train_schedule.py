@@ -80,7 +80,7 @@ def test_clock_leaves_compilation_and_evaluations_out() -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("learning_rate", 0.0), ("minutes", 0.0), ("optimizer", "sgd"), ("rows", 1), ("steps", 0)],
+    [("learning_rate", 0.0), ("minutes", 0.0), ("rows", 1), ("steps", 0)],
 )
 def test_bad_settings_are_refused_by_name(name: str, value: object) -> None:
     with pytest.raises(RequestError, match=f"{name} is {value!r}"):

@@ -37,7 +37,6 @@ from flashdraft.train.batches import BatchPlan
 from flashdraft.train.evaluate import Evaluation, evaluate_offline
 from flashdraft.train.initial import calibrate, choose_mask_token, new_drafter, spread_taps
 from flashdraft.train.loop import Trainer
-from flashdraft.train.regenerate import AnswerSettings
 from flashdraft.train.schedule import TrainConfig
 from flashdraft.train.step import TrainingStep
 
@@ -169,7 +168,6 @@ class Laboratory:
             self.held_out,
             max_rows=config.rows,
             num_blocks=config.blocks,
-            max_tokens=AnswerSettings.max_tokens,
         )
         laps = laps or [(0, 0.0)]
         (first, since), (last, until) = laps[0], laps[-1]  # the first lap compiles

@@ -127,6 +127,33 @@ class SamplingParams:
         return self.temperature == 0.0
 
 
+GRAMMAR_KINDS = ("json_schema", "json_object", "regex", "choice", "lark")
+
+
+@dataclass(frozen=True)
+class GrammarSpec:
+    """What an answer's text must match; it is compiled where the engine runs.
+
+    `text` is the schema as JSON text, the regular expression, a JSON list of strings, or a Lark
+    grammar; it is empty for "json_object".
+    """
+
+    kind: str
+    text: str = ""
+
+    def __post_init__(self) -> None:
+        if self.kind not in GRAMMAR_KINDS:
+            kinds = ", ".join(GRAMMAR_KINDS)
+            raise RequestError(f"A grammar's kind is {self.kind!r}; it must be one of {kinds}.")
+        if not isinstance(self.text, str):
+            raise RequestError(f"A grammar's text is {self.text!r:.200}; it must be a string.")
+        if (self.kind == "json_object") != (self.text == ""):
+            rule = "must be empty" if self.kind == "json_object" else "must not be empty"
+            raise RequestError(
+                f"The text of a {self.kind} grammar is {self.text!r:.200}; it {rule}."
+            )
+
+
 @dataclass(frozen=True)
 class Request:
     """One prompt to continue."""
@@ -136,6 +163,8 @@ class Request:
     params: SamplingParams
     seed: int  # params.seed, or a fresh one: fixed when the request is made, so replays agree
     verify: int | None = None  # a fixed verify length; None = the policy chooses
+    grammar: GrammarSpec | None = None  # what the answer's text must match
+    prompt_logprobs: int | None = None  # None = off; n = the prompt's tokens' and the n likeliest's
 
 
 class TokenLogprob(NamedTuple):
@@ -195,11 +224,18 @@ class Generation:
     logprobs: list[TokenLogprob] | None = None
     drafted: list[bool] = field(default_factory=list)  # per token: drafted, or the target's own
     error: str | None = None
+    # one for each token of the prompt, None for the first, which follows nothing
+    prompt_logprobs: list[TokenLogprob | None] | None = None
 
 
 @dataclass(frozen=True)
 class TokenEvent:
-    """Tokens committed to one request by one step; the last event carries the `Generation`."""
+    """Tokens committed to one request by one step; the last event carries the `Generation`.
+
+    `pieces` is `text` cut where special tokens stood, with their ids in place: a parser must see a
+    special token as what it is, never as text that looks like one. A special token comes once all
+    text before it has come; a stop token does not come at all.
+    """
 
     request_id: str
     token_ids: tuple[int, ...]
@@ -207,3 +243,4 @@ class TokenEvent:
     drafted: tuple[bool, ...]
     logprobs: tuple[TokenLogprob, ...] | None = None
     generation: Generation | None = None
+    pieces: tuple[str | int, ...] = ()

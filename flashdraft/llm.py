@@ -17,8 +17,16 @@ from typing import Any
 
 import torch
 
+from flashdraft.chat.grammar import LlguidanceCompiler, grammar_compiler
 from flashdraft.chat.templates import render_chat
-from flashdraft.core import FinishReason, Generation, Request, SamplingParams, TokenEvent
+from flashdraft.core import (
+    FinishReason,
+    Generation,
+    GrammarSpec,
+    Request,
+    SamplingParams,
+    TokenEvent,
+)
 from flashdraft.engine.config import EngineConfig
 from flashdraft.engine.engine import Engine
 from flashdraft.engine.live import OUT_OF_MEMORY
@@ -84,7 +92,14 @@ class LLM:
         self.drafter_name = None if drafter_name == "ngram" else drafter_name
         try:
             target, drafter = _load(checkpoint, self.drafter_name, self.kernels, self.model)
-            self.engine = Engine(target, drafter, config, self._decoder_factory())
+            self._grammar_compiler = _grammar_compiler(self.tokenizer, target)
+            self.engine = Engine(
+                target,
+                drafter,
+                config,
+                self._decoder_factory(),
+                grammar_compiler=self._grammar_compiler,
+            )
         except (torch.OutOfMemoryError, MemoryError) as error:
             raise CapacityError(
                 f"{self.model} does not fit in the device's memory ({error}); use a smaller model, "
@@ -99,14 +114,19 @@ class LLM:
         self,
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
+        grammar: GrammarSpec | None = None,
     ) -> list[Generation]:
         """Continue every prompt (text or token ids) as it is, all of them in one batch.
 
-        A prompt whose computation fails costs the others nothing: its `Generation` has the
+        With a `grammar`, every answer's text is one of its sentences, unless max_tokens cuts it. A
+        prompt whose computation fails costs the others nothing: its `Generation` has the
         finish_reason "error" and says why. If all of them fail, the first one's error is raised.
         """
         many = _as_list(prompts)
-        requests = list(map(self._request, many, _settings(params, len(many))))
+        requests = [
+            self._request(prompt, one, grammar=grammar)
+            for prompt, one in zip(many, _settings(params, len(many)), strict=True)
+        ]
         try:
             for request in requests:
                 self._submit(request)
@@ -123,15 +143,17 @@ class LLM:
         messages: Sequence[Message],
         params: SamplingParams | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        grammar: GrammarSpec | None = None,
     ) -> Generation:
         """Answer a conversation in the model's own chat format."""
-        return self.generate([self.chat_prompt(messages, tools)], params)[0]
+        return self.generate([self.chat_prompt(messages, tools)], params, grammar)[0]
 
     def stream(
         self,
         prompt: Prompt | Sequence[Message],
         params: SamplingParams | None = None,
         verify: int | None = None,
+        grammar: GrammarSpec | None = None,
     ) -> Generator[TokenEvent]:
         """Committed tokens as they come; the last event carries the whole `Generation`.
 
@@ -140,7 +162,7 @@ class LLM:
         if isinstance(prompt, Sequence) and prompt and isinstance(prompt[0], Mapping):
             prompt = self.chat_prompt(prompt)  # type: ignore[arg-type]
         (settings,) = _settings(params, 1)
-        request = self._request(prompt, settings, verify)  # type: ignore[arg-type]
+        request = self._request(prompt, settings, verify, grammar)  # type: ignore[arg-type]
         self._submit(request)
         try:
             while True:
@@ -158,19 +180,28 @@ class LLM:
         tokenizer = self._require_tokenizer()
         return tokenizer.encode(render_chat(tokenizer, messages, tools=tools))
 
+    def prepare_grammars(self) -> None:
+        """Do now what the first request with a grammar would have to wait for."""
+        if self._grammar_compiler is not None:
+            self._grammar_compiler.prepare()
+
     # -- requests ------------------------------------------------------------------------------
 
     def _request(
-        self, prompt: Prompt, params: SamplingParams, verify: int | None = None
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        verify: int | None = None,
+        grammar: GrammarSpec | None = None,
     ) -> Request:
         if isinstance(prompt, str):
             prompt = self._require_tokenizer().encode(prompt, add_special=True)
         elif not _is_list(prompt):
             raise RequestError(f"A prompt is {prompt!r}; it must be text or a list of token ids.")
-        if params.stop:
+        if params.stop or grammar is not None:
             self._require_tokenizer()
         seed = random.getrandbits(62) if params.seed is None else params.seed
-        return Request(uuid.uuid4().hex, list(prompt), params, seed, verify)
+        return Request(uuid.uuid4().hex, list(prompt), params, seed, verify, grammar)
 
     def _submit(self, request: Request) -> None:
         with self._lock:
@@ -214,7 +245,7 @@ class LLM:
         if self.tokenizer is None:
             raise RequestError(
                 f"{self.model} has no tokenizer; give prompts as lists of token ids, without stop "
-                "strings."
+                "strings and grammars."
             )
         return self.tokenizer
 
@@ -298,6 +329,13 @@ def _load(
     with loading_progress(checkpoint.source, label) as on_read:
         target = build_target(checkpoint.config, checkpoint.source, kernels, taps, on_read)
     return target, PackedDrafter(drafter, kernels) if drafter is not None else None
+
+
+def _grammar_compiler(tokenizer: Tokenizer | None, target: Target) -> LlguidanceCompiler | None:
+    config = target.config
+    if tokenizer is None:
+        return None
+    return grammar_compiler(tokenizer, config.vocab_size, config.eos_token_ids)
 
 
 def _is_list(value: object) -> bool:

@@ -1,16 +1,18 @@
-"""Tiny random targets of every family, drafters for them, and scripted proposers."""
+"""Tiny random targets of every family, drafters for them, scripted proposers, toy grammars."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
 
 from flashdraft.core import Generation, Request, SamplingParams
+from flashdraft.engine.cache import bytes_per_token
 from flashdraft.engine.costs import DraftCost
 from flashdraft.engine.engine import Engine
+from flashdraft.engine.memory import cache_layers
 from flashdraft.engine.policy import Draft
 from flashdraft.engine.sampling import RequestSampler
 from flashdraft.engine.scheduler import Work
@@ -25,6 +27,8 @@ from flashdraft.models.layers import Target
 from flashdraft.models.registry import build_target
 
 VOCAB = 67
+
+Rule = Callable[[Sequence[int]], tuple[set[int], bool]]
 
 _LLAMA = {
     "model_type": "llama",
@@ -199,6 +203,12 @@ def tiny_drafter(
     return PackedDrafter(Drafter(config), backend)
 
 
+def cache_for(target: Target, drafter: PackedDrafter | None, num_pages: int) -> float:
+    """A cache_gb that holds about so many pages: enough for one long sequence, not for eight."""
+    per_token = bytes_per_token(cache_layers(target, drafter), target.kernels.dtype)
+    return sum(per_token.values()) * 16 * num_pages / 1e9
+
+
 class ScriptedProposer:
     """Proposes a known continuation, corrupted at a given rate: 0 = always right, 1 = never."""
 
@@ -240,6 +250,82 @@ class ScriptedProposer:
 
     def measure(self, batch_sizes: Sequence[int]) -> DraftCost:
         return DraftCost(dict.fromkeys(batch_sizes, 1e-6))
+
+
+class TokenGrammar:
+    """A grammar by its rule: from the tokens so far to those that may follow, and may it end here.
+
+    It counts what it is asked, and breaks at states of a given length.
+    """
+
+    def __init__(self, rule: Rule, vocab_size: int = VOCAB, breaks_at: int | None = None) -> None:
+        self.rule = rule
+        self.vocab_size = vocab_size
+        self.breaks_at = breaks_at
+        self.num_masks = 0
+
+    def start(self) -> TokenMatcher:
+        return TokenMatcher(self)
+
+    def matches(self, tokens: Sequence[int]) -> bool:
+        """Whether the tokens are a whole sentence."""
+        is_path = all(token in self.rule(tokens[:i])[0] for i, token in enumerate(tokens))
+        return is_path and self.rule(tokens)[1]
+
+
+class TokenMatcher:
+    """A place in a TokenGrammar."""
+
+    def __init__(self, grammar: TokenGrammar) -> None:
+        self._grammar = grammar
+        self._tokens: list[int] = []
+
+    def advance(self, token: int) -> bool:
+        if token not in self._look()[0]:
+            return False
+        self._tokens.append(token)
+        return True
+
+    def rollback(self, count: int) -> None:
+        assert 0 < count <= len(self._tokens)
+        del self._tokens[-count:]
+
+    def allowed(self) -> bytes:
+        self._grammar.num_masks += 1
+        bits = sum(1 << token for token in self._look()[0])
+        return bits.to_bytes(-(-self._grammar.vocab_size // 8), "little")
+
+    def forced(self) -> list[int]:
+        path: list[int] = []
+        while len(path) < 40:
+            allowed, may_end = self._grammar.rule([*self._tokens, *path])
+            if len(allowed) != 1 or may_end:
+                break
+            path += allowed
+        return path
+
+    def may_end(self) -> bool:
+        return self._look()[1]
+
+    def is_complete(self) -> bool:
+        return not self._look()[0] and self.may_end()
+
+    def _look(self) -> tuple[set[int], bool]:
+        if self._grammar.breaks_at == len(self._tokens):
+            raise ValueError("the matcher is broken")
+        return self._grammar.rule(self._tokens)
+
+
+def phrases(tokens: Sequence[int]) -> tuple[set[int], bool]:
+    """Sentences of one to four phrases of six tokens, two or three of which are forced."""
+    count, place = divmod(len(tokens), 6)
+    if place == 0:
+        return set(range(6, 66, 3)) if count < 4 else set(), count > 0
+    if place in (1, 2):
+        return {4 + (tokens[-1] * 2 + place) % 60}, False
+    if place == 3 and tokens[-1] % 4 == 0:
+        return {5}, False
+    return set(range(10 + place, 40)), False
 
 
 def run(engine: Engine, requests: Sequence[Request], check: bool = True) -> dict[str, Generation]:

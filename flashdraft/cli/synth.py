@@ -9,6 +9,7 @@ from flashdraft.cli.arguments import Commands, add_json_argument
 from flashdraft.cli.display import Screen
 from flashdraft.cli.files import check_writable, write_json
 from flashdraft.errors import RequestError
+from flashdraft.interrupts import terminate_as_interrupt
 from flashdraft.kernels.select import DTYPES
 from flashdraft.train.prompts import read_texts
 from flashdraft.train.regenerate import load_target
@@ -76,14 +77,15 @@ def run(arguments: argparse.Namespace) -> int:
     )
     check_writable(arguments.out)
     forbidden = read_texts(arguments.exclude)  # unreadable? Better now than after loading
-    report = synthesize(
-        load_target(arguments.model, arguments.device, arguments.dtype),
-        arguments.out,
-        arguments.count,
-        settings,
-        exclude=forbidden,
-        num_slots=arguments.slots,
-    )
+    with terminate_as_interrupt():
+        report = synthesize(
+            load_target(arguments.model, arguments.device, arguments.dtype),
+            arguments.out,
+            arguments.count,
+            settings,
+            exclude=forbidden,
+            num_slots=arguments.slots,
+        )
     if arguments.json is not None:
         content = {
             "file": str(arguments.out),

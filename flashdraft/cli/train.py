@@ -16,7 +16,10 @@ from typing import Any
 
 from flashdraft.cli.arguments import Commands, Flag, add_json_argument
 from flashdraft.cli.display import LiveLine, Screen
-from flashdraft.cli.files import write_json
+from flashdraft.cli.files import STDOUT, check_writable, write_json
+from flashdraft.errors import RequestError
+from flashdraft.interrupts import terminate_as_interrupt
+from flashdraft.train.regenerate import AnswerSettings
 from flashdraft.train.schedule import TrainConfig
 
 
@@ -41,7 +44,6 @@ _ANSWER_FLAGS = {
     "greedy_share": Flag(float, "X", "share of greedy answers; the others are sampled"),
 }
 _TRAIN_FLAGS = {
-    "steps": Flag(int, "N", "end after so many steps, whatever the epochs"),
     "rows": Flag(int, "N", "tokens of context in a batch"),
     "blocks": Flag(int, "N", "blocks in a batch"),
     "short_share": Flag(float, "X", "share of blocks cut to a random width"),
@@ -88,9 +90,14 @@ def add_command(commands: Commands) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Train, and say what came of it."""
+    _refuse_unused(arguments)
+    if arguments.json not in (None, STDOUT):
+        file = Path(arguments.json)
+        if file.parent != arguments.out or arguments.out.is_dir():  # else it is made later
+            check_writable(file)
     # loaded here: no other command needs the trainer
     pipeline = importlib.import_module("flashdraft.train.pipeline")
-    job = pipeline.TrainingJob(
+    job = importlib.import_module("flashdraft.train.job").TrainingJob(
         target=arguments.target,
         out=arguments.out,
         prompts=tuple(arguments.prompts),
@@ -101,11 +108,11 @@ def run(arguments: argparse.Namespace) -> int:
         dtype=arguments.dtype,
         train=TrainConfig(**_given(arguments, TrainConfig.__dataclass_fields__)),
         **_given(arguments, _JOB_FLAGS),
-        answering=pipeline.AnswerSettings(**_given(arguments, _ANSWER_FLAGS)),
+        answering=AnswerSettings(**_given(arguments, _ANSWER_FLAGS)),
     )
     screen = Screen.detect()
     view = ProgressView(screen)
-    with _visible_stages(), closing(view):
+    with terminate_as_interrupt(), _visible_stages(), closing(view):
         result: dict[str, Any] = pipeline.train_drafter(job, note=screen.note, report=view.show)
     if not result:  # another process of the same run says it
         return 0
@@ -116,6 +123,19 @@ def run(arguments: argparse.Namespace) -> int:
     for source, value in (result["held_out"].get("by_source") or {}).items():
         print(f"accepted length, held out   {value:.2f}   {source or '(no source)'}")
     return 0
+
+
+def _refuse_unused(arguments: argparse.Namespace) -> None:
+    """A flag that would change nothing was given in error."""
+    if arguments.answers:
+        given, reason = _given(arguments, ("synth_count", *_ANSWER_FLAGS)), "--answers"
+    elif arguments.prompts:
+        given, reason = _given(arguments, ("synth_count",)), "--prompts"
+    else:
+        return
+    if given:
+        named = ", ".join("--" + name.replace("_", "-") for name in given)
+        raise RequestError(f"{named} would not be used with {reason}; leave one of them out.")
 
 
 class ProgressView:
@@ -172,7 +192,11 @@ def _add_data_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_drafter_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("drafter")
-    group.add_argument("--init-from", metavar="DRAFTER", help="start from this drafter's weights")
+    group.add_argument(
+        "--init-from",
+        metavar="DRAFTER",
+        help="start from the weights of this drafter, or of a run's state (DIR/run/state-N)",
+    )
     for name in ("layers", "block_size", "taps", "mask_token"):
         _add_flag(group, name, _JOB_FLAGS[name])
 
@@ -182,6 +206,7 @@ def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
     length = group.add_mutually_exclusive_group()
     _add_flag(length, "epochs", Flag(float, "N", "passes over the answers"), TrainConfig.epochs)
     _add_flag(length, "minutes", Flag(float, "M", "end by the clock, the decay included"))
+    _add_flag(length, "steps", Flag(int, "N", "end after so many steps"))
     highest = Flag(float, "X", "learning rate between warm-up and decay")
     _add_flag(group, "learning_rate", highest, TrainConfig.learning_rate, "--lr")
     for name, flag in _TRAIN_FLAGS.items():

@@ -64,7 +64,9 @@ class Committer:
             return Ending(finish)
         if num_accepted == len(samples):  # there is no bonus token: its row is not sound
             position = work.start + work.num_tokens + num_accepted
-            return Ending(FinishReason.ERROR, str(LogitsError(position)))
+            constraint = live.sampler.constraint
+            failure = constraint.failure if constraint is not None else None
+            return Ending(FinishReason.ERROR, failure or str(LogitsError(position)))
         return None
 
     def settle(

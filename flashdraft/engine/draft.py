@@ -293,19 +293,23 @@ class BlockProposer:
         logits: Tensor,
     ) -> list[Draft]:
         """Draft tokens by each request's own settings and noise, and the drafter's confidence."""
-        argmax, place, picked = self._target.kernels.argmax, 0, []
+        kernels, place, picked = self._target.kernels, 0, []
         for work, sampler, count in zip(works, samplers, counts, strict=True):
             rows = logits[place : place + count]
             place += count
             history = work.sequence.output_ids
-            picked.append(draft_rows(rows, sampler, history, work.start + 1, argmax))
-        tokens = torch.cat(picked)
-        chances = self._target.kernels.softmax(logits)
+            picked.append(draft_rows(rows, sampler, history, work.start + 1, kernels.argmax))
+        if any(sampler.constraint is not None for sampler in samplers):
+            logits = torch.cat([drafted.logits for drafted in picked])
+        tokens = torch.cat([drafted.tokens for drafted in picked])
+        if not len(tokens):
+            return [Draft([], [], BLOCK_SOURCE) for _ in works]
+        chances = kernels.softmax(logits)
         # NaN of a broken drafter is no confidence at all; the target refuses its tokens
         confidence = chances.gather(1, tokens.unsqueeze(1)).squeeze(1).nan_to_num(0.0).tolist()
         ids, place, drafts = tokens.tolist(), 0, []
-        for piece in picked:
-            end = place + len(piece)
+        for drafted in picked:
+            end = place + len(drafted.tokens)
             drafts.append(Draft(ids[place:end], confidence[place:end], BLOCK_SOURCE))
             place = end
         return drafts

@@ -15,6 +15,7 @@ from flashdraft.engine.commit import Committer
 from flashdraft.engine.config import MAX_VERIFY, EngineConfig
 from flashdraft.engine.costs import CostModel
 from flashdraft.engine.draft import BlockProposer, GuardedProposer, Proposer
+from flashdraft.engine.grammar import Constraint, GrammarCompiler
 from flashdraft.engine.live import Ending, Live
 from flashdraft.engine.memory import build_cache
 from flashdraft.engine.ngram import NgramIndex
@@ -22,10 +23,11 @@ from flashdraft.engine.output import StreamDecoder, TextOutput
 from flashdraft.engine.pages import PageBook
 from flashdraft.engine.policy import Draft, VerifyPolicy
 from flashdraft.engine.runner import Runner, Verified
-from flashdraft.engine.sampling import RequestSampler, is_sound, sample_rows, validate_for_vocab
+from flashdraft.engine.sampling import RequestSampler, is_sound, sample_rows
 from flashdraft.engine.scheduler import Scheduler, Work
 from flashdraft.engine.sequence import Sequence
-from flashdraft.errors import ContextLengthError, RequestError
+from flashdraft.engine.validate import validate_request
+from flashdraft.errors import RequestError
 from flashdraft.models.drafter import PackedDrafter
 from flashdraft.models.layers import Target
 
@@ -44,11 +46,13 @@ class Engine:
         config: EngineConfig | None = None,
         new_decoder: Callable[[], StreamDecoder] | None = None,
         proposer: Proposer | None = None,
+        grammar_compiler: GrammarCompiler | None = None,
     ) -> None:
         self.config = config or EngineConfig()
         self.target = target
         self._device = target.kernels.device
         self._new_decoder = new_decoder
+        self._compile = grammar_compiler
         cache, self.max_context = build_cache(target, drafter, self.config)
         self.book = PageBook(cache.book_pools, self.config.page_size, self.config.prefix_cache)
         self.scheduler = Scheduler(
@@ -76,48 +80,46 @@ class Engine:
         params, vocab_size = request.params, self.target.config.vocab_size
         if request.id in self._live:
             raise RequestError(f"A request with id {request.id!r} is already running.")
-        if not request.prompt_ids:
-            raise RequestError("The prompt is empty; it must have at least one token.")
-        for token in request.prompt_ids:
-            if type(token) is not int:  # a bool is no token
-                raise RequestError(
-                    f"The prompt holds {token!r} ({type(token).__name__}); token ids are plain "
-                    "integers."
-                )
-            if not 0 <= token < vocab_size:
-                raise RequestError(
-                    f"Token id {token!r} in the prompt is outside the vocabulary (0 to "
-                    f"{vocab_size - 1}); was it made by another model's tokenizer?"
-                )
-        if len(request.prompt_ids) >= self.max_context:
-            raise ContextLengthError(
-                f"The prompt has {len(request.prompt_ids)} tokens; the context holds "
-                f"{self.max_context} with at least one for the answer. Shorten the prompt or raise "
-                "max_context."
-            )
-        verify = request.verify
-        if verify is not None and (type(verify) is not int or not 0 <= verify <= MAX_VERIFY):
-            raise RequestError(
-                f"verify is {verify!r}; it must be None ('auto') or an integer from 0 to "
-                f"{MAX_VERIFY}."
-            )
-        validate_for_vocab(params, vocab_size)
+        validate_request(request, vocab_size, self.max_context)
         stop_ids = frozenset(params.stop_token_ids)
         if not params.ignore_eos:
             stop_ids |= frozenset(self.target.config.eos_token_ids)
+        constraint = self._constraint(request, stop_ids)
         limit = min(self.max_context, len(request.prompt_ids) + params.max_tokens)
         sequence = Sequence(request, stop_ids, limit)
         decoder = self._new_decoder() if self._new_decoder is not None else None
         self._live[request.id] = Live(
             sequence,
             RequestSampler(
-                params, request.seed, vocab_size, stop_ids, request.prompt_ids, self._device
+                params,
+                request.seed,
+                vocab_size,
+                stop_ids,
+                request.prompt_ids,
+                self._device,
+                constraint,
             ),
             TextOutput(decoder, params.stop),
             self.policy.new_request(),
             NgramIndex() if self.config.ngram else None,
         )
         self.scheduler.add(sequence)
+
+    @property
+    def supports_grammar(self) -> bool:
+        """Whether a request may have a grammar."""
+        return self._compile is not None
+
+    def _constraint(self, request: Request, stop_ids: frozenset[int]) -> Constraint | None:
+        if request.grammar is None:
+            return None
+        if self._compile is None:
+            raise RequestError(
+                "The request has a grammar, which needs llguidance and the model's tokenizer; "
+                'install it with: pip install "flashdraft[serve]".'
+            )
+        grammar, vocab_size = self._compile(request.grammar), self.target.config.vocab_size
+        return Constraint(grammar, stop_ids, request.params.min_tokens, vocab_size)
 
     def cancel(self, request_id: str) -> None:
         """End a request; its pages are free, and its last event comes, with the next step."""
@@ -193,7 +195,8 @@ class Engine:
                 [lives[i].sampler for i in limits],
                 list(limits.values()),
             )
-            for i, block in zip(limits, blocks, strict=True):
+            for i, proposed in zip(limits, blocks, strict=True):
+                block = self._fit(works[i], lives[i], proposed) or Draft([], [])
                 drafts[i] = self.policy.better(lives[i].momentum, drafts[i], block)
         num_rows = sum(work.num_tokens for work in works)
         lengths = self.policy.choose(drafts, [live.momentum for live in lives], fixed, num_rows)
@@ -204,9 +207,19 @@ class Engine:
         return [d.cut(n) if d and n else None for d, n in zip(drafts, lengths, strict=True)]
 
     def _look_up(self, work: Work, live: Live) -> Draft | None:
-        if live.ngrams is None or work.room == 0 or work.sequence.request.verify == 0:
+        if work.room == 0 or work.sequence.request.verify == 0:
             return None
-        return live.ngrams.propose(work.sequence.tokens, min(work.room, MAX_VERIFY))
+        found = None
+        if live.ngrams is not None:
+            found = live.ngrams.propose(work.sequence.tokens, min(work.room, MAX_VERIFY))
+        return self._fit(work, live, found)
+
+    def _fit(self, work: Work, live: Live, draft: Draft | None) -> Draft | None:
+        """The draft as the request's grammar has it, if there is one."""
+        constraint = live.sampler.constraint
+        if constraint is None:
+            return draft
+        return constraint.fit(work.sequence.output_ids, draft, min(work.room, MAX_VERIFY))
 
     def _verify(self, works: list[Work], drafts: list[Draft | None], stats: StepStats) -> Verified:
         begin = time.perf_counter()
@@ -252,6 +265,7 @@ class Engine:
         endings: dict[str, Ending] = {}
         for i, work in enumerate(works):
             live, logits = self._of(work), verified.logits[slice(*verified.offsets[i : i + 2])]
+            work.sequence.score(verified.scores[i])
             try:
                 ending = self._committer.accept(work, live, drafts[i], samples[i], logits, stats)
             except Exception as error:  # of the decoder, most likely
@@ -320,7 +334,8 @@ class Engine:
         if self.config.verify == 0:
             return 0
         block = self.proposer.max_drafts if self.proposer is not None else 0
-        return max(min(block, MAX_VERIFY), MAX_VERIFY if self.config.ngram else 0)
+        finds = self.config.ngram or self.supports_grammar  # and a grammar forces tokens
+        return max(min(block, MAX_VERIFY), MAX_VERIFY if finds else 0)
 
     def _measure_costs(self) -> CostModel | None:
         """Step costs for the policy, unless nothing is drafted or the verify length is fixed."""

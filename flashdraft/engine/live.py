@@ -51,6 +51,7 @@ class Live:
         tokens[j] was chosen from logits[j]; the first `num_accepted` of them had been drafted.
         """
         sequence, params = self.sequence, self.sequence.request.params
+        constraint = self.sampler.constraint
         if not tokens:
             return None
         now = time.perf_counter()
@@ -64,9 +65,12 @@ class Live:
             if params.logprobs is not None:
                 sequence.logprobs.append(logprobs_of(logits[place], token, params.logprobs))
             may_stop = sequence.num_output > params.min_tokens
-            if token in sequence.stop_ids and may_stop:
+            # a grammar has let a stop token through because the answer ends with it
+            if token in sequence.stop_ids and (may_stop or constraint is not None):
                 return FinishReason.STOP
             if self.output.push(token, may_stop):
+                return FinishReason.STOP
+            if constraint is not None and constraint.ends(sequence.output_ids):
                 return FinishReason.STOP
             if sequence.num_left <= 0:
                 return FinishReason.LENGTH
@@ -93,7 +97,7 @@ class Live:
         self._num_reported = sequence.num_output
         has_logprobs = sequence.request.params.logprobs is not None
         logprobs: list[TokenLogprob] | None = sequence.logprobs if has_logprobs else None
-        text = self.output.take()
+        shown = self.output.take()
         generation = None
         if ending is not None:
             generation = Generation(
@@ -104,12 +108,14 @@ class Live:
                 logprobs=logprobs,
                 drafted=sequence.drafted,
                 error=ending.error,
+                prompt_logprobs=sequence.prompt_logprobs,
             )
         return TokenEvent(
             request_id=sequence.request.id,
             token_ids=tuple(sequence.output_ids[new]),
-            text=text,
+            text=shown.text,
             drafted=tuple(sequence.drafted[new]),
             logprobs=None if logprobs is None else tuple(logprobs[new]),
             generation=generation,
+            pieces=shown.pieces,
         )

@@ -133,20 +133,22 @@ class PageBook:
         """The sequence's page table in one pool (read only)."""
         return self._holdings[owner].tables[pool_index]
 
-    def open(self, owner: Hashable, tokens: Sequence[int]) -> int:
+    def open(self, owner: Hashable, tokens: Sequence[int], most: int | None = None) -> int:
         """Begin a sequence on whatever prefix of `tokens` is cached; return that prefix's length.
 
-        At least the last token is left to compute. A hit needs every page of the pools without a
-        window and, in each pool with one, the pages that the next token can still see. The list
-        `tokens` is remembered: append to it as you like, but change nothing that is in it.
+        It is no longer than `most`, and at least the last token is left to compute. A hit needs
+        every page of the pools without a window and, in each pool with one, the pages that the next
+        token can still see. The list `tokens` is remembered: append to it as you like, but change
+        nothing that is in it.
         """
         assert owner not in self._holdings
         last, num_pages = self._last_closed, 0
         digests = last.digests if last is not None and last.tokens is tokens else []
         if self._use_prefix_cache:
-            most = (len(tokens) - 1) // self.page_size
-            self._extend_digests(digests, tokens, most)
-            num_pages = self._longest_hit(digests[:most])
+            longest = len(tokens) - 1 if most is None else min(most, len(tokens) - 1)
+            most_pages = longest // self.page_size
+            self._extend_digests(digests, tokens, most_pages)
+            num_pages = self._longest_hit(digests[:most_pages])
         tables = []
         for pool in self.pools:
             first = self._first_visible_page(pool, num_pages * self.page_size)

@@ -18,11 +18,12 @@ from itertools import accumulate
 from flashdraft.engine.config import MAX_VERIFY
 from flashdraft.engine.costs import CostModel
 
-BLOCK_SOURCE, NGRAM_SOURCE = "block", "ngram"  # the names of the proposers
+# the names of the proposers
+BLOCK_SOURCE, NGRAM_SOURCE, FORCED_SOURCE = "block", "ngram", "grammar"
 
 # confidences below the first edge are one bucket, between two edges another, and so on; finer near
-# one, where a small difference decides over a long draft
-BUCKET_EDGES = (0.02, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.97, 0.99)
+# one, where a small difference decides over a long draft; what a grammar forces is by itself
+BUCKET_EDGES = (0.02, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.97, 0.99, 1.0)
 CONFIDENCE_WEIGHT = 4.0  # observations that the proposer's own word counts for
 PARENT_WEIGHT = 12.0  # observations that all requests together count for, for one of them
 DECAY, PARENT_DECAY = 0.98, 0.995  # per observation of a bucket: old evidence fades

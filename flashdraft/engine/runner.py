@@ -9,11 +9,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flashdraft.core import Request, SamplingParams
+from flashdraft.core import Request, SamplingParams, TokenLogprob
 from flashdraft.engine.cache import KVCache, Span
 from flashdraft.engine.pages import PageBook
 from flashdraft.engine.policy import Draft
 from flashdraft.engine.scheduler import Work
+from flashdraft.engine.score import score_prompt
 from flashdraft.engine.sequence import Sequence as RunningSequence
 from flashdraft.models.layers import ForwardBatch, Target
 
@@ -26,6 +27,7 @@ class Verified:
     offsets: list[int]  # work i owns logits offsets[i] : offsets[i + 1]
     taps: Tensor | None  # [all rows, num_taps * hidden_size]
     row_offsets: list[int]  # work i owns rows row_offsets[i] : row_offsets[i + 1]
+    scores: list[list[TokenLogprob]]  # of work i's prompt, where it asked for them
 
 
 class Runner:
@@ -61,10 +63,14 @@ class Runner:
         )
         output = self._target.forward(torch.tensor(tokens, device=device), batch)
         hidden = output.hidden
+        scores = [
+            score_prompt(self._target, work, hidden[first : first + work.num_tokens])
+            for work, first in zip(works, rows.offsets[:-1], strict=True)
+        ]
         if len(wanted) < len(tokens):
             hidden = hidden[torch.tensor(wanted, device=device, dtype=torch.int64)]
         logits = self._target.logits(hidden) if wanted else hidden.new_zeros(0, 0)
-        return Verified(logits, offsets, output.taps, rows.offsets)
+        return Verified(logits, offsets, output.taps, rows.offsets, scores)
 
     def measure(self, widths: Sequence[int], repeats: int = 5) -> dict[int, float]:
         """Seconds of a step over n rows, for each n: the fastest of a few, nothing kept.

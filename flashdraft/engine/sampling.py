@@ -17,6 +17,8 @@ from torch import Tensor
 
 from flashdraft.core import SamplingParams, TokenLogprob
 from flashdraft.engine.draw import draw
+from flashdraft.engine.grammar import Constraint
+from flashdraft.engine.mask import apply_masks
 from flashdraft.engine.noise import noise_key
 from flashdraft.errors import FlashdraftError, RequestError
 
@@ -29,8 +31,8 @@ class LogitsError(FlashdraftError):
     def __init__(self, position: int) -> None:
         super().__init__(
             f"The logits at position {position} have no finite maximum: they hold NaN or infinity, "
-            "or every token is masked. Check the checkpoint and its dtype, or relax logit_bias "
-            "and min_tokens."
+            "or every token is masked. Check the checkpoint and its dtype, or relax logit_bias, "
+            "min_tokens or the grammar."
         )
 
 
@@ -43,6 +45,13 @@ class Samples(NamedTuple):
 
     tokens: Tensor  # [num_rows] int64
     sound: Tensor  # [num_rows] bool
+
+
+class Drafted(NamedTuple):
+    """Draft tokens, and the logits that tell how likely each of them is."""
+
+    tokens: Tensor  # [num_drafts] int64
+    logits: Tensor  # [num_drafts, vocab]
 
 
 class Emitted(NamedTuple):
@@ -74,7 +83,8 @@ class RequestSampler:
     """One request's settings, ready to be applied to rows of logits; made once per request.
 
     `needs_logits_processing` is False where the token is the plain argmax of the raw logits;
-    `adjusts` is True where `process` changes them before the temperature does.
+    `adjusts` is True where `process` changes them before the temperature does. A `constraint` masks
+    the rows, and has its own word on stop tokens.
     """
 
     def __init__(
@@ -85,8 +95,10 @@ class RequestSampler:
         stop_ids: Collection[int],
         prompt_ids: Sequence[int],
         device: torch.device,
+        constraint: Constraint | None = None,
     ) -> None:
         self.params = params
+        self.constraint = constraint
         self.seed = seed
         self.vocab_size = vocab_size
         self._device = device
@@ -107,9 +119,11 @@ class RequestSampler:
         self._ids: Tensor  # `_seen` as an index
         self._counts: Tensor  # of `_history`
         self._forget()
-        masks_stops = params.min_tokens > 0 and len(self._stop_ids) > 0
-        self.adjusts = self._penalises or bool(params.logit_bias) or masks_stops
-        self.needs_logits_processing = self.adjusts or not params.is_greedy
+        self._masks_stops = constraint is None and params.min_tokens > 0 and len(self._stop_ids) > 0
+        self.adjusts = self._penalises or bool(params.logit_bias) or self._masks_stops
+        self.needs_logits_processing = (
+            self.adjusts or not params.is_greedy or constraint is not None
+        )
 
     def process(self, row: Tensor, output_ids: Sequence[int]) -> Tensor:
         """A copy of the row [vocab] after bias, min_tokens and penalties, as float32.
@@ -158,7 +172,7 @@ class RequestSampler:
         row = row.to(torch.float32, copy=True)
         if params.logit_bias:
             row.index_add_(0, self._bias_ids, self._bias)
-        if num_output < params.min_tokens:
+        if self._masks_stops and num_output < params.min_tokens:
             row.index_fill_(0, self._stop_ids, -math.inf)
         if emitted is None:
             return row
@@ -200,9 +214,20 @@ def sample_rows(
     """The target's own token for every row of one request's verify step.
 
     Row j of logits [num_rows, vocab] predicts the token at absolute position first_position + j;
-    it follows the output tokens `history` and then drafts[:j].
+    it follows the output tokens `history` and then drafts[:j]. A row that a grammar does not lead
+    to is not sound.
     """
-    return _sample(logits, sampler, history, drafts, first_position, argmax)
+    if sampler.constraint is None:
+        return _sample(logits, sampler, history, drafts, first_position, argmax)
+    masks = sampler.constraint.masks(history, drafts[: len(logits) - 1])
+    masked = apply_masks(logits[: len(masks)], masks)
+    reached = _sample(masked, sampler, history, drafts, first_position, argmax)
+    likeliest = argmax(logits)
+    sound = is_sound(logits, likeliest)  # a mask must not hide that the logits are broken
+    likeliest[: len(masks)] = reached.tokens
+    sound[: len(masks)] &= reached.sound
+    sound[len(masks) :] = False
+    return Samples(likeliest, sound)
 
 
 def draft_rows(
@@ -211,13 +236,54 @@ def draft_rows(
     history: Sequence[int],
     first_position: int,
     argmax: ArgMax,
-) -> Tensor:
-    """Draft tokens [num_rows] int64 from a drafter's logits over the target's vocabulary.
+) -> Drafted:
+    """Draft tokens from a drafter's logits over the target's vocabulary: one per row, or fewer.
 
     Slot j stands for absolute position first_position + j and is sampled with the noise and the
-    settings the target will use there; it follows `history` and the draft tokens before it.
+    settings the target will use there; it follows `history` and the draft tokens before it. Under a
+    grammar the draft is a way through it, and ends where the drafter knows none.
     """
-    return _sample(logits, sampler, history, None, first_position, argmax).tokens
+    if sampler.constraint is not None:
+        return _draft_in_grammar(
+            logits, sampler, sampler.constraint, history, first_position, argmax
+        )
+    return Drafted(_sample(logits, sampler, history, None, first_position, argmax).tokens, logits)
+
+
+def _draft_in_grammar(
+    logits: Tensor,
+    sampler: RequestSampler,
+    constraint: Constraint,
+    history: Sequence[int],
+    first_position: int,
+    argmax: ArgMax,
+) -> Drafted:
+    """One row after the other: what may come next depends on what was drafted before."""
+    tokens: list[int] = []
+    rows: list[Tensor] = []
+    forced: list[int] = []
+    with constraint.guard():
+        constraint.seek(history)
+        while len(tokens) < len(logits):
+            place = len(tokens)
+            forced = forced or constraint.forced()
+            if forced:  # surer than anything that the drafter says
+                token = forced.pop(0)
+                row = torch.full_like(logits[:1], -math.inf)
+                row[0, token] = 0.0
+            else:
+                row = apply_masks(logits[place : place + 1], [constraint.allowed()])
+                past = [*history, *tokens]
+                sample = _sample(row, sampler, past, [], first_position + place, argmax)
+                if not bool(sample.sound[0]):  # it is blind here: it knows fewer tokens, or broke
+                    break
+                token = int(sample.tokens[0])
+            tokens.append(token)
+            rows.append(row)
+            if token in constraint.stop_ids or not constraint.follow(token):
+                break
+    ids = torch.tensor(tokens, dtype=torch.int64, device=logits.device)
+    return Drafted(ids, torch.cat(rows) if rows else logits[:0])
 
 
 def logprobs_of(row: Tensor, token: int, num_top: int) -> TokenLogprob:
@@ -245,7 +311,7 @@ def _sample(
     num_rows = logits.shape[0]
     likeliest = argmax(logits)
     sound = is_sound(logits, likeliest)
-    if num_rows == 0 or not sampler.needs_logits_processing:
+    if num_rows == 0 or (sampler.params.is_greedy and not sampler.adjusts):
         return Samples(likeliest, sound)
     tokens: list[Tensor] = []
     peaks: list[Tensor] = []

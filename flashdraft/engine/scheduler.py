@@ -122,7 +122,7 @@ class Scheduler:
         return work
 
     def _admit(self, sequence: Sequence, budget: int) -> Work | None:
-        cached = self.book.open(sequence, sequence.tokens)
+        cached = self.book.open(sequence, sequence.tokens, sequence.most_cached)
         count = min(len(sequence.tokens) - cached, budget, self._prefill_chunk)
         if not self.book.reserve(sequence, len(sequence.tokens), cached + count):
             self.book.close(sequence)

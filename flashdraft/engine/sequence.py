@@ -23,6 +23,9 @@ class Sequence:
     num_cached: int = 0
     num_folded: int = 0
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob | None] | None = (
+        None  # of the prompt's first tokens, if asked
+    )
     drafted: list[bool] = field(default_factory=list)
     stats: GenerationStats = field(default_factory=GenerationStats)
     arrived_at: float = field(default_factory=time.perf_counter)
@@ -31,6 +34,8 @@ class Sequence:
     def __post_init__(self) -> None:
         self.tokens = list(self.request.prompt_ids)
         self.stats.prompt_tokens = len(self.tokens)
+        if self.request.prompt_logprobs is not None:
+            self.prompt_logprobs = [None]
 
     @property
     def num_prompt(self) -> int:
@@ -48,6 +53,18 @@ class Sequence:
     def is_decoding(self) -> bool:
         """Only the anchor is left to compute, and it is not the prompt's."""
         return self.num_cached == len(self.tokens) - 1 and self.num_output > 0
+
+    @property
+    def most_cached(self) -> int | None:
+        """Leading tokens that a prefix hit may spare the target; None = any number."""
+        if self.prompt_logprobs is None or len(self.prompt_logprobs) >= self.num_prompt:
+            return None
+        return len(self.prompt_logprobs) - 1  # a token's logprob comes from the row before it
+
+    def score(self, logprobs: list[TokenLogprob]) -> None:
+        """Take in the logprobs of the prompt's next tokens."""
+        if self.prompt_logprobs is not None:
+            self.prompt_logprobs += logprobs
 
     @property
     def num_left(self) -> int:

@@ -150,6 +150,7 @@ class DrafterConfig:
             tap_layers=tuple(int(tap) - 1 for tap in config["aux_hidden_state_layer_ids"]),
             embed_scale=1.0,  # trained on raw embeddings, whatever the target multiplies
             draft_vocab_size=None if draft_vocab == fields["vocab_size"] else draft_vocab,
+            any_width=bool(config.get("any_width", False)),  # a key of our own
         )
 
     def to_hf(self) -> dict[str, Any]:

@@ -161,6 +161,7 @@ def _speculators_keys(config: DrafterConfig, target: ModelConfig) -> dict[str, A
         # without sliding layers it says nothing, but vLLM would read "causal" for every layer
         "sliding_window_non_causal": True not in sliding,
         "sample_from_anchor": False,
+        **({"any_width": True} if config.any_width else {}),  # a key of our own
     }
 
 

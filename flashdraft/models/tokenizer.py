@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,11 @@ class Tokenizer:
     def eos_id(self) -> int | None:
         return None if self.eos_token is None else self.token_id(self.eos_token)
 
+    @cached_property
+    def longest_token(self) -> int:
+        """Characters of the longest token, as the vocabulary spells it."""
+        return max(map(len, self._backend.get_vocab()), default=1)
+
     def token_id(self, token: str) -> int | None:
         """The id of a token by its exact spelling in the vocabulary."""
         return self._backend.token_to_id(token)
@@ -91,13 +97,19 @@ class Tokenizer:
         """The text of token ids; bytes that are not UTF-8 become U+FFFD."""
         return self._backend.decode(ids, skip_special_tokens=skip_special)
 
+    def to_json(self) -> str:
+        """The whole tokenizer in the format of tokenizer.json."""
+        return self._backend.to_str()
+
 
 class StreamDecoder:
     """Decodes a growing sequence of tokens; the pieces joined equal `decode` of the whole.
 
     A piece is held back while a later token could still change it: a character whose last bytes are
     missing, and a run of byte tokens (which the tokenizer decodes as one). Each call decodes only
-    the tokens since the last piece and, as their left context, that piece.
+    the tokens since the last piece and, as their left context, that piece. Special tokens are no
+    text, but `push_pieces` and `flush_pieces` have their ids where they stood: behind all text of
+    the tokens before them, and behind a character that they interrupt.
     """
 
     def __init__(self, tokenizer: Tokenizer, skip_special: bool = True) -> None:
@@ -106,19 +118,29 @@ class StreamDecoder:
         self._ids: list[int] = []  # the last piece's tokens, then those not yet shown
         self._shown = 0  # how many of _ids have been shown
         self._complete = 0  # how many of _ids stand before a trailing run of byte tokens
+        self._special: list[tuple[int, int]] = []  # (how many of _ids stand before it, its id)
 
     def push(self, ids: Iterable[int]) -> str:
         """Take the next tokens; return the text that is now certain."""
+        return _text_of(self.push_pieces(ids))
+
+    def flush(self) -> str:
+        """The rest, as it is; incomplete characters become U+FFFD."""
+        return _text_of(self.flush_pieces())
+
+    def push_pieces(self, ids: Iterable[int]) -> list[str | int]:
+        """As `push`, with the ids of special tokens in their places."""
         for index in ids:
             if index in self._skipped:
+                self._special.append((len(self._ids), index))
                 continue
             self._ids.append(index)
             if index not in self._tokenizer.byte_ids:
                 self._complete = len(self._ids)
         return self._show(self._safe_end())
 
-    def flush(self) -> str:
-        """The rest, as it is; incomplete characters become U+FFFD."""
+    def flush_pieces(self) -> list[str | int]:
+        """As `flush`, with the ids of special tokens in their places."""
         return self._show(len(self._ids))
 
     def _decode(self, start: int, end: int) -> str:
@@ -138,15 +160,39 @@ class StreamDecoder:
                 return cut
         return start
 
-    def _show(self, end: int) -> str:
-        if end <= self._shown:
-            return ""
-        known = self._decode(0, self._shown)
-        text = self._decode(0, end)[len(known) :]
-        del self._ids[: self._shown]
-        self._complete -= self._shown
-        self._shown = end - self._shown
-        return text
+    def _show(self, end: int) -> list[str | int]:
+        """Text and special tokens up to `end`."""
+        due = [mark for mark in self._special if mark[0] <= end]
+        del self._special[: len(due)]
+        pieces: list[str | int] = []
+        if end > self._shown:
+            known = len(self._decode(0, self._shown))
+            whole = self._decode(0, end)
+            for place, index in due:
+                cut = self._cut(place, end, whole)
+                pieces += [whole[known:cut], index]
+                known = max(known, cut)
+            pieces.append(whole[known:])
+            del self._ids[: self._shown]
+            self._complete -= self._shown
+            self._special = [(place - self._shown, index) for place, index in self._special]
+            self._shown = end - self._shown
+        else:
+            pieces += [index for _, index in due]
+        return [piece for piece in pieces if piece != ""]
+
+    def _cut(self, place: int, end: int, whole: str) -> int:
+        """Where the text of the tokens before `place`, with its last character, ends in `whole`."""
+        for later in range(place, end):
+            before = self._decode(0, later)
+            is_whole = whole.startswith(before) and not before.endswith(_REPLACEMENT)
+            if is_whole or before + self._decode(later, end) == whole:
+                return len(before)
+        return len(whole)
+
+
+def _text_of(pieces: Iterable[str | int]) -> str:
+    return "".join(piece for piece in pieces if isinstance(piece, str))
 
 
 def _from_gguf(path: Path) -> Tokenizer | None:

@@ -1,12 +1,11 @@
 """Answers on disk and in memory: token ids of prompts with what the target wrote to them.
 
 A folder holds shards `answers-00000.safetensors`, each complete or not there. It knows neither
-models nor tokenizers: who writes the answers is regenerate.py, who learns from them is batches.py.
+models nor tokenizers: who writes shards is answer_writer.py, who learns from them is batches.py.
 """
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,16 +17,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from flashdraft.errors import TrainingError
-from flashdraft.train.lock import make_folder
 
 FORMAT_VERSION = "1"
 SHARD_GLOB = "answers-*.safetensors"
-MAX_UINT16_VOCAB = 65536
-_COLUMNS = {  # per example, beside the tokens
+COLUMNS = {  # per example, beside the tokens
     "prompt_lengths": torch.int32,
     "answer_lengths": torch.int32,
     "prompt_index": torch.int32,  # row in the list of prompts
@@ -53,6 +49,15 @@ class Answer(NamedTuple):
     ended: bool = True
 
 
+class Author(NamedTuple):
+    """Who wrote answers, as far as their shard says it: older ones say less."""
+
+    name: str | None = None
+    fingerprint: str | None = None
+    vocab_size: int | None = None
+    tokenizer: str | None = None  # a digest
+
+
 @dataclass(frozen=True)
 class AnswerSet:
     """Examples in memory, flat: prompt and answer of every example end to end."""
@@ -65,16 +70,17 @@ class AnswerSet:
     temperatures: Tensor  # [num_examples] float32; 0 = greedy
     ended: Tensor  # [num_examples] bool: by a stop token, not cut
     max_tokens: int | None = None  # the limit of all answers; None = not known, or several
+    authors: frozenset[Author] = frozenset()  # the targets that wrote them
 
     @classmethod
     def read(cls, folders: str | Path | Iterable[str | Path]) -> AnswerSet:
         """Everything in one or several folders of answers."""
         many = [folders] if isinstance(folders, str | Path) else list(folders)
         shards = [shard for folder in many for shard in _shards_of(Path(folder))]
-        contents = [_read_shard(shard) for shard in shards]
+        contents = [read_shard(shard) for shard in shards]
         names = sorted({name for _, meta in contents for name in meta["sources"]})
         place = {name: i for i, name in enumerate(names)}
-        columns: dict[str, list[Tensor]] = {name: [] for name in ("tokens", *_COLUMNS)}
+        columns: dict[str, list[Tensor]] = {name: [] for name in ("tokens", *COLUMNS)}
         for tensors, meta in contents:
             own = torch.tensor([place[name] for name in meta["sources"]], dtype=torch.int64)
             tensors["source"] = own[tensors["source"].long()]
@@ -91,6 +97,7 @@ class AnswerSet:
             temperatures=joined["temperature"],
             ended=joined["ended"].bool(),
             max_tokens=_common_limit([meta["identity"] for _, meta in contents]),
+            authors=frozenset(meta["author"] for _, meta in contents),
         )
 
     @classmethod
@@ -153,6 +160,7 @@ class AnswerSet:
             temperatures=self.temperatures[chosen],
             ended=self.ended[chosen],
             max_tokens=self.max_tokens,
+            authors=self.authors,
         )
 
     def split(self, held_out: int, seed: int) -> tuple[AnswerSet, AnswerSet]:
@@ -198,79 +206,6 @@ class AnswerSet:
         return list(groups.values())
 
 
-class AnswerWriter:
-    """Appends answers to a folder, a shard at a time; nothing that is on disk is ever rewritten.
-
-    The folder belongs to one target, one list of prompts and one group of settings, its `identity`:
-    whoever comes with another is refused, for the rows would not mean the same.
-    """
-
-    def __init__(
-        self, folder: str | Path, vocab_size: int, identity: Mapping[str, Any], shard_size: int
-    ) -> None:
-        self.folder = Path(folder)
-        self._identity = json.dumps(identity, sort_keys=True)
-        self._shard_size = shard_size
-        self._token_dtype = torch.uint16 if vocab_size <= MAX_UINT16_VOCAB else torch.int32
-        self._waiting: list[Answer] = []
-        self._done: set[tuple[int, int]] = set()
-        self.bytes_written = 0  # of tokens, in this run; those that still wait are counted
-        make_folder(self.folder)
-        shards = sorted(self.folder.glob(SHARD_GLOB))
-        for shard in shards:
-            tensors, meta = _read_shard(shard)
-            if meta["identity"] != self._identity:
-                raise TrainingError(
-                    f"{self.folder} holds answers made from other prompts, by another target or "
-                    f"with other settings ({_difference(meta['identity'], self._identity)}); use "
-                    "another folder, or delete this one."
-                )
-            indices, variants = tensors["prompt_index"].tolist(), tensors["variant"].tolist()
-            self._done.update(zip(indices, variants, strict=True))
-        self._next_shard = int(shards[-1].stem.split("-")[1]) + 1 if shards else 0
-
-    def done(self) -> set[tuple[int, int]]:
-        """(prompt index, variant) of every answer that is already on disk."""
-        return set(self._done)
-
-    def append(self, answer: Answer) -> None:
-        """Take an answer; every full shard is written at once."""
-        self._waiting.append(answer)
-        num_tokens = len(answer.prompt_ids) + len(answer.answer_ids)
-        self.bytes_written += num_tokens * self._token_dtype.itemsize
-        if len(self._waiting) >= self._shard_size:
-            self.flush()
-
-    def flush(self) -> None:
-        """Write what waits as a shard of its own."""
-        if not self._waiting:
-            return
-        answers, path = self._waiting, self.folder / f"answers-{self._next_shard:05d}.safetensors"
-        names = sorted({answer.source for answer in answers})
-        place = {name: i for i, name in enumerate(names)}
-        flat = np.concatenate([np.asarray(ids) for a in answers for ids in a[:2]]).astype(np.int32)
-        values: dict[str, list[Any]] = {
-            "prompt_lengths": [len(a.prompt_ids) for a in answers],
-            "answer_lengths": [len(a.answer_ids) for a in answers],
-            "prompt_index": [a.prompt_index for a in answers],
-            "variant": [a.variant for a in answers],
-            "source": [place[a.source] for a in answers],
-            "temperature": [a.temperature for a in answers],
-            "ended": [a.ended for a in answers],
-        }
-        tensors = {name: torch.tensor(values[name], dtype=kind) for name, kind in _COLUMNS.items()}
-        tensors["tokens"] = torch.from_numpy(flat).to(self._token_dtype)
-        metadata = {
-            "format": FORMAT_VERSION,
-            "identity": self._identity,
-            "sources": json.dumps(names),
-        }
-        _write_shard(path, tensors, metadata)
-        self._done.update((a.prompt_index, a.variant) for a in answers)
-        self._waiting = []
-        self._next_shard += 1
-
-
 def _starts(lengths: Tensor) -> Tensor:
     return torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
 
@@ -301,7 +236,7 @@ def _shards_of(folder: Path) -> list[Path]:
     return shards
 
 
-def _read_shard(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def read_shard(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The tensors (tokens as int32) and the metadata of a shard, checked."""
     try:
         with safe_open(path, framework="pt") as file:
@@ -311,9 +246,10 @@ def _read_shard(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
                     f"{path} has format {metadata.get('format')!r}; this version reads "
                     f"{FORMAT_VERSION!r}. Generate the answers again."
                 )
-            tensors = {name: file.get_tensor(name) for name in ("tokens", *_COLUMNS)}
+            tensors = {name: file.get_tensor(name) for name in ("tokens", *COLUMNS)}
             sources = json.loads(metadata["sources"])
             identity = metadata["identity"]
+            author = _author(metadata)
     except (SafetensorError, OSError, KeyError, ValueError) as error:
         raise TrainingError(
             f"{path} cannot be read ({error}); delete it, and its answers are generated again."
@@ -325,26 +261,15 @@ def _read_shard(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             f"{path} has {len(tensors['tokens'])} tokens where its lengths say "
             f"{int(lengths.sum())}; delete it, and its answers are generated again."
         )
-    return tensors, {"sources": sources, "identity": identity}
+    return tensors, {"sources": sources, "identity": identity, "author": author}
 
 
-def _write_shard(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
-    part = path.with_name(path.name + ".part")
-    try:
-        save_file(tensors, part, metadata=metadata)
-        part.replace(path)
-    except (OSError, SafetensorError) as error:
-        part.unlink(missing_ok=True)
-        full = getattr(error, "errno", None) == errno.ENOSPC or "No space left" in str(error)
-        reason = "the disk is full" if full else str(error)
-        raise TrainingError(
-            f"{path} cannot be written: {reason}. The complete shards are kept: make room and run "
-            "the same command again to go on from there."
-        ) from None
-
-
-def _difference(theirs: str, ours: str) -> str:
-    """Which parts of two identities differ, and how."""
-    left, right = json.loads(theirs), json.loads(ours)
-    keys = [key for key in sorted({*left, *right}) if left.get(key) != right.get(key)]
-    return "; ".join(f"{key}: {left.get(key)} there, {right.get(key)} now" for key in keys)
+def _author(metadata: Mapping[str, str]) -> Author:
+    identity = json.loads(metadata["identity"])
+    vocab_size = metadata.get("vocab_size")
+    return Author(
+        identity.get("target"),
+        identity.get("fingerprint"),
+        None if vocab_size is None else int(vocab_size),
+        metadata.get("tokenizer"),
+    )

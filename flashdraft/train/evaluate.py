@@ -109,9 +109,10 @@ def evaluate_offline(
     """Accepted lengths on stored greedy answers.
 
     max_tokens is the limit under which they were generated: the engine drafts no further than it,
-    and a shorter block may draft other tokens. None = it was far away. verify is the most draft
-    tokens sent to the target; None = all of a block.
+    and a shorter block may draft other tokens. None = the limit that the answers know of, if any.
+    verify is the most draft tokens sent to the target; None = all of a block.
     """
+    max_tokens = answers.max_tokens if max_tokens is None else max_tokens
     longest = int(answers.starts.diff().max()) if len(answers) else 0
     if longest > max_rows:
         raise TrainingError(
@@ -134,7 +135,9 @@ def evaluate_offline(
             batch = host.to(device)
             taps = step.features.run(batch) if taps is None else taps
             rooms = _rooms(host, answers.prompt_lengths.numpy()[chosen], max_tokens, size)
-            widths = None if max_tokens is None else torch.from_numpy(rooms + 1).to(device)
+            drafted = np.minimum(rooms, verify) if step.drafter.config.any_width else rooms
+            is_cut = bool((drafted < size - 1).any())
+            widths = torch.from_numpy(drafted + 1).to(device) if is_cut else None
             count = int((host.labels[:, 0] != NO_LABEL).sum())  # the rest only fills the batch
             agreed = step.predict(batch, taps, widths) == batch.labels
             lengths = agreed.long().cumprod(1).sum(1).cpu().numpy()
@@ -146,7 +149,10 @@ def evaluate_offline(
     for index in range(len(answers)):
         first = int(starts[index]) + int(answers.prompt_lengths[index])
         histogram = _walk(runs[first : starts[index + 1]])
-        looped = find_loop(answers.example(index)[1].numpy()) is not None
+        answer = answers.example(index)[1].numpy()
+        # a loop may have been cut: then the answer neither ended nor reached its limit
+        was_cut = not answers.ended[index] and max_tokens is not None and len(answer) < max_tokens
+        looped = was_cut or find_loop(answer) is not None
         results.append(RequestResult(answers.source(index), histogram, looped))
     return Evaluation(results)
 

@@ -18,7 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
+from flashdraft.core import VERSION
 from flashdraft.errors import CheckpointError, RequestError
 from flashdraft.models.drafter_loading import load_drafter, save_drafter, save_speculators
 from flashdraft.models.loading import open_checkpoint, read_json
@@ -26,7 +28,7 @@ from flashdraft.models.sources import resolve_source
 
 LAYOUTS = ("zlab", "speculators")
 PROVENANCE = "flashdraft.json"
-_VERSIONED = ("flashdraft", "torch", "transformers", "triton", "safetensors", "numpy")
+_VERSIONED = ("torch", "transformers", "triton", "safetensors", "numpy")
 
 
 def export(
@@ -65,9 +67,14 @@ def export(
         record = read_provenance(source) or {"drafter": Path(drafter).name}
         exported = {"layout": layout, "target": target and Path(target).name, **_maker()}
         write_provenance(folder, {**record, "exported": exported})
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise RequestError(f"{folder} cannot be written: {reason}.") from None
+    except (OSError, SafetensorError) as error:
+        for part in folder.glob("*.part"):
+            part.unlink(missing_ok=True)
+        reason = getattr(error, "strerror", None) or str(error)
+        raise RequestError(
+            f"{folder} cannot be written: {reason}. Make room, remove what is in it, and run the "
+            "same command again, or name another --out."
+        ) from None
     return folder
 
 
@@ -128,7 +135,7 @@ def _shown(argument: str) -> str:
 
 
 def _versions() -> dict[str, str]:
-    found = {}
+    found = {"flashdraft": VERSION}  # not the metadata's: a checkout may have none, or an old one
     for name in _VERSIONED:
         try:
             found[name] = importlib.metadata.version(name)

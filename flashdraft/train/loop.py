@@ -10,21 +10,22 @@ from __future__ import annotations
 import json
 import logging
 import math
+import signal
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from flashdraft.errors import TrainingError
 from flashdraft.interrupts import interrupt_between_steps
 from flashdraft.models.drafter import Drafter
 from flashdraft.train.batches import PackedBatch, prefetch
+from flashdraft.train.lock import make_folder
+from flashdraft.train.meter import Meter
 from flashdraft.train.plot import LOG_NAME, draw_plot, keep_rows
 from flashdraft.train.schedule import (
     Clock,
@@ -37,10 +38,11 @@ from flashdraft.train.state import (
     Gradient,
     RunState,
     build_optimizers,
-    latest,
+    drop_later,
     load_tensors,
     prune,
     read_state,
+    resumable,
     save_state,
 )
 from flashdraft.train.step import StepReport
@@ -116,12 +118,12 @@ class Trainer:
 
     def run(self) -> LogRow:
         """Train to the end, from the last state if there is one; return the last results."""
-        self._folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self._folder)
         self._resume()
         batches = prefetch(self._batches(), self._gradient.flat.device)
         # closing it ends the thread that makes batches ahead
         with (
-            interrupt_between_steps() as is_interrupted,
+            interrupt_between_steps(signal.SIGTERM) as is_interrupted,
             closing(cast(Generator[PackedBatch, None, None], batches)),
         ):
             while self._length is None or self._done < self._length.steps:
@@ -238,15 +240,23 @@ class Trainer:
     def _write_row(self, row: LogRow) -> None:
         if self._rank:
             return
-        log = self._folder / LOG_NAME
-        try:
-            with log.open("a", encoding="utf-8") as file:
+        with self._log_written():
+            with (self._folder / LOG_NAME).open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
             if "accepted_length" in row:
                 draw_plot(self._folder)
-        except OSError as error:
-            raise TrainingError(f"{log} cannot be written: {error}.") from None
         self._report(row)
+
+    @contextmanager
+    def _log_written(self) -> Iterator[None]:
+        """Say in words what keeps the log or its plot from being read or written."""
+        try:
+            yield
+        except (OSError, ValueError, KeyError) as error:
+            raise TrainingError(
+                f"{self._folder / LOG_NAME} cannot be kept: {error}. Make room, or remove what is "
+                "broken, and run the same command again; the states beside it are whole."
+            ) from None
 
     def _save(self) -> None:
         if self._rank or self._saved_at == self._done:
@@ -256,18 +266,19 @@ class Trainer:
             self._done, self._clock.elapsed(), self._length, self._settings, self._limits
         )
         save_state(self._folder, state, self._drafter, self._optimizers)
-        decay_from = None if self._length is None else self._length.decay_from
-        prune(self._folder, self._config.keep_last, decay_from)
+        kept = {self._done} | (set() if self._length is None else {self._length.decay_from})
+        prune(self._folder, self._config.keep_last, kept)
 
     def _resume(self) -> None:
-        path = latest(self._folder, lambda s: s.limits == self._limits or not s.is_decaying)
+        path = resumable(self._folder, self._limits, self._config, self._length)
         if path is None:
             if self._rank == 0:
-                (self._folder / LOG_NAME).write_text("", encoding="utf-8")
+                with self._log_written():
+                    (self._folder / LOG_NAME).write_text("", encoding="utf-8")
             return
         state = read_state(path)
         for name, ours in self._settings.items():
-            if state.settings.get(name) != ours:
+            if state.settings.get(name, ours) != ours:  # a state may be older than the setting
                 raise TrainingError(
                     f"The run in {self._folder} was started with {name} = "
                     f"{state.settings.get(name)!r}, this one has {ours!r}; use the same to resume "
@@ -278,42 +289,13 @@ class Trainer:
         self._clock = Clock(state.seconds, state.step)
         if state.limits == self._limits:
             self._length = state.length
+        if self._world > 1:
+            dist.barrier()  # all have read; now the first may remove
         if self._rank == 0:
-            judged = [
-                row for row in keep_rows(self._folder, state.step) if "accepted_length" in row
-            ]
+            drop_later(self._folder, state.step)
+            with self._log_written():
+                rows = keep_rows(self._folder, state.step)
+            judged = [row for row in rows if "accepted_length" in row]
             if judged and judged[-1]["step"] == state.step:
                 self._last_results = judged[-1]
         _log.info("resumed from %s", path)
-
-
-class Meter:
-    """Sums on the device between two rows of the log."""
-
-    def __init__(self) -> None:
-        self._sums: dict[str, Tensor] = {}
-        self._counts: dict[str, int] = {}
-
-    def add(self, report: StepReport) -> None:
-        self._add("loss", report.loss)
-        self._add("correct", report.slot_correct)
-        self._add("count", report.slot_count)
-
-    def add_norm(self, norm: Tensor) -> None:
-        self._add("norm", norm)
-
-    def read(self) -> LogRow:
-        """The means since the last call; waits for the device."""
-        loss, norm = (float(self._sums[name]) / self._counts[name] for name in ("loss", "norm"))
-        accuracy = self._sums["correct"] / self._sums["count"].clamp_min(1)
-        self._sums, self._counts = {}, {}
-        return {
-            "loss": loss,
-            "gradient_norm": norm,
-            "slot_accuracy": [round(share, 4) for share in accuracy.tolist()],
-        }
-
-    def _add(self, name: str, value: Tensor) -> None:
-        value = value.detach().to(torch.float64 if value.device.type == "cpu" else torch.float32)
-        self._sums[name] = self._sums[name] + value if name in self._sums else value.clone()
-        self._counts[name] = self._counts.get(name, 0) + 1

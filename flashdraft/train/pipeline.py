@@ -15,7 +15,7 @@ import gc
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -24,82 +24,39 @@ import torch
 import torch.distributed as dist
 from safetensors import SafetensorError
 
-from flashdraft.errors import CapacityError, RequestError, TrainingError
+from flashdraft.errors import CapacityError, TrainingError
 from flashdraft.kernels.interface import Kernels
 from flashdraft.kernels.select import select_kernels
 from flashdraft.models.drafter import Drafter
-from flashdraft.models.drafter_loading import (
-    check_fit,
-    load_drafter,
-    read_drafter_config,
-    save_drafter,
-)
+from flashdraft.models.drafter_config import DrafterConfig
+from flashdraft.models.drafter_loading import save_drafter
 from flashdraft.models.loading import Checkpoint, loading_progress, open_checkpoint
 from flashdraft.models.registry import build_target
 from flashdraft.models.sources import resolve_source
-from flashdraft.models.tokenizer import Tokenizer
 from flashdraft.train.answers import AnswerSet
 from flashdraft.train.batches import BatchPlan
 from flashdraft.train.estimate import check_disk, estimate
 from flashdraft.train.evaluate import Evaluation, evaluate_offline
 from flashdraft.train.export import provenance, write_provenance
-from flashdraft.train.initial import (
-    BLOCK_SIZE,
-    NUM_LAYERS,
-    calibrate,
-    choose_mask_token,
-    new_drafter,
+from flashdraft.train.initial import calibrate, new_drafter
+from flashdraft.train.job import (
+    TrainingJob,
+    check_authors,
+    check_held_out,
+    held_out_count,
+    plan_drafter,
 )
 from flashdraft.train.lock import make_folder, sole_writer
 from flashdraft.train.loop import LogRow, Trainer
+from flashdraft.train.origin import load_origin
 from flashdraft.train.plot import LOG_NAME
 from flashdraft.train.prompts import Prompt, drop_overlapping, read_prompts, read_texts
-from flashdraft.train.regenerate import AnswerSettings, fingerprint, load_target, regenerate
-from flashdraft.train.schedule import TrainConfig
+from flashdraft.train.regenerate import fingerprint, load_target, regenerate
 from flashdraft.train.step import TrainingStep
 from flashdraft.train.synth import SynthSettings, synthesize
 
-MOST_HELD_OUT = 256
-HELD_OUT_SHARE = 0.05
 _PATIENCE = timedelta(days=7)  # processes wait for the first one to make the data
-
-
-@dataclass(frozen=True)
-class TrainingJob:
-    """What to train, from what, and where to."""
-
-    target: str
-    out: Path
-    prompts: tuple[str, ...] = ()  # none = the target writes `synth_count` of them
-    answers: tuple[str, ...] = ()  # none = the target answers the prompts
-    exclude: tuple[str, ...] = ()  # files of prompts that no training prompt may overlap
-    init_from: str | None = None
-    layers: int | None = None
-    block_size: int | None = None
-    taps: tuple[int, ...] | None = None
-    mask_token: int | None = None
-    synth_count: int = 20_000
-    held_out: int | None = None  # prompts; None = a twentieth, at most 256
-    device: str = "auto"
-    dtype: str = "auto"  # of the target; bfloat16 on a GPU, float32 on a CPU
-    train: TrainConfig = field(default_factory=TrainConfig)
-    answering: AnswerSettings = field(default_factory=AnswerSettings)
-
-    def __post_init__(self) -> None:
-        shape = ("layers", "block_size", "taps", "mask_token")
-        given = [name for name in shape if getattr(self, name) is not None]
-        if self.init_from is not None and given:
-            raise RequestError(
-                f"{', '.join(given)} cannot be chosen with init_from: the drafter's shape is that "
-                f"of {self.init_from}."
-            )
-        if self.answers and (self.prompts or self.exclude):
-            raise RequestError(
-                "answers are given, so prompts and exclude would not be used; leave them out, or "
-                "leave the answers out to have the prompts answered."
-            )
-        if self.synth_count < 1:
-            raise RequestError(f"synth_count is {self.synth_count}; it must be at least 1.")
+_ANY_WIDTH_SHARE = 0.25  # of the blocks cut short: with fewer a cut block drafts worse than a whole
 
 
 def train_drafter(
@@ -110,8 +67,7 @@ def train_drafter(
 ) -> dict[str, Any]:
     """Do what is still to be done; return what came of it (on the first process, {} elsewhere)."""
     checkpoint = open_checkpoint(resolve_source(job.target).path)
-    if job.init_from is not None:  # refused before hours of work, not after
-        check_fit(read_drafter_config(resolve_source(job.init_from).path), checkpoint.config)
+    planned = plan_drafter(job, checkpoint)  # refused before hours of work, not after
     make_folder(job.out)
     with (
         processes(job.device) as (rank, device),
@@ -122,9 +78,8 @@ def train_drafter(
             make_answers(job, kernels, note)
         if dist.is_initialized():
             dist.barrier()
-        return _Run(job, checkpoint, kernels, rank, note if rank == 0 else lambda text: None).train(
-            report
-        )
+        said = note if rank == 0 else lambda text: None
+        return _Run(job, checkpoint, planned, kernels, rank, said).train(report)
 
 
 def make_answers(job: TrainingJob, kernels: Kernels, note: Callable[[str], None]) -> None:
@@ -133,6 +88,13 @@ def make_answers(job: TrainingJob, kernels: Kernels, note: Callable[[str], None]
     prompts: list[Prompt] = []
     for name in job.prompts:
         prompts += read_prompts(name)
+    kept = drop_overlapping(prompts, forbidden)
+    if prompts and not kept:
+        raise TrainingError(
+            f"All of the {len(prompts)} prompts share 13 words with those to be excluded; give "
+            "others, or leave --exclude out."
+        )
+    check_held_out(job, len(kept) if job.prompts else job.synth_count)
     llm = load_target(job.target, kernels.device, _dtype(job, kernels.device))
     if not job.prompts:
         file = job.out / "prompts.jsonl"
@@ -141,13 +103,18 @@ def make_answers(job: TrainingJob, kernels: Kernels, note: Callable[[str], None]
             llm, file, job.synth_count, SynthSettings(seed=job.train.seed), exclude=forbidden
         )
         prompts = read_prompts(file)[: job.synth_count]
-    kept = drop_overlapping(prompts, forbidden)
+        kept = drop_overlapping(prompts, forbidden)
     note(f"answers: to {len(kept)} prompts ({len(prompts) - len(kept)} excluded), in {job.out}")
     done = regenerate(llm, kept, job.out / "answers", job.answering)
     note(
-        f"answers: {done.num_found} found, {done.num_answers} new ({done.num_too_long} prompts too "
-        f"long, {done.num_refused} refused by the template), {done.tokens_per_s:.0f} tok/s"
+        f"answers: {done.num_found} found, {done.num_answers} new, {done.tokens_per_s:.0f} tok/s; "
+        f"left out: {done.describe_left_out(job.answering)}"
     )
+    if done.num_found + done.num_answers == 0:
+        raise TrainingError(
+            f"None of the {len(kept)} prompts could be answered: "
+            f"{done.describe_left_out(job.answering)}. Raise --max-prompt-tokens, or give others."
+        )
     del llm
     gc.collect()
     if kernels.device.type == "cuda":
@@ -161,26 +128,20 @@ class _Run:
         self,
         job: TrainingJob,
         checkpoint: Checkpoint,
+        planned: DrafterConfig,
         kernels: Kernels,
         rank: int,
         note: Callable[[str], None],
     ) -> None:
         self._job, self._checkpoint, self._kernels = job, checkpoint, kernels
-        self._rank, self._note = rank, note
+        self._planned, self._rank, self._note = planned, rank, note
         everything = AnswerSet.read(job.answers or (job.out / "answers",))
-        largest = int(everything.tokens.max())
-        if largest >= checkpoint.config.vocab_size:
-            raise TrainingError(
-                f"The answers hold token {largest}, and the vocabulary of {job.target} has "
-                f"{checkpoint.config.vocab_size}: they are another target's. Leave --answers out "
-                "to make new ones."
-            )
+        check_authors(job, everything, checkpoint)
         self._digest = everything.digest()
         self._target = {"name": Path(job.target).name, "fingerprint": fingerprint(job.target)}
         self._origin = job.init_from and Path(job.init_from).name
-        count = job.held_out
-        if count is None:
-            count = min(MOST_HELD_OUT, max(1, int(len(everything) * HELD_OUT_SHARE)))
+        self._dtype = str(kernels.dtype).removeprefix("torch.")
+        count = held_out_count(job, len(everything))
         self._answers, held_out = everything.split(count, job.train.seed)
         fits = held_out.starts.diff() <= job.train.rows
         self._held_out = held_out.select(held_out.greedy & fits)
@@ -224,6 +185,7 @@ class _Run:
             job.out / "run",
             identity={
                 "target": self._target,
+                "dtype": self._dtype,
                 "data": self._digest,
                 "init_from": self._origin,
                 "drafter": drafter.config.to_hf(),
@@ -243,21 +205,18 @@ class _Run:
     def _drafter(self) -> Drafter:
         job, target = self._job, self._checkpoint.config
         if job.init_from is not None:
-            drafter = load_drafter(resolve_source(job.init_from).path, target)
+            drafter = load_origin(resolve_source(job.init_from).path, target)
         else:
-            mask = job.mask_token
-            if mask is None:
-                tokenizer = Tokenizer.from_checkpoint(self._checkpoint.path)
-                mask = choose_mask_token(target, tokenizer)
+            planned = self._planned
             drafter = new_drafter(
                 target,
-                mask_token_id=mask,
-                layers=NUM_LAYERS if job.layers is None else job.layers,
-                block_size=BLOCK_SIZE if job.block_size is None else job.block_size,
-                taps=job.taps,
+                mask_token_id=planned.mask_token_id,
+                layers=planned.num_layers,
+                block_size=planned.block_size,
+                taps=planned.tap_layers,
                 seed=job.train.seed,
             )
-        any_width = job.train.short_share > 0
+        any_width = job.train.short_share >= _ANY_WIDTH_SHARE
         drafter.config = replace(drafter.config, any_width=any_width)
         return drafter.to(self._kernels.device, torch.float32)
 
@@ -289,8 +248,11 @@ class _Run:
 
     def _finish(self, drafter: Drafter, results: LogRow) -> dict[str, Any]:
         job, folder = self._job, self._job.out / "drafter"
+        origin = None
+        if job.init_from is not None:
+            origin = {"name": self._origin, "fingerprint": fingerprint(job.init_from)}
         recipe = {
-            "init_from": self._origin,
+            "init_from": origin,
             "train": asdict(job.train),
             "answering": None if job.answers else asdict(job.answering),
         }
@@ -301,7 +263,8 @@ class _Run:
             "held_out": len(self._held_out),
             "sources": list(self._answers.source_names),
         }
-        record = provenance(target=self._target, data=[data], recipe=recipe, held_out=results)
+        target = {**self._target, "dtype": self._dtype}
+        record = provenance(target=target, data=[data], recipe=recipe, held_out=results)
         try:
             save_drafter(drafter, folder)
             write_provenance(folder, record)

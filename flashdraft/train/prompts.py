@@ -158,7 +158,7 @@ class NearDuplicates:
         """Remember a text; False if one much like it was known already."""
         words = _word_hashes(text)
         if len(words) == 0:  # no words at all: compare what there is
-            words = np.asarray([zlib.crc32(text.encode())], dtype=np.uint64)
+            words = np.asarray([zlib.crc32(text.encode(errors="surrogatepass"))], dtype=np.uint64)
         shingles = _run_hashes(words, min(SHINGLE_WORDS, len(words)))
         hashes = (shingles[:, None] * self._multipliers) >> np.uint64(16)
         least = hashes.min(axis=0)
@@ -208,8 +208,12 @@ def _read_file(path: Path) -> Iterator[Prompt]:
             yield _prompt(row, f"{path}, {place}", source)
     except UnicodeDecodeError as error:
         raise TrainingError(f"{path} is not valid UTF-8 text: {error}.") from None
-    except (OSError, EOFError, zlib.error) as error:
-        raise TrainingError(f"{path} cannot be read: {error}.") from None
+    except TrainingError:
+        raise
+    except Exception as error:  # of many kinds: every reader's library has its own
+        raise TrainingError(
+            f"{path} cannot be read: {error}. Make or fetch the file again, or leave it out."
+        ) from None
 
 
 def _rows(path: Path) -> Iterator[tuple[str, Any]]:
@@ -272,6 +276,10 @@ def _parse(text: str, place: str) -> Any:
         return json.loads(text)
     except ValueError as error:
         raise TrainingError(f"{place} is not valid JSON: {error}.") from None
+    except RecursionError:
+        raise TrainingError(
+            f"{place} is nested too deeply to be read; a row needs no more than messages in a list."
+        ) from None
 
 
 def _prompt(row: Any, place: str, source: str) -> Prompt:

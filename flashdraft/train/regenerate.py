@@ -14,6 +14,7 @@ import random
 import shutil
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,8 @@ from flashdraft.errors import RequestError, TrainingError
 from flashdraft.llm import LLM
 from flashdraft.models.sources import resolve_source
 from flashdraft.models.tokenizer import Tokenizer
-from flashdraft.train.answers import MAX_UINT16_VOCAB, Answer, AnswerWriter
+from flashdraft.train.answer_writer import MAX_UINT16_VOCAB, AnswerWriter
+from flashdraft.train.answers import Answer
 from flashdraft.train.decode import BulkDecoder, Continuation, Job
 from flashdraft.train.lock import make_folder, sole_writer
 from flashdraft.train.prompts import Prompt, digest_of
@@ -43,6 +45,8 @@ MAX_PERIOD = 128
 KEPT_REPEATS, KEPT_TOKENS = 3, 32  # of a loop that is cut, whichever is longer
 _BATCH = 256  # prompts encoded at once
 _SAMPLED_ROWS = 64  # prompts looked at to estimate the disk space
+# what tokenizers split in different ways: words, figures, code, accents, other scripts
+_PROBE = "The  quick foxes' 1234567.89 {\n\treturn x_1 != 0;\n}\r\n Zoë façade ελληνικά 漢字かな 🙂"
 
 
 @dataclass(frozen=True)
@@ -80,6 +84,7 @@ class AnswerReport:
     num_found: int = 0  # already on disk
     num_too_long: int = 0  # prompts above max_prompt_tokens, left out
     num_refused: int = 0  # conversations that the chat template does not take
+    num_not_text: int = 0  # prompts with half of a surrogate pair, which no encoding has
     num_answers: int = 0
     num_ended: int = 0  # by the target's own stop token
     num_looped: int = 0
@@ -89,6 +94,18 @@ class AnswerReport:
     @property
     def tokens_per_s(self) -> float:
         return self.answer_tokens / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def num_left_out(self) -> int:
+        return self.num_too_long + self.num_refused + self.num_not_text
+
+    def describe_left_out(self, settings: AnswerSettings) -> str:
+        """Why prompts have no answer, in words."""
+        return (
+            f"{self.num_too_long} longer than --max-prompt-tokens {settings.max_prompt_tokens}, "
+            f"{self.num_refused} refused by the chat template, {self.num_not_text} not valid "
+            "Unicode"
+        )
 
 
 @dataclass(frozen=True)
@@ -137,7 +154,11 @@ def _answer_all(
 ) -> AnswerReport:
     target = llm.engine.target
     writer = AnswerWriter(
-        folder, target.config.vocab_size, _identity(llm, prompts, settings), SHARD_SIZE
+        folder,
+        target.config.vocab_size,
+        _identity(llm, prompts, settings),
+        SHARD_SIZE,
+        tokenizer_digest(tokenizer),
     )
     every = list(_plan(len(prompts), settings))
     done = writer.done()
@@ -162,9 +183,20 @@ def _answer_all(
             if answer is not None:
                 writer.append(answer)
             view.show()
-    finally:  # an interrupt too: whatever is complete goes to disk
-        writer.flush()
+    except KeyboardInterrupt:
         view.close()
+        writer.flush()
+        log.warning(
+            "Interrupted; %d of %d answers are saved in %s. Run the same command again to go on.",
+            len(writer.done()),
+            len(every),
+            folder,
+        )
+        raise
+    finally:  # an error too: whatever is complete goes to disk
+        view.close()
+        if not writer.has_failed:
+            writer.flush()
     return report
 
 
@@ -189,9 +221,10 @@ def find_loop(token_ids: NDArray[np.int32] | Sequence[int]) -> tuple[int, int] |
 def fingerprint(model: str) -> str:
     """sha256 over samples of a checkpoint's files: tells targets apart without reading it all."""
     path = resolve_source(model).path
-    files = (
-        [path] if path.is_file() else sorted([*path.glob("*.safetensors"), path / "config.json"])
-    )
+    files = [path]
+    if path.is_dir():  # a run's state has its own names
+        files = sorted([*path.glob("*.safetensors"), *path.glob("config.json")])
+        files += path.glob("state.json")
     found = hashlib.sha256()
     for file in files:
         size = file.stat().st_size
@@ -201,6 +234,11 @@ def fingerprint(model: str) -> str:
                 stream.seek(place)
                 found.update(stream.read(1 << 12))
     return found.hexdigest()
+
+
+def tokenizer_digest(tokenizer: Tokenizer) -> str:
+    """What a tokenizer makes of one text: the same for one model's files of whatever format."""
+    return hashlib.sha256(str(tokenizer.encode(_PROBE)).encode()).hexdigest()[:16]
 
 
 def _identity(llm: LLM, prompts: Sequence[Prompt], settings: AnswerSettings) -> dict[str, Any]:
@@ -261,7 +299,9 @@ def _jobs(
             try:
                 texts.append(_text(tokenizer, prompts[plan.prompt_index], plan.thinking))
                 keys.append(key)
-            except (RequestError, UnicodeEncodeError):
+            except UnicodeEncodeError:
+                report.num_not_text += 1
+            except RequestError:
                 report.num_refused += 1
         for key, ids in zip(keys, tokenizer.encode_batch(texts), strict=True):
             if len(ids) <= settings.max_prompt_tokens:
@@ -276,9 +316,9 @@ def prompt_ids(tokenizer: Tokenizer, prompt: Prompt, thinking: str = "default") 
 
 
 def _text(tokenizer: Tokenizer, prompt: Prompt, thinking: str) -> str:
+    prompt.text.encode()  # a lone surrogate must not fail a whole batch
     text = render_chat(tokenizer, prompt.messages, extra=THINKING[thinking])
-    if not text.isascii():
-        text.encode()  # a lone surrogate must not fail a whole batch
+    text.encode()
     return text
 
 
@@ -318,8 +358,11 @@ def _check_disk(
 ) -> None:
     """Estimate the space the answers take; refuse to start where they cannot fit."""
     some = random.Random(0).sample(range(len(plans)), min(_SAMPLED_ROWS, len(plans)))
-    texts = [prompts[plans[i].prompt_index].text for i in some]
-    prompt_tokens = sum(len(tokenizer.encode(text)) for text in texts) / len(texts)
+    counts = [0]
+    for index in some:
+        with suppress(RequestError):  # left out later, and counted there
+            counts.append(len(tokenizer.encode(prompts[plans[index].prompt_index].text)))
+    prompt_tokens = sum(counts) / max(1, len(counts) - 1)
     token_bytes = 2 if vocab_size <= MAX_UINT16_VOCAB else 4
     tokens = min(prompt_tokens, settings.max_prompt_tokens) + settings.max_tokens / 2
     wanted = int(len(plans) * tokens * token_bytes)
@@ -347,7 +390,7 @@ class _Progress:
             return
         self._shown_at = now
         report = self._report
-        seen = report.num_answers + report.num_too_long + report.num_refused
+        seen = report.num_answers + report.num_left_out
         speed = f"{report.tokens_per_s / 1000:.1f}k tok/s"
         disk = f"{self._writer.bytes_written * self._total / max(1, seen) / 1e9:.2f} GB in the end"
         self._bar.update(seen - self._bar.n)

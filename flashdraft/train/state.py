@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -122,21 +122,13 @@ def read_state(path: Path) -> RunState:
 
 def load_tensors(path: Path, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
     """Put a stored run's parameters and optimizer state where they were."""
-    try:
-        stored = load_file(path / _TENSORS)
-    except (OSError, SafetensorError) as error:
-        raise _unreadable(path, error) from None
+    stored = _read_tensors(path)
     parameters = dict(model.named_parameters())
-    for name, parameter in parameters.items():
-        value = stored.pop(f"parameters.{name}", None)
-        if value is None or value.shape != parameter.shape:
-            found = "is missing" if value is None else f"has shape {list(value.shape)}"
-            raise TrainingError(
-                f"The state in {path} is of another drafter: its {name} {found}, this drafter's "
-                f"has {list(parameter.shape)}. Use another --out folder."
-            )
-        with torch.no_grad():
-            parameter.copy_(value)
+    shapes = {name: parameter.shape for name, parameter in parameters.items()}
+    values = _take_parameters(stored, shapes, path)
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            parameter.copy_(values[name])
     names = {id(parameter): name for name, parameter in parameters.items()}
     for number, optimizer in enumerate(optimizers):
         entries: dict[int, dict[str, Tensor]] = {}
@@ -153,6 +145,42 @@ def load_tensors(path: Path, model: nn.Module, optimizers: Sequence[Optimizer]) 
         )
 
 
+def is_state(path: Path) -> bool:
+    """Is this folder a stored state, whole or not?"""
+    return (path / _JSON).is_file() or (
+        _NAME.fullmatch(path.name) is not None and not (path / "config.json").is_file()
+    )
+
+
+def read_parameters(path: Path, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
+    """The parameters of a stored run alone, checked."""
+    return _take_parameters(_read_tensors(path), shapes, path)
+
+
+def _read_tensors(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path / _TENSORS)
+    except (OSError, SafetensorError) as error:
+        raise _unreadable(path, error) from None
+
+
+def _take_parameters(
+    stored: dict[str, Tensor], shapes: Mapping[str, torch.Size], path: Path
+) -> dict[str, Tensor]:
+    """Move the parameters out of a state's tensors."""
+    taken = {}
+    for name, shape in shapes.items():
+        value = stored.pop(f"parameters.{name}", None)
+        if value is None or value.shape != shape:
+            found = "is missing" if value is None else f"has shape {list(value.shape)}"
+            raise TrainingError(
+                f"The state in {path} is of another drafter: its {name} {found}, this drafter's "
+                f"has {list(shape)}. Use another --out folder."
+            )
+        taken[name] = value
+    return taken
+
+
 def states(folder: Path) -> list[Path]:
     """The run's states, oldest first."""
     found = folder.iterdir() if folder.is_dir() else iter(())
@@ -167,11 +195,69 @@ def latest(folder: Path, usable: Callable[[RunState], bool] = lambda state: True
     return None
 
 
-def prune(folder: Path, keep_last: int, keep_step: int | None) -> None:
-    """Remove old states: all but the last ones, and the one from which a run can be prolonged."""
-    for path in states(folder)[:-keep_last]:
-        if path.name != f"state-{keep_step or 0:08d}":
+def resumable(
+    folder: Path, limits: dict[str, Any], config: TrainConfig, length: Length | None
+) -> Path | None:
+    """The state from which a run of these limits goes on; None where none was stored yet.
+
+    Where there are some, but none will do, TrainingError: to start afresh is the user's decision.
+    """
+    path = latest(folder, lambda state: state.limits == limits or not state.is_decaying)
+    if path is None:
+        if not states(folder):
+            return None
+        raise TrainingError(
+            f"Every state in {folder} is of a run whose learning rate falls already, and that run "
+            "was to be of another length; run the command that it was started with, or name "
+            "another --out folder (--init-from goes on from a drafter's weights)."
+        )
+    state = read_state(path)
+    if state.limits != limits:
+        _refuse_too_late(path, state, config, length)
+    return path
+
+
+def drop_later(folder: Path, step: int) -> None:
+    """Remove the states after this step: the run goes on from it into another future."""
+    for path in states(folder):
+        if _step_of(path) > step:
             shutil.rmtree(path, ignore_errors=True)
+
+
+def prune(folder: Path, keep_last: int, keep_steps: Iterable[int]) -> None:
+    """Remove old states: all but the last ones, and those of the given steps."""
+    kept = frozenset(keep_steps)
+    for path in states(folder)[:-keep_last]:
+        if _step_of(path) not in kept:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _step_of(path: Path) -> int:
+    return int(path.name.removeprefix("state-"))
+
+
+def _refuse_too_late(
+    path: Path, state: RunState, config: TrainConfig, length: Length | None
+) -> None:
+    """A learning rate that has to fall from an earlier step on cannot begin at this one."""
+    remedy = (
+        "give the run more, name another --out folder, or remove that state to go on from an "
+        "earlier one"
+    )
+    if length is not None and state.step > length.decay_from:
+        raise TrainingError(
+            f"{path} stands at step {state.step}, and in a run of {length.steps} steps the "
+            f"learning rate falls from step {length.decay_from} on: it is too late for that; "
+            f"{remedy}."
+        )
+    if length is None and config.minutes is not None:
+        latest_s = config.minutes * 60 * (1 - config.decay_share)
+        if state.seconds > latest_s:
+            raise TrainingError(
+                f"{path} took {state.seconds / 60:.2f} minutes, and in a run of {config.minutes:g} "
+                f"the learning rate falls after {latest_s / 60:.2f}: it is too late for that; "
+                f"{remedy}."
+            )
 
 
 def _optimizer_tensors(model: nn.Module, optimizers: Sequence[Optimizer]) -> dict[str, Tensor]:

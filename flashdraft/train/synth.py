@@ -169,6 +169,14 @@ def _continue(
             closing(decoder.run(jobs)) as made,  # type: ignore[type-var]
         ):
             _collect(made, keeper, file, count - len(rows), report)
+    except KeyboardInterrupt:
+        log.warning(
+            "Interrupted; %d of %d prompts are saved in %s. Run the same command again to go on.",
+            report.num_found + report.num_kept,
+            count,
+            path,
+        )
+        raise
     except OSError as error:
         full = error.errno == errno.ENOSPC
         reason = "the disk is full" if full else error.strerror or str(error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import signal
@@ -25,15 +26,18 @@ from flashdraft.models.tokenizer import Tokenizer
 from flashdraft.train import pipeline
 from flashdraft.train.evaluate import Evaluation
 from flashdraft.train.initial import new_drafter
-from flashdraft.train.pipeline import TrainingJob, train_drafter
+from flashdraft.train.job import TrainingJob
+from flashdraft.train.pipeline import train_drafter
 from flashdraft.train.plot import read_log
+from flashdraft.train.regenerate import fingerprint
+from flashdraft.train.schedule import TrainConfig
 from flashdraft.train.state import latest, read_state
 from tests.tiny import CONFIGS, END_OF_TURN, make_tiny_checkpoint
 
 ROOT = Path(__file__).parents[2]
 SMALL = ["--layers", "2", "--block-size", "4", "--rows", "256", "--blocks", "32"]
-SMALL += ["--max-tokens", "24", "--max-prompt-tokens", "128", "--device", "cpu"]
-SMALL += ["--lr", "5e-3", "--log-every", "5", "--evaluate-every", "10"]
+SMALL += ["--lr", "5e-3", "--log-every", "5", "--evaluate-every", "10", "--device", "cpu"]
+ANSWERING = ["--max-tokens", "24", "--max-prompt-tokens", "128"]
 
 SCRIPT = """
 import argparse, sys
@@ -83,7 +87,9 @@ def run_command(*arguments: object) -> dict[str, Any]:
     parser = argparse.ArgumentParser()
     train_command.add_command(parser.add_subparsers())
     out = Path(str(arguments[arguments.index("--out") + 1])).with_suffix(".json")
-    parsed = parser.parse_args(["train", *map(str, arguments), *SMALL, "--json", str(out)])
+    answering = [] if "--answers" in arguments else ANSWERING
+    flags = [*map(str, arguments), *SMALL, *answering, "--json", str(out)]
+    parsed = parser.parse_args(["train", *flags])
     assert parsed.run(parsed) == 0
     content: dict[str, Any] = json.loads(out.read_text())
     return content
@@ -145,11 +151,39 @@ def test_own_prompts_then_own_answers_then_an_existing_drafter(
         answers=(str(tmp_path / "a" / "answers"),),
         init_from=first["drafter"],
         device="cpu",
-        train=train_command.TrainConfig(steps=5, rows=256, blocks=32, log_every=1),
+        train=TrainConfig(steps=5, rows=256, blocks=32, log_every=1),
     )
     train_drafter(job)
     fresh, warm = read_log(tmp_path / "b" / "run")[0], read_log(tmp_path / "c" / "run")[0]
     assert warm["loss"] < fresh["loss"]
+
+
+def test_a_state_goes_on_with_other_data_and_says_so(
+    target: Path, prompts: Path, tmp_path: Path
+) -> None:
+    """Weights alone, from before the decay; with too few cut blocks for `any_width`."""
+    run_command(target, "--out", tmp_path / "a", "--prompts", prompts, "--steps", 20)
+    state = tmp_path / "a" / "run" / "state-00000016"
+    job = TrainingJob(
+        target=str(target),
+        out=tmp_path / "b",
+        answers=(str(tmp_path / "a" / "answers"),),
+        init_from=str(state),
+        held_out=5,
+        device="cpu",
+        train=TrainConfig(steps=5, rows=128, blocks=16, log_every=1, short_share=0.1),
+    )
+    result = train_drafter(job)
+    origin = {"name": state.name, "fingerprint": fingerprint(str(state))}
+    assert result["recipe"]["init_from"] == origin
+    assert result["target"]["dtype"] == "float32"
+    losses = [read_log(tmp_path / name / "run")[0]["loss"] for name in ("a", "b")]
+    assert losses[1] < losses[0]
+    config = json.loads((tmp_path / "b" / "drafter" / "config.json").read_text())
+    assert config["block_size"] == 4 and "any_width" not in config["dflash_config"]
+
+    with pytest.raises(TrainingError, match="dtype = 'float32', this one has 'bfloat16'"):
+        train_drafter(dataclasses.replace(job, dtype="bfloat16"))
 
 
 @pytest.mark.parametrize("family", [family for family in CONFIGS if family != "llama"])
@@ -173,7 +207,8 @@ def test_excluded_prompts_are_not_answered(target: Path, prompts: Path, tmp_path
 def test_an_interrupted_command_resumes(target: Path, prompts: Path, tmp_path: Path) -> None:
     options = ("--prompts", prompts, "--steps", 40, "--save-every", 0)
     out, whole = tmp_path / "out", tmp_path / "whole"
-    command = [sys.executable, "-c", SCRIPT, "train", target, "--out", out, *options, *SMALL]
+    command = [sys.executable, "-c", SCRIPT, "train", target, "--out", out, *options]
+    command += [*SMALL, *ANSWERING]
     process = subprocess.Popen(list(map(str, command)), cwd=ROOT)
     try:
         wait_for_log(process, out, 2)
@@ -194,7 +229,8 @@ def test_a_second_run_in_the_same_folder_is_refused_and_the_first_goes_on(
 ) -> None:
     out = tmp_path / "out"
     options = (target, "--out", out, "--prompts", prompts, "--save-every", 0, "--steps")
-    command = [sys.executable, "-c", SCRIPT, "train", *options, 1_000_000, *SMALL]
+    command = [sys.executable, "-c", SCRIPT, "train", *options, 1_000_000]
+    command += [*SMALL, *ANSWERING]
     process = subprocess.Popen(list(map(str, command)), cwd=ROOT)
     try:
         wait_for_log(process, out, 2)
@@ -223,7 +259,7 @@ def test_the_held_out_answers_are_walked_to_their_limit(
 
     monkeypatch.setattr(pipeline, "evaluate_offline", record)
     run_command(target, "--out", tmp_path / "out", "--prompts", prompts, "--steps", 1)
-    assert set(limits) == {24}  # --max-tokens of SMALL
+    assert set(limits) == {24}  # --max-tokens of ANSWERING
 
 
 def test_torchrun_trains_in_two_processes_and_writes_once(
@@ -232,7 +268,8 @@ def test_torchrun_trains_in_two_processes_and_writes_once(
     script, out = tmp_path / "run.py", tmp_path / "out"
     script.write_text(SCRIPT)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command += [script, "train", target, "--out", out, "--prompts", prompts, "--steps", 10, *SMALL]
+    command += [script, "train", target, "--out", out, "--prompts", prompts, "--steps", 10]
+    command += [*SMALL, *ANSWERING]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     subprocess.run(list(map(str, command)), check=True, env=environment, cwd=ROOT, timeout=240)
     rows = [row["step"] for row in read_log(out / "run") if "loss" in row]

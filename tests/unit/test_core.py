@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from flashdraft.core import GenerationStats, SamplingParams
+from flashdraft.core import GenerationStats, GrammarSpec, SamplingParams, TokenEvent
 from flashdraft.errors import FlashdraftError, RequestError
 
 NAN, INF = float("nan"), float("inf")
@@ -125,3 +125,28 @@ def test_statistics_of_nothing_are_zero() -> None:
     assert (stats.mean_accepted_length, stats.tokens_per_s) == (0.0, 0.0)
     stats = GenerationStats(steps=4, decode_tokens=10, decode_s=2.0)
     assert (stats.mean_accepted_length, stats.tokens_per_s) == (2.5, 5.0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "reason"),
+    [
+        ("json", "{}", "kind is 'json'; it must be one of json_schema, json_object, regex"),
+        (None, "{}", "kind is None"),
+        ("regex", b"a", "text is b'a'; it must be a string"),
+        ("regex", None, "text is None; it must be a string"),
+        ("regex", "", "text of a regex grammar is ''; it must not be empty"),
+        ("json_object", "{}", "text of a json_object grammar is '{}'; it must be empty"),
+    ],
+)
+def test_a_bad_grammar_spec_is_refused(kind: Any, text: Any, reason: str) -> None:
+    with pytest.raises(RequestError, match=re.escape(reason)):
+        GrammarSpec(kind, text)
+
+
+def test_a_grammar_spec_is_a_key() -> None:
+    assert {GrammarSpec("regex", "a"): 1}[GrammarSpec("regex", "a")] == 1
+    assert GrammarSpec("json_object").text == ""
+
+
+def test_an_event_has_no_pieces_unless_they_are_given() -> None:
+    assert TokenEvent("a", (1,), "x", (False,)).pieces == ()

@@ -61,6 +61,8 @@ def test_commands_exist() -> None:
     assert {argv[0] for argv in found} == {
         "generate",
         "chat",
+        "serve",
+        "connect",
         "models",
         "train",
         "synth",

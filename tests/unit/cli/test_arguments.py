@@ -85,7 +85,7 @@ def test_verify_takes_auto_or_a_number(capsys: pytest.CaptureFixture[str]) -> No
     assert "neither 'auto' nor a number" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("argv", [(), ("serve",), ("generate",), ("generate", "x", "--temp", "1")])
+@pytest.mark.parametrize("argv", [(), ("bake",), ("generate",), ("generate", "x", "--temp", "1")])
 def test_wrong_usage_exits_with_2(argv: tuple[str, ...]) -> None:
     with pytest.raises(SystemExit) as exit_:
         main(argv)

@@ -20,7 +20,7 @@ import math
 import pytest
 import torch
 
-from flashdraft.core import Request, SamplingParams
+from flashdraft.core import GrammarSpec, Request, SamplingParams
 from flashdraft.engine.config import EngineConfig
 from flashdraft.engine.engine import Engine
 from flashdraft.models.config import ModelConfig
@@ -41,7 +41,22 @@ SETTINGS = {
     "top-p": {"temperature": 1.0, "top_p": 0.7},
     "top-k": {"temperature": 1.5, "top_k": 3},
     "top-k and top-p": {"temperature": 1.5, "top_k": 5, "top_p": 0.8},
+    "grammar": {"temperature": 1.5},
+    "grammar and top-p": {"temperature": 1.5, "top_p": 0.8},
 }
+
+
+def rule(tokens):
+    """A grammar in which most tokens exclude some others, and one forces another."""
+    if not tokens:
+        return {0, 1, 4, 5, 6}, False
+    if tokens[-1] == 5:
+        return {6}, False
+    return ({1, 3, 5, 6, 7} if tokens[-1] % 2 == 0 else {0, 1, 2, 4, 5}), False
+
+
+def compiler(spec):
+    return zoo.TokenGrammar(rule, VOCAB)
 
 
 @functools.cache
@@ -62,7 +77,8 @@ def small_drafter():
 
 def requests(setting, seeds=range(NUM_SEEDS)):
     params = SamplingParams(max_tokens=LENGTH + 1, ignore_eos=True, **SETTINGS[setting])
-    return [Request(str(seed), PROMPT, params, seed) for seed in seeds]
+    grammar = GrammarSpec("lark", "rule") if "grammar" in setting else None
+    return [Request(str(seed), PROMPT, params, seed, grammar=grammar) for seed in seeds]
 
 
 @functools.cache
@@ -80,9 +96,13 @@ def next_logprobs():
     return result
 
 
-def next_distribution(context, temperature, top_k=0, top_p=1.0):
+def next_distribution(context, in_grammar, temperature, top_k=0, top_p=1.0):
     """Softmax at a temperature over the top k, of these over the fewest that reach top p."""
-    chances = (next_logprobs()[context] / temperature).softmax(0)
+    logits = next_logprobs()[context] / temperature
+    if in_grammar:
+        allowed = rule(context)[0]
+        logits[[token not in allowed for token in range(VOCAB)]] = -math.inf
+    chances = logits.softmax(0)
     ranked, order = chances.sort(descending=True, stable=True)
     if top_k:
         ranked[top_k:] = 0.0
@@ -96,7 +116,7 @@ def exact_joint(setting):
     joint = torch.ones((VOCAB,) * LENGTH, dtype=torch.float64)
     for n in range(LENGTH):
         for context in itertools.product(range(VOCAB), repeat=n):
-            after = next_distribution(context, **SETTINGS[setting])
+            after = next_distribution(context, "grammar" in setting, **SETTINGS[setting])
             joint[context] *= after.view(VOCAB, *[1] * (LENGTH - 1 - n))
     assert float(joint.sum()) == pytest.approx(1.0, abs=1e-12)
     return joint
@@ -125,26 +145,28 @@ def views(joint):
         yield kept, joint.sum(others)
 
 
+def plain_engine():
+    return Engine(small_target(), config=PLAIN, grammar_compiler=compiler)
+
+
 def engine_with(proposer, setting):
     if proposer == "block":
-        return Engine(small_target(), small_drafter(), CONFIG)
+        return Engine(small_target(), small_drafter(), CONFIG, grammar_compiler=compiler)
     # right for some seeds, blind for the others: any draft must leave the distribution alone
     few = requests(setting, range(0, NUM_SEEDS, 5))
-    answers = {
-        key: g.token_ids for key, g in zoo.run(Engine(small_target(), config=PLAIN), few).items()
-    }
+    answers = {key: g.token_ids for key, g in zoo.run(plain_engine(), few).items()}
     guesses = itertools.cycle(itertools.product(range(VOCAB), repeat=LENGTH))
     for seed in range(NUM_SEEDS):
         answers.setdefault(str(seed), list(next(guesses)))
-    return Engine(
-        small_target(), config=CONFIG, proposer=zoo.ScriptedProposer(answers, 0.0, LENGTH)
-    )
+    proposer = zoo.ScriptedProposer(answers, 0.0, LENGTH)
+    return Engine(small_target(), config=CONFIG, proposer=proposer, grammar_compiler=compiler)
 
 
 @pytest.mark.parametrize(
     ("proposer", "setting"),
     [("script", "T 0.5"), ("script", "T 1.0"), ("script", "T 1.5"), ("script", "top-p")]
-    + [("script", "top-k"), ("block", "top-k and top-p")],
+    + [("script", "top-k"), ("block", "top-k and top-p")]
+    + [("script", "grammar"), ("block", "grammar and top-p")],
 )
 def test_the_distribution_is_the_targets(proposer, setting):
     engine = engine_with(proposer, setting)
@@ -157,12 +179,13 @@ def test_the_distribution_is_the_targets(proposer, setting):
     assert not (found[exact == 0.0] > 0).any(), "a token that the filters exclude"
     for (kept, ours), (_, theirs) in zip(views(found), views(exact), strict=True):
         assert total_variation(ours, theirs) <= 0.01 + sampling_error(theirs, NUM_SEEDS), kept
-    bare = zoo.run(Engine(small_target(), config=PLAIN), requests(setting, range(200)), check=False)
+    bare = zoo.run(plain_engine(), requests(setting, range(200)), check=False)
     assert {k: g.token_ids for k, g in bare.items()} == {k: done[k].token_ids for k in bare}
 
 
 @pytest.mark.parametrize(
-    ("right", "wrong"), [("T 1.0", "T 1.5"), ("T 0.5", "T 1.0"), ("T 1.0", "top-p")]
+    ("right", "wrong"),
+    [("T 1.0", "T 1.5"), ("T 0.5", "T 1.0"), ("T 1.0", "top-p"), ("T 1.5", "grammar")],
 )
 def test_the_allowance_is_small_enough_to_tell_settings_apart(right, wrong):
     pairs = zip(views(exact_joint(right)), views(exact_joint(wrong)), strict=True)

@@ -26,11 +26,11 @@ DRAFTED = EngineConfig(verify=7, ngram=False, cache_gb=0.01)
 class Letters:
     """A decoder in which every token is one letter."""
 
-    def push(self, ids):
-        return "".join(chr(ord("a") + token % 26) for token in ids)
+    def push_pieces(self, ids):
+        return [chr(ord("a") + token % 26) for token in ids]
 
-    def flush(self):
-        return ""
+    def flush_pieces(self):
+        return []
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +113,7 @@ def test_the_first_token_is_no_draft_and_each_decode_step_ends_with_one_that_is_
 
 
 def letters_of(tokens):
-    return Letters().push(tokens)
+    return "".join(Letters().push_pieces(tokens))
 
 
 @pytest.mark.parametrize("begin", range(1, 14, 2))

@@ -300,12 +300,12 @@ def test_drafts_outside_the_vocabulary_cost_no_request(token):
 
 def test_a_decoder_that_raises_ends_only_its_request():
     class Fragile:
-        def push(self, ids):
+        def push_pieces(self, ids):
             if POISON in ids:
                 raise ValueError("cannot spell this")
-            return "".join(chr(97 + token % 26) for token in ids)
+            return [chr(97 + token % 26) for token in ids]
 
-        def flush(self):
+        def flush_pieces(self):
             raise ValueError("nor this")
 
     target = clean_target()

@@ -104,7 +104,10 @@ def test_preemption_prefix_hits_and_small_chunks(family, backend):
     drafter = zoo.tiny_drafter(target.kernels)
     requests, expected = expected_answers(family, backend, 8)
     config = EngineConfig(
-        max_batch=8, cache_gb=cache_for(target, drafter, 17), prefill_chunk=7, max_step_tokens=40
+        max_batch=8,
+        cache_gb=zoo.cache_for(target, drafter, 17),
+        prefill_chunk=7,
+        max_step_tokens=40,
     )
     engine = Engine(target, drafter, config)
     first = zoo.run(engine, requests)
@@ -116,15 +119,6 @@ def test_preemption_prefix_hits_and_small_chunks(family, backend):
     second = zoo.run(roomy, again)
     assert {k.removeprefix("again-"): v for k, v in tokens(second).items()} == expected
     assert sum(g.stats.cached_tokens for g in second.values()) > 0
-
-
-def cache_for(target, drafter, num_pages):
-    """A cache that holds about this many pages: enough for one long sequence, not for eight."""
-    from flashdraft.engine.cache import bytes_per_token
-    from flashdraft.engine.memory import cache_layers
-
-    per_token = bytes_per_token(cache_layers(target, drafter), target.kernels.dtype)
-    return sum(per_token.values()) * 16 * num_pages / 1e9
 
 
 @pytest.mark.parametrize("place", range(1, 12))

@@ -12,17 +12,17 @@ from flashdraft.errors import RequestError
 
 
 class Words:
-    """A decoder whose token i is pieces[i]."""
+    """A decoder whose token i is pieces[i]; a number is the id of a special token."""
 
-    def __init__(self, pieces: Sequence[str], held: str = "") -> None:
+    def __init__(self, pieces: Sequence[str | int], held: str = "") -> None:
         self._pieces = pieces
         self._held = held
 
-    def push(self, ids: Sequence[int]) -> str:
-        return "".join(self._pieces[i] for i in ids)
+    def push_pieces(self, ids: Sequence[int]) -> list[str | int]:
+        return [self._pieces[i] for i in ids]
 
-    def flush(self) -> str:
-        return self._held
+    def flush_pieces(self) -> list[str | int]:
+        return [self._held]
 
 
 class Bytes:
@@ -31,7 +31,7 @@ class Bytes:
     def __init__(self) -> None:
         self._held = b""
 
-    def push(self, ids: Sequence[int]) -> str:
+    def push_pieces(self, ids: Sequence[int]) -> list[str | int]:
         self._held += bytes(ids)
         for end in range(len(self._held), -1, -1):
             try:
@@ -39,11 +39,11 @@ class Bytes:
             except UnicodeDecodeError:
                 continue
             self._held = self._held[end:]
-            return text
+            return [text]
         raise AssertionError
 
-    def flush(self) -> str:
-        return self._held.decode(errors="replace")
+    def flush_pieces(self) -> list[str | int]:
+        return [self._held.decode(errors="replace")]
 
 
 def stream(pieces: Sequence[str], stops: Sequence[str], held: str = "") -> tuple[list[str], str]:
@@ -52,11 +52,11 @@ def stream(pieces: Sequence[str], stops: Sequence[str], held: str = "") -> tuple
     shown = []
     for token in range(len(pieces)):
         ended = output.push(token)
-        shown.append(output.take())
+        shown.append(output.take().text)
         if ended:
             break
     output.finish()
-    shown.append(output.take())
+    shown.append(output.take().text)
     assert "".join(shown) == output.text
     return shown, output.text
 
@@ -104,8 +104,8 @@ def test_push_says_when_the_text_has_ended_and_takes_no_more() -> None:
     output = TextOutput(Words(["a", "ST", "OP", "b"]), ["STOP"])
     assert [output.push(i) for i in range(4)] == [False, False, True, True]
     output.finish()
-    assert output.text == output.take() == "a"
-    assert output.take() == ""
+    assert output.text == output.take().text == "a"
+    assert output.take() == ("", ())
 
 
 def test_flush_at_the_end_and_a_stop_within_it() -> None:
@@ -124,23 +124,23 @@ def test_characters_of_many_bytes() -> None:
     for byte in text.encode():
         if output.push(byte):
             break
-        shown.append(output.take())
+        shown.append(output.take().text)
     output.finish()
     assert "".join(shown) == output.text == "naïve 日本語 "
-    assert output.take() == ""
+    assert output.take().text == ""
     cut = TextOutput(Bytes(), [])
     for byte in "é".encode()[:1]:
         assert not cut.push(byte)
-    assert cut.take() == ""
+    assert cut.take().text == ""
     cut.finish()
-    assert cut.take() == "\ufffd"
+    assert cut.take().text == "\ufffd"
 
 
 def test_without_a_decoder_there_are_token_ids_only() -> None:
     output = TextOutput(None, [])
     assert not output.push(5)
     output.finish()
-    assert (output.text, output.take()) == ("", "")
+    assert (output.text, output.take()) == ("", ("", ()))
     with pytest.raises(RequestError, match=r"stop is \['x'\].* stop_token_ids"):
         TextOutput(None, ["x"])
 

@@ -266,7 +266,7 @@ def test_masking_every_token_is_unsound() -> None:
 def test_a_perfect_drafter_is_always_accepted(setting: dict[str, Any]) -> None:
     rows = random_rows(8, 300, seed=13)
     sampler = make_sampler(SamplingParams(**setting), 300, 5, (2, 3), (1, 2, 3))
-    drafts = draft_rows(rows, sampler, [4, 5], 5, argmax).tolist()
+    drafts = draft_rows(rows, sampler, [4, 5], 5, argmax).tokens.tolist()
     samples = sample_rows(rows, sampler, [4, 5], drafts[:-1], 5, argmax).tokens.tolist()
     assert samples == drafts
 
@@ -277,7 +277,7 @@ def test_shared_noise_agrees_more_often_than_a_greedy_draft() -> None:
     drafter = target + random_rows(num_rows, vocab_size, seed=15, spread=0.3)
     sampler = make_sampler(SamplingParams(temperature=1.0), vocab_size)
     samples = sample_rows(target, sampler, [], [0] * (num_rows - 1), 0, argmax).tokens
-    coupled = float((draft_rows(drafter, sampler, [], 0, argmax) == samples).float().mean())
+    coupled = float((draft_rows(drafter, sampler, [], 0, argmax).tokens == samples).float().mean())
     greedy = float((drafter.argmax(-1) == samples).float().mean())
     # Independent noise would agree with probability Σ p q, and no coupling beats Σ min(p, q).
     p, q = target.softmax(-1), drafter.softmax(-1)

@@ -229,6 +229,10 @@ class TestSpeculatorsConfig:
         assert config.draft_vocab_size is None
         assert config.causal == (False, False)
 
+    def test_our_own_key_is_read_where_it_stands(self) -> None:
+        assert not DrafterConfig.from_speculators(SPECULATORS).any_width
+        assert DrafterConfig.from_speculators({**SPECULATORS, "any_width": True}).any_width
+
     def test_rope_per_layer_kind(self) -> None:
         nested = {SLIDING: {"rope_theta": 5000.0}, FULL: {"rope_theta": 7.0}}
         layer = {**SPECULATORS["transformer_layer_config"], "rope_parameters": nested}

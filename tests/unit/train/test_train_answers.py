@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from flashdraft.errors import TrainingError
-from flashdraft.train import answers as module
-from flashdraft.train.answers import Answer, AnswerSet, AnswerWriter
+from flashdraft.train import answer_writer as module
+from flashdraft.train.answer_writer import AnswerWriter
+from flashdraft.train.answers import Answer, AnswerSet, Author
 
 IDENTITY = {"target": "tiny", "prompts": "abc", "seed": 0}
 
@@ -141,11 +142,37 @@ def test_a_full_disk_keeps_what_is_complete(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(module, "save_file", full)
-    with pytest.raises(TrainingError, match="disk is full.*run the same command again"):
+    with pytest.raises(TrainingError, match="disk is full. 4 new answers are lost, 4 are kept"):
         for answer in answers[4:]:
             writer.append(answer)
+    assert writer.has_failed
     assert [path.name for path in tmp_path.iterdir()] == ["answers-00000.safetensors"]
     assert len(AnswerSet.read(tmp_path)) == 4
+
+
+def test_answers_wait_a_minute_at_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(module.time, "monotonic", lambda: now)
+    writer = AnswerWriter(tmp_path, 100, IDENTITY, 100)
+    kept = []
+    moments = (10.0, 59.0, 61.0, 62.0, 120.0, 122.0)
+    for moment, answer in zip(moments, make_answers(6), strict=True):
+        now = moment
+        writer.append(answer)
+        kept.append(len(writer.done()))
+    assert kept == [0, 0, 3, 3, 3, 6]
+    assert len(AnswerSet.read(tmp_path)) == 6
+
+
+def test_who_wrote_the_answers_is_known(tmp_path: Path) -> None:
+    write(tmp_path / "old", make_answers(2))
+    assert AnswerSet.read(tmp_path / "old").authors == {Author("tiny", None, 100, None)}
+    identity = {**IDENTITY, "fingerprint": "ab"}
+    writer = AnswerWriter(tmp_path / "new", 101, identity, 1, tokenizer="cd")
+    writer.append(make_answers(1)[0])
+    found = AnswerSet.read([tmp_path / "old", tmp_path / "new"])
+    expected = {Author("tiny", None, 100, None), Author("tiny", "ab", 101, "cd")}
+    assert found.authors == found.split(1, 0)[0].authors == expected
 
 
 def test_damaged_and_missing_shards(tmp_path: Path) -> None:

@@ -12,6 +12,8 @@ import pytest
 
 from flashdraft.cli import train
 from flashdraft.cli.display import Screen
+from flashdraft.errors import RequestError
+from flashdraft.train.job import TrainingJob
 
 ROW = {
     "step": 40,
@@ -42,8 +44,7 @@ def job_of(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Any:
 
 
 def test_without_flags_every_default_is_the_settings_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    pipeline = importlib.import_module("flashdraft.train.pipeline")
-    assert job_of(monkeypatch) == pipeline.TrainingJob("target", Path("folder"))
+    assert job_of(monkeypatch) == TrainingJob("target", Path("folder"))
 
 
 def test_flags_reach_their_settings(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,10 +55,36 @@ def test_flags_reach_their_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (job.answering.max_tokens, job.prompts) == (99, ("a", "b"))
 
 
-def test_epochs_and_minutes_exclude_each_other(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("two", ["--epochs 1 --minutes 1", "--minutes 1 --steps 1"])
+def test_a_run_has_one_length(capsys: pytest.CaptureFixture[str], two: str) -> None:
     with pytest.raises(SystemExit):
-        parse("--epochs", "1", "--minutes", "1")
+        parse(*two.split())
     assert "not allowed with argument" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--answers a --max-tokens 9", "--max-tokens would not be used with --answers"),
+        ("--answers a --greedy-share 1", "--greedy-share would not"),
+        ("--answers a --max-prompt-tokens 9", "--max-prompt-tokens would not"),
+        ("--answers a --synth-count 9", "--synth-count would not be used with --answers"),
+        ("--prompts a --synth-count 9", "--synth-count would not be used with --prompts"),
+    ],
+)
+def test_flags_without_an_effect_are_refused(
+    monkeypatch: pytest.MonkeyPatch, flags: str, message: str
+) -> None:
+    with pytest.raises(RequestError, match=message):
+        job_of(monkeypatch, *flags.split())
+
+
+def test_a_json_file_that_cannot_be_written_is_refused_before_the_work(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with pytest.raises(RequestError, match="there is no folder"):
+        job_of(monkeypatch, "--json", str(tmp_path / "nowhere" / "result.json"))
+    assert job_of(monkeypatch, "--json", "folder/result.json").out == Path("folder")
 
 
 def test_a_row_in_words() -> None:

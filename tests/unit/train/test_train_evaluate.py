@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +12,7 @@ from flashdraft.core import Request, SamplingParams
 from flashdraft.engine.config import EngineConfig
 from flashdraft.engine.engine import Engine
 from flashdraft.errors import TrainingError
-from flashdraft.models.drafter import Drafter
+from flashdraft.models.drafter import Drafter, PackedDrafter
 from flashdraft.models.layers import Target
 from flashdraft.train.answers import Answer, AnswerSet
 from flashdraft.train.batches import BatchPlan
@@ -99,6 +101,37 @@ def test_a_short_verify_length_caps_every_step(target: Target, answers: AnswerSe
     step = make_step(target, answers, 12)
     result = evaluate_offline(step, answers, **SIZES, verify=2)
     assert max(length for request in result.requests for length in request.histogram) == 3
+
+
+@pytest.mark.parametrize("any_width", [False, True])
+def test_offline_equals_online_at_a_short_verify_length(
+    target: Target, answers: AnswerSet, prompts: list[list[int]], any_width: bool
+) -> None:
+    """A drafter of any width drafts in a cut block, which may say something else."""
+    step = make_step(target, answers, 3)
+    step.drafter.config = dataclasses.replace(step.drafter.config, any_width=any_width)
+    offline = evaluate_offline(step, answers, **SIZES, max_tokens=MAX_TOKENS, verify=2)
+    config = EngineConfig(verify=2, ngram=False, max_batch=5)
+    engine = Engine(target, PackedDrafter(step.drafter, target.kernels), config)
+    sources = [answers.source(i) for i in range(len(answers))]
+    assert offline == evaluate_online(engine, prompts, sources, max_tokens=MAX_TOKENS)
+
+
+def test_an_answer_whose_loop_was_cut_counts_as_looped(target: Target, answers: AnswerSet) -> None:
+    """Neither ended nor at its limit: what is left of the loop is too short to be found again."""
+    ends = {"ended": (True, 40), "cut": (False, 40), "at the limit": (False, MAX_TOKENS)}
+    stored = AnswerSet.from_answers(
+        [
+            Answer([5, 6], [7 + i % 30 for i in range(length)], source=name, ended=ended)
+            for name, (ended, length) in ends.items()
+        ]
+    )
+    step = make_step(target, answers, 0)
+    limit = 41
+    found = evaluate_offline(step, stored, **SIZES, max_tokens=limit)
+    assert [request.looped for request in found.requests] == [False, True, True]
+    found = evaluate_offline(step, stored.select([2]), **SIZES, max_tokens=MAX_TOKENS)
+    assert not found.requests[0].looped
 
 
 def test_tasks_by_hand() -> None:

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+from flashdraft.core import VERSION
 from flashdraft.errors import FlashdraftError, RequestError, UnsupportedModelError
 from flashdraft.models.config import ModelConfig, RopeConfig
 from flashdraft.models.drafter import Drafter
@@ -64,6 +66,7 @@ def same_tensors(one: Path, two: Path) -> bool:
     "changes",
     [
         {},
+        {"any_width": True},
         {"windows": (5, None), "causal": (True, False)},
         {"windows": (5, 5), "causal": (False, False)},
         {"rope": RopeConfig(5000.0, 8, 8, (("factor", 2.0),))},
@@ -174,10 +177,27 @@ def test_provenance_travels_with_the_drafter(
     exported = found.pop("exported")
     assert found == json.loads(json.dumps(record))
     assert found["argv"] == ["flashdraft", "train", "--seed", "1"]  # no folders of this machine
-    assert {"flashdraft", "torch", "python"} <= found["versions"].keys()
+    assert {"torch", "python"} <= found["versions"].keys()
+    assert found["versions"]["flashdraft"] == VERSION
     assert found["created"] and found["hardware"] and "commit" in found
     assert exported["layout"] == "zlab"
     assert not list((tmp_path / "out").glob("*.part"))
+
+
+@pytest.mark.parametrize(
+    "error", [SafetensorError("I/O error: No space left on device"), OSError(28, "No space left")]
+)
+def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    make_drafter(tmp_path / "zlab")
+
+    def full(_tensors: object, path: Path, **__: object) -> None:
+        path.write_bytes(b"half")
+        raise error
+
+    monkeypatch.setattr("flashdraft.models.drafter_loading.save_file", full)
+    with pytest.raises(RequestError, match="out cannot be written: .*No space left.*Make room"):
+        export(tmp_path / "zlab", tmp_path / "out")
+    assert list((tmp_path / "out").iterdir()) == []
 
 
 def test_damaged_provenance(tmp_path: Path) -> None:

@@ -120,6 +120,78 @@ def test_a_longer_run_goes_on_from_before_the_decay(target: Target, tmp_path: Pa
     assert torch.equal(weights(prolonged), weights(train(target, longer, tmp_path / "whole")))
 
 
+def interrupted_at(step: int, by: signal.Signals = signal.SIGINT) -> Any:
+    """What sends this process a signal when that step is logged."""
+
+    def press(row: dict[str, Any]) -> None:
+        if row["step"] == step:
+            os.kill(os.getpid(), by)
+
+    return press
+
+
+def test_an_interrupted_prolongation_goes_on_from_where_it_was_saved(
+    target: Target, tmp_path: Path
+) -> None:
+    train(target, CONFIG, tmp_path / "parts")  # states 8 (before the decay), 9 and 10
+    longer = dataclasses.replace(CONFIG, steps=19, log_every=1, save_every=0)
+    with pytest.raises(KeyboardInterrupt):
+        train(target, longer, tmp_path / "parts", report=interrupted_at(9))
+    assert [path.name[-2:] for path in states(tmp_path / "parts")] == ["08", "09"]
+    for path in states(tmp_path / "parts"):
+        assert not read_state(path).is_decaying
+    prolonged = train(target, longer, tmp_path / "parts")
+    steps = [row["step"] for row in read_log(tmp_path / "parts")]
+    assert steps == [2, 4, 6, 8, *range(9, 20)], "no row was lost, none is there twice"
+    assert torch.equal(weights(prolonged), weights(train(target, longer, tmp_path / "whole")))
+
+
+def test_a_shorter_run_that_would_decay_too_late_is_refused(target: Target, tmp_path: Path) -> None:
+    config = dataclasses.replace(CONFIG, steps=20)
+    train(target, config, tmp_path / "parts")
+    kept, log = states(tmp_path / "parts"), read_log(tmp_path / "parts")
+    for steps, decay_from in ((10, 8), (18, 14)):
+        shorter = dataclasses.replace(CONFIG, steps=steps)
+        with pytest.raises(TrainingError, match=rf"step 16, .* of {steps} .* step {decay_from} on"):
+            train(target, shorter, tmp_path / "parts")
+    brief = dataclasses.replace(CONFIG, steps=None, minutes=1e-4)
+    with pytest.raises(TrainingError, match=r"in a run of 0\.0001 the learning rate falls after"):
+        train(target, brief, tmp_path / "parts")
+    assert (states(tmp_path / "parts"), read_log(tmp_path / "parts")) == (kept, log)
+    longer = dataclasses.replace(CONFIG, steps=30)
+    prolonged = train(target, longer, tmp_path / "parts")
+    assert torch.equal(weights(prolonged), weights(train(target, longer, tmp_path / "whole")))
+
+
+def test_a_run_without_a_state_before_its_decay_is_not_begun_anew(
+    target: Target, tmp_path: Path
+) -> None:
+    train(target, dataclasses.replace(CONFIG, decay_share=1.0), tmp_path)
+    log = read_log(tmp_path)
+    with pytest.raises(TrainingError, match="learning rate falls already.*another --out folder"):
+        train(target, dataclasses.replace(CONFIG, decay_share=1.0, steps=15), tmp_path)
+    assert read_log(tmp_path) == log
+
+
+def test_sigterm_saves_like_an_interrupt(target: Target, tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        train(target, CONFIG, tmp_path, report=interrupted_at(4, signal.SIGTERM))
+    assert [path.name[-2:] for path in states(tmp_path)] == ["03", "04"]
+
+
+def test_a_log_that_cannot_be_kept_is_said_in_words(target: Target, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(TrainingError, match="cannot be made"):
+        train(target, CONFIG, tmp_path / "file")
+    (tmp_path / "new" / LOG_NAME).mkdir(parents=True)
+    with pytest.raises(TrainingError, match=rf"{LOG_NAME} cannot be kept"):
+        train(target, CONFIG, tmp_path / "new")
+    train(target, CONFIG, tmp_path / "old")
+    (tmp_path / "old" / LOG_NAME).write_text("no JSON\n")
+    with pytest.raises(TrainingError, match=rf"{LOG_NAME} cannot be kept.*same command again"):
+        train(target, CONFIG, tmp_path / "old")
+
+
 def test_other_settings_or_data_are_refused(target: Target, tmp_path: Path) -> None:
     train(target, CONFIG, tmp_path, identity={"data": "abc"})
     with pytest.raises(TrainingError, match=r"started with seed = 0, this one has 1"):

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from flashdraft.errors import TrainingError
+from flashdraft.train import prompts as module
 from flashdraft.train.prompts import (
     NearDuplicates,
     Prompt,
@@ -104,6 +105,37 @@ def test_bad_files_name_the_place(tmp_path: Path, content: bytes, message: str) 
     assert "bad.jsonl" in str(caught.value)
 
 
+def test_corrupt_files_of_other_libraries_are_named(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text("[" * 100_000)
+    with pytest.raises(TrainingError, match=r"a\.json is nested too deeply"):
+        read_prompts(tmp_path / "a.json")
+    for name, package in (("a.parquet", "pyarrow"), ("a.jsonl.zst", "zstandard")):
+        pytest.importorskip(package)
+        (tmp_path / name).write_bytes(b"nonsense" * 20)
+        with pytest.raises(TrainingError, match=rf"{name} cannot be read"):
+            read_prompts(tmp_path / name)
+
+
+def test_any_error_of_a_reader_is_said_in_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class ReaderError(Exception):
+        pass
+
+    class Reader:
+        def read_table(self, path: Path) -> None:
+            raise ReaderError("bad magic bytes")
+
+        def open(self, path: Path, mode: str, encoding: str) -> None:
+            raise ReaderError("bad frame")
+
+    monkeypatch.setattr(module, "_optional", lambda *_: Reader())
+    for name, reason in (("a.parquet", "bad magic bytes"), ("a.jsonl.zst", "bad frame")):
+        (tmp_path / name).write_bytes(b"nonsense")
+        with pytest.raises(TrainingError, match=rf"{name} cannot be read: {reason}"):
+            read_prompts(tmp_path / name)
+
+
 def test_what_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match="no file or folder"):
         read_prompts(tmp_path / "nowhere.jsonl")
@@ -138,9 +170,10 @@ def test_near_duplicates_are_dropped() -> None:
         Prompt.of("hi you"),
         Prompt.of("?!"),
         Prompt.of("!!"),
+        Prompt.of("\ud83d"),  # half of a surrogate pair
     ]
     kept = drop_near_duplicates(prompts)
-    assert [prompts.index(p) for p in kept] == [0, 3, 4, 6, 7, 8]
+    assert [prompts.index(p) for p in kept] == [0, 3, 4, 6, 7, 8, 9]
 
 
 def test_prompts_that_share_a_frame_are_no_duplicates() -> None:

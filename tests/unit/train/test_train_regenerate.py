@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +13,8 @@ import numpy as np
 import pytest
 
 from flashdraft import LLM, SamplingParams
-from flashdraft.errors import TrainingError
+from flashdraft.errors import CapacityError, TrainingError
+from flashdraft.interrupts import terminate_as_interrupt
 from flashdraft.train import regenerate as module
 from flashdraft.train.answers import AnswerSet
 from flashdraft.train.decode import BulkDecoder
@@ -91,6 +95,51 @@ def test_an_interrupted_run_goes_on(
     assert {p: sorted(a) for p, a in torn.items()} == {p: sorted(a) for p, a in whole.items()}
 
 
+def stop_after(count: int, failure: Any) -> Any:
+    """A decoder's `run` that calls `failure` after so many answers."""
+    run = BulkDecoder.run
+
+    def stopped(self: BulkDecoder, jobs: Any) -> Iterator[Any]:
+        for number, made in enumerate(run(self, jobs)):
+            if number == count:
+                failure()
+            yield made
+
+    return stopped
+
+
+def test_sigterm_saves_and_says_so(
+    llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    stopped = stop_after(7, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    monkeypatch.setattr(BulkDecoder, "run", stopped)
+    with terminate_as_interrupt(), pytest.raises(KeyboardInterrupt):
+        regenerate(llm, PROMPTS, tmp_path, SETTINGS, num_slots=4)
+    assert len(AnswerSet.read(tmp_path)) == 7
+    assert f"7 of 12 answers are saved in {tmp_path}. Run the same command again" in caplog.text
+
+
+def test_a_full_disk_says_what_is_lost_and_an_error_loses_nothing(
+    llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries = []
+
+    def full(*_: object, **__: object) -> None:
+        tries.append(1)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def fail() -> None:
+        raise CapacityError("no memory")
+
+    with monkeypatch.context() as patch, pytest.raises(CapacityError):
+        patch.setattr(BulkDecoder, "run", stop_after(5, fail))
+        regenerate(llm, PROMPTS, tmp_path, SETTINGS)
+    monkeypatch.setattr("flashdraft.train.answer_writer.save_file", full)
+    with pytest.raises(TrainingError, match="7 new answers are lost, 5 are kept"):
+        regenerate(llm, PROMPTS, tmp_path, SETTINGS)
+    assert len(tries) == 1, "what failed is not tried once more behind the message's back"
+
+
 def test_other_prompts_or_settings_need_another_folder(llm: LLM, tmp_path: Path) -> None:
     regenerate(llm, PROMPTS[:2], tmp_path, SETTINGS)
     with pytest.raises(TrainingError, match="prompts"):
@@ -111,9 +160,12 @@ def test_sampled_answers_differ_and_shares_are_kept(llm: LLM, tmp_path: Path) ->
 
 def test_long_and_refused_prompts_are_counted(llm: LLM, tmp_path: Path) -> None:
     odd = Prompt(({"role": "user", "content": 5},), "bad")
-    prompts = [*PROMPTS[:2], Prompt.of("the fox " * 100), odd]
+    torn = Prompt.of("half a pair: \ud83d")
+    prompts = [*PROMPTS[:2], Prompt.of("the fox " * 100), odd, torn]
     report = regenerate(llm, prompts, tmp_path, SETTINGS)
-    assert (report.num_answers, report.num_too_long, report.num_refused) == (2, 1, 1)
+    assert (report.num_answers, report.num_left_out) == (2, 3)
+    assert (report.num_too_long, report.num_refused, report.num_not_text) == (1, 1, 1)
+    assert "1 longer than --max-prompt-tokens 60, 1 refused" in report.describe_left_out(SETTINGS)
 
 
 def test_thinking_needs_a_template_that_knows_it(llm: LLM, tmp_path: Path) -> None:

@@ -127,6 +127,24 @@ def test_a_file_is_continued(script: type[Scripted], llm: LLM, tmp_path: Path) -
     assert synthesize(llm, path, 3).num_drawn == 0
 
 
+def test_an_interrupt_says_what_is_saved(
+    script: type[Scripted], llm: LLM, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "p.jsonl"
+    script.script = ["the first of the messages", "the second one is longer"]
+    run = script.run
+
+    def stopped(self: Scripted, jobs: Iterable[Job]) -> Iterator[Continuation]:
+        yield from run(self, jobs)
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(script, "run", stopped)
+        synthesize(llm, path, 5)
+    assert f"2 of 5 prompts are saved in {path}. Run the same command again" in caplog.text
+    assert len(path.read_text().splitlines()) == 2
+
+
 def test_a_target_that_writes_no_messages_is_given_up(
     script: type[Scripted], llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,242 @@
+"""Compiles what an answer must match (JSON by schema, regex, choice, Lark) with llguidance.
+
+llguidance is optional: without it `grammar_compiler` is None and requests with a grammar are
+refused. It matches in linear time and without backtracking; size, depth and the work of a step are
+limited here, so that no grammar can hold up the engine.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import secrets
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+from flashdraft.core import GrammarSpec
+from flashdraft.engine.grammar import Grammar, GrammarError
+from flashdraft.errors import RequestError
+from flashdraft.models.tokenizer import Tokenizer
+
+MAX_TEXT = 512 * 1024  # characters of a grammar
+MAX_DEPTH = 64  # of a schema
+MAX_CHOICES = 4096
+MAX_KEPT = 32  # compiled grammars: requests often come with the same one
+MAX_REASON = 400  # characters of a compiler's message that are passed on
+
+# They bound the work that a grammar may cause: at worst some 500 ms at first, and 50 ms per mask.
+_LIMITS: dict[str, Any] = {
+    "max_items_in_row": 2_000,
+    "initial_lexer_fuel": 300_000,
+    "step_lexer_fuel": 100_000,
+    "step_max_items": 50_000,
+    "max_lexer_states": 30_000,
+    "max_grammar_size": 200_000,
+    "verbose_errors": False,
+}
+# A schema cannot change these. Whitespace is one space or a new line with an indent: a weak model
+# would go on with spaces for ever if it could.
+_JSON_OPTIONS: Any = {
+    "whitespace_pattern": r"\x20|\x0A(\x20{0,24}|\x09{0,8})",
+    "lenient": False,
+    "coerce_one_of": True,
+}
+
+
+def grammar_compiler(
+    tokenizer: Tokenizer, vocab_size: int, eos_token_ids: Sequence[int]
+) -> LlguidanceCompiler | None:
+    """A compiler for a model's grammars, or None where llguidance is not installed."""
+    if importlib.util.find_spec("llguidance") is None:
+        return None
+    return LlguidanceCompiler(tokenizer, vocab_size, eos_token_ids)
+
+
+class LlguidanceCompiler:
+    """Compiles grammars over one tokenizer; the last ones are kept."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._eos_ids = list(eos_token_ids)
+        self._made: Any = None  # llguidance's own tokenizer
+        self._kept: OrderedDict[GrammarSpec, Grammar] = OrderedDict()
+
+    def __call__(self, spec: GrammarSpec) -> Grammar:
+        """Compile a grammar. Raises RequestError, with the reason, if it cannot be."""
+        grammar = self._kept.pop(spec, None)
+        if grammar is None:
+            grammar = self._compile(spec)
+        self._kept[spec] = grammar
+        if len(self._kept) > MAX_KEPT:
+            self._kept.popitem(last=False)
+        return grammar
+
+    def _compile(self, spec: GrammarSpec) -> Grammar:
+        import llguidance
+
+        if len(spec.text) > MAX_TEXT:
+            raise RequestError(
+                f"The {spec.kind} grammar has {len(spec.text)} characters; at most {MAX_TEXT} are "
+                "taken. Make it shorter."
+            )
+        try:
+            tokenizer = self._llguidance_tokenizer()
+            limits = llguidance.LLParserLimits(**_LIMITS)
+            matcher = llguidance.LLMatcher(tokenizer, _source(spec), log_level=0, limits=limits)
+            grammar = LlguidanceGrammar(matcher, tokenizer.eos_tokens)
+            first = grammar.start()
+            if not any(first.allowed()) and not first.may_end():
+                raise GrammarError("it matches no text")
+        except (RequestError, KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # a panic in native code is no Exception
+            raise RequestError(f"The {spec.kind} grammar cannot be used: {error}.") from None
+        return grammar
+
+    def prepare(self) -> None:
+        """Do now what the first grammar would have to wait for: some seconds, for a large model."""
+        self._llguidance_tokenizer()
+
+    def _llguidance_tokenizer(self) -> Any:
+        import llguidance
+
+        if self._made is None:
+            self._made = llguidance.LLTokenizer(
+                _with_hidden_names(self._tokenizer.to_json()),
+                n_vocab=max(self._vocab_size, self._tokenizer.vocab_size),
+                eos_token=self._eos_ids or None,
+            )
+        return self._made
+
+
+def _with_hidden_names(tokenizer_json: str) -> str:
+    """A tokenizer whose special tokens have names that no text spells.
+
+    llguidance cuts a text that must come as the tokenizer would, and that would make a special
+    token of one that looks like it. In a Lark grammar a special token goes by its id: <[48]>.
+    """
+    data = json.loads(tokenizer_json)
+    secret = f"\ufdd0{secrets.token_hex(8)}-"
+    names = {t["content"]: f"{secret}{t['id']}" for t in data["added_tokens"] if t["special"]}
+    for token in data["added_tokens"]:
+        token["content"] = names.get(token["content"], token["content"])
+    model = data["model"]
+    if isinstance(model["vocab"], dict):
+        model["vocab"] = {names.get(name, name): index for name, index in model["vocab"].items()}
+    else:  # pairs of a token and its score
+        model["vocab"] = [[names.get(name, name), value] for name, value in model["vocab"]]
+    if model.get("unk_token") is not None:
+        model["unk_token"] = names.get(model["unk_token"], model["unk_token"])
+    data["post_processor"] = None  # it would add special tokens by their old names
+    return json.dumps(data)
+
+
+def _source(spec: GrammarSpec) -> str:
+    """The grammar in llguidance's own format."""
+    import llguidance
+
+    build = llguidance.LLMatcher
+    if spec.kind == "regex":
+        return build.grammar_from_regex(spec.text)
+    if spec.kind == "lark":
+        return build.grammar_from_lark(spec.text)
+    if spec.kind == "choice":
+        return build.grammar_from_lark(_choice(spec.text))
+    schema: Any = {"type": "object"}
+    if spec.kind == "json_schema":
+        schema = _load(spec)
+        schema = {} if schema is True else schema
+        if not isinstance(schema, dict):
+            raise RequestError(f"The JSON schema is {schema!r:.200}; it must be an object.")
+        _check_depth(schema)
+    return build.grammar_from_json_schema(json.dumps(schema), overrides=_JSON_OPTIONS)
+
+
+def _choice(text: str) -> str:
+    choices = _load(GrammarSpec("choice", text))
+    if not isinstance(choices, list) or not all(isinstance(one, str) and one for one in choices):
+        raise RequestError(f"choice is {text!r:.200}; it must be a list of non-empty strings.")
+    if not 1 <= len(choices) <= MAX_CHOICES:
+        raise RequestError(f"choice has {len(choices)} entries; it must have 1 to {MAX_CHOICES}.")
+    return "start: " + " | ".join(json.dumps(one, ensure_ascii=False) for one in choices)
+
+
+def _load(spec: GrammarSpec) -> Any:
+    try:
+        return json.loads(spec.text)
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"The text of the {spec.kind} grammar is no JSON: {error}.") from None
+
+
+def _check_depth(schema: Any) -> None:
+    level, depth = [schema], 0
+    while level:
+        depth += 1
+        if depth > MAX_DEPTH:
+            raise RequestError(
+                f"The JSON schema is nested more than {MAX_DEPTH} levels deep; make it flatter, "
+                "with $defs and $ref if need be."
+            )
+        inner = [
+            part.values() if isinstance(part, dict) else part
+            for part in level
+            if isinstance(part, dict | list)
+        ]
+        level = [value for values in inner for value in values]
+
+
+class LlguidanceGrammar:
+    """A compiled grammar: a matcher that nobody advances, copied for every request."""
+
+    def __init__(self, matcher: Any, eos_token_ids: Sequence[int]) -> None:
+        self._matcher = matcher
+        self._eos_ids = eos_token_ids
+
+    def start(self) -> LlguidanceMatcher:
+        return LlguidanceMatcher(self._matcher.deep_copy(), self._eos_ids)
+
+
+class LlguidanceMatcher:
+    """A place in a grammar."""
+
+    def __init__(self, matcher: Any, eos_token_ids: Sequence[int]) -> None:
+        self._matcher = matcher
+        self._eos_ids = frozenset(eos_token_ids)
+        self._check()
+
+    def advance(self, token: int) -> bool:
+        if token in self._eos_ids or self._matcher.is_stopped():
+            return False
+        taken = self._matcher.try_consume_tokens([token])
+        self._check()
+        return taken == 1
+
+    def rollback(self, count: int) -> None:
+        self._matcher.rollback(count)
+        self._check()
+
+    def allowed(self) -> bytes:
+        mask = bytearray(self._matcher.compute_bitmask())
+        self._check()
+        for token in self._eos_ids:
+            mask[token // 8] &= ~(1 << token % 8) & 0xFF
+        return bytes(mask)
+
+    def forced(self) -> list[int]:
+        tokens = self._matcher.compute_ff_tokens()
+        self._check()
+        return tokens
+
+    def may_end(self) -> bool:
+        ends = self._matcher.is_accepting()
+        self._check()
+        return ends
+
+    def is_complete(self) -> bool:
+        return self._matcher.is_stopped() and self.may_end()
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            raise GrammarError(" ".join(self._matcher.get_error().split())[:MAX_REASON])

@@ -1,0 +1,63 @@
+"""How a family marks thoughts and calls: the words that formats and the state machine share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Protocol
+
+
+class Mark(Enum):
+    """What a marker does."""
+
+    THINK = auto()
+    END_THINK = auto()
+    CALL = auto()
+    END_CALL = auto()
+    QUOTE = auto()
+
+
+class CallReader(Protocol):
+    """Reads what stands between a call's marks."""
+
+    name: str | None  # set when the arguments begin
+    failed: bool  # there is no call to be made of it
+    done: bool  # the outermost bracket was closed
+
+    @property
+    def in_string(self) -> bool: ...
+
+    def feed(self, text: str, start: int) -> int:
+        """Take at least one character from `start` on; return where it stopped."""
+        ...
+
+    def quote(self) -> None: ...
+
+    def close(self, is_complete: bool) -> None:
+        """No more is coming, by a mark if `is_complete`; afterwards it is done or failed."""
+        ...
+
+    def take(self) -> str:
+        """The arguments' JSON text since the last time."""
+        ...
+
+
+@dataclass(frozen=True)
+class Format:
+    """How a family marks thoughts and calls."""
+
+    spellings: Mapping[Mark, str]
+    tokens: Mapping[int, Mark]  # the marks that are special tokens; the others are text
+    new_call: Callable[[], CallReader] | None  # None: calls are not expected, their text is content
+    openings: Mapping[str, Mark] = field(default_factory=dict)  # marks at the answer's start alone
+    label: str = ""  # what a thought begins with that is no part of it
+
+    def text_marks(self, *marks: Mark) -> dict[str, Mark]:
+        """Those of the marks that are plain text, by spelling."""
+        tokens = set(self.tokens.values())
+        return {
+            self.spellings[mark]: mark
+            for mark in marks
+            if mark in self.spellings and mark not in tokens
+        }

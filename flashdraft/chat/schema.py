@@ -1,0 +1,138 @@
+"""What a tool's JSON schema says about the value at hand; a strange schema says nothing.
+
+It validates nothing: it answers which types a value may have, and leads to a property or an item.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+_MAX_ALTERNATIVES = 64  # of anyOf, oneOf, allOf and $ref together: more are not looked at
+_JSON_TYPES: dict[type, str] = {
+    str: "string",
+    bool: "boolean",
+    int: "integer",
+    float: "number",
+    dict: "object",
+    list: "array",
+    type(None): "null",
+}
+
+
+def tool_functions(tools: Sequence[Mapping[str, Any]] | None) -> dict[str, Any]:
+    """The parameters' schema of every tool by its name."""
+    functions = {}
+    for tool in tools or ():
+        function = tool.get("function", tool)
+        if isinstance(function, Mapping) and isinstance(function.get("name"), str):
+            functions[function["name"]] = function.get("parameters")
+    return functions
+
+
+def is_tool_name(name: str, functions: Mapping[str, Any]) -> bool:
+    """Whether a call may have this name: a tool's own, or one that a tool could have.
+
+    A tool that was not offered is the client's to refuse; it tells the model so.
+    """
+    return name in functions or re.fullmatch(r"[\w.-]{1,128}", name) is not None
+
+
+class Shape:
+    """One place in a schema: every alternative that may describe the value there."""
+
+    def __init__(self, schemas: Iterable[Any], root: Any) -> None:
+        self._root = root
+        self._alternatives = _flatten(list(schemas), root)
+        self.types = self._find_types()
+
+    @classmethod
+    def of(cls, schema: Any) -> Shape:
+        """The place of the whole value."""
+        return cls([schema], schema)
+
+    def property(self, name: str) -> Shape:
+        """The place of an object's property."""
+        found = []
+        for schema in self._alternatives:
+            properties = schema.get("properties")
+            if isinstance(properties, Mapping) and name in properties:
+                found.append(properties[name])
+            else:
+                found.append(schema.get("additionalProperties"))
+        return Shape([schema for schema in found if isinstance(schema, Mapping)], self._root)
+
+    def item(self, index: int) -> Shape:
+        """The place of an array's item."""
+        found = []
+        for schema in self._alternatives:
+            prefix = schema.get("prefixItems")
+            if isinstance(prefix, list) and index < len(prefix):
+                found.append(prefix[index])
+            else:
+                found.append(schema.get("items"))
+        return Shape([schema for schema in found if isinstance(schema, Mapping)], self._root)
+
+    def _find_types(self) -> frozenset[str] | None:
+        types: set[str] = set()
+        for schema in self._alternatives:
+            named = _types_of(schema)
+            if not named:
+                return None  # one alternative takes anything
+            types |= named
+        return frozenset(types) or None
+
+
+def _types_of(schema: Mapping[str, Any]) -> set[str]:
+    kind = schema.get("type")
+    named = {kind} if isinstance(kind, str) else set()
+    if isinstance(kind, list):
+        named = {name for name in kind if isinstance(name, str)}
+    elif kind is None:
+        values = schema.get("enum") if "enum" in schema else [schema.get("const")]
+        if ("enum" in schema or "const" in schema) and isinstance(values, list):
+            named = {_JSON_TYPES.get(type(value), "object") for value in values}
+    named = {name.lower() for name in named}
+    if named and schema.get("nullable") is True:
+        named.add("null")
+    return named
+
+
+def _flatten(waiting: list[Any], root: Any) -> list[Mapping[str, Any]]:
+    """The schemas behind references and combinations; a combining one is not one itself."""
+    found: list[Mapping[str, Any]] = []
+    seen: set[str] = set()
+    while waiting and len(found) < _MAX_ALTERNATIVES:
+        schema = waiting.pop(0)
+        if not isinstance(schema, Mapping):
+            continue
+        reference = schema.get("$ref")
+        if isinstance(reference, str):
+            if reference not in seen:
+                seen.add(reference)
+                waiting.append(find_reference(root, reference))
+            continue
+        parts = [
+            part
+            for name in ("anyOf", "oneOf", "allOf")
+            if isinstance(schema.get(name), list)
+            for part in schema[name]
+        ]
+        waiting += parts[:_MAX_ALTERNATIVES]
+        if not parts or "type" in schema or "properties" in schema:
+            found.append(schema)
+    return found
+
+
+def find_reference(root: Any, reference: str) -> Any:
+    """The schema a reference inside the same document names; None where there is none."""
+    if not reference.startswith("#"):
+        return None
+    place = root
+    for part in reference[1:].split("/")[1:]:
+        name = part.replace("~1", "/").replace("~0", "~")
+        if not isinstance(place, Mapping) or name not in place:
+            return None
+        place = place[name]
+    return place

@@ -1,0 +1,73 @@
+"""The application: routers, layers around them, and one way from an exception to an answer."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from fastapi import FastAPI, HTTPException, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException as StarletteHTTPException
+
+from flashdraft.core import VERSION
+from flashdraft.errors import FlashdraftError
+from flashdraft.server import (
+    anthropic,
+    openai_chat,
+    openai_completions,
+    openai_responses,
+    service_routes,
+)
+from flashdraft.server.access import CLIENT_LEFT, Access
+from flashdraft.server.api_errors import as_api_error
+from flashdraft.server.asgi import error_body
+from flashdraft.server.disconnect import ClientDisconnectedError
+from flashdraft.server.limits import Limits
+from flashdraft.server.logs import Sink, write_line
+from flashdraft.server.metrics import Metrics
+from flashdraft.server.security import Gate
+from flashdraft.server.serving import Serving
+
+_ROUTE_MODULES = (
+    service_routes,
+    openai_chat,
+    openai_completions,
+    openai_responses,
+    anthropic,
+)
+
+
+def create_app(serving: Serving, sink: Sink = write_line) -> FastAPI:
+    """The server's application; `sink` takes a line of the log for every request."""
+    app = FastAPI(
+        title="flashdraft",
+        version=VERSION,
+        docs_url=None,  # those pages load scripts from elsewhere
+        redoc_url=None,
+        redirect_slashes=False,
+    )
+    for module in _ROUTE_MODULES:
+        app.include_router(module.router(serving))
+    for kind in (FlashdraftError, RequestValidationError, StarletteHTTPException):
+        app.add_exception_handler(kind, _answer_error)
+    app.add_exception_handler(ClientDisconnectedError, _answer_nobody)
+    # the last one added is the outermost
+    app.add_middleware(Limits, settings=serving.settings)
+    app.add_middleware(Gate, settings=serving.settings)
+    app.add_middleware(Access, metrics=cast(Metrics, serving.metrics), sink=sink)
+    return app
+
+
+async def _answer_error(request: Request, error: Exception) -> Response:
+    if isinstance(error, StarletteHTTPException) and not isinstance(error, HTTPException):
+        error = HTTPException(error.status_code, error.detail, dict(error.headers or {}))
+    told = as_api_error(error)
+    return Response(
+        error_body(request.url.path, told),
+        status_code=told.status,
+        media_type="application/json",
+        headers=dict(told.headers),
+    )
+
+
+async def _answer_nobody(request: Request, error: Exception) -> Response:
+    return Response(status_code=CLIENT_LEFT)

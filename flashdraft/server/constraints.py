@@ -1,0 +1,209 @@
+"""What an answer is bound to: the tools it may call, and the form its text must have.
+
+Knows no API's shape: a tool is OpenAI's function tool, a form is a schema, a pattern or a list.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from flashdraft.chat.formats import answer_format, open_thought
+from flashdraft.chat.marks import Mark
+from flashdraft.chat.response import supports_tools, tool_grammar
+from flashdraft.core import GrammarSpec
+from flashdraft.errors import RequestError
+from flashdraft.models.tokenizer import Tokenizer
+from flashdraft.server.api_errors import FieldError
+from flashdraft.server.serving import Serving
+
+Tool = Mapping[str, Any]
+
+MAX_TOOLS = 512
+MAX_CHOICES = 1024
+_ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+
+
+@dataclass(frozen=True)
+class ToolUse:
+    """Which tools the model is told of, and whether it must call one."""
+
+    tools: tuple[Tool, ...] = ()
+    choice: str = "auto"  # "auto", "none", "required", or a function's name
+    parallel: bool = True
+
+    @property
+    def offered(self) -> list[Tool] | None:
+        """The tools for the prompt and the parser."""
+        return list(self.tools) if self.tools and self.choice != "none" else None
+
+    @property
+    def is_forced(self) -> bool:
+        return self.choice not in ("auto", "none")
+
+    @property
+    def is_strict(self) -> bool:
+        """Whether a tool asks that calls of it follow its schema even where none is forced."""
+        return any(tool["function"].get("strict") for tool in self.offered or ())
+
+
+def check_schema(serving: Serving, schema: Any, where: str) -> str:
+    """A JSON schema as text, within the limits of size and depth."""
+    settings = serving.settings
+    level, depth = [schema], 0
+    while level:  # level by level: recursion on a client's data could be made to fail
+        depth += 1
+        if depth > settings.max_schema_depth:
+            raise FieldError(
+                where, f"{where} is nested deeper than {settings.max_schema_depth} levels."
+            )
+        children = [
+            list(one.values() if isinstance(one, Mapping) else one)
+            for one in level
+            if isinstance(one, Mapping | list)
+        ]
+        level = [child for many in children for child in many]
+    try:
+        text = json.dumps(schema, ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        raise FieldError(where, f"{where} holds NaN or an infinity, which JSON has not.") from None
+    size = _num_bytes(text, where)
+    if size > settings.max_schema_bytes:
+        raise FieldError(
+            where, f"{where} has {size} bytes; at most {settings.max_schema_bytes}. Shorten it."
+        )
+    return text
+
+
+def _num_bytes(text: str, where: str) -> int:
+    try:
+        return len(text.encode("utf-8"))
+    except UnicodeEncodeError:
+        raise FieldError(where, f"{where} must be text of valid Unicode.") from None
+
+
+def json_schema_grammar(serving: Serving, schema: Any, where: str) -> GrammarSpec:
+    """The grammar of a schema, given as an object or as its JSON text."""
+    if isinstance(schema, str):
+        if len(schema) > serving.settings.max_schema_bytes:
+            raise FieldError(where, f"{where} has {len(schema)} characters; it is too long.")
+        try:
+            schema = json.loads(schema)
+        except (ValueError, RecursionError):
+            raise FieldError(where, f"{where} is not valid JSON.") from None
+    if not isinstance(schema, Mapping | bool):
+        raise FieldError(where, f"{where} must be a JSON schema, which is an object.")
+    return GrammarSpec("json_schema", check_schema(serving, schema, where))
+
+
+def regex_grammar(serving: Serving, pattern: str, where: str) -> GrammarSpec:
+    """The grammar of a regular expression."""
+    size, limit = _num_bytes(pattern, where), serving.settings.max_regex_bytes
+    if not 0 < size <= limit:
+        raise FieldError(where, f"{where} has {size} bytes; it must have from 1 to {limit}.")
+    return GrammarSpec("regex", pattern)
+
+
+def choice_grammar(serving: Serving, choices: Sequence[str], where: str) -> GrammarSpec:
+    """The grammar of a list of texts, one of which is the answer."""
+    if not 0 < len(choices) <= MAX_CHOICES or not all(choices):
+        raise FieldError(where, f"{where} must be a list of 1 to {MAX_CHOICES} non-empty strings.")
+    check_schema(serving, list(choices), where)
+    return GrammarSpec("choice", json.dumps(list(choices)))
+
+
+def answer_grammar(
+    serving: Serving,
+    tool_use: ToolUse,
+    form: GrammarSpec | None,
+    prompt_ids: Sequence[int],
+    thinking: bool = False,
+) -> GrammarSpec | None:
+    """The one grammar of an answer: that of its form, of the calls it may or must make, or both."""
+    tokenizer = serving.tokenizer
+    grammar = calls = None
+    if tool_use.is_forced or (tool_use.is_strict and form is None):
+        grammar = tool_grammar(
+            tokenizer, tool_use.tools, tool_use.choice, tool_use.parallel, prompt_ids
+        )
+    elif form is not None:
+        if tool_use.offered and supports_tools(tokenizer):
+            parallel = tool_use.parallel
+            calls = tool_grammar(tokenizer, tool_use.tools, "required", parallel, prompt_ids)
+        grammar = form_grammar(tokenizer, form, prompt_ids, thinking, calls)
+    if grammar is not None and not serving.engine.info.supports_grammar:
+        raise RequestError(
+            "Constrained answers need the package llguidance, which the server does not have: "
+            'pip install "flashdraft[serve]".'
+        )
+    return grammar
+
+
+def form_grammar(
+    tokenizer: Tokenizer,
+    form: GrammarSpec,
+    prompt_ids: Sequence[int],
+    thinking: bool,
+    calls: GrammarSpec | None = None,
+) -> GrammarSpec:
+    """A form, after thoughts that stay free where the model is to think, or `calls` instead."""
+    thoughts = _free_thoughts(tokenizer, prompt_ids, thinking)
+    if not thoughts and calls is None:
+        return form
+    lines = [f"formed: {thoughts} answer_form", f"answer_form: {_lark(form)}"]
+    if thoughts:
+        lines.append("ANY_THOUGHT: /(?s:.+)/")
+    if calls is None:
+        return GrammarSpec("lark", "\n".join(["start: formed", *lines]))
+    head, _, rest = calls.text.partition("\n")
+    called = head.replace("start:", "called:", 1)
+    return GrammarSpec("lark", "\n".join(["start: called | formed", called, rest, *lines]))
+
+
+def _free_thoughts(tokenizer: Tokenizer, prompt_ids: Sequence[int], thinking: bool) -> str:
+    """What may stand before a form, as the beginning of a Lark rule; "" where nothing may."""
+    is_open = open_thought(tokenizer, prompt_ids) is not None
+    marks = answer_format(tokenizer, None)
+    if marks is None or Mark.THINK not in marks.spellings or not (thinking or is_open):
+        return ""
+    ids = [tokenizer.token_id(marks.spellings[mark]) for mark in (Mark.THINK, Mark.END_THINK)]
+    if not tokenizer.special_ids.issuperset(ids):
+        return ""  # marks that are plain text cannot be told from the form's own
+    begin, end = (f"<[{index}]>" for index in ids)
+    return f"ANY_THOUGHT? {end}" if is_open else f"({begin} ANY_THOUGHT? {end})?"
+
+
+def _lark(form: GrammarSpec) -> str:
+    """A form as the body of a Lark rule, in llguidance's dialect."""
+    if form.kind == "regex":
+        # a slash that is escaped already stays as it is
+        pattern = re.sub(r"(\\.)|/", lambda found: found[1] or "\\/", form.text, flags=re.DOTALL)
+        pattern = pattern.replace("\n", "\\n")
+        return f"/(?:{pattern})/"
+    if form.kind == "choice":
+        return " | ".join(json.dumps(one, ensure_ascii=False) for one in json.loads(form.text))
+    schema = json.loads(form.text) if form.kind == "json_schema" else {"type": "object"}
+    whole = {**(schema if isinstance(schema, dict) else {}), "x-guidance": _ONE_LINE}
+    return f"%json {json.dumps(whole)}"
+
+
+def check_tools(serving: Serving, tool_use: ToolUse) -> None:
+    """Tools within the limits, and a choice that is one of them."""
+    names = [str(tool["function"]["name"]) for tool in tool_use.tools]
+    if len(names) > MAX_TOOLS:
+        raise FieldError("tools", f"tools has {len(names)} entries; at most {MAX_TOOLS}.")
+    if len(set(names)) < len(names):
+        raise FieldError("tools", "tools has two functions of the same name.")
+    for number, tool in enumerate(tool_use.tools):
+        check_schema(serving, tool["function"].get("parameters"), f"tools[{number}]")
+    if not tool_use.is_forced:
+        return
+    if not names:
+        raise FieldError("tool_choice", "tool_choice asks for a call, but there are no tools.")
+    if tool_use.choice != "required" and tool_use.choice not in names:
+        raise FieldError(
+            "tool_choice", f"tool_choice names {tool_use.choice!r}, which is not one of the tools."
+        )

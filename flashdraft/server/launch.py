@@ -1,0 +1,100 @@
+"""A server from its parts: the engine's client, the application, uvicorn, and what signals do."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import uvicorn
+
+from flashdraft.errors import FlashdraftError
+from flashdraft.models.tokenizer import Tokenizer
+from flashdraft.server.app import create_app
+from flashdraft.server.engine_client import EngineClient, EngineInfo
+from flashdraft.server.logs import Sink, write_line
+from flashdraft.server.metrics import Metrics
+from flashdraft.server.serving import Serving
+from flashdraft.server.settings import ServerSettings
+
+FLUSH_S = 5  # for responses to reach their clients once the engine is done
+MAX_HEADER_BYTES = 64 * 1024
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its signal handlers: a signal drains the engine first."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+async def serve(
+    listener: socket.socket,
+    settings: ServerSettings,
+    llm_arguments: Mapping[str, Any],
+    tokenizer: Tokenizer,
+    *,
+    on_ready: Callable[[EngineInfo], None],
+    on_drain: Callable[[], None],
+    sink: Sink = write_line,
+) -> None:
+    """Serve until a signal, then drain; a second signal ends the process at once.
+
+    Answers from the beginning, while the model is being loaded; raises why it cannot be.
+    """
+    metrics = Metrics()
+    engine = EngineClient(llm_arguments, settings, metrics)
+    app = create_app(Serving(engine, tokenizer, settings, metrics), sink)
+    server = _Server(
+        uvicorn.Config(
+            app,
+            http="h11",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            limit_concurrency=settings.max_connections,
+            timeout_graceful_shutdown=FLUSH_S,
+            h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+        )
+    )
+    stop = asyncio.Event()
+    _install_signals(stop, engine)
+    answering = asyncio.create_task(server.serve(sockets=[listener]))
+    starting = asyncio.create_task(engine.start())
+    stopping = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait({answering, starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if starting.done():
+            starting.result()
+            on_ready(engine.info)
+            await asyncio.wait({answering, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if not stop.is_set():
+            raise FlashdraftError("The HTTP server has stopped by itself.")
+        on_drain()
+        await engine.drain(settings.drain_timeout_s)
+    finally:
+        server.should_exit = True
+        for task in (starting, stopping):
+            task.cancel()
+        await asyncio.gather(answering, starting, stopping, return_exceptions=True)
+        await engine.stop()
+
+
+def _install_signals(stop: asyncio.Event, engine: EngineClient) -> None:
+    def handle(number: int) -> None:
+        if stop.is_set():
+            engine.kill()
+            os._exit(128 + number)  # asked twice: whatever still runs is not waited for
+        stop.set()
+
+    for number in SIGNALS:
+        asyncio.get_running_loop().add_signal_handler(number, handle, number)

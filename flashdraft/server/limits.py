@@ -1,0 +1,167 @@
+"""What a request's body may be, before anything parses it; and how long a client may not read.
+
+Every body here is JSON of a bounded size, so it is read as a whole, checked, and handed on in one
+piece. The size is checked while it arrives: a header that lies, or none, changes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+
+import numpy as np
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from flashdraft.server.api_errors import ApiError
+from flashdraft.server.asgi import header, send_error
+from flashdraft.server.logs import MAX_LOGGED_BODY, current_record
+from flashdraft.server.settings import ServerSettings
+
+DISCARD_S = 10.0  # for the rest of a body that is too large, so that its sender hears the answer
+DISCARD_FACTOR = 8  # of the limit; beyond that the connection is cut
+_SCAN_IN_THREAD_BYTES = 64 * 1024
+# A string that never ends is still one match, and the loop gives nothing back: linear time.
+_STRING = re.compile(rb'"(?:[^"\\]|\\.)*+"?', re.DOTALL)
+_STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")  # 1 and -1 as signed bytes
+_NO_BRACKETS = bytes(set(range(256)) - set(b"[{]}"))
+
+
+class ClientTooSlowError(Exception):
+    """The client does not read what it is sent."""
+
+
+class _BadBodyError(Exception):
+    """A body that is refused."""
+
+    def __init__(self, error: ApiError) -> None:
+        super().__init__(error.message)
+        self.error = error
+
+
+class Limits:
+    """Refuses bodies that are too large, too deep, too slow or no UTF-8; gives up slow readers."""
+
+    def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
+        self._app = app
+        self._settings = settings
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        send = self._impatient(send)
+        try:
+            body = await self._read_body(scope, receive)
+        except _BadBodyError as bad:
+            await send_error(scope, send, bad.error)
+            return
+        if body is not None:
+            await self._app(scope, _replayed(body, receive), send)
+
+    async def _read_body(self, scope: Scope, receive: Receive) -> bytes | None:
+        """The whole body; None if the client leaves before it is there."""
+        limit = self._settings.max_body_bytes
+        declared = header(scope, b"content-length")
+        if declared is not None and declared.isdigit() and int(declared) > limit:
+            if header(scope, b"expect") is None:
+                await self._discard(receive)
+            raise _BadBodyError(self._too_large())
+        if header(scope, b"content-encoding") not in (None, b"identity"):
+            raise _BadBodyError(ApiError(415, "Send the body without a Content-Encoding."))
+        chunks = bytearray()
+        try:
+            async with asyncio.timeout(self._settings.body_timeout_s):
+                while True:
+                    message = await receive()
+                    if message["type"] != "http.request":
+                        return None
+                    chunks += message.get("body", b"")
+                    has_more = message.get("more_body", False)
+                    if len(chunks) > limit:
+                        chunks.clear()
+                        if has_more:
+                            await self._discard(receive)
+                        raise _BadBodyError(self._too_large())
+                    if not has_more:
+                        break
+        except TimeoutError:
+            raise _BadBodyError(
+                ApiError(408, "The body did not arrive in time.", headers={"Connection": "close"})
+            ) from None
+        await self._check(bytes(chunks))
+        return bytes(chunks)
+
+    async def _check(self, body: bytes) -> None:
+        try:
+            text = body.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise _BadBodyError(
+                ApiError(400, f"The body is not UTF-8: byte {error.start} begins no character.")
+            ) from None
+        limit = self._settings.max_json_depth
+        if len(body) > _SCAN_IN_THREAD_BYTES:
+            is_deep = await asyncio.to_thread(is_deeper_than, body, limit)
+        else:
+            is_deep = is_deeper_than(body, limit)
+        if is_deep:
+            raise _BadBodyError(
+                ApiError(400, f"The body's JSON is nested more than {limit} levels deep.")
+            )
+        record = current_record()
+        if self._settings.log_prompts and record is not None and text:
+            record.body = text[:MAX_LOGGED_BODY]
+
+    async def _discard(self, receive: Receive) -> None:
+        left = DISCARD_FACTOR * self._settings.max_body_bytes
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(DISCARD_S):
+                while left > 0:
+                    message = await receive()
+                    left -= len(message.get("body", b""))
+                    if message["type"] != "http.request" or not message.get("more_body", False):
+                        return
+
+    def _too_large(self) -> ApiError:
+        limit = self._settings.max_body_bytes
+        return ApiError(
+            413,
+            f"The body is larger than {limit} bytes.",
+            code="body_too_large",
+            headers={"Connection": "close"},
+        )
+
+    def _impatient(self, send: Send) -> Send:
+        timeout_s = self._settings.write_timeout_s
+
+        async def send_in_time(message: Message) -> None:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await send(message)
+            except TimeoutError:
+                raise ClientTooSlowError from None
+
+        return send_in_time
+
+
+def is_deeper_than(body: bytes, limit: int) -> bool:
+    """Whether brackets outside strings nest deeper than a limit; needs no valid JSON."""
+    if body.count(b"[") + body.count(b"{") <= limit:  # as of nearly every honest body
+        return False
+    steps = _STRING.sub(b"", body).translate(_STEPS, _NO_BRACKETS)
+    depths = np.cumsum(np.frombuffer(steps, np.int8), dtype=np.int64)
+    return bool(len(depths) and depths.max() > limit)
+
+
+def _replayed(body: bytes, receive: Receive) -> Receive:
+    """The body in one piece, then whatever comes: the client's leaving."""
+    is_given = False
+
+    async def receive_again() -> Message:
+        nonlocal is_given
+        if is_given:
+            return await receive()
+        is_given = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return receive_again

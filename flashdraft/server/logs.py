@@ -1,0 +1,92 @@
+"""Structured logs: one JSON object a line for every request, on stdout. No prompts unless asked.
+
+A request's record travels in a context variable, so that whoever learns something about it (the
+engine's client: tokens and times) can write it down without being handed the record.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from flashdraft.core import Generation
+
+MAX_LOGGED_BODY = 64 * 1024
+MAX_LOGGED_PATH = 200
+Sink = Callable[[dict[str, Any]], None]
+
+_current: ContextVar[RequestRecord | None] = ContextVar("flashdraft_request", default=None)
+
+
+@dataclass
+class RequestRecord:
+    """What is known of one HTTP request."""
+
+    method: str
+    path: str
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    began: float = field(default_factory=time.monotonic)
+    route: str | None = None
+    status: int | None = None  # None: the client left before there was an answer
+    is_complete: bool = False
+    generations: list[Generation] = field(default_factory=list)
+    ttft_s: float | None = None
+    error: str | None = None
+    body: str | None = None  # only with log_prompts
+
+    def line(self) -> dict[str, Any]:
+        """The record as it is logged."""
+        stats = [generation.stats for generation in self.generations]
+        content: dict[str, Any] = {
+            "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+            "event": "request",
+            "id": self.id,
+            "method": self.method,
+            "route": self.route,
+            "status": self.status,
+            "complete": self.is_complete,
+            "duration_s": round(time.monotonic() - self.began, 4),
+        }
+        if self.route is None:
+            content["path"] = self.path[:MAX_LOGGED_PATH]
+        if self.generations:
+            content |= {
+                "prompt_tokens": stats[0].prompt_tokens,
+                "cached_tokens": stats[0].cached_tokens,
+                "completion_tokens": sum(len(g.token_ids) for g in self.generations),
+                "finish_reasons": [g.finish_reason.value for g in self.generations],
+                "steps": sum(one.steps for one in stats),
+                "drafted": sum(one.drafted for one in stats),
+                "accepted": sum(one.accepted for one in stats),
+            }
+        for name in ("ttft_s", "error", "body"):
+            value = getattr(self, name)
+            if value is not None:
+                content[name] = round(value, 4) if isinstance(value, float) else value
+        return content
+
+
+def begin_record(method: str, path: str) -> RequestRecord:
+    """A new record, and the current one of this request's tasks."""
+    record = RequestRecord(method, path)
+    _current.set(record)
+    return record
+
+
+def current_record() -> RequestRecord | None:
+    """The record of the request that is being served here; None outside one."""
+    return _current.get()
+
+
+def write_line(content: dict[str, Any]) -> None:
+    """Print one line of JSON on stdout."""
+    with contextlib.suppress(OSError):  # the reader of the log has gone; the server goes on
+        print(json.dumps(content, allow_nan=False, default=str), flush=True, file=sys.stdout)

@@ -1,0 +1,192 @@
+"""/v1/chat/completions: OpenAI's chat API, with vLLM's further fields."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from flashdraft.server.answers import answers
+from flashdraft.server.api_errors import (
+    OPENAI_RESPONSES,
+    FieldError,
+    json_response,
+    openai_shape,
+    route_class,
+)
+from flashdraft.server.blocks import Answer, collect
+from flashdraft.server.constraints import ToolUse, answer_grammar, check_tools
+from flashdraft.server.disconnect import run_until_disconnect
+from flashdraft.server.logprobs import TokenTexts, chat_logprobs
+from flashdraft.server.openai_chat_stream import ChatStream
+from flashdraft.server.openai_common import (
+    new_id,
+    output_form,
+    sampling_fields,
+    stream_failure,
+    usage_of,
+)
+from flashdraft.server.questions import (
+    Question,
+    chat_prompt,
+    sampling,
+    spread,
+    thinking_switches,
+)
+from flashdraft.server.schemas_chat import (
+    AssistantMessage,
+    ChatRequest,
+    ContentPart,
+    NamedTool,
+    ToolMessage,
+)
+from flashdraft.server.serving import Serving
+from flashdraft.server.sse import open_stream
+from flashdraft.server.usage import statistics
+
+ROUTE = "/v1/chat/completions"
+
+
+def router(serving: Serving) -> APIRouter:
+    """The route, bound to a server."""
+    routes = APIRouter(route_class=route_class(openai_shape, serving.count_failure))
+
+    @routes.post(ROUTE, summary="Answer a conversation", responses=OPENAI_RESPONSES)
+    async def chat_completions(body: ChatRequest, request: Request) -> Response:
+        questions = await chat_questions(serving, body)
+        parts = answers(serving, ROUTE, questions)
+        if body.stream:
+            write = ChatStream(serving, body, questions).chunks
+            return await open_stream(request, parts, write, stream_failure(serving, ROUTE))
+        found = await run_until_disconnect(request, collect(parts, len(questions)))
+        return json_response(_completion(serving, body, questions, found))
+
+    return routes
+
+
+async def chat_questions(serving: Serving, body: ChatRequest) -> list[Question]:
+    """What the engine is asked, once for each of the n answers."""
+    serving.check_model(body.model)
+    if body.top_logprobs is not None and not body.logprobs:
+        raise FieldError("top_logprobs", "top_logprobs is set without logprobs; set both.")
+    tool_use = _tool_use(body)
+    check_tools(serving, tool_use)
+    form = output_form(serving, body)
+    thinking = None if body.reasoning_effort is None else body.reasoning_effort != "none"
+    switches = thinking_switches(serving, thinking, body.chat_template_kwargs)
+    prompt_ids = await chat_prompt(serving, chat_messages(body), tool_use.offered, switches)
+    is_thinking = bool(switches.get("enable_thinking"))
+    grammar = answer_grammar(serving, tool_use, form, prompt_ids, is_thinking)
+    params = sampling(
+        serving,
+        prompt_ids,
+        {
+            **sampling_fields(body),
+            "max_tokens": _first(body.max_completion_tokens, body.max_tokens),
+            "logprobs": (body.top_logprobs or 0) if body.logprobs else None,
+        },
+    )
+    verify = body.flashdraft.verify if body.flashdraft else None
+    question = Question(prompt_ids, params, tool_use, grammar, verify)
+    return spread(serving, question, body.n)
+
+
+def _first(newer: int | None, older: int | None) -> int | None:
+    return older if newer is None else newer
+
+
+def _tool_use(body: ChatRequest) -> ToolUse:
+    choice = body.tool_choice
+    name = choice.function.name if isinstance(choice, NamedTool) else choice
+    return ToolUse(
+        tuple(
+            {"type": "function", "function": tool.function.model_dump(exclude_none=True)}
+            for tool in body.tools or ()
+        ),
+        name or "auto",
+        body.parallel_tool_calls is not False,
+    )
+
+
+def chat_messages(body: ChatRequest) -> list[dict[str, Any]]:
+    """The messages as chat templates want them: text, and each tool result with its tool's name."""
+    names: dict[str, str] = {}
+    messages = []
+    for message in body.messages:
+        made: dict[str, Any] = {"role": message.role, "content": _text(message.content)}
+        if isinstance(message, AssistantMessage):
+            made |= _assistant_fields(message)
+            names |= {call.id: call.function.name for call in message.tool_calls or () if call.id}
+        elif isinstance(message, ToolMessage):
+            made["tool_call_id"] = message.tool_call_id
+            name = message.name or names.get(message.tool_call_id or "")
+            made |= {"name": name} if name else {}
+        messages.append(made)
+    return messages
+
+
+def _assistant_fields(message: AssistantMessage) -> dict[str, Any]:
+    fields: dict[str, Any] = {}
+    reasoning = message.reasoning_content or message.reasoning
+    if reasoning:
+        fields["reasoning_content"] = fields["reasoning"] = reasoning  # templates differ
+    if message.tool_calls:
+        fields["tool_calls"] = [call.model_dump(exclude={"index"}) for call in message.tool_calls]
+    return fields
+
+
+def _text(content: str | list[ContentPart] | None) -> str | list[dict[str, str]]:
+    if content is None or isinstance(content, str):
+        return content or ""
+    return [{"type": "text", "text": part.text or part.refusal or ""} for part in content]
+
+
+def _completion(
+    serving: Serving, body: ChatRequest, questions: Sequence[Question], found: Sequence[Answer]
+) -> dict[str, Any]:
+    texts = TokenTexts(serving.tokenizer) if body.logprobs else None
+    choices = []
+    for index, answer in enumerate(found):
+        logprobs = None
+        if texts is not None:
+            entries = chat_logprobs(texts, answer.tokens, body.top_logprobs or 0)
+            logprobs = {"content": entries, "refusal": None}
+        choices.append(
+            {
+                "index": index,
+                "message": _message(answer),
+                "logprobs": logprobs,
+                "finish_reason": answer.end.reason,
+            }
+        )
+    return {
+        "id": new_id("chatcmpl-"),
+        "object": "chat.completion",
+        "created": int(time.time()),
+        "model": body.model,
+        "choices": choices,
+        "usage": usage_of(serving, questions, found),
+        "flashdraft": statistics([answer.end.generation for answer in found]),
+    }
+
+
+def _message(answer: Answer) -> dict[str, Any]:
+    text, calls = answer.text("content"), answer.calls
+    message: dict[str, Any] = {
+        "role": "assistant",
+        "content": text or (None if calls else ""),
+        "reasoning_content": answer.text("reasoning") or None,
+        "refusal": None,
+    }
+    if calls:
+        message["tool_calls"] = [
+            {
+                "id": new_id("call_"),
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.text},
+            }
+            for call in calls
+        ]
+    return message

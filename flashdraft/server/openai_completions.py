@@ -1,0 +1,248 @@
+"""/v1/completions: raw prompts continued as they are, with echo and log-probabilities of prompts.
+
+Evaluation harnesses score texts with it: echo and logprobs together, and no new tokens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from flashdraft.server.answers import Part, answers
+from flashdraft.server.api_errors import (
+    OPENAI_RESPONSES,
+    FieldError,
+    json_response,
+    openai_shape,
+    route_class,
+)
+from flashdraft.server.blocks import Answer, collect
+from flashdraft.server.constraints import ToolUse, answer_grammar
+from flashdraft.server.disconnect import run_until_disconnect
+from flashdraft.server.logprobs import LegacyLogprobs, TokenTexts
+from flashdraft.server.openai_common import (
+    new_id,
+    output_form,
+    sampling_fields,
+    stream_failure,
+    usage_of,
+)
+from flashdraft.server.questions import Question, sampling, spread
+from flashdraft.server.schemas_common import StreamOptions
+from flashdraft.server.schemas_completions import CompletionRequest
+from flashdraft.server.serving import Serving
+from flashdraft.server.sse import DONE, KEEP_ALIVE, open_stream, sse
+from flashdraft.server.usage import TokenView, openai_usage, statistics
+
+ROUTE = "/v1/completions"
+MAX_PROMPTS = 128
+DEFAULT_MAX_TOKENS = 16  # OpenAI's
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One prompt, as text and as tokens."""
+
+    text: str
+    ids: list[int]
+
+
+def router(serving: Serving) -> APIRouter:
+    """The route, bound to a server."""
+    routes = APIRouter(route_class=route_class(openai_shape, serving.count_failure))
+
+    @routes.post(ROUTE, summary="Continue raw prompts", responses=OPENAI_RESPONSES)
+    async def completions(body: CompletionRequest, request: Request) -> Response:
+        serving.check_model(body.model)
+        _check(body)
+        prompts = await asyncio.to_thread(_prompts, serving, body)
+        questions = [one for prompt in prompts for one in _questions(serving, body, prompt)]
+        writer = CompletionWriter(serving, body, prompts, questions)
+        parts = answers(serving, ROUTE, questions)
+        if body.stream:
+            return await open_stream(request, parts, writer.chunks, stream_failure(serving, ROUTE))
+        found = await run_until_disconnect(request, collect(parts, len(questions)))
+        return json_response(writer.completion(found))
+
+    return routes
+
+
+def _check(body: CompletionRequest) -> None:
+    if body.suffix:
+        raise FieldError("suffix", "suffix is not supported: leave it out.")
+    if body.best_of is not None and body.best_of != (body.n or 1):
+        raise FieldError(
+            "best_of", f"best_of is {body.best_of}; only n ({body.n or 1}) is supported, the same."
+        )
+    if body.max_tokens == 0 and not body.echo:
+        raise FieldError("max_tokens", "max_tokens is 0, which needs echo; else it is at least 1.")
+    if body.stream and body.echo and body.logprobs is not None:
+        raise FieldError("stream", "echo with logprobs cannot be streamed: set stream to false.")
+
+
+def _prompts(serving: Serving, body: CompletionRequest) -> list[Prompt]:
+    given: Any = body.prompt
+    many = [given] if isinstance(given, str) or (given and isinstance(given[0], int)) else given
+    if not 0 < len(many) <= MAX_PROMPTS:
+        raise FieldError(
+            "prompt", f"prompt has {len(many)} entries; it must have from 1 to {MAX_PROMPTS}."
+        )
+    return [_prompt(serving, one) for one in many]
+
+
+def _prompt(serving: Serving, given: str | list[int]) -> Prompt:
+    ids = serving.encode(given, add_special=True) if isinstance(given, str) else given
+    if not ids:
+        raise FieldError("prompt", "prompt is empty; it must have at least one token.")
+    if isinstance(given, str):
+        return Prompt(given, ids)
+    for token in given:
+        if not 0 <= token < serving.engine.info.vocab_size:
+            raise FieldError(
+                "prompt",
+                f"prompt holds the token id {token}; ids go from 0 to "
+                f"{serving.engine.info.vocab_size - 1}.",
+            )
+    known = [token for token in given if token < serving.tokenizer.vocab_size]
+    return Prompt(serving.tokenizer.decode(known, skip_special=False), given)
+
+
+def _questions(serving: Serving, body: CompletionRequest, prompt: Prompt) -> list[Question]:
+    given = body.max_tokens if body.max_tokens is not None else DEFAULT_MAX_TOKENS
+    params = sampling(
+        serving,
+        prompt.ids,
+        {**sampling_fields(body), "max_tokens": max(1, given), "logprobs": body.logprobs},
+    )
+    form = output_form(serving, body)
+    question = Question(
+        prompt.ids,
+        params,
+        grammar=answer_grammar(serving, ToolUse(), form, prompt.ids),
+        verify=body.flashdraft.verify if body.flashdraft else None,
+        prompt_logprobs=body.logprobs if body.echo else None,
+    )
+    return spread(serving, question, body.n)
+
+
+class CompletionWriter:
+    """Writes answers as a completion, whole or in chunks."""
+
+    def __init__(
+        self,
+        serving: Serving,
+        body: CompletionRequest,
+        prompts: Sequence[Prompt],
+        questions: Sequence[Question],
+    ) -> None:
+        self._serving = serving
+        self._body = body
+        self._questions = questions
+        self._options = body.stream_options or StreamOptions.model_construct()
+        self._prompts = [prompt for prompt in prompts for _ in range(body.n or 1)]
+        self._texts = TokenTexts(serving.tokenizer) if body.logprobs is not None else None
+        self._num_tokens = [0] * len(questions)
+        self._frame = {
+            "id": new_id("cmpl-"),
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": body.model,
+        }
+
+    def completion(self, found: Sequence[Answer]) -> dict[str, Any]:
+        """The whole completion."""
+        usage = usage_of(self._serving, self._questions, found)
+        if self._is_echo_only:
+            usage = openai_usage(
+                usage["prompt_tokens"], 0, usage["prompt_tokens_details"]["cached_tokens"], 0
+            )
+        return {
+            **self._frame,
+            "choices": [self._choice(index, answer) for index, answer in enumerate(found)],
+            "usage": usage,
+            "flashdraft": statistics([answer.end.generation for answer in found]),
+        }
+
+    @property
+    def _is_echo_only(self) -> bool:
+        """No new tokens were asked for: one is generated all the same, and dropped."""
+        return self._body.max_tokens == 0
+
+    def _choice(self, index: int, answer: Answer) -> dict[str, Any]:
+        prompt, text = self._prompts[index], answer.text("content")
+        tokens = answer.tokens
+        reason: str = answer.end.reason
+        if self._is_echo_only:
+            text, tokens, reason = "", [], "length"
+        logprobs = None
+        if self._texts is not None:
+            lists = LegacyLogprobs(self._texts, self._body.logprobs or 0)
+            echoed = None
+            if self._body.echo:
+                known = answer.end.generation.prompt_logprobs
+                echoed = lists.prompt(prompt.ids, known or [None] * len(prompt.ids), prompt.text)
+            logprobs = lists.answer(tokens)
+            if echoed is not None:
+                logprobs = {name: echoed[name] + logprobs[name] for name in logprobs}
+        return {
+            "index": index,
+            "text": prompt.text + text if self._body.echo else text,
+            "logprobs": logprobs,
+            "finish_reason": reason,
+        }
+
+    async def chunks(self, parts: AsyncIterator[Part | None]) -> AsyncIterator[str]:
+        """All events of the stream."""
+        found = [Answer() for _ in self._questions]
+        count = self._body.logprobs or 0
+        lists = [LegacyLogprobs(self._texts, count) for _ in found] if self._texts else None
+        shows_tokens = self._body.flashdraft is not None and self._body.flashdraft.tokens
+        views = [TokenView(self._serving.tokenizer) for _ in found] if shows_tokens else None
+        if self._body.echo:
+            for index, prompt in enumerate(self._prompts):
+                yield self._chunk(index, prompt.text)
+        async for part in parts:
+            if part is None:
+                yield KEEP_ALIVE
+                continue
+            answer = found[part.index]
+            text = "".join(change.text for change in answer.add(part))
+            self._num_tokens[part.index] = part.num_tokens
+            logprobs = lists[part.index].answer(part.tokens) if lists and part.tokens else None
+            view = views[part.index].show(part) if views else None
+            if (text or logprobs or view) and not self._is_echo_only:
+                yield self._chunk(part.index, text, logprobs=logprobs, flashdraft=view)
+            if part.end is not None:
+                reason = "length" if self._is_echo_only else part.end.reason
+                stats = statistics([part.end.generation])
+                yield self._chunk(part.index, "", reason=reason, flashdraft=stats)
+        if self._options.include_usage:
+            whole = self.completion(found)
+            yield sse({**whole, "choices": []})
+        yield DONE
+
+    def _chunk(
+        self,
+        index: int,
+        text: str,
+        *,
+        reason: str | None = None,
+        logprobs: dict[str, Any] | None = None,
+        flashdraft: dict[str, Any] | None = None,
+    ) -> str:
+        choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
+        chunk: dict[str, Any] = {**self._frame, "choices": [choice]}
+        if self._options.include_usage:
+            chunk["usage"] = self._usage_so_far() if self._options.continuous_usage_stats else None
+        if flashdraft is not None:
+            chunk["flashdraft"] = flashdraft
+        return sse(chunk)
+
+    def _usage_so_far(self) -> dict[str, Any]:
+        prompts = {id(one.prompt_ids): len(one.prompt_ids) for one in self._questions}
+        return openai_usage(sum(prompts.values()), sum(self._num_tokens), 0, 0)

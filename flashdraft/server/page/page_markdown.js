@@ -1,0 +1,269 @@
+// Markdown of a model's answer, as DOM nodes. Model text becomes text nodes and nothing else: there
+// is no way from it to markup, to an attribute other than a checked href, or to a loaded resource.
+//
+// Every leaf knows where in the source its characters stand, so that tokens can be coloured in the
+// rendered text. Top-level blocks that did not change are kept: a growing answer redraws its end.
+
+import { renderInline } from "./page_inline.js";
+
+const MAX_DEPTH = 12;
+const FENCE = /^ {0,3}(`{3,}|~{3,})\s*([^`]*)$/;
+const HEADING = /^ {0,3}(#{1,6})[ \t]+(.*?)[ \t]*#*[ \t]*$/;
+const RULE = /^ {0,3}(?:(?:\*[ \t]*){3,}|(?:-[ \t]*){3,}|(?:_[ \t]*){3,})$/;
+const QUOTE = /^ {0,3}> ?/;
+const ITEM = /^( *)([-*+]|\d{1,9}[.)])([ \t]+|$)/;
+const TABLE_RULE = /^ {0,3}\|?[ \t]*:?-+:?[ \t]*(?:\|[ \t]*:?-+:?[ \t]*)*\|?[ \t]*$/;
+
+// A line is { text, at }: `at` is where its first character stands in the source.
+function cut(line, start, end = line.text.length) {
+  return { text: line.text.slice(start, end), at: line.at + start };
+}
+
+function linesOf(source) {
+  let at = 0;
+  return source.split("\n").map((text) => {
+    const line = { text: text.replace(/\r$/, ""), at };
+    at += text.length + 1;
+    return line;
+  });
+}
+
+const isBlank = (line) => line.text.trim() === "";
+
+function startsBlock(line, next) {
+  return (
+    FENCE.test(line.text) || HEADING.test(line.text) || RULE.test(line.text) ||
+    QUOTE.test(line.text) || ITEM.test(line.text) || startsTable(line, next)
+  );
+}
+
+function startsTable(line, next) {
+  return next !== undefined && line.text.includes("|") && next.text.includes("-") &&
+    TABLE_RULE.test(next.text) && cells(line).length === cells(next).length;
+}
+
+// The cells of a table's row; \| is no border.
+function cells(line) {
+  const found = [];
+  let start = line.text.length - line.text.trimStart().length;
+  if (line.text[start] === "|") start += 1;
+  const end = line.text.trimEnd().length;
+  for (let i = start; i < end; i++) {
+    if (line.text[i] === "\\") i += 1;
+    else if (line.text[i] === "|") {
+      found.push(trimmed(cut(line, start, i)));
+      start = i + 1;
+    }
+  }
+  if (start < end) found.push(trimmed(cut(line, start, end)));
+  return found;
+}
+
+function trimmed(line) {
+  const start = line.text.length - line.text.trimStart().length;
+  return cut(line, start, Math.max(start, line.text.trimEnd().length));
+}
+
+// The blocks of some lines: { kind, lines, … }, where lines are without their marks.
+function blocksOf(lines) {
+  const blocks = [];
+  for (let i = 0; i < lines.length; ) {
+    if (isBlank(lines[i])) {
+      i += 1;
+      continue;
+    }
+    const block = readBlock(lines, i);
+    blocks.push({ ...block, from: i });
+    i = block.next;
+  }
+  return blocks;
+}
+
+function readBlock(lines, i) {
+  const line = lines[i];
+  const heading = HEADING.exec(line.text);
+  if (FENCE.test(line.text)) return readFence(lines, i);
+  if (heading) {
+    const start = line.text.indexOf(heading[2], line.text.indexOf("#") + heading[1].length);
+    const text = cut(line, start, start + heading[2].length);
+    return { kind: "heading", level: heading[1].length, lines: [text], next: i + 1 };
+  }
+  if (RULE.test(line.text)) return { kind: "rule", next: i + 1 };
+  if (QUOTE.test(line.text)) return readQuote(lines, i);
+  if (ITEM.test(line.text)) return readList(lines, i);
+  if (startsTable(line, lines[i + 1])) return readTable(lines, i);
+  let next = i + 1;
+  while (next < lines.length && !isBlank(lines[next]) && !startsBlock(lines[next], lines[next + 1])) {
+    next += 1;
+  }
+  return { kind: "paragraph", lines: lines.slice(i, next).map(trimmed), next };
+}
+
+function readFence(lines, i) {
+  const [, fence, language] = FENCE.exec(lines[i].text);
+  const indent = lines[i].text.length - lines[i].text.trimStart().length;
+  let end = i + 1;
+  for (; end < lines.length; end++) {
+    const text = lines[end].text.trim();
+    if (text.length >= fence.length && text === fence[0].repeat(text.length)) break;
+  }
+  const body = lines.slice(i + 1, end).map((line) => {
+    const spaces = line.text.length - line.text.trimStart().length;
+    return cut(line, Math.min(spaces, indent));
+  });
+  return { kind: "code", language: language.trim().split(/\s/)[0], lines: body, next: end + 1 };
+}
+
+function readQuote(lines, i) {
+  let next = i;
+  const body = [];
+  for (; next < lines.length && QUOTE.test(lines[next].text); next++) {
+    body.push(cut(lines[next], QUOTE.exec(lines[next].text)[0].length));
+  }
+  return { kind: "quote", lines: body, next };
+}
+
+function readList(lines, i) {
+  const [, indent, mark] = ITEM.exec(lines[i].text);
+  const ordered = /\d/.test(mark);
+  const items = [];
+  let next = i;
+  while (next < lines.length) {
+    const item = ITEM.exec(lines[next].text);
+    const isOurs = item && item[1].length <= indent.length + 1 &&
+      item[2].at(-1) === mark.at(-1) && !RULE.test(lines[next].text);
+    if (!isOurs) break;
+    const width = item[1].length + item[2].length + Math.min(Math.max(item[3].length, 1), 4);
+    const body = [cut(lines[next], Math.min(width, lines[next].text.length))];
+    next = readItem(lines, next + 1, item[1].length + 1, width, body);
+    items.push(body);
+    while (next < lines.length && isBlank(lines[next])) next += 1;
+  }
+  return { kind: ordered ? "ordered" : "bullets", start: Number.parseInt(mark, 10), items, next };
+}
+
+// The lines that belong to an item: those set in, and those that just go on with its paragraph.
+function readItem(lines, start, least, width, body) {
+  let i = start;
+  for (; i < lines.length; i++) {
+    const line = lines[i];
+    const spaces = line.text.length - line.text.trimStart().length;
+    if (isBlank(line)) {
+      const after = lines.slice(i).find((other) => !isBlank(other));
+      if (!after || after.text.search(/\S/) < least) break;
+      body.push(cut(line, line.text.length));
+    } else if (spaces >= least) {
+      body.push(cut(line, Math.min(spaces, width)));
+    } else if (isBlank(body[body.length - 1]) || startsBlock(line, lines[i + 1])) {
+      break;
+    } else {
+      body.push(trimmed(line));
+    }
+  }
+  return i;
+}
+
+function readTable(lines, i) {
+  const aligns = cells(lines[i + 1]).map(({ text }) => {
+    if (!text.endsWith(":")) return "";
+    return text.startsWith(":") ? "centre" : "right";
+  });
+  let next = i + 2;
+  while (next < lines.length && !isBlank(lines[next]) && lines[next].text.includes("|")) next += 1;
+  const rows = [lines[i], ...lines.slice(i + 2, next)].map(cells);
+  return { kind: "table", aligns, rows, next };
+}
+
+function element(name, className = "", ...children) {
+  const made = document.createElement(name);
+  if (className) made.className = className;
+  made.append(...children);
+  return made;
+}
+
+function drawBlock(block, leaf, depth) {
+  const inline = (name, lines, className) => {
+    const made = element(name, className);
+    renderInline(made, lines, leaf);
+    return made;
+  };
+  const inner = (made, lines) => {
+    if (depth >= MAX_DEPTH) renderInline(made, lines, leaf);
+    else drawBlocks(made, lines, leaf, depth + 1);
+    return made;
+  };
+  switch (block.kind) {
+    case "heading": // a page has its own h1 and h2
+      return inline(`h${Math.min(block.level + 2, 6)}`, block.lines, `level-${block.level}`);
+    case "rule":
+      return element("hr");
+    case "code":
+      return drawCode(block, leaf);
+    case "quote":
+      return inner(element("blockquote"), block.lines);
+    case "table":
+      return drawTable(block, inline);
+    case "paragraph":
+      return inline("p", block.lines);
+    default: {
+      const list = element(block.kind === "ordered" ? "ol" : "ul");
+      if (block.start > 1) list.start = block.start;
+      list.append(...block.items.map((lines) => inner(element("li"), lines)));
+      return list;
+    }
+  }
+}
+
+function drawCode(block, leaf) {
+  const code = element("code");
+  block.lines.forEach((line, i) => {
+    leaf(code, line.text, (k) => line.at + k);
+    if (i < block.lines.length - 1) code.append("\n");
+  });
+  const copy = element("button", "copy", "Copy");
+  copy.type = "button";
+  copy.dataset.copies = "code";
+  const head = element("div", "code-head", element("span", "", block.language || "text"), copy);
+  const body = element("pre", "", code);
+  body.tabIndex = 0; // a wide block must be scrollable by keys
+  return element("figure", "code", head, body);
+}
+
+function drawTable(block, inline) {
+  const [head, ...rows] = block.rows;
+  const row = (name, found) =>
+    element("tr", "", ...block.aligns.map((align, i) =>
+      inline(name, found[i] ? [found[i]] : [], align)));
+  const table = element("table", "", element("thead", "", row("th", head)));
+  table.append(element("tbody", "", ...rows.map((found) => row("td", found))));
+  const scroller = element("div", "table", table);
+  scroller.tabIndex = 0;
+  return scroller;
+}
+
+function drawBlocks(parent, lines, leaf, depth) {
+  const blocks = blocksOf(lines);
+  // one paragraph in a list item is no paragraph of its own
+  const isTight = parent.tagName === "LI" && blocks[0]?.kind === "paragraph";
+  blocks.forEach((block, i) => {
+    if (i === 0 && isTight) renderInline(parent, block.lines, leaf);
+    else parent.append(drawBlock(block, leaf, depth));
+  });
+}
+
+// Makes `parent` show `source`. `leaf(parent, text, at)` adds text; at(k) is where its k-th
+// character stands in the source. Blocks with the same text and `style` as before are kept.
+export function renderMarkdown(parent, source, leaf, style) {
+  const lines = linesOf(source);
+  const before = parent.shownBlocks ?? [];
+  const shown = blocksOf(lines).map((block) => {
+    const last = lines[Math.min(block.next, lines.length) - 1];
+    const from = lines[block.from].at;
+    return { block, key: `${style} ${from} ${source.slice(from, last.at + last.text.length)}` };
+  });
+  let same = 0;
+  while (same < shown.length && shown[same].key === before[same]) same += 1;
+  while (parent.childNodes.length > same) parent.lastChild.remove();
+  for (const { block } of shown.slice(same)) parent.append(drawBlock(block, leaf, 0));
+  parent.shownBlocks = shown.map(({ key }) => key);
+}

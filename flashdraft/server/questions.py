@@ -1,0 +1,156 @@
+"""From the fields of any API to what the engine is asked: prompt, settings, grammar, limits.
+
+Knows no API's shape: messages are in the chat template's form, a tool is OpenAI's function tool.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from flashdraft.chat.templates import render_chat
+from flashdraft.core import GrammarSpec, Request, SamplingParams
+from flashdraft.errors import ContextLengthError
+from flashdraft.server.api_errors import FieldError
+from flashdraft.server.constraints import Tool, ToolUse
+from flashdraft.server.serving import Serving
+
+MAX_STOP_CHARACTERS = 1024
+
+
+@dataclass(frozen=True)
+class Question:
+    """One answer to be generated."""
+
+    prompt_ids: list[int]
+    params: SamplingParams
+    tool_use: ToolUse | None = None  # None: a raw continuation, nothing is parsed
+    grammar: GrammarSpec | None = None
+    verify: int | None = None
+    prompt_logprobs: int | None = None
+    request_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+    def request(self) -> Request:
+        """What the engine is sent; `spread` has made the seed a definite one."""
+        assert self.params.seed is not None
+        return Request(
+            self.request_id,
+            self.prompt_ids,
+            self.params,
+            self.params.seed,
+            self.verify,
+            grammar=self.grammar,
+            prompt_logprobs=self.prompt_logprobs,
+        )
+
+
+async def chat_prompt(
+    serving: Serving,
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Tool] | None,
+    switches: Mapping[str, Any],
+) -> list[int]:
+    """The token ids of a conversation, made in a thread: a long one must not stop the others."""
+    limit = serving.settings.max_messages
+    if not messages:
+        raise FieldError("messages", "messages is empty; it needs at least one message.")
+    if len(messages) > limit:
+        raise FieldError("messages", f"messages has {len(messages)} entries; at most {limit}.")
+
+    def render() -> list[int]:
+        text = render_chat(
+            serving.tokenizer,
+            messages,
+            tools=tools,
+            extra=switches,
+            allowed=serving.settings.template_kwargs,
+        )
+        return serving.encode(text)
+
+    return await asyncio.to_thread(render)
+
+
+def sampling(
+    serving: Serving, prompt_ids: Sequence[int], given: Mapping[str, Any]
+) -> SamplingParams:
+    """The settings of an answer: what the request says, else what the checkpoint recommends."""
+    room = serving.engine.info.max_context - len(prompt_ids)
+    if room < 1:
+        raise ContextLengthError(
+            f"The prompt has {len(prompt_ids)} tokens; the context holds "
+            f"{serving.engine.info.max_context} with at least one for the answer. Shorten it."
+        )
+    chosen = {**serving.sampling_defaults, **{k: v for k, v in given.items() if v is not None}}
+    if chosen.get("top_k") == -1:  # how vLLM's clients switch it off
+        chosen["top_k"] = 0
+    if chosen.get("max_tokens") is None:
+        chosen["max_tokens"] = min(room, serving.settings.max_tokens_default or room)
+    chosen["stop"] = check_stop(serving, chosen.get("stop") or ())
+    if "logit_bias" in chosen:
+        chosen["logit_bias"] = check_bias(serving, chosen["logit_bias"])
+    return SamplingParams(**chosen)
+
+
+def check_stop(serving: Serving, stop: str | Sequence[str]) -> tuple[str, ...]:
+    """Stop strings within the limits; an empty one is no stop string."""
+    many = (stop,) if isinstance(stop, str) else tuple(stop)
+    limit = serving.settings.max_stop
+    if len(many) > limit:
+        raise FieldError("stop", f"stop has {len(many)} strings; at most {limit}.")
+    for one in many:
+        if len(one) > MAX_STOP_CHARACTERS:
+            raise FieldError(
+                "stop", f"A stop string has {len(one)} characters; at most {MAX_STOP_CHARACTERS}."
+            )
+    return many
+
+
+def check_bias(serving: Serving, bias: Mapping[str, float]) -> dict[int, float]:
+    """logit_bias by token id; JSON has it by text."""
+    limit = serving.settings.max_logit_bias
+    if len(bias) > limit:
+        raise FieldError("logit_bias", f"logit_bias has {len(bias)} entries; at most {limit}.")
+    checked = {}
+    for token, value in bias.items():
+        if not (token.isascii() and token.isdigit() and len(token) <= 10):
+            raise FieldError("logit_bias", f"logit_bias has the key {token!r}; keys are token ids.")
+        checked[int(token)] = value
+    return checked
+
+
+def spread(serving: Serving, question: Question, n: int | None) -> list[Question]:
+    """The question n times, with the seeds seed, seed + 1, … ; a fresh seed where there is none."""
+    limit = serving.settings.max_n
+    count = 1 if n is None else n
+    if not 1 <= count <= limit:
+        raise FieldError("n", f"n is {count}; it must be from 1 to {limit}.")
+    given = question.params.seed
+    first = random.getrandbits(62) if given is None else given
+    seeds = [(first + number + 2**63) % 2**64 - 2**63 for number in range(count)]
+    return [
+        replace(question, params=replace(question.params, seed=seed), request_id=uuid.uuid4().hex)
+        for seed in seeds
+    ]
+
+
+def thinking_switches(
+    serving: Serving, thinking: bool | None, given: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """The template's switches: those on the list, and thinking on or off where the API says so."""
+    allowed = serving.settings.template_kwargs
+    for name, value in (given or {}).items():
+        if name not in allowed:
+            raise FieldError(
+                "chat_template_kwargs",
+                f"chat_template_kwargs has {name!r}; allowed are {', '.join(allowed)}.",
+            )
+        if not isinstance(value, bool | None):
+            raise FieldError(
+                "chat_template_kwargs", f"chat_template_kwargs.{name} must be true or false."
+            )
+    switches = {} if thinking is None else {"enable_thinking": thinking}
+    return {**switches, **(given or {})}

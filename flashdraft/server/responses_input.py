@@ -1,0 +1,140 @@
+"""The items, tools and settings of /v1/responses to what the engine is asked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flashdraft.core import GrammarSpec
+from flashdraft.server.api_errors import FieldError
+from flashdraft.server.constraints import (
+    ToolUse,
+    answer_grammar,
+    check_tools,
+    json_schema_grammar,
+)
+from flashdraft.server.questions import (
+    Question,
+    chat_prompt,
+    sampling,
+    spread,
+    thinking_switches,
+)
+from flashdraft.server.schemas_responses import (
+    ChosenTool,
+    InputFunctionCall,
+    InputFunctionOutput,
+    InputMessage,
+    InputReasoning,
+    ResponsePart,
+    ResponsesRequest,
+)
+from flashdraft.server.serving import Serving
+
+LOGPROBS = "message.output_text.logprobs"
+_PASSED_ON = ("temperature", "top_p", "top_k", "min_p", "seed", "stop", "ignore_eos")
+
+
+async def question_of(serving: Serving, body: ResponsesRequest) -> Question:
+    """What the engine is asked."""
+    serving.check_model(body.model)
+    tool_use = _tool_use(body)
+    check_tools(serving, tool_use)
+    form = _format(serving, body)
+    effort = body.reasoning.effort if body.reasoning else None
+    thinking = None if effort is None else effort != "none"
+    switches = thinking_switches(serving, thinking, body.chat_template_kwargs)
+    prompt_ids = await chat_prompt(serving, chat_messages(body), tool_use.offered, switches)
+    is_thinking = bool(switches.get("enable_thinking"))
+    grammar = answer_grammar(serving, tool_use, form, prompt_ids, is_thinking)
+    wants_logprobs = body.top_logprobs is not None or LOGPROBS in (body.include or ())
+    params = sampling(
+        serving,
+        prompt_ids,
+        {
+            **{name: getattr(body, name) for name in _PASSED_ON},
+            "max_tokens": body.max_output_tokens,
+            "logprobs": (body.top_logprobs or 0) if wants_logprobs else None,
+        },
+    )
+    verify = body.flashdraft.verify if body.flashdraft else None
+    return spread(serving, Question(prompt_ids, params, tool_use, grammar, verify), 1)[0]
+
+
+def _format(serving: Serving, body: ResponsesRequest) -> GrammarSpec | None:
+    wanted = body.text.format if body.text else None
+    if wanted is None or wanted.type == "text":
+        return None
+    if wanted.type == "json_object":
+        return GrammarSpec("json_object")
+    if wanted.schema_ is None:
+        raise FieldError("text.format.schema", "text.format.schema is missing; it is required.")
+    return json_schema_grammar(serving, wanted.schema_, "text.format.schema")
+
+
+def _tool_use(body: ResponsesRequest) -> ToolUse:
+    tools = []
+    for number, tool in enumerate(body.tools or ()):
+        if tool.type != "function":
+            continue  # hosted: the model is not told of it, so it never calls it
+        if not tool.name:
+            raise FieldError(f"tools[{number}].name", f"tools[{number}].name is missing.")
+        function = {
+            "name": tool.name,
+            "description": tool.description or "",
+            "parameters": tool.parameters or {"type": "object", "properties": {}},
+            "strict": bool(tool.strict),
+        }
+        tools.append({"type": "function", "function": function})
+    choice = body.tool_choice
+    name = choice.name if isinstance(choice, ChosenTool) else choice
+    return ToolUse(tuple(tools), name or "auto", body.parallel_tool_calls is not False)
+
+
+def chat_messages(body: ResponsesRequest) -> list[dict[str, Any]]:
+    """The conversation as chat templates want it: what the model did in one turn is one message."""
+    messages: list[dict[str, Any]] = []
+    if body.instructions:
+        messages.append({"role": "system", "content": body.instructions})
+    if isinstance(body.input, str):
+        return [*messages, {"role": "user", "content": body.input}]
+    names: dict[str, str] = {}
+    for item in body.input:
+        if isinstance(item, InputMessage) and item.role != "assistant":
+            messages.append({"role": item.role, "content": _text(item.content)})
+        elif isinstance(item, InputFunctionOutput):
+            made = {"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output)}
+            name = names.get(item.call_id)
+            messages.append({**made, "name": name} if name else made)
+        else:
+            if isinstance(item, InputFunctionCall):
+                names[item.call_id] = item.name
+            _add_to_turn(messages, item)
+    return messages
+
+
+def _add_to_turn(
+    messages: list[dict[str, Any]], item: InputMessage | InputFunctionCall | InputReasoning
+) -> None:
+    """Add what the model said, thought or called to its turn; text after calls is a new one."""
+    is_open = bool(messages) and messages[-1]["role"] == "assistant"
+    if is_open and "tool_calls" in messages[-1] and not isinstance(item, InputFunctionCall):
+        is_open = False
+    if not is_open:
+        messages.append({"role": "assistant", "content": ""})
+    turn = messages[-1]
+    if isinstance(item, InputMessage):
+        turn["content"] += _text(item.content)
+    elif isinstance(item, InputReasoning):
+        thoughts = turn.get("reasoning_content", "") + _text(item.content or item.summary or [])
+        if thoughts:
+            turn["reasoning_content"] = turn["reasoning"] = thoughts  # templates differ
+    else:
+        function = {"name": item.name, "arguments": item.arguments}
+        call = {"id": item.call_id, "type": "function", "function": function}
+        turn.setdefault("tool_calls", []).append(call)
+
+
+def _text(content: str | list[ResponsePart]) -> str:
+    if isinstance(content, str):
+        return content
+    return "\n".join(part.text or part.refusal or "" for part in content)

@@ -1,0 +1,124 @@
+"""The body of /v1/chat/completions."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator
+
+from flashdraft.server.schemas_common import Advisory, Body, FunctionTool, SamplingFields
+
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
+
+class ContentPart(Body):
+    """A part of a message's content; only text has a meaning for now."""
+
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+    cache_control: Advisory
+    annotations: Advisory
+    image_url: Any = None
+    input_audio: Any = None
+    file: Any = None
+
+    @field_validator("type")
+    @classmethod
+    def _is_text(cls, kind: str) -> str:
+        if kind not in ("text", "refusal"):
+            raise ValueError(
+                f"a part of type {kind!r} is not supported: images, audio and files are refused; "
+                "send text parts only"
+            )
+        return kind
+
+
+Content = str | list[ContentPart] | None
+
+
+class TextMessage(Body):
+    """What the user, the system or the developer says."""
+
+    role: Literal["system", "developer", "user"]
+    content: str | list[ContentPart]
+    name: Advisory
+    cache_control: Advisory
+
+
+class CalledFunction(Body):
+    """The function of a past call; arguments are JSON text."""
+
+    name: str
+    arguments: str | dict[str, Any] = "{}"
+
+
+class PastCall(Body):
+    """A call the model made earlier."""
+
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: CalledFunction
+    index: Advisory
+
+
+class AssistantMessage(Body):
+    """What the model said earlier. SDKs send back every field they were given."""
+
+    role: Literal["assistant"]
+    content: Content = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[PastCall] | None = None
+    refusal: str | None = None
+    name: Advisory
+    annotations: Advisory
+    audio: Advisory
+    function_call: Advisory
+    cache_control: Advisory
+    reasoning_details: Advisory
+    provider_specific_fields: Advisory
+    thinking_blocks: Advisory
+
+
+class ToolMessage(Body):
+    """What a tool returned."""
+
+    role: Literal["tool"]
+    content: str | list[ContentPart]
+    tool_call_id: str | None = None
+    name: str | None = None
+    cache_control: Advisory
+
+
+Message = Annotated[TextMessage | AssistantMessage | ToolMessage, Field(discriminator="role")]
+
+
+class ChosenFunction(Body):
+    """The function that must be called."""
+
+    name: str
+
+
+class NamedTool(Body):
+    """tool_choice that names one function."""
+
+    type: Literal["function"]
+    function: ChosenFunction
+
+
+class ChatRequest(SamplingFields):
+    """/v1/chat/completions."""
+
+    messages: list[Message]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    tools: list[FunctionTool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: ReasoningEffort | None = None
+    modalities: list[Literal["text"]] | None = None
+    verbosity: Advisory
+    prediction: Advisory

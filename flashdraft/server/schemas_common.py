@@ -1,0 +1,128 @@
+"""Fields that several request bodies share. What is not declared in a body is refused.
+
+A field of type `Advisory` is one that real clients send and that cannot change an answer here: it
+is taken and has no effect. docs/server.md lists them all.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Advisory = Annotated[Any, Field(default=None, description="Accepted, without effect.")]
+
+# Why a field of the public APIs is refused, and what to do instead.
+REMEDIES = {
+    "audio": "audio is not supported; leave it out.",
+    "best_of": "ask for n answers instead.",
+    "container": "hosted tools are not supported; leave it out.",
+    "conversation": "the server keeps no state; send the whole conversation as input.",
+    "function_call": "use tool_choice.",
+    "functions": "use tools.",
+    "mcp_servers": "hosted tools are not supported; leave it out.",
+    "previous_response_id": "the server keeps no state; send the whole conversation as input.",
+    "prompt": "stored prompts are not supported; send the text as input.",
+    "suffix": "insertion is not supported; leave it out.",
+    "web_search_options": "hosted tools are not supported; leave it out.",
+}
+
+
+class Body(BaseModel):
+    """A request body or a part of one: strict types, unknown fields refused."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class FlashdraftOptions(Body):
+    """The extension field of requests."""
+
+    tokens: bool = False  # each stream chunk says which tokens were drafted
+    verify: Annotated[int, Field(ge=0, le=15)] | None = None  # a fixed verify length; 0 = plain
+
+
+class StreamOptions(Body):
+    """What a stream says besides the answer."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None  # usage so far in every chunk (vLLM's field)
+    include_obfuscation: Advisory
+
+
+class JsonSchemaFormat(Body):
+    """The `json_schema` member of a chat response_format."""
+
+    name: str | None = None
+    description: str | None = None
+    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    strict: Advisory  # a schema is always enforced
+
+
+class ResponseFormat(Body):
+    """What the answer's text must be."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaFormat | None = None
+
+
+class StructuredOutputs(Body):
+    """vLLM's object of constraints; exactly one may be set."""
+
+    json_: Annotated[dict[str, Any] | str | None, Field(alias="json")] = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    json_object: bool | None = None
+
+
+class FunctionDefinition(Body):
+    """A function that the model may call."""
+
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None  # arguments follow the schema; in a forced call they always do
+
+
+class FunctionTool(Body):
+    """A tool in the chat API's shape."""
+
+    type: Literal["function"]
+    function: FunctionDefinition
+    cache_control: Advisory
+
+
+class SamplingFields(Body):
+    """How tokens are chosen and when an answer ends: chat completions and completions."""
+
+    model: str
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    n: int | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    ignore_eos: bool | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    structured_outputs: StructuredOutputs | None = None
+    flashdraft: FlashdraftOptions | None = None
+    user: Advisory
+    metadata: Advisory
+    store: Advisory
+    service_tier: Advisory
+    safety_identifier: Advisory
+    prompt_cache_key: Advisory
+    prompt_cache_options: Advisory
+    prompt_cache_retention: Advisory

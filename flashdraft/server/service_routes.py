@@ -1,0 +1,181 @@
+"""Routes about the server itself: health, version, metrics, models, tokens, and the web page."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, cast
+
+from fastapi import APIRouter, HTTPException, Request
+from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from flashdraft.chat.templates import render_chat
+from flashdraft.core import VERSION
+from flashdraft.errors import RequestError
+from flashdraft.server.api_errors import UnknownModelError, json_response
+from flashdraft.server.engine_client import EngineClient, EngineState
+from flashdraft.server.metrics import Metrics
+from flashdraft.server.prometheus import CONTENT_TYPE
+from flashdraft.server.security import page_headers
+from flashdraft.server.serving import Serving
+
+PAGE_FOLDER = Path(__file__).parent / "page"
+_PAGE_TYPES = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
+
+
+class TokenizeRequest(BaseModel):
+    """A text, or a conversation in the model's chat format."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    add_special_tokens: bool = True
+    add_generation_prompt: bool = True
+
+
+class DetokenizeRequest(BaseModel):
+    """Token ids to turn into text."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: str | None = None
+    tokens: list[int] = Field(max_length=1_000_000)
+    skip_special_tokens: bool = False
+
+
+def router(serving: Serving) -> APIRouter:
+    """The routes of one server."""
+    routes = APIRouter()
+    engine = cast(EngineClient, serving.engine)
+    metrics = cast(Metrics, serving.metrics)
+    started_at = datetime.now(UTC)
+
+    @routes.get("/health")
+    async def health() -> JSONResponse:
+        is_ready = engine.state is EngineState.READY
+        content = {"status": engine.state.value, "detail": engine.detail}
+        headers = {} if is_ready else {"Retry-After": "5"}
+        return JSONResponse(content, status_code=200 if is_ready else 503, headers=headers)
+
+    @routes.get("/version")
+    async def version() -> dict[str, str]:
+        return {"version": VERSION}
+
+    @routes.get("/metrics")
+    async def show_metrics() -> PlainTextResponse:
+        return PlainTextResponse(metrics.render(), media_type=CONTENT_TYPE)
+
+    @routes.get("/v1/models")
+    async def models(request: Request) -> dict[str, Any]:
+        describe = _anthropic_model if _speaks_anthropic(request) else _openai_model
+        data = [describe(serving, name, started_at) for name in serving.model_names]
+        if _speaks_anthropic(request):
+            ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]}
+            return {"data": data, "has_more": False, **ends}
+        return {"object": "list", "data": data}
+
+    @routes.get("/v1/models/{model_id:path}")
+    async def model(request: Request, model_id: str) -> dict[str, Any]:
+        if model_id not in serving.model_names:
+            served = ", ".join(map(repr, serving.model_names))
+            raise UnknownModelError(f"The model {model_id!r} is not served here; use {served}.")
+        describe = _anthropic_model if _speaks_anthropic(request) else _openai_model
+        return describe(serving, model_id, started_at)
+
+    _add_token_routes(routes, serving)
+    _add_page(routes)
+    return routes
+
+
+def _add_token_routes(routes: APIRouter, serving: Serving) -> None:
+    @routes.post("/tokenize")
+    async def tokenize(body: TokenizeRequest) -> Response:
+        if body.model is not None:
+            serving.check_model(body.model)
+
+        def answer() -> Response:  # in a thread: many tokens must not stop the other requests
+            tokens = _tokens(serving, body)
+            limit = serving.engine.info.max_context
+            return json_response({"tokens": tokens, "count": len(tokens), "max_model_len": limit})
+
+        return await asyncio.to_thread(answer)
+
+    @routes.post("/detokenize")
+    async def detokenize(body: DetokenizeRequest) -> dict[str, str]:
+        if body.model is not None:
+            serving.check_model(body.model)
+        size = serving.engine.info.vocab_size
+        wrong = next((token for token in body.tokens if not 0 <= token < size), None)
+        if wrong is not None:
+            raise RequestError(f"tokens holds {wrong}; token ids are from 0 to {size - 1}.")
+        decode = serving.tokenizer.decode
+        return {"prompt": await asyncio.to_thread(decode, body.tokens, body.skip_special_tokens)}
+
+
+def _tokens(serving: Serving, body: TokenizeRequest) -> list[int]:
+    if (body.prompt is None) == (body.messages is None):
+        raise RequestError("Give either prompt or messages.")
+    if body.prompt is not None:
+        return serving.encode(body.prompt, add_special=body.add_special_tokens)
+    messages = body.messages or []
+    if len(messages) > serving.settings.max_messages:
+        raise RequestError(
+            f"messages has {len(messages)} entries; at most {serving.settings.max_messages} may be "
+            "given."
+        )
+    text = render_chat(
+        serving.tokenizer,
+        messages,
+        tools=body.tools,
+        add_generation_prompt=body.add_generation_prompt,
+    )
+    return serving.encode(text)
+
+
+def _add_page(routes: APIRouter) -> None:
+    files = {file.name: file for file in PAGE_FOLDER.glob("*") if file.suffix in _PAGE_TYPES}
+
+    @routes.get("/", include_in_schema=False)
+    async def page() -> HTMLResponse:
+        index = PAGE_FOLDER / "index.html"
+        if not index.is_file():
+            raise HTTPException(404, "This installation has no web page.")
+        text = index.read_text(encoding="utf-8")
+        return HTMLResponse(text, headers=page_headers(text))
+
+    @routes.get("/page/{name}", include_in_schema=False)
+    async def page_file(name: str) -> Response:
+        if name not in files:  # names of files that are there: no path leads elsewhere
+            raise HTTPException(404, f"The page has no file {name!r}.")
+        file = files[name]
+        return Response(
+            file.read_bytes(),
+            media_type=_PAGE_TYPES[file.suffix],
+            headers={"Cache-Control": "no-cache", "Cross-Origin-Resource-Policy": "same-origin"},
+        )
+
+
+def _speaks_anthropic(request: Request) -> bool:
+    return "anthropic-version" in request.headers
+
+
+def _openai_model(serving: Serving, name: str, created: datetime) -> dict[str, Any]:
+    info = serving.engine.info
+    return {
+        "id": name,
+        "object": "model",
+        "created": int(created.timestamp()),
+        "owned_by": "flashdraft",
+        "root": info.model,
+        "max_model_len": info.max_context,
+    }
+
+
+def _anthropic_model(serving: Serving, name: str, created: datetime) -> dict[str, Any]:
+    stamp = created.isoformat(timespec="seconds").replace("+00:00", "Z")
+    return {"type": "model", "id": name, "display_name": name, "created_at": stamp}

@@ -1,0 +1,283 @@
+"""What the front and the engine's process say to each other: length-prefixed frames of plain JSON.
+
+A frame is 4 bytes of big-endian length and that many bytes of JSON, one object with a "type". This
+module knows the form of everything that crosses, and nothing of processes or of asyncio.
+
+The last event of a request does not repeat what the earlier ones said: `History`, at the reading
+end, puts the tokens back into its `Generation`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import struct
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from flashdraft.core import (
+    FinishReason,
+    Generation,
+    GenerationStats,
+    GrammarSpec,
+    Request,
+    SamplingParams,
+    StepStats,
+    TokenEvent,
+    TokenLogprob,
+)
+from flashdraft.errors import FlashdraftError, RequestError
+
+MAX_FRAME_BYTES = 64 * 1024 * 1024
+HEADER = struct.Struct(">I")
+
+Message = dict[str, Any]
+
+
+class WireError(FlashdraftError):
+    """Bytes that no end of the wire would send: it is broken, or somebody else is at the end."""
+
+
+# -- frames ----------------------------------------------------------------------------------------
+
+
+def pack(message: Mapping[str, Any]) -> bytes:
+    """A message as a frame."""
+    # ASCII escapes carry any string, lone surrogates too
+    body = json.dumps(message, allow_nan=False, separators=(",", ":")).encode("ascii")
+    if len(body) > MAX_FRAME_BYTES:
+        raise WireError(f"A message has {len(body)} bytes; a frame holds {MAX_FRAME_BYTES}.")
+    return HEADER.pack(len(body)) + body
+
+
+def frame_length(header: bytes) -> int:
+    """The length that a frame's header announces."""
+    (length,) = HEADER.unpack(header)
+    if length > MAX_FRAME_BYTES:
+        raise WireError(f"A frame announces {length} bytes; the most is {MAX_FRAME_BYTES}.")
+    return int(length)
+
+
+def unpack(body: bytes) -> Message:
+    """The message in a frame's body."""
+    try:
+        message = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise WireError(f"A frame of {len(body)} bytes holds no JSON: {error}.") from None
+    if not isinstance(message, dict) or not isinstance(message.get("type"), str):
+        raise WireError("A frame holds no object with a type.")
+    return message
+
+
+class FrameReader:
+    """Cuts a stream of bytes into messages."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[Message]:
+        """Take more bytes; yield every message that is complete now."""
+        self._buffer += data
+        while len(self._buffer) >= HEADER.size:
+            end = HEADER.size + frame_length(bytes(self._buffer[: HEADER.size]))
+            if len(self._buffer) < end:
+                return
+            body = bytes(self._buffer[HEADER.size : end])
+            del self._buffer[:end]
+            yield unpack(body)
+
+
+# -- requests --------------------------------------------------------------------------------------
+
+
+def request_to_dict(request: Request) -> Message:
+    """A request in plain JSON."""
+    params = {f.name: getattr(request.params, f.name) for f in dataclasses.fields(SamplingParams)}
+    params["stop"] = list(request.params.stop)
+    params["stop_token_ids"] = list(request.params.stop_token_ids)
+    params["logit_bias"] = [[token, bias] for token, bias in request.params.logit_bias.items()]
+    grammar = request.grammar
+    return {
+        "id": request.id,
+        "prompt_ids": list(request.prompt_ids),
+        "params": params,
+        "seed": request.seed,
+        "verify": request.verify,
+        "grammar": None if grammar is None else [grammar.kind, grammar.text],
+        "prompt_logprobs": request.prompt_logprobs,
+    }
+
+
+def request_from_dict(content: Mapping[str, Any]) -> Request:
+    """The request again. RequestError if its settings are wrong, WireError if it is none."""
+    try:
+        params = dict(content["params"])
+        params["stop"] = tuple(params["stop"])
+        params["stop_token_ids"] = tuple(params["stop_token_ids"])
+        params["logit_bias"] = dict(params["logit_bias"])
+        grammar = content["grammar"]
+        return Request(
+            id=_text(content["id"]),
+            prompt_ids=list(content["prompt_ids"]),
+            params=SamplingParams(**params),
+            seed=int(content["seed"]),
+            verify=content["verify"],
+            grammar=None if grammar is None else GrammarSpec(*map(_text, grammar)),
+            prompt_logprobs=content["prompt_logprobs"],
+        )
+    except RequestError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise WireError(f"A request cannot be read: {type(error).__name__}: {error}.") from None
+
+
+# -- events ----------------------------------------------------------------------------------------
+
+
+def event_to_dict(event: TokenEvent) -> Message:
+    """An event in plain JSON; its generation without what earlier events said."""
+    content: Message = {
+        "id": event.request_id,
+        "tokens": list(event.token_ids),
+        "text": event.text,
+        "drafted": "".join("1" if drafted else "0" for drafted in event.drafted),
+        "pieces": list(event.pieces),
+    }
+    if event.logprobs is not None:
+        content["logprobs"] = [_logprob_to_list(one) for one in event.logprobs]
+    if event.generation is not None:
+        content["generation"] = _generation_to_dict(event.generation)
+    return content
+
+
+def event_from_dict(content: Mapping[str, Any]) -> TokenEvent:
+    """The event again; of a last one, `History` completes the generation."""
+    try:
+        logprobs, generation = content.get("logprobs"), content.get("generation")
+        return TokenEvent(
+            request_id=_text(content["id"]),
+            token_ids=tuple(map(int, content["tokens"])),
+            text=_text(content["text"]),
+            drafted=tuple(flag == "1" for flag in _text(content["drafted"])),
+            logprobs=None if logprobs is None else tuple(map(_logprob_from_list, logprobs)),
+            generation=None if generation is None else _generation_from_dict(generation),
+            pieces=tuple(content["pieces"]),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise WireError(f"An event cannot be read: {type(error).__name__}: {error}.") from None
+
+
+class History:
+    """What the events of one request said so far, to complete the last one with."""
+
+    def __init__(self) -> None:
+        self._token_ids: list[int] = []
+        self._drafted: list[bool] = []
+        self._logprobs: list[TokenLogprob] | None = None
+
+    def complete(self, event: TokenEvent) -> TokenEvent:
+        """Remember an event; the last one gets its generation's tokens back."""
+        self._token_ids += event.token_ids
+        self._drafted += event.drafted
+        if event.logprobs is not None:
+            self._logprobs = self._logprobs or []
+            self._logprobs += event.logprobs
+        if event.generation is None:
+            return event
+        generation = dataclasses.replace(
+            event.generation,
+            token_ids=self._token_ids,
+            drafted=self._drafted,
+            logprobs=self._logprobs,
+        )
+        return dataclasses.replace(event, generation=generation)
+
+
+def _generation_to_dict(generation: Generation) -> Message:
+    stats = {
+        field.name: getattr(generation.stats, field.name)
+        for field in dataclasses.fields(GenerationStats)
+    }
+    stats["histogram"] = [[length, count] for length, count in generation.stats.histogram.items()]
+    prompt = generation.prompt_logprobs
+    return {
+        "text": generation.text,
+        "finish_reason": generation.finish_reason.value,
+        "stats": _floats_to_json(stats),
+        "error": generation.error,
+        "prompt_logprobs": None
+        if prompt is None
+        else [None if one is None else _logprob_to_list(one) for one in prompt],
+    }
+
+
+def _generation_from_dict(content: Mapping[str, Any]) -> Generation:
+    stats = _floats_from_json(content["stats"])
+    stats["histogram"] = {int(length): int(count) for length, count in stats["histogram"]}
+    prompt = content["prompt_logprobs"]
+    return Generation(
+        text=_text(content["text"]),
+        token_ids=[],
+        finish_reason=FinishReason(content["finish_reason"]),
+        stats=GenerationStats(**stats),
+        error=content["error"],
+        prompt_logprobs=None
+        if prompt is None
+        else [None if one is None else _logprob_from_list(one) for one in prompt],
+    )
+
+
+def step_to_dict(stats: StepStats) -> Message:
+    """A step's statistics in plain JSON."""
+    content = {field.name: getattr(stats, field.name) for field in dataclasses.fields(StepStats)}
+    content["verify_lengths"] = list(stats.verify_lengths)
+    return _floats_to_json(content)
+
+
+def step_from_dict(content: Mapping[str, Any]) -> StepStats:
+    """The statistics again."""
+    try:
+        values = _floats_from_json(content)
+        return StepStats(**{**values, "verify_lengths": tuple(values["verify_lengths"])})
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise WireError(f"A step cannot be read: {type(error).__name__}: {error}.") from None
+
+
+# -- numbers: JSON has no infinity, and no NaN -----------------------------------------------------
+
+
+def _number_to_json(value: float) -> float | str:
+    return value if math.isfinite(value) else str(float(value))
+
+
+def _number_from_json(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise TypeError(f"{value!r} is no number")
+    return float(value)
+
+
+def _logprob_to_list(one: TokenLogprob) -> list[Any]:
+    return [_number_to_json(one.logprob), [[t, _number_to_json(value)] for t, value in one.top]]
+
+
+def _logprob_from_list(content: Any) -> TokenLogprob:
+    logprob, top = content
+    return TokenLogprob(
+        _number_from_json(logprob),
+        tuple((int(token), _number_from_json(value)) for token, value in top),
+    )
+
+
+def _floats_to_json(content: Mapping[str, Any]) -> Message:
+    return {k: _number_to_json(v) if isinstance(v, float) else v for k, v in content.items()}
+
+
+def _floats_from_json(content: Mapping[str, Any]) -> Message:
+    return {k: float(v) if isinstance(v, str) else v for k, v in content.items()}
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is no text")
+    return value

@@ -1,0 +1,238 @@
+"""The engine's process: `python -m flashdraft.server.worker FD ARGUMENTS`.
+
+FD is an inherited socket whose other end the front holds, ARGUMENTS are those of `LLM` as a JSON
+object. The process loads the model, then takes what the front sends between two steps and sends
+back what every step committed. It knows neither HTTP nor text formats. It lives as long as the
+front's end is open, and one request's failure ends that request alone.
+
+To the front: loading, ready or failed; refused, step. From it: submit, cancel.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from flashdraft.core import FinishReason, TokenEvent
+from flashdraft.engine.engine import Engine
+from flashdraft.errors import FlashdraftError
+from flashdraft.llm import LLM
+from flashdraft.server.wire import (
+    FrameReader,
+    Message,
+    WireError,
+    event_to_dict,
+    pack,
+    request_from_dict,
+    step_to_dict,
+)
+
+SEND_TIMEOUT_S = 60.0  # the front reads all the time: if it does not, it hangs
+ORPHAN_GRACE_S = 5.0  # for the loop to see by itself that the front has gone
+EXIT_FAILED = 3
+_RECEIVE_BYTES = 256 * 1024
+
+log = logging.getLogger(__name__)
+
+
+class Worker:
+    """The loop between the socket and the engine."""
+
+    def __init__(self, connection: socket.socket, engine: Engine) -> None:
+        self._connection = connection
+        self._engine = engine
+        self._frames = FrameReader()
+        self._queued: dict[str, float] = {}  # requests no step has begun, and when they came
+
+    def run(self) -> None:
+        """Serve until the front closes its end."""
+        while self._take_commands():
+            if self._engine.has_work:
+                self._step()
+
+    def _take_commands(self) -> bool:
+        """Take everything that waits; while there is no work, wait for it. False at the end."""
+        timeout = 0 if self._engine.has_work else None
+        while select.select([self._connection], [], [], timeout)[0]:
+            data = self._connection.recv(_RECEIVE_BYTES)
+            if not data:
+                return False
+            for message in self._frames.feed(data):
+                self._obey(message)
+            timeout = 0
+        return True
+
+    def _obey(self, message: Message) -> None:
+        if message["type"] == "submit":
+            self._submit(message["request"])
+        elif message["type"] == "cancel":
+            self._engine.cancel(message["id"])
+        else:
+            raise WireError(f"The front sends a message of type {message['type']!r}.")
+
+    def _submit(self, content: Mapping[str, Any]) -> None:
+        try:
+            request = request_from_dict(content)
+            self._engine.submit(request)
+            self._queued[request.id] = time.monotonic()
+        except FlashdraftError as error:
+            self._refuse(content["id"], type(error).__name__, str(error))
+        except Exception as error:  # our own mistake, yet this request's alone
+            log.exception("a request could not be submitted")
+            self._refuse(content["id"], "FlashdraftError", f"{type(error).__name__}: {error}")
+
+    def _refuse(self, request_id: str, kind: str, message: str) -> None:
+        self._send({"type": "refused", "id": request_id, "kind": kind, "message": message})
+
+    def _step(self) -> None:
+        began = time.monotonic()
+        try:
+            events = self._engine.step()
+        except Exception as error:
+            log.exception("a step failed, and the engine could not go on by itself")
+            events = self._end_all(f"The engine failed: {type(error).__name__}: {error}")
+        self._send(
+            {
+                "type": "step",
+                "events": [event_to_dict(event) for event in events],
+                "stats": step_to_dict(self._engine.last_step),
+                "started": self._started(began),
+                "gauges": gauges(self._engine),
+            }
+        )
+
+    def _started(self, began: float) -> list[list[Any]]:
+        """The requests that left the queue with this step, and how long they had waited."""
+        waiting = {sequence.request.id for sequence in self._engine.scheduler.waiting}
+        started = [(name, came) for name, came in self._queued.items() if name not in waiting]
+        for name, _ in started:
+            del self._queued[name]
+        return [[name, max(0.0, began - came)] for name, came in started]
+
+    def _end_all(self, why: str) -> list[TokenEvent]:
+        for sequence in (*self._engine.scheduler.running, *self._engine.scheduler.waiting):
+            self._engine.cancel(sequence.request.id)
+        return [_failed(event, why) for event in self._engine.flush_cancelled()]
+
+    def _send(self, message: Message) -> None:
+        try:
+            frame = pack(message)
+        except WireError as error:  # a prompt's logprobs can be that many
+            events = [e for e in message.get("events", ()) if "generation" in e]
+            if not events:
+                raise
+            log.warning("an answer is too long for the wire: %s", error)
+            for event in events:
+                event["generation"]["prompt_logprobs"] = None
+                event["generation"]["finish_reason"] = FinishReason.ERROR.value
+                event["generation"]["error"] = "The answer's log-probabilities are too many."
+            frame = pack(message)
+        self._connection.sendall(frame)
+
+
+def gauges(engine: Engine) -> dict[str, int]:
+    """How full the engine is."""
+    pools = engine.book.pools
+    return {
+        "running": len(engine.scheduler.running),
+        "waiting": len(engine.scheduler.waiting),
+        "pages_used": sum(pool.num_pages - pool.num_available for pool in pools),
+        "pages_total": sum(pool.num_pages for pool in pools),
+    }
+
+
+def describe(llm: LLM) -> dict[str, Any]:
+    """What the front must know of the loaded model."""
+    config = llm.engine.target.config
+    return {
+        "model": llm.model,
+        "drafter": llm.drafter_name or ("ngram" if llm.engine.config.ngram else None),
+        "max_context": llm.engine.max_context,
+        "max_batch": llm.engine.config.max_batch,
+        "vocab_size": config.vocab_size,
+        "eos_token_ids": list(config.eos_token_ids),
+        "device": str(llm.kernels.device),
+        "dtype": str(llm.kernels.dtype).removeprefix("torch."),
+        "generation_config": llm.generation_config,
+        "supports_grammar": llm.engine.supports_grammar,
+    }
+
+
+def serve(connection: socket.socket, arguments: Mapping[str, Any]) -> int:
+    """Load the model and run until the front goes; return the exit code."""
+    connection.settimeout(SEND_TIMEOUT_S)
+    try:
+        connection.sendall(pack({"type": "loading", "model": arguments.get("model")}))
+        llm = _load(connection, arguments)
+        if llm is None:
+            return EXIT_FAILED
+        ready = {"type": "ready", "info": describe(llm), "gauges": gauges(llm.engine)}
+        connection.sendall(pack(ready))
+        Worker(connection, llm.engine).run()
+    except (BrokenPipeError, ConnectionResetError):  # the front has gone in the middle
+        return 0
+    except TimeoutError:
+        log.error("the front has not read anything for %g s", SEND_TIMEOUT_S)
+        return EXIT_FAILED
+    return 0
+
+
+def _load(connection: socket.socket, arguments: Mapping[str, Any]) -> LLM | None:
+    """The model; None, and the front is told why, where it cannot be loaded."""
+    try:
+        llm = LLM(**arguments)
+        llm.prepare_grammars()  # now: later it would hold up every stream
+        return llm
+    except FlashdraftError as error:
+        kind, message = type(error).__name__, str(error)
+    except Exception as error:
+        log.exception("loading failed")
+        kind, message = FlashdraftError.__name__, f"{type(error).__name__}: {error}"
+    connection.sendall(pack({"type": "failed", "kind": kind, "message": message}))
+    return None
+
+
+def main() -> int:
+    """The process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches both: the front decides
+    logging.basicConfig(level=logging.WARNING, format="flashdraft engine: %(message)s")
+    try:
+        descriptor, arguments = int(sys.argv[1]), json.loads(sys.argv[2])
+    except (IndexError, ValueError):
+        print("usage: python -m flashdraft.server.worker FD ARGUMENTS", file=sys.stderr)
+        return 2
+    connection = socket.socket(fileno=descriptor)
+    threading.Thread(target=_end_with_front, args=(descriptor,), daemon=True).start()
+    return serve(connection, arguments)
+
+
+def _end_with_front(descriptor: int) -> None:
+    """End the process when the front has gone, even while it loads or a step hangs."""
+    poller = select.poll()
+    poller.register(descriptor, 0)  # a hang-up is reported always, and nothing else is wanted
+    poller.poll()
+    time.sleep(ORPHAN_GRACE_S)
+    os._exit(EXIT_FAILED)
+
+
+def _failed(event: TokenEvent, why: str) -> TokenEvent:
+    if event.generation is None:
+        return event
+    ended = dataclasses.replace(
+        event.generation, finish_reason=FinishReason.ERROR, error=event.generation.error or why
+    )
+    return dataclasses.replace(event, generation=ended)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

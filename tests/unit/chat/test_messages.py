@@ -1,0 +1,144 @@
+"""Messages in the form that templates want, and the sampling a checkpoint recommends."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+import tokenizers
+from chat_factory import GEMMA4_DATA
+from tokenizers import models
+
+from flashdraft.chat.response import sampling_defaults
+from flashdraft.chat.templates import render_chat
+from flashdraft.core import SamplingParams
+from flashdraft.errors import RequestError
+from flashdraft.models.tokenizer import Tokenizer
+
+USER = {"role": "user", "content": "Hi"}
+ROLES = "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}"
+
+
+def run(template: str, messages: list[dict[str, Any]], **extra: Any) -> str:
+    backend = tokenizers.Tokenizer(models.BPE())
+    tokenizer = Tokenizer(backend, special_tokens={"bos_token": "<bos>"}, chat_template=template)
+    return render_chat(tokenizer, messages, extra=extra)
+
+
+def test_developers_are_the_system_where_the_template_knows_none() -> None:
+    messages = [{"role": "developer", "content": "Be brief."}, USER]
+    assert run(ROLES, messages) == "system:Be brief.;user:Hi;"
+    knows = "{% if messages[0].role in ['system', 'developer'] %}{% endif %}" + ROLES
+    assert run(knows, messages) == "developer:Be brief.;user:Hi;"
+    assert messages[0]["role"] == "developer"  # the caller's stays
+
+
+def test_fields_survive() -> None:
+    messages = [
+        USER,
+        {"role": "assistant", "reasoning_content": "hm"},
+        {"role": "tool", "tool_call_id": "c1", "name": "f", "content": "x"},
+    ]
+    fields = "{{ m.reasoning_content }}{{ m.tool_call_id }}{{ m.name }};"
+    template = "{% for m in messages %}" + fields + "{% endfor %}"
+    assert run(template, messages) == ";hm;c1f;"
+
+
+@pytest.mark.parametrize("kind", ["text", "input_text", "output_text"])
+def test_text_parts_of_every_api(kind: str) -> None:
+    parts = [{"type": kind, "text": "a"}, {"type": "text", "text": "b"}]
+    assert run(ROLES, [{"role": "user", "content": parts}]) == "user:a\nb;"
+
+
+@pytest.mark.parametrize("kind", ["image_url", "input_image", "input_audio", "video", "file"])
+def test_media_are_refused(kind: str) -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": kind}]
+    with pytest.raises(RequestError, match=rf"content\[1\] is '{kind}'.*images, audio and video"):
+        run(ROLES, [{"role": "user", "content": parts}])
+
+
+CALLS = [
+    {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}},
+    {"id": "c2", "type": "function", "function": {"name": "g", "arguments": "{}"}},
+]
+RESULTS = [
+    {"role": "tool", "tool_call_id": "c2", "content": "two"},
+    {"role": "tool", "tool_call_id": "c1", "content": "one"},
+]
+FOLDS = (
+    "{% for m in messages %}{{ m.role }}:{% for r in m.tool_responses or [] %}{{ r.name }}="
+    "{{ r.response }},{% endfor %}{{ m.content }};{% endfor %}"
+)
+
+
+def test_tool_results_go_where_the_template_looks_for_them() -> None:
+    call = {"role": "assistant", "content": None, "tool_calls": CALLS}
+    messages = [USER, call, *RESULTS]
+    assert run(FOLDS, messages) == "user:Hi;assistant:g=two,f=one,;"
+    answer = {"role": "assistant", "content": "Done."}
+    assert run(FOLDS, [*messages, answer]) == "user:Hi;assistant:g=two,f=one,Done.;"
+    assert run(FOLDS, [*messages, USER]) == "user:Hi;assistant:g=two,f=one,;user:Hi;"
+    assert run(FOLDS, [*messages, call]) == "user:Hi;assistant:g=two,f=one,;assistant:;"
+    reads = "{% if messages[0]['role'] == 'tool' %}{% endif %}" + FOLDS
+    assert run(reads, messages) == "user:Hi;assistant:;tool:two;tool:one;"
+    nameless = [{"role": "tool", "content": "x"}, {"role": "tool", "content": "y", "name": "h"}]
+    assert run(FOLDS, [USER, call, *nameless]) == "user:Hi;assistant:f=x,h=y,;"
+    assert run(FOLDS, [USER, RESULTS[0]]) == "user:Hi;tool:two;"
+
+
+@pytest.mark.skipif(not GEMMA4_DATA.is_dir(), reason="the Gemma 4 template is not on this machine")
+def test_gemma4_tool_results() -> None:
+    template = (GEMMA4_DATA / "chat_template.jinja").read_text(encoding="utf-8")
+    messages = [USER, {"role": "assistant", "content": None, "tool_calls": CALLS[:1]}, RESULTS[1]]
+    turn = (
+        "<bos><|turn>user\nHi<turn|>\n<|turn>model\n<|tool_call>call:f{x:1}<tool_call|>"
+        '<|tool_response>response:f{value:<|"|>one<|"|>}<tool_response|>'
+    )
+    thinking = "<bos><|turn>system\n<|think|><turn|>\n"
+    assert run(template, messages) == turn + "<|channel>thought\n<channel|>"
+    assert run(template, messages, enable_thinking=True) == thinking + turn.removeprefix("<bos>")
+
+
+def test_recommended_sampling() -> None:
+    gemma4 = {"do_sample": True, "temperature": 1.0, "top_k": 64, "top_p": 0.95, "eos_token_id": 1}
+    defaults = sampling_defaults(gemma4)
+    assert defaults == {"temperature": 1.0, "top_k": 64, "top_p": 0.95}
+    SamplingParams(**defaults)
+    assert sampling_defaults({}) == {}
+    assert sampling_defaults({"temperature": 0.6, "min_p": 0, "top_k": 20.0}) == {
+        "temperature": 0.6,
+        "min_p": 0,
+        "top_k": 20,
+    }
+    assert sampling_defaults({"top_k": -1, "top_p": None}) == {"top_k": 0}
+
+
+def test_without_sampling_it_is_greedy() -> None:
+    config = {"do_sample": False, "temperature": 0.7, "top_p": 0.9, "repetition_penalty": 1.1}
+    assert sampling_defaults(config) == {"temperature": 0.0, "repetition_penalty": 1.1}
+    assert sampling_defaults({"do_sample": False}) == {"temperature": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("temperature", -1),
+        ("temperature", "hot"),
+        ("temperature", True),
+        ("top_p", 0),
+        ("top_p", float("nan")),
+        ("top_k", 2.5),
+        ("top_k", -7),
+        ("min_p", 3),
+        ("repetition_penalty", 0),
+    ],
+)
+def test_nonsense_is_passed_over_with_a_warning(
+    name: str, value: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        assert sampling_defaults({name: value, "min_p": 0.1} | {name: value}) == (
+            {"min_p": 0.1} if name != "min_p" else {}
+        )
+    assert f"{name} is {value!r}" in caplog.text

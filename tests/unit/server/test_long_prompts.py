@@ -1,0 +1,50 @@
+"""A prompt that cannot fit is refused by its length alone, before anything tokenizes it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from flashdraft.core import GrammarSpec
+from flashdraft.errors import ContextLengthError
+from flashdraft.models.tokenizer import Tokenizer
+from flashdraft.server.constraints import _lark
+from flashdraft.server.engine_process import WORKER_COMMAND
+from flashdraft.server.serving import Serving
+
+
+class Counted:
+    """A tokenizer that counts what it is asked."""
+
+    longest_token = 4
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def encode(self, text: str, add_special: bool = False) -> list[int]:
+        self.calls += 1
+        return list(range(len(text)))
+
+
+def test_a_text_beyond_all_tokens_is_refused_unread() -> None:
+    tokenizer = Counted()
+    engine: Any = SimpleNamespace(info=SimpleNamespace(max_context=10))
+    serving = Serving(engine, cast(Tokenizer, tokenizer), cast(Any, None), cast(Any, None))
+    assert len(serving.encode("a" * 80)) == 80
+    with pytest.raises(ContextLengthError, match="81 characters; the context holds 10 tokens"):
+        serving.encode("a" * 81)
+    assert tokenizer.calls == 1
+
+
+@pytest.mark.parametrize(
+    ("pattern", "body"),
+    [("a/b", r"a\/b"), (r"a\/b", r"a\/b"), (r"\\/", r"\\\/"), ("x\ny", r"x\ny")],
+)
+def test_slashes_end_no_pattern(pattern: str, body: str) -> None:
+    assert _lark(GrammarSpec("regex", pattern)) == f"/(?:{body})/"
+
+
+def test_the_worker_imports_nothing_from_the_current_folder() -> None:
+    assert "-P" in WORKER_COMMAND

@@ -1,0 +1,285 @@
+"""The engine's loop behind a socket, on a tiny random checkpoint, in a thread of this process."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import socket
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flashdraft.core import FinishReason, Request, SamplingParams, TokenEvent
+from flashdraft.llm import LLM
+from flashdraft.server import wire, worker
+from flashdraft.server.engine_process import WORKER_COMMAND
+from flashdraft.server.wire import FrameReader, History, Message
+from flashdraft.server.worker import Worker
+from tests.tiny import VOCAB_SIZE, make_tiny_checkpoint
+
+PROMPT = [5, 17, 40, 41, 42, 60, 61]
+
+
+@pytest.fixture(scope="module")
+def llm(tmp_path_factory: pytest.TempPathFactory) -> LLM:
+    folder = make_tiny_checkpoint(tmp_path_factory.mktemp("tiny"))
+    return LLM(str(folder), dtype="float32", max_batch=4, cache_gb=0.001)
+
+
+class Front:
+    """The other end of the socket."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        self.messages: list[Message] = []
+        self.histories: dict[str, History] = {}
+        self._frames = FrameReader()
+
+    def send(self, *messages: Message) -> None:
+        self.connection.sendall(b"".join(map(wire.pack, messages)))
+
+    def read_until(self, found: Callable[[Message], bool]) -> Message:
+        while True:
+            data = self.connection.recv(1 << 16)
+            assert data, "the worker has gone"
+            for message in self._frames.feed(data):
+                self.messages.append(message)
+            for message in self.messages:
+                if found(message):
+                    return message
+
+    def answers(self, *names: str) -> dict[str, list[TokenEvent]]:
+        """The events of these requests, read until each has its last."""
+        events: dict[str, list[TokenEvent]] = {name: [] for name in names}
+        waiting = set(names)
+
+        def is_last(message: Message) -> bool:
+            for content in message.get("events", ()):
+                if "generation" in content:
+                    waiting.discard(content["id"])
+            return not waiting
+
+        self.read_until(is_last)
+        for message in self.messages:
+            for content in message.get("events", ()):
+                event = wire.event_from_dict(content)
+                history = self.histories.setdefault(event.request_id, History())
+                events.setdefault(event.request_id, []).append(history.complete(event))
+        return events
+
+
+@contextlib.contextmanager
+def running(llm: LLM) -> Iterator[Front]:
+    ours, theirs = socket.socketpair()
+    failures: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            Worker(theirs, llm.engine).run()
+        except BaseException as error:
+            failures.append(error)
+        finally:
+            theirs.close()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    ours.settimeout(20)
+    try:
+        yield Front(ours)
+    finally:
+        ours.close()  # the worker ends with it
+        thread.join(20)
+        assert not thread.is_alive() and not failures
+        while llm.engine.has_work:  # what a test left behind
+            for sequence in (*llm.engine.scheduler.running, *llm.engine.scheduler.waiting):
+                llm.engine.cancel(sequence.request.id)
+            llm.engine.step()
+        llm.engine.check_integrity()
+
+
+def submit(
+    name: str, prompt: list[int] | None = None, verify: int | None = None, **params: Any
+) -> Message:
+    settings = SamplingParams(**{"max_tokens": 20, "ignore_eos": True, **params})
+    request = Request(name, PROMPT if prompt is None else prompt, settings, 7, verify)
+    return {"type": "submit", "request": wire.request_to_dict(request)}
+
+
+def _is_about(name: str, message: Message) -> bool:
+    return message.get("id") == name
+
+
+def test_answers_are_those_of_the_engine_itself(llm: LLM) -> None:
+    (expected,) = llm.generate([PROMPT], SamplingParams(max_tokens=20, ignore_eos=True, logprobs=2))
+    with running(llm) as front:
+        front.send(submit("a", logprobs=2), submit("b", max_tokens=7), submit("c", verify=0))
+        events = front.answers("a", "b", "c")
+    whole = events["a"][-1].generation
+    assert whole is not None
+    assert (whole.token_ids, whole.text) == (expected.token_ids, expected.text)
+    assert whole.logprobs == expected.logprobs
+    assert [t for event in events["a"] for t in event.token_ids] == expected.token_ids
+    assert "".join(event.text for event in events["a"]) == expected.text
+    shorter, plain = events["b"][-1].generation, events["c"][-1].generation
+    assert shorter is not None and shorter.token_ids == expected.token_ids[:7]
+    assert plain is not None and plain.stats.drafted == 0
+    assert plain.token_ids == expected.token_ids
+
+
+def test_steps_say_what_the_engine_did(llm: LLM) -> None:
+    with running(llm) as front:
+        front.send(submit("a"), submit("b"))
+        front.answers("a", "b")
+    steps = [message for message in front.messages if message["type"] == "step"]
+    started = [pair for step in steps for pair in step["started"]]
+    assert sorted(name for name, _ in started) == ["a", "b"]
+    assert all(seconds >= 0 for _, seconds in started)
+    total = steps[0]["gauges"]["pages_total"]
+    assert steps[0]["gauges"] == {**steps[0]["gauges"], "running": 2, "waiting": 0}
+    assert 0 < steps[0]["gauges"]["pages_used"] <= total
+    assert steps[-1]["gauges"] == {
+        "running": 0,
+        "waiting": 0,
+        "pages_used": 0,
+        "pages_total": total,
+    }
+    assert wire.step_from_dict(steps[0]["stats"]).num_prefill_tokens > 0
+
+
+@pytest.mark.parametrize(
+    ("prompt", "kind"),
+    [([], "RequestError"), ([VOCAB_SIZE], "RequestError"), ([1] * 5000, "ContextLengthError")],
+)
+def test_a_wrong_request_is_refused_and_the_others_go_on(
+    llm: LLM, prompt: list[int], kind: str
+) -> None:
+    with running(llm) as front:
+        front.send(submit("good"), submit("bad", prompt))
+        refusal = front.read_until(lambda message: message["type"] == "refused")
+        assert (refusal["id"], refusal["kind"]) == ("bad", kind) and refusal["message"]
+        assert front.answers("good")["good"][-1].generation is not None
+
+
+def test_a_request_that_cannot_be_read_is_refused(llm: LLM) -> None:
+    with running(llm) as front:
+        bad = submit("bad")
+        del bad["request"]["params"]["stop"]
+        wrong = submit("wrong")
+        wrong["request"]["params"]["top_p"] = 7
+        front.send(bad, wrong, submit("good"))
+        kinds: dict[str, str] = {}
+        for name in ("bad", "wrong"):
+            refusal = front.read_until(partial(_is_about, name))
+            kinds[name] = refusal["kind"]
+        assert kinds == {"bad": "WireError", "wrong": "RequestError"}
+        assert front.answers("good")["good"][-1].generation is not None
+
+
+def test_a_cancelled_request_ends_within_a_step(llm: LLM) -> None:
+    with running(llm) as front:
+        front.send(submit("long", max_tokens=900))
+        front.read_until(lambda message: bool(message.get("events")))
+        front.send({"type": "cancel", "id": "long"}, {"type": "cancel", "id": "unknown"})
+        generation = front.answers("long")["long"][-1].generation
+        assert generation is not None and generation.finish_reason is FinishReason.CANCELLED
+        assert len(generation.token_ids) < 900
+        assert front.messages[-1]["gauges"]["pages_used"] == 0
+        front.send(submit("next"))
+        assert front.answers("next")["next"][-1].generation is not None
+
+
+def test_a_request_can_be_cancelled_before_its_first_step(llm: LLM) -> None:
+    with running(llm) as front:
+        front.send(submit("a"), {"type": "cancel", "id": "a"})
+        (event,) = front.answers("a")["a"]
+        assert event.generation is not None and event.generation.token_ids == []
+
+
+def test_an_engine_that_fails_fails_its_requests_and_lives_on(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running(llm) as front:
+        with monkeypatch.context() as patched:
+
+            def fail(*_: object) -> None:
+                raise RuntimeError("out of luck")
+
+            patched.setattr(llm.engine.scheduler, "schedule", fail)
+            front.send(submit("a"), submit("b"))
+            events = front.answers("a", "b")
+        for name in ("a", "b"):
+            generation = events[name][-1].generation
+            assert generation is not None and generation.finish_reason is FinishReason.ERROR
+            assert "out of luck" in str(generation.error)
+        front.send(submit("c"))
+        assert front.answers("c")["c"][-1].generation is not None
+
+
+def test_an_answer_too_long_for_the_wire_is_an_error(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wire, "MAX_FRAME_BYTES", 3000)
+    request = Request("a", PROMPT * 20, SamplingParams(max_tokens=2), 7, prompt_logprobs=5)
+    with running(llm) as front:
+        front.send({"type": "submit", "request": wire.request_to_dict(request)})
+        generation = front.answers("a")["a"][-1].generation
+        assert generation is not None and generation.finish_reason is FinishReason.ERROR
+        assert "too many" in str(generation.error)
+
+
+def test_a_message_that_is_none_ends_the_worker(llm: LLM) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.sendall(wire.pack({"type": "surprise"}))
+        with pytest.raises(wire.WireError, match="surprise"):
+            Worker(theirs, llm.engine).run()
+
+
+def test_a_model_that_does_not_load_is_reported(tmp_path: Path) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        assert worker.serve(theirs, {"model": str(tmp_path / "nothing")}) == worker.EXIT_FAILED
+        messages = list(FrameReader().feed(ours.recv(1 << 16)))
+    assert [message["type"] for message in messages] == ["loading", "failed"]
+    assert messages[1]["kind"] in ("ModelNotFoundError", "CheckpointError")
+
+
+def test_the_front_is_told_what_was_loaded(llm: LLM) -> None:
+    info = worker.describe(llm)
+    assert info["max_context"] == llm.engine.max_context and info["max_batch"] == 4
+    assert info["vocab_size"] == VOCAB_SIZE and info["eos_token_ids"] == [2]
+    assert (info["device"], info["dtype"]) == ("cpu", "float32")
+
+
+def test_the_process_ends_with_the_fronts_end_of_the_socket(tmp_path: Path) -> None:
+    folder = make_tiny_checkpoint(tmp_path)
+    ours, theirs = socket.socketpair()
+    arguments = json.dumps({"model": str(folder), "dtype": "float32"})
+    with theirs:
+        process = subprocess.Popen(
+            [*WORKER_COMMAND, str(theirs.fileno()), arguments], pass_fds=[theirs.fileno()]
+        )
+    ours.settimeout(60)
+    front = Front(ours)
+    front.read_until(lambda message: message["type"] == "loading")
+    process.send_signal(signal.SIGINT)  # Ctrl-C is the front's to hear
+    front.read_until(lambda message: message["type"] == "ready")
+    front.send(submit("a", max_tokens=900))
+    front.read_until(lambda message: bool(message.get("events")))
+    ours.close()  # as the kernel does for a front that was killed
+    assert process.wait(20) == 0
+
+
+def test_bad_arguments_are_a_usage_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    monkeypatch.setattr("sys.argv", ["worker", "x"])
+    assert worker.main() == 2
+    assert "usage" in capsys.readouterr().err

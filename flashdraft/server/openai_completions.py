@@ -114,6 +114,8 @@ def _prompt(serving: Serving, given: str | list[int]) -> Prompt:
 
 def _questions(serving: Serving, body: CompletionRequest, prompt: Prompt) -> list[Question]:
     given = body.max_tokens if body.max_tokens is not None else DEFAULT_MAX_TOKENS
+    if given < 0:
+        raise FieldError("max_tokens", f"max_tokens is {given}; it must be 0 or more.")
     params = sampling(
         serving,
         prompt.ids,

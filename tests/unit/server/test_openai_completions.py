@@ -154,6 +154,8 @@ def test_forms_become_grammars() -> None:
         ({"suffix": "x"}, "suffix"),
         ({"best_of": 3}, "best_of"),
         ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": -1}, "max_tokens"),
+        ({"echo": True, "max_tokens": -1}, "max_tokens"),
         ({"echo": True, "logprobs": 1, "stream": True}, "stream"),
         ({"prompt": []}, "prompt"),
         ({"prompt": ""}, "prompt"),

@@ -30,6 +30,10 @@ def _layer_list(text: str) -> tuple[int, ...]:
         raise argparse.ArgumentTypeError(f"{text!r} is not a list of layers like 1,8,14") from None
 
 
+def _word_list(text: str) -> tuple[str, ...]:
+    return tuple(text.split(","))
+
+
 _JOB_FLAGS = {
     "synth_count": Flag(int, "N", "prompts for the target to write where none are given"),
     "held_out": Flag(int, "N", "prompts kept out of training, to judge it"),
@@ -42,6 +46,8 @@ _ANSWER_FLAGS = {
     "max_tokens": Flag(int, "N", "longest answer, in tokens"),
     "max_prompt_tokens": Flag(int, "N", "longer prompts are left out"),
     "greedy_share": Flag(float, "X", "share of greedy answers; the others are sampled"),
+    "answers_per_prompt": Flag(int, "N", "answers to every prompt; all but the first are sampled"),
+    "thinking": Flag(_word_list, "on,off", "an answer each with the template's thinking on, off"),
 }
 _TRAIN_FLAGS = {
     "rows": Flag(int, "N", "tokens of context in a batch"),

@@ -168,6 +168,7 @@ class Laboratory:
             self.held_out,
             max_rows=config.rows,
             num_blocks=config.blocks,
+            max_tokens=self.held_out.max_tokens,
         )
         laps = laps or [(0, 0.0)]
         (first, since), (last, until) = laps[0], laps[-1]  # the first lap compiles

@@ -30,12 +30,12 @@ from flashdraft.core import (
 from flashdraft.engine.config import EngineConfig
 from flashdraft.engine.engine import Engine
 from flashdraft.engine.live import OUT_OF_MEMORY
+from flashdraft.engine.memory import check_weights_fit
 from flashdraft.engine.output import StreamDecoder as Decoder
 from flashdraft.errors import (
     CapacityError,
     FlashdraftError,
     RequestError,
-    UnsupportedModelError,
 )
 from flashdraft.kernels.interface import Kernels
 from flashdraft.kernels.select import select_kernels
@@ -56,7 +56,9 @@ class LLM:
 
     `draft`: "auto" finds the target's known drafter and else looks n-grams up; None decodes
     plainly; "ngram" looks up only; anything else names a drafter. `verify`: "auto", or a fixed
-    number of draft tokens to check per step. Threads may share an LLM: their requests run together.
+    number of draft tokens to check per step. `exact`: on a GPU too, drafted and plain answers are
+    equal bit for bit, at some cost; a CPU is always exact. Threads may share an LLM: their requests
+    run together.
     """
 
     def __init__(
@@ -76,14 +78,12 @@ class LLM:
         draft = None if draft is None or draft == "none" else _name("draft", draft)
         if not isinstance(exact, bool):
             raise RequestError(f"exact is {exact!r}; it must be True or False.")
-        config = _engine_config(draft, verify, max_context, max_batch, cache_gb)
         if not isinstance(device, str | torch.device):
             raise RequestError(f"device is {device!r}; it must be 'auto', 'cpu' or 'cuda'.")
-        self.kernels = select_kernels(device, dtype)
-        if exact and self.kernels.device.type != "cpu":
-            raise UnsupportedModelError(
-                "exact=True is not available on a GPU yet; a CPU is always exact (device='cpu')."
-            )
+        self.kernels = select_kernels(device, dtype, exact)
+        config = _engine_config(
+            self.kernels.device.type, draft, verify, max_context, max_batch, cache_gb
+        )
         path = resolve_source(self.model).path
         checkpoint = open_checkpoint(path)
         self.generation_config = checkpoint.generation_config
@@ -295,6 +295,7 @@ def failure_of(generation: Generation) -> FlashdraftError:
 
 
 def _engine_config(
+    device: str,
     draft: str | None,
     verify: str | int,
     max_context: int | None,
@@ -304,12 +305,14 @@ def _engine_config(
     if type(verify) is not int and not (isinstance(verify, str) and verify == "auto"):
         raise RequestError(f"verify is {verify!r}; it must be 'auto' or a number of draft tokens.")
     fixed = 0 if draft is None else None if isinstance(verify, str) else verify
-    return EngineConfig(
-        max_batch=EngineConfig.max_batch if max_batch is None else max_batch,
+    sizes = {} if max_batch is None else {"max_batch": max_batch}
+    return EngineConfig.for_device(
+        device,
         max_context=max_context,
         cache_gb=cache_gb,
         verify=fixed,
         ngram=draft is not None,
+        **sizes,
     )
 
 
@@ -326,6 +329,7 @@ def _load(
     if drafter_name is not None:
         drafter = load_drafter(resolve_source(drafter_name).path, checkpoint.config)
     taps = drafter.config.tap_layers if drafter is not None else ()
+    check_weights_fit(checkpoint.source, drafter, kernels, label)
     with loading_progress(checkpoint.source, label) as on_read:
         target = build_target(checkpoint.config, checkpoint.source, kernels, taps, on_read)
     return target, PackedDrafter(drafter, kernels) if drafter is not None else None

@@ -16,7 +16,7 @@ from typing import Any
 import tokenizers
 import torch
 from safetensors.torch import save_file
-from tokenizers import decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 
 VOCAB_SIZE = 300
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")  # ids 0, 1, 2
@@ -122,6 +122,18 @@ def make_tiny_tokenizer() -> tokenizers.Tokenizer:
     tokenizer.train_from_iterator([_CORPUS], trainer)
     assert tokenizer.get_vocab_size() == VOCAB_SIZE
     return tokenizer
+
+
+def make_byte_fallback_tokenizer() -> tokenizers.Tokenizer:
+    """In Gemma's manner: single characters, and byte tokens for what is not in the vocabulary."""
+    tokens = ["<pad>", "<mark>", "<eos>", *(f"<0x{byte:02X}>" for byte in range(256)), *"▁abcxEND"]
+    vocab = {token: index for index, token in enumerate(tokens)}
+    backend = tokenizers.Tokenizer(models.BPE(vocab, [], unk_token="<pad>", byte_fallback=True))
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    backend.add_special_tokens([AddedToken(one, special=True) for one in tokens[:3]])
+    return backend
 
 
 def _shapes(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:

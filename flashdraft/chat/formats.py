@@ -26,6 +26,12 @@ def supports_tools(tokenizer: Tokenizer) -> bool:
     return found is not None and Mark.CALL in found.spellings
 
 
+def thinks_by_default(tokenizer: Tokenizer) -> bool:
+    """Whether the model thinks where its template is not told: Gemma 4 does not, Qwen3 does."""
+    found = answer_format(tokenizer, None)
+    return found is not None and Mark.THINK in found.spellings and not gemma4.knows(tokenizer)
+
+
 def open_thought(tokenizer: Tokenizer, prompt_ids: Sequence[int]) -> str | None:
     """The text of a thought that the prompt begins and does not end; None where there is none."""
     found = answer_format(tokenizer, None)

@@ -9,19 +9,28 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import secrets
+import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
+from flashdraft.chat.schema import common_multiple, is_deeper_than
 from flashdraft.core import GrammarSpec
-from flashdraft.engine.grammar import Grammar, GrammarError
+from flashdraft.engine.grammar import (
+    TOO_COMPLEX,
+    Grammar,
+    GrammarError,
+    GrammarTooComplexError,
+)
 from flashdraft.errors import RequestError
 from flashdraft.models.tokenizer import Tokenizer
 
 MAX_TEXT = 512 * 1024  # characters of a grammar
 MAX_DEPTH = 64  # of a schema
 MAX_CHOICES = 4096
+MAX_MULTIPLE = 10_000  # the least common one of a schema's multipleOf: so many states it has
 MAX_KEPT = 32  # compiled grammars: requests often come with the same one
 MAX_REASON = 400  # characters of a compiler's message that are passed on
 
@@ -35,6 +44,7 @@ _LIMITS: dict[str, Any] = {
     "max_grammar_size": 200_000,
     "verbose_errors": False,
 }
+_BEYOND_LIMITS = re.compile(r"too (?:big|large|many|complex)|exhausted|max is|\bfuel")
 # A schema cannot change these. Whitespace is one space or a new line with an indent: a weak model
 # would go on with spaces for ever if it could.
 _JSON_OPTIONS: Any = {
@@ -62,15 +72,18 @@ class LlguidanceCompiler:
         self._eos_ids = list(eos_token_ids)
         self._made: Any = None  # llguidance's own tokenizer
         self._kept: OrderedDict[GrammarSpec, Grammar] = OrderedDict()
+        self._lock = threading.Lock()  # of _kept: a server compiles in a thread
 
     def __call__(self, spec: GrammarSpec) -> Grammar:
         """Compile a grammar. Raises RequestError, with the reason, if it cannot be."""
-        grammar = self._kept.pop(spec, None)
+        with self._lock:
+            grammar = self._kept.pop(spec, None)
         if grammar is None:
             grammar = self._compile(spec)
-        self._kept[spec] = grammar
-        if len(self._kept) > MAX_KEPT:
-            self._kept.popitem(last=False)
+        with self._lock:
+            self._kept[spec] = grammar
+            if len(self._kept) > MAX_KEPT:
+                self._kept.popitem(last=False)
         return grammar
 
     def _compile(self, spec: GrammarSpec) -> Grammar:
@@ -85,13 +98,20 @@ class LlguidanceCompiler:
             tokenizer = self._llguidance_tokenizer()
             limits = llguidance.LLParserLimits(**_LIMITS)
             matcher = llguidance.LLMatcher(tokenizer, _source(spec), log_level=0, limits=limits)
-            grammar = LlguidanceGrammar(matcher, tokenizer.eos_tokens)
-            first = grammar.start()
-            if not any(first.allowed()) and not first.may_end():
+            # on the matcher that is copied: its copies have this work done
+            first = LlguidanceMatcher(matcher, tokenizer.eos_tokens)
+            mask = first.allowed()
+            if not any(mask) and not first.may_end():
                 raise GrammarError("it matches no text")
+            grammar = LlguidanceGrammar(matcher, tokenizer.eos_tokens)
+            _try_first_token(grammar, mask)
         except (RequestError, KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # a panic in native code is no Exception
+            if _BEYOND_LIMITS.search(str(error)):
+                raise GrammarTooComplexError(
+                    f"{TOO_COMPLEX}: {error}. Repeat less, or split the {spec.kind}."
+                ) from None
             raise RequestError(f"The {spec.kind} grammar cannot be used: {error}.") from None
         return grammar
 
@@ -109,6 +129,16 @@ class LlguidanceCompiler:
                 eos_token=self._eos_ids or None,
             )
         return self._made
+
+
+def _try_first_token(grammar: Grammar, mask: bytes) -> None:
+    """Take one token: some grammars go beyond the limits only then, and it is better known now."""
+    token = next(
+        (8 * n + (byte & -byte).bit_length() - 1 for n, byte in enumerate(mask) if byte), 0
+    )
+    matcher = grammar.start()
+    if matcher.advance(token):
+        matcher.allowed()
 
 
 def _with_hidden_names(tokenizer_json: str) -> str:
@@ -143,24 +173,46 @@ def _source(spec: GrammarSpec) -> str:
     if spec.kind == "lark":
         return build.grammar_from_lark(spec.text)
     if spec.kind == "choice":
-        return build.grammar_from_lark(_choice(spec.text))
+        return build.grammar_from_lark("start: " + lark_choice(_choices(spec)))
     schema: Any = {"type": "object"}
     if spec.kind == "json_schema":
         schema = _load(spec)
         schema = {} if schema is True else schema
         if not isinstance(schema, dict):
             raise RequestError(f"The JSON schema is {schema!r:.200}; it must be an object.")
-        _check_depth(schema)
+        if is_deeper_than(schema, MAX_DEPTH):
+            raise RequestError(
+                f"The JSON schema is nested more than {MAX_DEPTH} levels deep; make it flatter, "
+                "with $defs and $ref if need be."
+            )
+        check_multiples(schema)
     return build.grammar_from_json_schema(json.dumps(schema), overrides=_JSON_OPTIONS)
 
 
-def _choice(text: str) -> str:
-    choices = _load(GrammarSpec("choice", text))
+def check_multiples(schema: Any) -> None:
+    """Refuse a schema whose numbers would take too many states."""
+    multiple = common_multiple(schema)
+    if multiple > MAX_MULTIPLE:
+        raise GrammarTooComplexError(
+            f"{TOO_COMPLEX}: the least common multiple of the schema's multipleOf is {multiple}; "
+            f"at most {MAX_MULTIPLE}."
+        )
+
+
+def _choices(spec: GrammarSpec) -> list[str]:
+    choices = _load(spec)
     if not isinstance(choices, list) or not all(isinstance(one, str) and one for one in choices):
-        raise RequestError(f"choice is {text!r:.200}; it must be a list of non-empty strings.")
+        raise RequestError(f"choice is {spec.text!r:.200}; it must be a list of non-empty strings.")
     if not 1 <= len(choices) <= MAX_CHOICES:
         raise RequestError(f"choice has {len(choices)} entries; it must have 1 to {MAX_CHOICES}.")
-    return "start: " + " | ".join(json.dumps(one, ensure_ascii=False) for one in choices)
+    return choices
+
+
+def lark_choice(texts: Sequence[str]) -> str:
+    """One of several texts, as the body of a Lark rule."""
+    # DEL is the one control character that JSON leaves as it is and Lark does not take
+    spelled = (json.dumps(text, ensure_ascii=False) for text in texts)
+    return " | ".join(text.replace("\x7f", "\\u007f") for text in spelled)
 
 
 def _load(spec: GrammarSpec) -> Any:
@@ -168,23 +220,6 @@ def _load(spec: GrammarSpec) -> Any:
         return json.loads(spec.text)
     except (ValueError, RecursionError) as error:
         raise RequestError(f"The text of the {spec.kind} grammar is no JSON: {error}.") from None
-
-
-def _check_depth(schema: Any) -> None:
-    level, depth = [schema], 0
-    while level:
-        depth += 1
-        if depth > MAX_DEPTH:
-            raise RequestError(
-                f"The JSON schema is nested more than {MAX_DEPTH} levels deep; make it flatter, "
-                "with $defs and $ref if need be."
-            )
-        inner = [
-            part.values() if isinstance(part, dict) else part
-            for part in level
-            if isinstance(part, dict | list)
-        ]
-        level = [value for values in inner for value in values]
 
 
 class LlguidanceGrammar:

@@ -5,8 +5,10 @@ It validates nothing: it answers which types a value may have, and leads to a pr
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from decimal import Decimal
 from typing import Any
 
 _MAX_ALTERNATIVES = 64  # of anyOf, oneOf, allOf and $ref together: more are not looked at
@@ -19,6 +21,41 @@ _JSON_TYPES: dict[type, str] = {
     list: "array",
     type(None): "null",
 }
+
+
+def is_deeper_than(value: Any, limit: int) -> bool:
+    """Whether objects and lists nest deeper than a limit.
+
+    Level by level: recursion on a client's data could be made to fail.
+    """
+    return any(depth > limit for depth, _ in enumerate(_levels(value), 1))
+
+
+def common_multiple(schema: Any) -> int:
+    """The least common multiple of all multipleOf in a schema, their decimal points left out."""
+    found = 1
+    for level in _levels(schema):
+        for one in level:
+            number = one.get("multipleOf") if isinstance(one, Mapping) else None
+            if isinstance(number, int | float) and number > 0:
+                digits = Decimal(str(number)).normalize().as_tuple()
+                exponent = digits.exponent if isinstance(digits.exponent, int) else 0
+                whole = int("".join(map(str, digits.digits))) * 10 ** max(0, min(exponent, 30))
+                found = math.lcm(found, whole)
+    return found
+
+
+def _levels(value: Any) -> Iterator[list[Any]]:
+    """The values at every depth, beginning with the outermost one."""
+    level = [value]
+    while level:
+        yield level
+        inner = [
+            one.values() if isinstance(one, Mapping) else one
+            for one in level
+            if isinstance(one, Mapping | list)
+        ]
+        level = [child for children in inner for child in children]
 
 
 def tool_functions(tools: Sequence[Mapping[str, Any]] | None) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from flashdraft.models.tokenizer import Tokenizer
 REQUIRED = "required"
 AUTO = "auto"
 # Qwen's templates print JSON like this; the fixed form is also what drafts guess best.
-_JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
 def tool_grammar(
@@ -31,18 +31,20 @@ def tool_grammar(
     choice: str,
     parallel: bool,
     prompt_ids: Sequence[int] = (),
+    thinking: bool = True,
 ) -> GrammarSpec:
     """The grammar of an answer that makes a call: of any tool ("required") or of the one named.
 
     "auto" leaves the answer free until it begins a call; there, tools that are not `strict` take
-    any arguments. `prompt_ids` tell whether the prompt left a thought open.
+    any arguments. `prompt_ids` tell whether the prompt left a thought open. Without `thinking` a
+    call that must come has no other thought before it, which could take all the answer's tokens.
     """
     functions = _chosen(tools, choice)
     is_open = open_thought(tokenizer, prompt_ids) is not None
     if gemma4.knows(tokenizer):
-        text = _gemma_grammar(tokenizer, functions, choice == AUTO, parallel, is_open)
+        text = _gemma_grammar(tokenizer, functions, choice == AUTO, parallel, is_open, thinking)
     elif Mark.CALL in hermes.spellings(tokenizer):
-        text = _hermes_grammar(tokenizer, functions, choice == AUTO, parallel, is_open)
+        text = _hermes_grammar(tokenizer, functions, choice == AUTO, parallel, is_open, thinking)
     else:
         raise RequestError(
             "The model has no format for tool calls that is known here, so a call cannot be "
@@ -73,7 +75,12 @@ def _chosen(tools: Sequence[Mapping[str, Any]], choice: str) -> dict[str, Any]:
 
 
 def _gemma_grammar(
-    tokenizer: Tokenizer, functions: Mapping[str, Any], is_free: bool, parallel: bool, is_open: bool
+    tokenizer: Tokenizer,
+    functions: Mapping[str, Any],
+    is_free: bool,
+    parallel: bool,
+    is_open: bool,
+    thinking: bool,
 ) -> str:
     ids = {mark: tokenizer.token_id(text) for mark, text in gemma4.SPELLINGS.items()}
     tokens = {mark: f"<[{index}]>" for mark, index in ids.items()}
@@ -86,7 +93,8 @@ def _gemma_grammar(
     # after several calls the model asks for their results; without the token it would call again
     after = f" <[{end}]>?" if parallel and end is not None else ""
     rest = f"TEXT? {tokens[Mark.END_THINK]} " if is_open else ""
-    start = "TEXT? (thought TEXT?)* calls?" if is_free else "thought? calls"
+    must_call = "thought? calls" if thinking else "calls"
+    start = "TEXT? (thought TEXT?)* calls?" if is_free else must_call
     return "\n".join(
         [
             f"start: {rest}{start}",
@@ -100,7 +108,12 @@ def _gemma_grammar(
 
 
 def _hermes_grammar(
-    tokenizer: Tokenizer, functions: Mapping[str, Any], is_free: bool, parallel: bool, is_open: bool
+    tokenizer: Tokenizer,
+    functions: Mapping[str, Any],
+    is_free: bool,
+    parallel: bool,
+    is_open: bool,
+    thinking: bool,
 ) -> str:
     known = hermes.spellings(tokenizer)
     mark = {name: _mark(tokenizer, text) for name, text in known.items()}
@@ -109,14 +122,14 @@ def _hermes_grammar(
     for number, (name, schema) in enumerate(functions.items()):
         head = json.dumps({"name": name}, ensure_ascii=False)[:-1] + ', "arguments": '
         calls.append(f"{json.dumps(head, ensure_ascii=False)} arguments{number}")
-        whole = {**_arguments_schema(name, schema), "x-guidance": _JSON_STYLE}
+        whole = {**_arguments_schema(name, schema), "x-guidance": JSON_STYLE}
         lines.append(f"arguments{number}: %json {json.dumps(whole)}")
     lines.append(f'call: "\\n" ({" | ".join(calls)}) "}}\\n" {mark[Mark.END_CALL]}')
     start = ""
     if Mark.THINK in known:
         lines.append(f"thought: {mark[Mark.THINK]} thoughts")
         lines.append(_until("thoughts", tokenizer, known[Mark.END_THINK]))
-        start = "thoughts " if is_open else "thought? "
+        start = "thoughts " if is_open else "thought? " if thinking or is_free else ""
     more = f'("\\n" {mark[Mark.CALL]} call)*' if parallel else ""
     if is_free:
         lines.append(_until("lead", tokenizer, known[Mark.CALL]))

@@ -14,10 +14,13 @@ from flashdraft.cli.arguments import Commands, add_model_arguments
 from flashdraft.cli.display import Screen
 from flashdraft.engine.config import EngineConfig
 from flashdraft.errors import FlashdraftError, RequestError
+from flashdraft.interrupts import terminate_as_interrupt
 from flashdraft.models.sources import DEFAULT_MODEL, resolve_source
 from flashdraft.models.tokenizer import Tokenizer
 from flashdraft.server.settings import ServerSettings
 
+ENDING = "Finishing the running answers; the same signal again ends at once."
+NOT_LOADED = "Stopped before the model was loaded."
 KEY_VARIABLE = "FLASHDRAFT_API_KEY"  # a flag shows in the list of processes; this does not
 
 
@@ -41,7 +44,7 @@ def add_command(commands: Commands) -> None:
         "--max-batch",
         type=int,
         metavar="N",
-        help=f"answers written at once; more wait (default: {EngineConfig.max_batch})",
+        help="answers written at once; more wait (default: 8, and 32 on a GPU)",
     )
     _add_server_arguments(parser)
     parser.set_defaults(run=run)
@@ -100,25 +103,38 @@ def run(arguments: argparse.Namespace) -> int:
         max_queue=arguments.max_queue,
         log_prompts=arguments.log_prompts,
     )
+    _check_engine(arguments)
     launch = _load_server()
     screen = Screen.detect()
-    with _listen(settings) as listener:  # a busy port is better known before the model is loaded
-        address = _address(listener)
-        tokenizer = _load_tokenizer(model)
-        screen.note(f"Loading {model} …")
-        asyncio.run(
-            launch.serve(
-                listener,
-                settings,
-                _llm_arguments(arguments, model),
-                tokenizer,
-                on_ready=lambda info: screen.note(f"Serving {model} on {address}"),
-                on_drain=lambda: screen.note(
-                    "Finishing the running answers; the same signal again ends at once."
-                ),
+    try:
+        # what is wrong with a port or a flag is better known before the model is loaded
+        with _listen(settings) as listener, terminate_as_interrupt():
+            address = _address(listener)
+            tokenizer = _load_tokenizer(model)
+            screen.note(f"Loading {model} …")
+            asyncio.run(
+                launch.serve(
+                    listener,
+                    settings,
+                    _llm_arguments(arguments, model),
+                    tokenizer,
+                    on_ready=lambda info: screen.note(f"Serving {model} on {address}"),
+                    on_stop=lambda is_loaded: screen.note(ENDING if is_loaded else NOT_LOADED),
+                )
             )
-        )
+    except KeyboardInterrupt:  # a signal before the server could hear it
+        screen.note(NOT_LOADED)
     return 0
+
+
+def _check_engine(arguments: argparse.Namespace) -> None:
+    """Refuse what the engine would refuse, before its process begins to load."""
+    given = {name: getattr(arguments, name) for name in ("max_batch", "max_context", "cache_gb")}
+    if isinstance(arguments.verify, int):
+        given["verify"] = arguments.verify
+    EngineConfig(**{name: value for name, value in given.items() if value is not None})
+    if arguments.draft not in ("auto", "none", "ngram"):
+        resolve_source(arguments.draft)
 
 
 def _model_name(arguments: argparse.Namespace) -> str:

@@ -10,9 +10,11 @@ from __future__ import annotations
 import bisect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from flashdraft.engine.pages import PageBook, Pool
@@ -50,6 +52,25 @@ class Rows:
     offsets: list[int]  # where each span's rows begin; one more entry than spans
 
 
+@dataclass(frozen=True)
+class HostRows:
+    """A forward pass's rows before they are on the device; one table and its slots per pool."""
+
+    positions: NDArray[np.int64]
+    offsets: NDArray[np.int64]  # where each span's rows begin; one more entry than spans
+    context_lens: NDArray[np.int64]
+    tables: list[NDArray[np.int32]]
+    slots: list[NDArray[np.int64]]
+
+    @property
+    def max_query_len(self) -> int:
+        return int(np.diff(self.offsets).max())
+
+    @property
+    def end_position(self) -> int:
+        return int((self.context_lens + np.diff(self.offsets)).max())
+
+
 class KVCache:
     """Pages of keys and values for a list of layers."""
 
@@ -67,7 +88,8 @@ class KVCache:
         self._storage: list[tuple[Tensor, Tensor]] = []
         try:
             for layer in layers:
-                shape = (pages[layer.window], page_size, layer.num_kv_heads, layer.head_dim)
+                # one more: the page that rows of nobody are written to
+                shape = (pages[layer.window] + 1, page_size, layer.num_kv_heads, layer.head_dim)
                 # zeros, not empty: a masked key must never be NaN
                 one = torch.zeros(2, *shape, device=kernels.device, dtype=kernels.dtype)
                 self._storage.append((one[0], one[1]))
@@ -77,37 +99,51 @@ class KVCache:
                 "lower cache_gb, max_context or max_batch."
             ) from error
         self.book_pools = [Pool(pages[window], window) for window in self.windows]
+        self.scratch_pages = [pages[window] for window in self.windows]
 
     def rows(self, book: PageBook, spans: Sequence[Span]) -> Rows:
         """Positions and views for the rows of these spans, in order."""
+        return self.place(self.host_rows(book, spans))
+
+    def host_rows(self, book: PageBook, spans: Sequence[Span]) -> HostRows:
+        """The same, still on the host."""
         counts = [span.count for span in spans]
-        offsets = [0, *np.cumsum(counts).tolist()]
         positions = np.concatenate([np.arange(s.start, s.start + s.count) for s in spans])
         owner = np.repeat(np.arange(len(spans)), counts)
-        ends = [span.start + span.count for span in spans]
-        query_start = self._int32(np.asarray(offsets))
-        context_lens = self._int32(np.asarray([span.start for span in spans]))
-        views = []
+        tables, slots = [], []
         for pool in range(len(self.windows)):
-            tables = [np.frombuffer(book.table(s.sequence, pool), dtype=np.int32) for s in spans]
-            merged = np.zeros((len(spans), max(len(table) for table in tables)), dtype=np.int32)
-            for row, table in zip(merged, tables, strict=True):
+            each = [np.frombuffer(book.table(s.sequence, pool), dtype=np.int32) for s in spans]
+            merged = np.zeros((len(spans), max(len(table) for table in each)), dtype=np.int32)
+            for row, table in zip(merged, each, strict=True):
                 row[: len(table)] = table
             page = merged[owner, positions // self.page_size].astype(np.int64)
-            slots = page * self.page_size + positions % self.page_size
-            views.append(
-                PageView(
-                    query_start=query_start,
-                    context_lens=context_lens,
-                    block_table=self._int32(merged),
-                    slots=torch.from_numpy(slots).to(self._device),
-                    page_size=self.page_size,
-                    max_query_len=max(counts),
-                    max_key_len=max(ends),
-                )
+            tables.append(merged)
+            slots.append(page * self.page_size + positions % self.page_size)
+        return HostRows(
+            positions,
+            np.concatenate([[0], np.cumsum(counts)]),
+            np.asarray([span.start for span in spans]),
+            tables,
+            slots,
+        )
+
+    def place(self, rows: HostRows) -> Rows:
+        """Rows on the device."""
+        query_start, context_lens = self._int32(rows.offsets), self._int32(rows.context_lens)
+        views = [
+            PageView(
+                query_start=query_start,
+                context_lens=context_lens,
+                block_table=self._int32(table),
+                slots=torch.from_numpy(slots).to(self._device),
+                page_size=self.page_size,
+                max_query_len=rows.max_query_len,
+                max_key_len=rows.end_position,
             )
-        place = torch.from_numpy(positions).to(self._device)
-        return Rows(place, max(ends), views, offsets)
+            for table, slots in zip(rows.tables, rows.slots, strict=True)
+        ]
+        positions = torch.from_numpy(rows.positions).to(self._device)
+        return Rows(positions, rows.end_position, views, rows.offsets.tolist())
 
     def layers(self, views: Sequence[PageView], first: int, last: int) -> list[LayerCache]:
         """Storage and view of layers first .. last - 1."""
@@ -116,7 +152,7 @@ class KVCache:
             for index in range(first, last)
         ]
 
-    def _int32(self, values: np.ndarray) -> Tensor:
+    def _int32(self, values: NDArray[Any]) -> Tensor:
         return torch.from_numpy(values.astype(np.int32, copy=False)).to(self._device)
 
 

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
 
+import torch
 from torch import Tensor
 
 from flashdraft.core import FinishReason, StepStats
-from flashdraft.engine.accept import accept_length
+from flashdraft.engine.device_steps import SlotResult
 from flashdraft.engine.draft import GuardedProposer
 from flashdraft.engine.live import Ending, Live
 from flashdraft.engine.pages import PageBook
-from flashdraft.engine.policy import Draft, VerifyPolicy
+from flashdraft.engine.policy import BLOCK_SOURCE, Draft, VerifyPolicy
 from flashdraft.engine.sampling import LogitsError
 from flashdraft.engine.scheduler import Work
 from flashdraft.engine.sequence import Sequence as RunningSequence
+
+NO_LOGITS = torch.empty(0)
 
 
 class Committer:
@@ -27,20 +31,48 @@ class Committer:
         self._proposer = proposer
         self._policy = policy
 
+    def accept_landed(
+        self, work: Work, live: Live, result: SlotResult, stats: StepStats
+    ) -> Ending | None:
+        """Commit what a step on the device did for one work."""
+        draft = None
+        if result.drafts:
+            confidence = result.confidence[: len(result.drafts)]
+            draft = Draft(result.drafts, confidence, BLOCK_SOURCE)
+        samples = list(takewhile(lambda token: token >= 0, result.samples))
+        num_accepted = min(result.num_accepted, len(samples))
+        return self.accept(work, live, draft, samples, num_accepted, NO_LOGITS, stats)
+
     def accept(
         self,
         work: Work,
         live: Live,
         draft: Draft | None,
         samples: list[int],
+        num_accepted: int,
         logits: Tensor,
         stats: StepStats,
     ) -> Ending | None:
-        """Commit the agreed draft tokens and the bonus token of one work.
+        """Commit the accepted draft tokens and the bonus token of one work.
 
         `samples` are the target's own tokens, one per row of `logits`, cut before the first row
-        that no token can be chosen from.
+        that no token can be chosen from. The logits matter only where log-probabilities are wanted.
         """
+        try:
+            return self._accept(work, live, draft, samples, num_accepted, logits, stats)
+        except Exception as error:  # of the decoder, most likely
+            return Ending.by_failure(error)
+
+    def _accept(
+        self,
+        work: Work,
+        live: Live,
+        draft: Draft | None,
+        samples: list[int],
+        num_accepted: int,
+        logits: Tensor,
+        stats: StepStats,
+    ) -> Ending | None:
         sequence = work.sequence
         if not work.is_decode:
             stats.num_prefill_tokens += work.num_tokens
@@ -48,7 +80,6 @@ class Committer:
             sequence.num_cached = work.start + work.num_tokens
             return None
         drafts = draft.tokens if draft is not None else []
-        num_accepted = accept_length(samples, drafts)
         before = sequence.num_output
         finish = live.absorb(samples[: num_accepted + 1], logits, num_accepted)
         if draft is not None:
@@ -90,7 +121,16 @@ class Committer:
             self._proposer.fold_overdue([work.sequence for work in works])
             self._proposer.fold(ended)  # so that the next turn finds complete pages
         for work in works:
-            sequence = work.sequence
-            self._book.publish(sequence, sequence.tokens, sequence.num_folded)
-            drafts = self._proposer is not None and self._proposer.serves(sequence)
-            self._book.recycle(sequence, sequence.num_folded if drafts else sequence.num_cached)
+            self._release(work.sequence)
+
+    def settle_ahead(self, sequences: Sequence[RunningSequence]) -> None:
+        """The same after a step on the device, which folds what it computes and needs its pages."""
+        for sequence in sequences:
+            sequence.num_folded = sequence.num_cached
+            self._release(sequence)
+
+    def _release(self, sequence: RunningSequence) -> None:
+        """Publish complete pages, and give back those that a window has left behind."""
+        self._book.publish(sequence, sequence.tokens, sequence.num_folded)
+        drafts = self._proposer is not None and self._proposer.serves(sequence)
+        self._book.recycle(sequence, sequence.num_folded if drafts else sequence.num_cached)

@@ -4,25 +4,39 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from flashdraft.errors import RequestError
 
 MAX_VERIFY = 15  # draft tokens per request and step
+_GPU_SIZES = {"max_batch": 32, "max_step_tokens": 4096, "prefill_chunk": 2048}
 
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """How much runs at once and how drafting is decided."""
+    """How much runs at once and how drafting is decided; the sizes suit a CPU."""
 
     max_batch: int = 8  # sequences running at once; more of them wait
     max_context: int | None = None  # tokens; None = what the model and the cache allow
     cache_gb: float | None = None  # of keys and values; None = 1 GB on a CPU, most of a GPU's rest
     page_size: int = 16
     max_step_tokens: int = 512
-    prefill_chunk: int = 256
+    prefill_chunk: int = 256  # of one prompt in a step
     prefix_cache: bool = True
     verify: int | None = None  # a fixed verify length; None = chosen from measured costs
     ngram: bool = True  # propose what followed earlier, with or without a block drafter
+    run_ahead: bool | None = None  # launch steps before the last is read; None = on a GPU
+
+    @classmethod
+    def for_device(cls, device: str, **settings: Any) -> EngineConfig:
+        """These settings, and for the others what suits a "cpu" or a "cuda" device."""
+        if device == "cuda":  # thousands of rows take as long as reading the weights does
+            settings = {**_GPU_SIZES, **settings}
+        return cls(**settings)
+
+    def runs_ahead_on(self, device: str) -> bool:
+        """Whether steps are launched before the last one is read."""
+        return device == "cuda" if self.run_ahead is None else self.run_ahead
 
     def __post_init__(self) -> None:
         for name in ("max_batch", "page_size", "max_step_tokens", "prefill_chunk"):

@@ -145,7 +145,7 @@ class BlockProposer:
     def __init__(
         self, drafter: PackedDrafter, target: Target, cache: KVCache, book: PageBook
     ) -> None:
-        self._drafter = drafter
+        self.drafter = drafter
         self._target = target
         self._cache = cache
         self._book = book
@@ -154,7 +154,7 @@ class BlockProposer:
 
     @property
     def max_drafts(self) -> int:
-        return min(self._drafter.config.block_size - 1, MAX_VERIFY)
+        return min(self.drafter.config.block_size - 1, MAX_VERIFY)
 
     def buffer(self, sequence: RunningSequence, taps: Tensor | None) -> None:
         assert taps is not None, "the target was built without this drafter's taps"
@@ -169,22 +169,24 @@ class BlockProposer:
             return
         taps = torch.cat([piece for s in behind for piece in self._buffered.pop(s)])
         spans = [Span(s, s.num_folded, s.num_cached - s.num_folded) for s in behind]
-        rows = self._cache.rows(self._book, spans)
-        kernels, table = self._target.kernels, self._drafter.rope.table(rows.end_position)
-        context = self._drafter.context(taps)
-        keys_values = self._drafter.context_kv(context)
+        self.write_context(taps, self._cache.rows(self._book, spans))
+        for sequence in behind:
+            sequence.num_folded = sequence.num_cached
+
+    def write_context(self, taps: Tensor, rows: Rows) -> None:
+        """Write the drafter's keys and values of rows that the target has computed."""
+        kernels, table = self._target.kernels, self.drafter.rope.table(rows.end_position)
+        keys_values = self.drafter.context_kv(self.drafter.context(taps))
         for index, layer in enumerate(self._layers(rows)):
             kernels.prepare_qkv(
                 keys_values[index],
-                self._drafter.context_spec(index),
+                self.drafter.context_spec(index),
                 table,
                 rows.positions,
                 layer.key,
                 layer.value,
                 layer.view.slots,
             )
-        for sequence in behind:
-            sequence.num_folded = sequence.num_cached
 
     def fold_overdue(self, sequences: Sequence[RunningSequence]) -> None:
         self.fold([s for s in sequences if s.num_cached - s.num_folded >= MAX_BUFFERED])
@@ -198,7 +200,7 @@ class BlockProposer:
         if not works:
             return []
         self.fold([work.sequence for work in works])
-        config, device = self._drafter.config, self._target.kernels.device
+        config, device = self.drafter.config, self._target.kernels.device
         ids: list[int] = []
         slots: list[int] = []  # rows of the masked slots that are wanted
         counts: list[int] = []  # how many of them each work has
@@ -212,9 +214,8 @@ class BlockProposer:
             ids += [work.sequence.tokens[-1]] + [config.mask_token_id] * num_masked
             spans.append(Span(work.sequence, work.start, 1 + num_masked))
         rows = self._cache.rows(self._book, spans)
-        embeddings = self._drafter.embed(self._target, torch.tensor(ids, device=device))
-        hidden = self._drafter.forward(embeddings, self._attend(rows))
-        logits = self._drafter.logits(self._target, hidden[torch.tensor(slots, device=device)])
+        hidden = self.run_blocks(torch.tensor(ids, device=device), rows)
+        logits = self.drafter.logits(self._target, hidden[torch.tensor(slots, device=device)])
         return self._pick(works, samplers, counts, self._widen(logits.float()))
 
     def measure(self, batch_sizes: Sequence[int], repeats: int = 3) -> DraftCost:
@@ -250,9 +251,14 @@ class BlockProposer:
             self._book.close(sequence)
         return seconds
 
+    def run_blocks(self, token_ids: Tensor, rows: Rows) -> Tensor:
+        """The drafter's pass over the rows of some blocks: their final hidden rows."""
+        embeddings = self.drafter.embed(self._target, token_ids)
+        return self.drafter.forward(embeddings, self._attend(rows))
+
     def _attend(self, rows: Rows) -> Attend:
         """Attention of block rows over the paged context and their own block."""
-        kernels, drafter = self._target.kernels, self._drafter
+        kernels, drafter = self._target.kernels, self.drafter
         table, layers = drafter.rope.table(rows.end_position), self._layers(rows)
 
         def attend(index: int, qkv: Tensor) -> Tensor:
@@ -273,15 +279,15 @@ class BlockProposer:
         return attend
 
     def _layers(self, rows: Rows) -> list[LayerCache]:
-        last = self._first_layer + self._drafter.config.num_layers
+        last = self._first_layer + self.drafter.config.num_layers
         return self._cache.layers(rows.views, self._first_layer, last)
 
     def _widen(self, logits: Tensor) -> Tensor:
         """Logits over the target's vocabulary, from those over a reduced one."""
-        size = self._drafter.config.draft_vocab_size
+        size = self.drafter.config.draft_vocab_size
         if size is None:
             return logits
-        ids = self._drafter.target_ids(torch.arange(size, device=logits.device))
+        ids = self.drafter.target_ids(torch.arange(size, device=logits.device))
         wide = logits.new_full((logits.shape[0], self._target.config.vocab_size), -math.inf)
         return wide.index_copy_(1, ids, logits)
 

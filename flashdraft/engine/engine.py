@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from flashdraft.core import FinishReason, Request, StepStats, TokenEvent
+from flashdraft.engine.accept import accept_length, accept_ragged
+from flashdraft.engine.ahead import AHEAD_MARGIN, Ahead, Landed, smallest_batch
 from flashdraft.engine.commit import Committer
 from flashdraft.engine.config import MAX_VERIFY, EngineConfig
-from flashdraft.engine.costs import CostModel
+from flashdraft.engine.costs import GPU_COSTS, CostModel
+from flashdraft.engine.device_steps import AcceptFunction, DeviceSteps
 from flashdraft.engine.draft import BlockProposer, GuardedProposer, Proposer
+from flashdraft.engine.forward_graphs import ForwardGraphs
 from flashdraft.engine.grammar import Constraint, GrammarCompiler
 from flashdraft.engine.live import Ending, Live
 from flashdraft.engine.memory import build_cache
@@ -25,8 +29,9 @@ from flashdraft.engine.policy import Draft, VerifyPolicy
 from flashdraft.engine.runner import Runner, Verified
 from flashdraft.engine.sampling import RequestSampler, is_sound, sample_rows
 from flashdraft.engine.scheduler import Scheduler, Work
-from flashdraft.engine.sequence import Sequence
+from flashdraft.engine.sequence import Sequence as RunningSequence
 from flashdraft.engine.validate import validate_request
+from flashdraft.engine.width import WidthChooser
 from flashdraft.errors import RequestError
 from flashdraft.models.drafter import PackedDrafter
 from flashdraft.models.layers import Target
@@ -47,6 +52,7 @@ class Engine:
         new_decoder: Callable[[], StreamDecoder] | None = None,
         proposer: Proposer | None = None,
         grammar_compiler: GrammarCompiler | None = None,
+        accept: AcceptFunction = accept_ragged,
     ) -> None:
         self.config = config or EngineConfig()
         self.target = target
@@ -61,17 +67,36 @@ class Engine:
             max(self.config.max_step_tokens, self.config.max_batch),
             self.config.prefill_chunk,
         )
-        self.runner = Runner(target, cache, self.book)
+        max_length = self.max_context + AHEAD_MARGIN
+        runs_ahead = self.config.runs_ahead_on(self._device.type)
+        graphs = ForwardGraphs(target, cache, max_length) if runs_ahead else None
+        self.runner = Runner(target, cache, self.book, graphs)
+        block_proposer = None
         if proposer is None and drafter is not None and self.config.verify != 0:
-            proposer = BlockProposer(drafter, target, cache, self.book)
+            proposer = block_proposer = BlockProposer(drafter, target, cache, self.book)
         self.proposer = None if proposer is None else GuardedProposer(proposer)
         self._lookahead = self._max_drafts()
-        self.policy = VerifyPolicy(self._measure_costs(), self.config.verify)
+        costs = self._measure_costs()
+        self.policy = VerifyPolicy(costs, self.config.verify)
+        self._ahead: Ahead | None = None
+        looks_up = drafter is None and self.config.ngram and self.config.verify != 0
+        if runs_ahead and not looks_up and proposer is block_proposer:
+            steps = DeviceSteps(
+                target,
+                block_proposer,
+                cache,
+                smallest_batch(self.config.max_batch),
+                max_length,
+                accept,
+            )
+            chooser = WidthChooser(costs, self.policy.survival, self.config.verify)
+            self._ahead = Ahead(steps, self.book, chooser)
         self._committer = Committer(self.book, self.proposer, self.policy)
         self.last_step = StepStats()
         self._live: dict[str, Live] = {}
         self._cancelled: list[str] = []
         self._solo = False  # after a failed step: one sequence at a time, and without drafts
+        self._is_full = False  # whoever waits was looked at, and found no pages
 
     # -- requests ------------------------------------------------------------------------------
 
@@ -86,7 +111,7 @@ class Engine:
             stop_ids |= frozenset(self.target.config.eos_token_ids)
         constraint = self._constraint(request, stop_ids)
         limit = min(self.max_context, len(request.prompt_ids) + params.max_tokens)
-        sequence = Sequence(request, stop_ids, limit)
+        sequence = RunningSequence(request, stop_ids, limit)
         decoder = self._new_decoder() if self._new_decoder is not None else None
         self._live[request.id] = Live(
             sequence,
@@ -144,9 +169,14 @@ class Engine:
         """Advance every scheduled request; return what was committed."""
         events = self._end_cancelled()
         self.last_step = stats = StepStats()
+        if self._ahead is not None:
+            landed = self._step_ahead(self._ahead, stats)
+            if landed is not None:
+                return events + landed
         works: list[Work] = []
         try:
             works = self.scheduler.schedule(0 if self._solo else self._lookahead, self._solo)
+            self._is_full = bool(self.scheduler.waiting) and all(w.is_decode for w in works)
             self._drop_preempted()
             if not works:
                 return events
@@ -177,6 +207,65 @@ class Engine:
         assert all(s in self.book for s in running) and not any(s in self.book for s in waiting)
         for sequence in running:
             assert 0 <= sequence.num_folded <= sequence.num_cached < len(sequence.tokens)
+
+    def _step_ahead(self, ahead: Ahead, stats: StepStats) -> list[TokenEvent] | None:
+        """Advance by a step on the device, where all there is to do can be done there.
+
+        None if it cannot, and then nothing is in flight any more: the engine's own loop is next.
+        """
+        try:
+            can_fly = self._can_run_ahead()
+            if can_fly and not ahead.is_flying and self.proposer is not None:
+                self.proposer.fold(self.scheduler.running)
+                can_fly = self._can_run_ahead()  # unless the drafter has failed on somebody
+            if can_fly and ahead.board(self.scheduler.running):
+                fixed = self.scheduler.running[0].request.verify
+                can_fly = ahead.launch(fixed)
+            if not ahead.is_flying:
+                ahead.settle(lambda sequence: self.book.truncate(sequence, sequence.num_cached))
+                return None
+            return self._commit_ahead(ahead.land(), stats)
+        except Exception as error:  # as in `step`
+            ahead.abandon()
+            return self._recover([], error)
+        except BaseException:
+            ahead.abandon()
+            self._preempt_all()
+            raise
+
+    def _can_run_ahead(self) -> bool:
+        """Whether all that runs decodes greedily with one verify length, and nobody can join."""
+        running, waiting = self.scheduler.running, self.scheduler.waiting
+        if not running or self._solo:
+            return False
+        if waiting and len(running) < self.config.max_batch and not self._is_full:
+            return False
+        verify = running[0].request.verify
+        return all(
+            sequence.is_decoding
+            and sequence.request.verify == verify
+            and self._live[sequence.request.id].needs_no_logits
+            and (self.proposer is None or self.proposer.serves(sequence))
+            for sequence in running
+        )
+
+    def _commit_ahead(self, landed: Sequence[Landed], stats: StepStats) -> list[TokenEvent]:
+        begin = time.perf_counter()
+        works = [
+            Work(one.sequence, one.sequence.num_cached, 1, is_decode=True, emits=True)
+            for one in landed
+        ]
+        endings: dict[str, Ending] = {}
+        for work, one in zip(works, landed, strict=True):
+            ending = self._committer.accept_landed(work, self._of(work), one.result, stats)
+            if ending is not None:
+                endings[work.sequence.request.id] = ending
+        self._committer.settle_ahead([one.sequence for one in landed])
+        stats.verify_lengths = tuple(len(one.result.drafts) for one in landed)
+        stats.num_drafted = sum(stats.verify_lengths)
+        events = self._report(works, endings)
+        stats.commit_s = time.perf_counter() - begin
+        return events
 
     def _draft(self, works: list[Work], stats: StepStats) -> list[Draft | None]:
         begin = time.perf_counter()
@@ -266,14 +355,21 @@ class Engine:
         for i, work in enumerate(works):
             live, logits = self._of(work), verified.logits[slice(*verified.offsets[i : i + 2])]
             work.sequence.score(verified.scores[i])
-            try:
-                ending = self._committer.accept(work, live, drafts[i], samples[i], logits, stats)
-            except Exception as error:  # of the decoder, most likely
-                ending = Ending.by_failure(error)
+            draft = drafts[i]
+            num_accepted = accept_length(samples[i], draft.tokens if draft is not None else [])
+            ending = self._committer.accept(
+                work, live, draft, samples[i], num_accepted, logits, stats
+            )
             if ending is not None:
                 endings[work.sequence.request.id] = ending
         ended = [self._live[request_id].sequence for request_id in endings]
         self._committer.settle(works, verified.taps, verified.row_offsets, ended)
+        events = self._report(works, endings)
+        stats.commit_s = time.perf_counter() - begin
+        return events
+
+    def _report(self, works: Sequence[Work], endings: dict[str, Ending]) -> list[TokenEvent]:
+        """What the step brought everybody; whoever ended is taken out."""
         events = []
         for work in works:
             ending = endings.get(work.sequence.request.id)
@@ -281,7 +377,6 @@ class Engine:
                 events.append(self._end(self._of(work), ending))
             elif work.emits:
                 events.append(self._of(work).event(None))
-        stats.commit_s = time.perf_counter() - begin
         return events
 
     # -- ends ----------------------------------------------------------------------------------
@@ -291,8 +386,10 @@ class Engine:
         self.scheduler.remove(live.sequence)
         if self.proposer is not None:
             self.proposer.forget(live.sequence)
+        if self._ahead is not None:
+            self._ahead.leave(live.sequence)
         del self._live[live.sequence.request.id]
-        self._solo = False
+        self._solo = self._is_full = False
         return live.event(ending)
 
     def _end_cancelled(self) -> list[TokenEvent]:
@@ -341,6 +438,8 @@ class Engine:
         """Step costs for the policy, unless nothing is drafted or the verify length is fixed."""
         if self._lookahead == 0 or self.config.verify is not None:
             return None
+        if self._device.type == "cuda":  # measured as it goes: a start takes seconds
+            return GPU_COSTS
         drafter = None
         if self.proposer is not None:
             sizes = [n for n in (1, 2, 4, 8, 16, 32) if n <= self.config.max_batch]

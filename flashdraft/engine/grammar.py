@@ -16,13 +16,18 @@ from numpy.typing import NDArray
 
 from flashdraft.core import GrammarSpec
 from flashdraft.engine.policy import FORCED_SOURCE, Draft
-from flashdraft.errors import FlashdraftError
+from flashdraft.errors import FlashdraftError, RequestError
 
 Mask = NDArray[np.uint8]
+TOO_COMPLEX = "The grammar is too complex"  # how every message about that begins
 
 
 class GrammarError(FlashdraftError):
     """A grammar that cannot be followed any further."""
+
+
+class GrammarTooComplexError(RequestError):
+    """A grammar that takes more work than a request may cause."""
 
 
 class Matcher(Protocol):
@@ -165,7 +170,7 @@ class Constraint:
         self._place = start
         for token in history[start:]:
             if not self.follow(token):
-                raise GrammarError(f"token {token} is in the answer, but not in the grammar")
+                raise FlashdraftError(f"token {token} is in the answer, but not in the grammar")
         self._num_settled = self._place
         self._masks = {place: m for place, m in self._masks.items() if place >= self._place}
 
@@ -230,4 +235,6 @@ class Constraint:
             # Ctrl-C may have come between two of its steps; a panic in native code is no Exception
             if isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit):
                 raise
-            self.failure = f"The grammar failed at output token {failed_at}: {error}"
+            # what a matcher tells by a GrammarError is the grammar's fault, not the engine's
+            what = TOO_COMPLEX if isinstance(error, GrammarError) else "The grammar failed"
+            self.failure = f"{what} (at output token {failed_at}): {error}"

@@ -45,6 +45,12 @@ class Live:
     ngrams: NgramIndex | None
     _num_reported: int = field(default=0)
 
+    @property
+    def needs_no_logits(self) -> bool:
+        """Whether the likeliest token of every row is all that is asked of the target."""
+        wants_logprobs = self.sequence.request.params.logprobs is not None
+        return not wants_logprobs and not self.sampler.needs_logits_processing
+
     def absorb(self, tokens: list[int], logits: Tensor, num_accepted: int) -> FinishReason | None:
         """Append the target's tokens until one of them ends the answer; return why it ended.
 

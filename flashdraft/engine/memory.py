@@ -1,7 +1,8 @@
-"""How large the cache is: pages per pool from a budget, and the context they allow."""
+"""What fits in memory: the weights, then pages per pool and the context that they allow."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -16,14 +17,38 @@ from flashdraft.engine.cache import (
 from flashdraft.engine.config import EngineConfig
 from flashdraft.engine.draft import MAX_BUFFERED
 from flashdraft.errors import CapacityError
-from flashdraft.models.drafter import PackedDrafter
+from flashdraft.kernels.interface import Kernels
+from flashdraft.models.drafter import Drafter, PackedDrafter
 from flashdraft.models.layers import Target
+from flashdraft.models.weights import TensorSource
 
 GB = 10**9
 DEFAULT_CPU_GB = 1.0
 GPU_SHARE = 0.85  # of the memory left once the weights are there
 LOOKAHEAD = 64  # tokens a step may write beyond the committed ones
 SPARE_WINDOWS = 2  # a windowed pool's room, in running sequences: as much again for cached prefixes
+
+
+def check_weights_fit(
+    source: TensorSource, drafter: Drafter | None, kernels: Kernels, label: str
+) -> None:
+    """Refuse a model whose weights alone outgrow the device's free memory, before reading them."""
+    if kernels.device.type != "cuda":
+        return
+    free, total = torch.cuda.mem_get_info(kernels.device)
+    target_size = sum(math.prod(source.shape(name)) for name in source.names())
+    drafter_size = sum(one.numel() for one in drafter.parameters()) if drafter is not None else 0
+    needed = (target_size + drafter_size) * kernels.dtype.itemsize
+    if needed <= free:
+        return
+    name = str(kernels.dtype).removeprefix("torch.")
+    raise CapacityError(
+        f"{label} takes {needed / GB:.1f} GB of weights in {name}"
+        f" ({drafter_size * kernels.dtype.itemsize / GB:.1f} GB of it the drafter's); the GPU has "
+        f"{free / GB:.1f} GB free of {total / GB:.1f}. That is room for about "
+        f"{free / GB / kernels.dtype.itemsize:.0f} billion parameters without any context: end "
+        "other programs on the GPU, choose a smaller model, or use device='cpu'."
+    )
 
 
 def cache_layers(target: Target, drafter: PackedDrafter | None) -> list[CacheLayer]:

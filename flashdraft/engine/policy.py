@@ -140,18 +140,18 @@ class VerifyPolicy:
     def __init__(self, costs: CostModel | None, fixed: int | None = None) -> None:
         self._costs = costs
         self._fixed = fixed
-        self._survival = Survival()
+        self.survival = Survival()
         self._asked: list[Momentum] = []  # the requests that could draft in this step
         self._num_drafting = 0  # requests that the drafter runs for
         self._planned_for = 0  # how many requests decoded when that was decided
         self._num_steps = 1  # not 0: the first step is no probe
-        self._typical = Momentum(self._survival)  # where new requests begin
+        self._typical = Momentum(self.survival)  # where new requests begin
 
     def new_request(self) -> Momentum:
         """Begin where the requests of the last step stand, as a guess to be corrected soon."""
         last = self._typical
         return Momentum(
-            Survival(self._survival),
+            Survival(self.survival),
             is_drafting=last.is_drafting,
             extra=list(last.extra),
             weight=max(last.weight, NEW_WEIGHT),

@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 
 from flashdraft.core import Request, SamplingParams, TokenLogprob
-from flashdraft.engine.cache import KVCache, Span
+from flashdraft.engine.cache import HostRows, KVCache, Span
+from flashdraft.engine.forward_graphs import ForwardGraphs
 from flashdraft.engine.pages import PageBook
 from flashdraft.engine.policy import Draft
 from flashdraft.engine.scheduler import Work
 from flashdraft.engine.score import score_prompt
 from flashdraft.engine.sequence import Sequence as RunningSequence
-from flashdraft.models.layers import ForwardBatch, Target
+from flashdraft.models.layers import ForwardBatch, Target, TargetOutput
 
 
 @dataclass(frozen=True)
@@ -33,8 +34,15 @@ class Verified:
 class Runner:
     """The target with its cache."""
 
-    def __init__(self, target: Target, cache: KVCache, book: PageBook) -> None:
+    def __init__(
+        self,
+        target: Target,
+        cache: KVCache,
+        book: PageBook,
+        graphs: ForwardGraphs | None = None,
+    ) -> None:
         self._target = target
+        self._graphs = graphs
         self._cache = cache
         self._book = book
         self._num_layers = len(target.config.layers)
@@ -54,23 +62,26 @@ class Runner:
             tokens += known + drafted
             spans.append(Span(work.sequence, work.start, len(known) + len(drafted)))
             offsets.append(len(wanted))
-        rows = self._cache.rows(self._book, spans)
+        rows = self._cache.host_rows(self._book, spans)
+        output = self._forward(tokens, rows)
         device = self._target.kernels.device
-        batch = ForwardBatch(
-            rows.positions,
-            rows.end_position,
-            self._cache.layers(rows.views, 0, self._num_layers),
-        )
-        output = self._target.forward(torch.tensor(tokens, device=device), batch)
-        hidden = output.hidden
+        hidden, row_offsets = output.hidden, rows.offsets.tolist()
         scores = [
             score_prompt(self._target, work, hidden[first : first + work.num_tokens])
-            for work, first in zip(works, rows.offsets[:-1], strict=True)
+            for work, first in zip(works, row_offsets[:-1], strict=True)
         ]
         if len(wanted) < len(tokens):
             hidden = hidden[torch.tensor(wanted, device=device, dtype=torch.int64)]
         logits = self._target.logits(hidden) if wanted else hidden.new_zeros(0, 0)
-        return Verified(logits, offsets, output.taps, rows.offsets, scores)
+        return Verified(logits, offsets, output.taps, row_offsets, scores)
+
+    def _forward(self, tokens: list[int], rows: HostRows) -> TargetOutput:
+        if self._graphs is not None and self._graphs.takes(rows):
+            return self._graphs.forward(tokens, rows)
+        placed = self._cache.place(rows)
+        layers = self._cache.layers(placed.views, 0, self._num_layers)
+        batch = ForwardBatch(placed.positions, placed.end_position, layers)
+        return self._target.forward(torch.tensor(tokens, device=self._target.kernels.device), batch)
 
     def measure(self, widths: Sequence[int], repeats: int = 5) -> dict[int, float]:
         """Seconds of a step over n rows, for each n: the fastest of a few, nothing kept.

@@ -11,7 +11,7 @@ uses when `CpuKernels` is constructed; call `torch.set_num_threads` before that.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,8 +19,13 @@ import torch
 from torch import Tensor
 
 from flashdraft.kernels.cpu_weights import FloatWeight, Int8Weight, native
-from flashdraft.kernels.interface import Activation, BlockMask, PageView, QKVSpec, RopeTable
-from flashdraft.kernels.torch_backend import mix_experts
+from flashdraft.kernels.interface import Activation, Best, BlockMask, PageView, QKVSpec, RopeTable
+from flashdraft.kernels.torch_backend import (
+    compose_residual_norms,
+    find_best,
+    mix_experts,
+    pick_experts,
+)
 
 
 def available() -> bool:
@@ -84,6 +89,17 @@ class CpuKernels:
             self._threads,
         )
         return total, out
+
+    def residual_norms(
+        self,
+        x: Tensor,
+        deltas: Sequence[tuple[Tensor, Tensor]],
+        post: Tensor | None,
+        scalar: Tensor | None,
+        outputs: Sequence[Tensor],
+        eps: float,
+    ) -> tuple[Tensor, list[Tensor]]:
+        return compose_residual_norms(self, x, deltas, post, scalar, outputs, eps)
 
     def gated(self, gate_up: Tensor, activation: Activation) -> Tensor:
         rows, features = gate_up.shape
@@ -192,6 +208,19 @@ class CpuKernels:
         out = torch.empty(x.shape[0], dtype=torch.int64)
         native.argmax(_address(x), out.data_ptr(), *x.shape, self._threads)
         return out
+
+    def best_columns(
+        self, x: Tensor, weight: Any, multiplier: float = 1.0, softcap: float | None = None
+    ) -> Best:
+        return find_best(self, x, weight, multiplier, softcap)
+
+    def pack_experts(self, weight: Tensor) -> list[Any]:
+        return [self.pack(one) for one in weight]
+
+    def choose_experts(
+        self, logits: Tensor, num_chosen: int, scale: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        return pick_experts(self, logits, num_chosen, scale)
 
     def experts(
         self,

@@ -8,6 +8,7 @@ are not, so they all live here.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol
@@ -93,6 +94,15 @@ class QKVSpec:
         return (self.num_heads + kv_parts * self.num_kv_heads) * self.head_dim
 
 
+@dataclass(frozen=True)
+class Best:
+    """What a greedy head says of every row, [num_rows] each."""
+
+    index: Tensor  # int64: the first of equals; -1 where the row holds NaN or nothing finite
+    logit: Tensor  # float32, after multiplier and softcap
+    log_total: Tensor  # float32: log of the sum of exp(logit) over the row
+
+
 class Kernels(Protocol):
     """What a backend provides. x is [num_rows, features] and contiguous unless said otherwise."""
 
@@ -119,6 +129,23 @@ class Kernels(Protocol):
         self, x: Tensor, delta: Tensor, weight: Tensor, eps: float
     ) -> tuple[Tensor, Tensor]:
         """(x + delta, rms_norm(x + delta, weight))."""
+        ...
+
+    def residual_norms(
+        self,
+        x: Tensor,
+        deltas: Sequence[tuple[Tensor, Tensor]],
+        post: Tensor | None,
+        scalar: Tensor | None,
+        outputs: Sequence[Tensor],
+        eps: float,
+    ) -> tuple[Tensor, list[Tensor]]:
+        """What stands between two linears of a sandwich-normed layer.
+
+        delta = the sum of rms_norm(d, w) over one or two (d, w), itself normed by `post` if given;
+        stream = (x + delta) * scalar (a tensor of one element); returns it and its norms, one for
+        each weight in `outputs` (at most three).
+        """
         ...
 
     def gated(self, gate_up: Tensor, activation: Activation) -> Tensor:
@@ -173,18 +200,37 @@ class Kernels(Protocol):
         """Index of each row's largest value, the first of equals; NaN is larger than anything."""
         ...
 
+    def best_columns(
+        self, x: Tensor, weight: Any, multiplier: float = 1.0, softcap: float | None = None
+    ) -> Best:
+        """The greedy head: the likeliest column of x @ weight.T, soft-capped after `multiplier`."""
+        ...
+
+    def pack_experts(self, weight: Tensor) -> Any:
+        """Turn the weights of all experts, [num_experts, out, in], into this backend's format."""
+        ...
+
+    def choose_experts(
+        self, logits: Tensor, num_chosen: int, scale: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The likeliest experts of every row and their weights: [num_rows, k] int64 and float32.
+
+        softmax over all, the k largest, divided by their sum, times `scale` [num_experts] float32.
+        """
+        ...
+
     def experts(
         self,
         x: Tensor,
-        gate_up: list[Any],
-        down: list[Any],
+        gate_up: Any,
+        down: Any,
         chosen: Tensor,
         weights: Tensor,
         activation: Activation,
     ) -> Tensor:
         """Mixture of experts: sum over j of weights[:, j] * expert[chosen[:, j]](x).
 
-        `gate_up` and `down` hold one packed weight per expert; chosen [num_rows, k] int64, weights
+        `gate_up` and `down` come from `pack_experts`; chosen [num_rows, k] int64, weights
         [num_rows, k] float32. The sum runs over j in order.
         """
         ...

@@ -14,16 +14,24 @@ from flashdraft.kernels.torch_backend import TorchKernels
 
 DTYPES = ("auto", "float32", "bfloat16", "float16", "int8")
 _HOW_TO_BUILD = "install a C compiler (gcc or clang) and reinstall flashdraft"
+_TRITON_BACKEND = "flashdraft.kernels.triton_backend"
+_LEAST_CAPABILITY = (8, 0)  # bfloat16 tensor cores and asynchronous copies
 _log = logging.getLogger(__name__)
 
 
-def select_kernels(device: str | torch.device, dtype: str) -> Kernels:
-    """The fastest backend for a device and a dtype; "auto" takes the best there is."""
+def select_kernels(device: str | torch.device, dtype: str, exact: bool = False) -> Kernels:
+    """The fastest backend for a device and a dtype; "auto" takes the best there is.
+
+    `exact`: a row's bits depend on nothing but its own past, at some cost on a GPU. On the CPU they
+    never do.
+    """
     if dtype not in DTYPES:
         raise RequestError(f"dtype is {dtype!r}; it must be one of {', '.join(DTYPES)}.")
     resolved = _resolve_device(device)
-    select = _select_cuda if resolved.type == "cuda" else _select_cpu
-    kernels = select(resolved, dtype)
+    if resolved.type == "cuda":
+        kernels = _select_cuda(resolved, dtype, exact)
+    else:
+        kernels = _select_cpu(resolved, dtype)
     _log.info("kernels: %s on %s, %s", kernels.name, kernels.device, kernels.dtype)
     return kernels
 
@@ -53,24 +61,42 @@ def _resolve_device(device: str | torch.device) -> torch.device:
     return torch.device("cuda", index)
 
 
-def _select_cuda(device: torch.device, dtype: str) -> Kernels:
+def _select_cuda(device: torch.device, dtype: str, exact: bool) -> Kernels:
     if dtype == "int8":
         raise RequestError(
             "dtype is 'int8', which runs on the CPU only; use dtype='bfloat16' with this device, "
             "or device='cpu'."
         )
     float_dtype = getattr(torch, "bfloat16" if dtype == "auto" else dtype)
-    try:  # Triton is an optional dependency, and slow to import where it is not needed
-        backend = importlib.import_module("flashdraft.kernels.triton_backend")
-    except ImportError as error:
-        _log.warning(
-            "Triton cannot be imported (%s): attention falls back to plain torch, which is slow; "
-            "install it with `pip install 'flashdraft[gpu]'`.",
-            error,
-        )
+    missing = _why_no_triton(device)
+    if missing is not None:
+        if exact:
+            raise RequestError(
+                f"exact=True needs flashdraft's own GPU kernels, but {missing}; use exact=False, "
+                "or device='cpu', which is always exact."
+            )
+        _log.warning("Falling back to plain torch, which is slow: %s.", missing)
         return TorchKernels(device, float_dtype)
-    kernels: Kernels = backend.TritonKernels(device, float_dtype)
+    backend = importlib.import_module(_TRITON_BACKEND)
+    kernels: Kernels = backend.TritonKernels(device, float_dtype, exact)
     return kernels
+
+
+def _why_no_triton(device: torch.device) -> str | None:
+    """What keeps the Triton kernels from running on this device, with the remedy."""
+    capability = torch.cuda.get_device_capability(device)
+    if capability < _LEAST_CAPABILITY:
+        found, least = (".".join(map(str, c)) for c in (capability, _LEAST_CAPABILITY))
+        return (
+            f"this GPU has compute capability {found} and flashdraft's kernels need {least} "
+            "(Ampere) or newer; use a newer GPU"
+        )
+    try:  # Triton is an optional dependency, and slow to import where it is not needed
+        importlib.import_module(_TRITON_BACKEND)
+    except ImportError as error:
+        remedy = "install it with `pip install 'flashdraft[gpu]'`"
+        return f"Triton cannot be imported ({error}); {remedy}"
+    return None
 
 
 def _select_cpu(device: torch.device, dtype: str) -> Kernels:

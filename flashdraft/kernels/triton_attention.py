@@ -7,15 +7,16 @@ never waits for the device: everything a launch needs is on the host already.
 
 A tile holds `block_m` (row, head) pairs of one sequence that share a key head, so that grouped
 queries read each key once. Keys stream by in tiles that start at absolute multiples of `block_n`;
-long contexts are cut at absolute multiples of `split_keys` and merged in order by a second kernel.
+long contexts are split over several programs and merged in order by a second kernel. A `spread`
+plan divides each tile's keys evenly over the splits, on the device: one captured launch is fast at
+300 keys and at 130,000. Other plans cut at absolute multiples of `split_keys`.
 There are no atomics. What follows for the exactness contract (interface.py):
 - The same call always gives the same bits.
-- Under one and the same plan a row's result depends on its own query and on the keys it sees alone,
-  not on its neighbours, its place in a tile, its pages or the width of its block: hidden keys add
-  exact zeros.
+- Under one and the same plan that is not `spread`, a row's result depends on its own query and on
+  the keys it sees alone, not on its neighbours, its place in a tile, its pages or the width of its
+  block: hidden keys and empty splits add exact zeros.
 - Between plans the bits may differ: `block_m` may change the tensor-core instruction, `block_n` and
-  `split_keys` change the order of the sums. `plan_attention` picks all three from the batch; width
-  invariance needs a fixed plan.
+  the splits change the order of the sums. `plan_exact_attention` fixes all of them.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ import triton.language as tl
 from torch import Tensor
 
 from flashdraft.kernels.interface import BlockMask, PageView
+from flashdraft.kernels.triton_launch import overlap, signal_and_wait
 from flashdraft.kernels.triton_plan import MAX_SPLITS, AttentionPlan, padded_head_dim
 
 
@@ -49,6 +51,7 @@ def paged_attention(
     if num_rows == 0 or num_seqs == 0:
         return output
     assert key_cache.stride() == value_cache.stride() and key_cache.stride(3) == 1
+    assert plan.split_keys % plan.block_n == 0
     target, state = output, None
     if plan.num_splits > 1:
         pairs = (plan.num_splits, num_rows, num_heads)
@@ -83,12 +86,22 @@ def paged_attention(
         BLOCK_N=plan.block_n,
         CAUSAL=mask.causal and explicit is None,
         WINDOWED=window is not None,
+        SPREAD=plan.spread,
+        **overlap(query.device),
         num_warps=plan.num_warps,
         num_stages=plan.num_stages,
     )
     if state is not None:
         _merge[(num_rows * num_heads,)](
-            target, state, output, plan.num_splits, head_dim, block_d, MAX_SPLITS, num_warps=2
+            target,
+            state,
+            output,
+            plan.num_splits,
+            head_dim,
+            block_d,
+            max(MAX_SPLITS, triton.next_power_of_2(plan.num_splits)),
+            **overlap(query.device),
+            num_warps=2,
         )
     return output
 
@@ -136,6 +149,25 @@ def _key_range(
     if CAUSAL:
         high = last + 1
     return low, high
+
+
+@triton.jit
+def _split(
+    low: tl.tensor,
+    high: tl.tensor,
+    split_keys: tl.tensor,
+    BLOCK_N: tl.constexpr,
+    SPREAD: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor]:
+    """This program's share of the keys low .. high - 1; empty if its end is not past its begin."""
+    begin = low // split_keys * split_keys
+    share = split_keys
+    if SPREAD:
+        begin = low // BLOCK_N * BLOCK_N
+        even = tl.cdiv(high - begin, tl.num_programs(2))
+        share = tl.maximum(share, tl.cdiv(even, BLOCK_N) * BLOCK_N)
+    begin += tl.program_id(2) * share
+    return tl.maximum(begin, low), tl.minimum(high, begin + share)
 
 
 @triton.jit
@@ -214,8 +246,11 @@ def _attend(
     BLOCK_N: tl.constexpr,
     CAUSAL: tl.constexpr,
     WINDOWED: tl.constexpr,
+    SPREAD: tl.constexpr,
+    PDL: tl.constexpr,
 ) -> None:
     """One tile of (row, head) pairs against its keys, or against one split of them."""
+    signal_and_wait(PDL)
     kv_head = tl.program_id(1)
     tile = tl.program_id(0)
     s, first_row, num_rows, pair = _find_tile(query_start, num_seqs, tile, GROUP, BLOCK_M)
@@ -229,16 +264,15 @@ def _attend(
     low, high = _key_range(first, last, context + num_rows, window, CAUSAL, WINDOWED)
     begin = low
     if state is not None:
-        begin = (low // split_keys + tl.program_id(2)) * split_keys
-        high = tl.minimum(high, begin + split_keys)
-        begin = tl.maximum(begin, low)
+        begin, high = _split(low, high, split_keys, BLOCK_N, SPREAD)
 
+    # An empty split runs through without reading anything: leaving early costs registers.
     pairs = pair + tl.arange(0, BLOCK_M)
     row = pairs // GROUP
     head = kv_head * GROUP + pairs % GROUP
     dims = tl.arange(0, BLOCK_D)
     place = ((first_row + row) * (GROUP * NUM_KV_HEADS) + head).to(tl.int64)
-    real = (row < num_rows)[:, None] & (dims < HEAD_DIM)[None, :]
+    real = (row < tl.where(begin < high, num_rows, 0))[:, None] & (dims < HEAD_DIM)[None, :]
     q = tl.load(query + place[:, None] * HEAD_DIM + dims[None, :], mask=real, other=0.0)
 
     best = tl.full([BLOCK_M], float("-inf"), tl.float32)
@@ -284,8 +318,10 @@ def _merge(
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
     MAX_SPLITS: tl.constexpr,
+    PDL: tl.constexpr,
 ) -> None:
     """Add the splits of one (row, head) pair, in order and eight loads at a time."""
+    signal_and_wait(PDL)
     pair = tl.program_id(0).to(tl.int64)
     num_pairs = tl.num_programs(0).to(tl.int64)
     dims = tl.arange(0, BLOCK_D)

@@ -3,32 +3,55 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from flashdraft.kernels.interface import Activation, BlockMask, PageView, QKVSpec, RopeTable
-from flashdraft.kernels.torch_backend import TorchKernels, mix_experts
+from flashdraft.kernels.interface import Activation, Best, BlockMask, PageView, QKVSpec, RopeTable
+from flashdraft.kernels.torch_backend import TorchKernels
 from flashdraft.kernels.triton_attention import paged_attention
-from flashdraft.kernels.triton_plan import DeviceLimits, plan_attention
+from flashdraft.kernels.triton_experts import mix_one_row
+from flashdraft.kernels.triton_experts_plan import plan_exact_experts, plan_experts
+from flashdraft.kernels.triton_few_rows import mix_few_rows
+from flashdraft.kernels.triton_grouped import mix_rows
+from flashdraft.kernels.triton_linear import best_columns, multiply_rows
+from flashdraft.kernels.triton_plan import (
+    DeviceLimits,
+    plan_attention,
+    plan_best,
+    plan_exact_attention,
+    plan_exact_best,
+    plan_exact_linear,
+    plan_linear,
+)
+from flashdraft.kernels.triton_residual import residual_norm_rows
+from flashdraft.kernels.triton_routing import choose_rows
 from flashdraft.kernels.triton_rows import add_norm_rows, gate_rows, norm_rows, prepare_heads
+
+MAX_TILES = 1 << 15
+EXACT_ROWS = 1024
 
 
 class TritonKernels:
-    """Triton attention, norms, gates and q/k/v preparation; torch's own linears and the rest.
+    """Triton where it beats torch, on one stream at a time; torch's own operations for the rest.
 
-    Attention reduces in a fixed order without atomics, but under a plan that depends on the batch,
-    and torch's linears choose their kernel by the number of rows: the bits may depend on the width.
+    No kernel adds by atomics: the same call gives the same bits. But plans depend on the batch, and
+    torch's linears choose their kernel by the number of rows, so a row's bits may depend on how
+    many others there are. With `exact` they do not: every plan follows from the layer's shape.
     """
 
     name = "triton"
 
-    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(self, device: torch.device, dtype: torch.dtype, exact: bool = False) -> None:
         self.device = device
         self.dtype = dtype
+        self.exact = exact
         self._torch = TorchKernels(device, dtype)
         self._limits = _read_limits(device)
+        # Zero between calls. NOTE: two linears at the same time would need two of these.
+        self._arrivals = torch.zeros(MAX_TILES, device=device, dtype=torch.int32)
 
     def _on_device(self) -> contextlib.AbstractContextManager[None]:
         """Triton launches on the thread's current device, which need not be ours."""
@@ -40,6 +63,14 @@ class TritonKernels:
         return self._torch.pack(weight, quantize)
 
     def linear(self, x: Tensor, weight: Any) -> Tensor:
+        sizes = (*weight.shape, weight.itemsize, self._limits)
+        with self._on_device():
+            plan = plan_exact_linear(*sizes) if self.exact else plan_linear(x.shape[0], *sizes)
+            if plan is not None and x.shape[0] <= EXACT_ROWS:
+                return multiply_rows(x, weight, plan, self._arrivals)
+            if plan is not None:  # in pieces: the parts of a cut depth take memory for every row
+                pieces = (x[i : i + EXACT_ROWS] for i in range(0, x.shape[0], EXACT_ROWS))
+                return torch.cat([multiply_rows(p, weight, plan, self._arrivals) for p in pieces])
         return self._torch.linear(x, weight)
 
     def rms_norm(self, x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
@@ -51,6 +82,18 @@ class TritonKernels:
     ) -> tuple[Tensor, Tensor]:
         with self._on_device():
             return add_norm_rows(x, delta, weight, eps)
+
+    def residual_norms(
+        self,
+        x: Tensor,
+        deltas: Sequence[tuple[Tensor, Tensor]],
+        post: Tensor | None,
+        scalar: Tensor | None,
+        outputs: Sequence[Tensor],
+        eps: float,
+    ) -> tuple[Tensor, list[Tensor]]:
+        with self._on_device():
+            return residual_norm_rows(x, deltas, post, scalar, outputs, eps)
 
     def gated(self, gate_up: Tensor, activation: Activation) -> Tensor:
         with self._on_device():
@@ -80,7 +123,8 @@ class TritonKernels:
         window: int | None,
         mask: BlockMask,
     ) -> Tensor:
-        plan = plan_attention(query, key_cache, view, window, self._limits)
+        make_plan = plan_exact_attention if self.exact else plan_attention
+        plan = make_plan(query, key_cache, view, window, self._limits)
         with self._on_device():
             return paged_attention(
                 query, key_cache, value_cache, view, plan, scale=scale, window=window, mask=mask
@@ -95,16 +139,45 @@ class TritonKernels:
     def argmax(self, x: Tensor) -> Tensor:
         return self._torch.argmax(x)
 
+    def best_columns(
+        self, x: Tensor, weight: Any, multiplier: float = 1.0, softcap: float | None = None
+    ) -> Best:
+        if self.exact:
+            plan = plan_exact_best(weight.itemsize, self._limits)
+        else:
+            plan = plan_best(x.shape[0], weight.itemsize, self._limits)
+        with self._on_device():
+            return best_columns(x, weight, plan, multiplier, softcap)
+
+    def pack_experts(self, weight: Tensor) -> Tensor:
+        return weight.to(self.device, self.dtype).contiguous()
+
+    def choose_experts(
+        self, logits: Tensor, num_chosen: int, scale: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        with self._on_device():
+            return choose_rows(logits, num_chosen, scale)
+
     def experts(
         self,
         x: Tensor,
-        gate_up: list[Any],
-        down: list[Any],
+        gate_up: Tensor,
+        down: Tensor,
         chosen: Tensor,
         weights: Tensor,
         activation: Activation,
     ) -> Tensor:
-        return mix_experts(self, x, gate_up, down, chosen, weights, activation)
+        num_rows, num_chosen = chosen.shape
+        plan = plan_experts(num_rows, num_chosen, gate_up.shape[0], x.itemsize)
+        if self.exact:
+            plan = plan_exact_experts(x.itemsize)
+        inputs = (x.contiguous(), gate_up, down, chosen, weights, activation, plan)
+        with self._on_device():
+            if plan.block_m == 0:
+                return mix_one_row(*inputs)
+            if plan.splits:
+                return mix_few_rows(*inputs, self._limits.num_processors)
+            return mix_rows(*inputs, self._limits.num_processors)
 
 
 def _read_limits(device: torch.device) -> DeviceLimits:

@@ -1,11 +1,14 @@
-"""How one paged attention call is cut into Triton programs: tile sizes, warps, splits of the keys.
+"""How one attention or linear call is cut into Triton programs: tile sizes, warps, splits.
 
-Pure arithmetic on sizes the host knows already; the kernels are in triton_attention.py. A plan
-fixes the order of every sum: whoever needs the same bits at every width uses one plan for all.
+Pure arithmetic on sizes the host knows already; the kernels are in triton_attention.py and
+triton_linear.py. A plan fixes the order of every sum. The `exact` plans depend on the layer's shape
+alone, so that a row gets the same bits at every width, in every batch and however a prompt is cut;
+the others are the fastest for the call at hand.
 """
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 from torch import Tensor
@@ -13,9 +16,14 @@ from torch import Tensor
 from flashdraft.kernels.interface import PageView
 
 MAX_SPLITS = 64
-MIN_SPLIT_KEYS = 128  # a smaller split costs more in merging than it wins
-MIN_KEYS_TO_SPLIT = 512
+MIN_SPLIT_KEYS = 64  # a smaller split costs more in merging than it wins
+MIN_KEYS_TO_SPLIT = 256
 MAX_RESIDENT = 4  # programs one processor works on at a time, where shared memory allows
+EXACT_SPLIT_KEYS = 2048  # more cuts cost memory in proportion to context and rows
+EXACT_WINDOW_SPLIT_KEYS = 256
+MAX_SKINNY_ROWS = 32
+MIN_SKINNY_DEPTH = 2560  # torch's are faster on small weights
+MAX_DEPTH_SPLITS = 16
 
 
 class DeviceLimits(NamedTuple):
@@ -34,12 +42,29 @@ class AttentionPlan(NamedTuple):
     num_stages: int
     num_splits: int = 1  # programs that share one tile's keys
     split_keys: int = 0  # keys in each of them, a multiple of block_n
+    spread: bool = False  # split_keys is the least: more keys spread evenly over the splits
+
+
+class LinearPlan(NamedTuple):
+    """Tile sizes and launch settings of one linear or greedy head."""
+
+    block_m: int  # rows of x in a tile
+    block_n: int  # rows of the weight
+    block_k: int  # depth read at a time
+    num_warps: int
+    num_stages: int
+    num_splits: int = 1  # programs that share one tile's depth
+    swap: bool = False  # the weight is the tensor core's left operand, of which it takes 64 rows
 
 
 def plan_attention(
     query: Tensor, key_cache: Tensor, view: PageView, window: int | None, limits: DeviceLimits
 ) -> AttentionPlan:
-    """Tiles that fit the registers and shared memory, and splits that fill the device."""
+    """Tiles that fit the registers and shared memory, and splits that fill the device.
+
+    How long a split is, the device works out from each sequence's own length: the launch is right,
+    and fast, for every length up to view.max_key_len.
+    """
     num_rows, num_heads, head_dim = query.shape
     num_kv_heads, num_seqs = key_cache.shape[2], view.context_lens.shape[0]
     group = num_heads // num_kv_heads
@@ -50,12 +75,35 @@ def plan_attention(
         num_seqs * _ceil_div(num_pairs, plan.block_m),
         num_rows * group // plan.block_m + num_seqs,
     )
-    num_keys = view.max_key_len
-    if window is not None:  # no tile sees more than this
-        num_keys = min(num_keys, window + 2 * view.max_query_len)
+    num_keys = _most_keys(view, window)
     resident = min(MAX_RESIDENT, limits.shared_bytes // _tile_bytes(plan, row_bytes))
-    room = limits.num_processors * max(1, resident)
-    return _split_keys(plan, num_keys, room // max(1, num_tiles * num_kv_heads))
+    room = limits.num_processors * max(1, resident) // max(1, num_tiles * num_kv_heads)
+    num_splits = min(room, num_keys // MIN_SPLIT_KEYS, MAX_SPLITS)
+    if num_splits < 2 or num_keys < MIN_KEYS_TO_SPLIT:
+        return plan
+    least = _ceil_div(MIN_SPLIT_KEYS, plan.block_n) * plan.block_n
+    return plan._replace(num_splits=num_splits, split_keys=least, spread=True)
+
+
+def plan_exact_attention(
+    query: Tensor, key_cache: Tensor, view: PageView, window: int | None, limits: DeviceLimits
+) -> AttentionPlan:
+    """One tile shape for every width, and cuts at fixed places: only their number grows."""
+    row_bytes = padded_head_dim(query.shape[2]) * query.itemsize
+    plan = _choose_tiles(row_bytes, query.itemsize, 64, limits.shared_bytes)
+    split_keys = EXACT_SPLIT_KEYS if window is None else EXACT_WINDOW_SPLIT_KEYS
+    num_splits = _ceil_div(_most_keys(view, window), split_keys)
+    if window is not None:  # the first and the last split may both be partly filled
+        num_splits += 1
+    # At least two: a single one would skip the merge and with it a rounding.
+    return plan._replace(num_splits=max(2, num_splits), split_keys=split_keys)
+
+
+def _most_keys(view: PageView, window: int | None) -> int:
+    """The most keys that one tile sees."""
+    if window is None:
+        return view.max_key_len
+    return min(view.max_key_len, window + 2 * view.max_query_len)
 
 
 def _choose_tiles(
@@ -67,8 +115,8 @@ def _choose_tiles(
     """
     if itemsize == 4:  # no tensor cores: small tiles, the operands live in registers
         return AttentionPlan(16, 32 if row_bytes <= 512 else 16, num_warps=4, num_stages=1)
-    narrow = AttentionPlan(16, 64 if row_bytes <= 256 else 32, num_warps=4, num_stages=3)
-    if num_pairs <= 16:
+    narrow = AttentionPlan(16, 64 if row_bytes <= 512 else 32, num_warps=4, num_stages=3)
+    if num_pairs <= (16 if row_bytes <= 512 else 32):
         return narrow
     if row_bytes <= 256:
         block_m = 128 if num_pairs >= 512 else 64
@@ -85,13 +133,83 @@ def _tile_bytes(plan: AttentionPlan, row_bytes: int) -> int:
     return num_rows * row_bytes + 4 * plan.block_m * plan.block_n + 512
 
 
-def _split_keys(plan: AttentionPlan, num_keys: int, num_wanted: int) -> AttentionPlan:
-    num_wanted = min(num_wanted, num_keys // MIN_SPLIT_KEYS, MAX_SPLITS - 1)
-    if num_wanted < 2 or num_keys < MIN_KEYS_TO_SPLIT:
+@functools.lru_cache(maxsize=1024)
+def plan_linear(
+    num_rows: int, num_columns: int, depth: int, itemsize: int, limits: DeviceLimits
+) -> LinearPlan | None:
+    """A plan where it should beat torch's own linear, else None."""
+    if itemsize != 2 or not 0 < num_rows <= MAX_SKINNY_ROWS or depth < MIN_SKINNY_DEPTH:
+        return None
+    block_m = 16 if num_rows <= 16 else 32
+    if 2048 <= num_columns < 4096 or num_columns > 8192 or depth > num_columns:
+        plan = LinearPlan(block_m, 64, 128, num_warps=4, num_stages=4, swap=True)
+    else:  # so few columns that narrow tiles are needed to keep the whole card reading
+        plan = LinearPlan(block_m, 32, 128, num_warps=4, num_stages=5)
+    return _split_depth(_fit(plan, itemsize, limits), num_columns, depth, itemsize, limits)
+
+
+@functools.lru_cache(maxsize=1024)
+def plan_exact_linear(
+    num_columns: int, depth: int, itemsize: int, limits: DeviceLimits
+) -> LinearPlan:
+    """The one plan for a weight of this shape, whatever the number of rows.
+
+    64 rows a tile: one and the same tensor-core instruction for one row and for thousands.
+    """
+    if itemsize == 4:  # no tensor cores
+        plan = LinearPlan(16, 64, 32, num_warps=4, num_stages=2)
+    else:
+        plan = LinearPlan(64, 64 if num_columns <= 8192 else 128, 64, num_warps=4, num_stages=4)
+    return _split_depth(_fit(plan, itemsize, limits), num_columns, depth, itemsize, limits)
+
+
+def plan_best(num_rows: int, itemsize: int, limits: DeviceLimits) -> LinearPlan:
+    """Tiles of the greedy head: as many rows at a time as there are, up to 128."""
+    if itemsize == 4:  # no tensor cores
+        return LinearPlan(16, 64, 32, num_warps=4, num_stages=2)
+    if num_rows <= 32:
+        block_m = 16 if num_rows <= 16 else 32
+        plan = LinearPlan(block_m, 128, 128, num_warps=8, num_stages=3, swap=True)
+    elif num_rows <= 64:
+        plan = LinearPlan(64, 128, 64, num_warps=4, num_stages=4)
+    else:
+        plan = LinearPlan(128, 256, 64, num_warps=8, num_stages=3)
+    return _fit(plan, itemsize, limits)
+
+
+def plan_exact_best(itemsize: int, limits: DeviceLimits) -> LinearPlan:
+    """The one plan of every greedy head, whatever the number of rows."""
+    return plan_best(64, itemsize, limits)
+
+
+def _fit(plan: LinearPlan, itemsize: int, limits: DeviceLimits) -> LinearPlan:
+    """The same tiles with as many stages as shared memory allows."""
+    most = limits.shared_bytes // _stage_bytes(plan, itemsize)
+    return plan._replace(num_stages=max(1, min(plan.num_stages, most)))
+
+
+def _stage_bytes(plan: LinearPlan, itemsize: int) -> int:
+    return (plan.block_m + plan.block_n) * plan.block_k * itemsize
+
+
+def _split_depth(
+    plan: LinearPlan, num_columns: int, depth: int, itemsize: int, limits: DeviceLimits
+) -> LinearPlan:
+    """As many parts as make the card's last round of programs a full one, and no more."""
+    shared = plan.num_stages * _stage_bytes(plan, itemsize)
+    room = limits.num_processors * max(1, min(MAX_RESIDENT, limits.shared_bytes // shared))
+    num_tiles, num_steps = _ceil_div(num_columns, plan.block_n), _ceil_div(depth, plan.block_k)
+    if num_tiles >= room:
         return plan
-    split_keys = _ceil_div(_ceil_div(num_keys, num_wanted), plan.block_n) * plan.block_n
-    # One more: behind a window the first and the last split may both be partly filled.
-    return plan._replace(num_splits=_ceil_div(num_keys, split_keys) + 1, split_keys=split_keys)
+
+    def cost(num_splits: int) -> int:
+        # In steps: those of all rounds, two to fill a program's pipeline, one to add its part.
+        rounds = _ceil_div(num_tiles * num_splits, room)
+        return rounds * (_ceil_div(num_steps, num_splits) + 2) + (num_splits > 1) * num_splits
+
+    best = min(range(1, min(MAX_DEPTH_SPLITS, num_steps) + 1), key=cost)
+    # Steps are dealt out whole: as few parts as hold them all.
+    return plan._replace(num_splits=_ceil_div(num_steps, _ceil_div(num_steps, best)))
 
 
 def padded_head_dim(head_dim: int) -> int:

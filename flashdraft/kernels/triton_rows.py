@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from flashdraft.kernels.interface import Activation, QKVSpec, RopeTable
+from flashdraft.kernels.triton_launch import overlap, signal_and_wait
 
 GATE_BLOCK = 1024
 
@@ -55,6 +56,7 @@ def _launch_norm(
         eps,
         num_features,
         block,
+        **overlap(x.device),
         num_warps=min(8, max(1, block // 512)),
     )
 
@@ -66,7 +68,15 @@ def gate_rows(gate_up: Tensor, activation: Activation) -> Tensor:
     if output.numel():
         grid = (num_rows, triton.cdiv(width // 2, GATE_BLOCK))
         gelu = activation is Activation.GELU_TANH
-        _gate[grid](gate_up.contiguous(), output, width // 2, gelu, GATE_BLOCK, num_warps=4)
+        _gate[grid](
+            gate_up.contiguous(),
+            output,
+            width // 2,
+            gelu,
+            GATE_BLOCK,
+            **overlap(output.device),
+            num_warps=4,
+        )
     return output
 
 
@@ -108,6 +118,7 @@ def prepare_heads(
         key_cache.shape[1],
         spec.v_norm,
         spec.share_kv,
+        **overlap(qkv.device),
         num_warps=1 if spec.head_dim <= 256 else 2,
     )
     return query
@@ -123,7 +134,9 @@ def _norm(
     eps: tl.tensor,
     NUM_FEATURES: tl.constexpr,
     BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ) -> None:
+    signal_and_wait(PDL)
     start = tl.program_id(0).to(tl.int64) * NUM_FEATURES
     columns = tl.arange(0, BLOCK)
     real = columns < NUM_FEATURES
@@ -146,7 +159,9 @@ def _gate(
     NUM_FEATURES: tl.constexpr,
     GELU: tl.constexpr,
     BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ) -> None:
+    signal_and_wait(PDL)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     real = columns < NUM_FEATURES
@@ -214,8 +229,10 @@ def _prepare(
     PAGE_SIZE: tl.constexpr,
     V_NORM: tl.constexpr,
     SHARE_KV: tl.constexpr,
+    PDL: tl.constexpr,
 ) -> None:
     """One head of one row: a query's, a key's (with its value where shared) or a value's."""
+    signal_and_wait(PDL)
     HALF: tl.constexpr = HEAD_DIM // 2
     dtype: tl.constexpr = qkv.dtype.element_ty
     row = tl.program_id(0).to(tl.int64)

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flashdraft.kernels.interface import Activation, Kernels, QKVSpec
+from flashdraft.kernels.interface import Activation, Best, Kernels, QKVSpec
 from flashdraft.models.drafter_config import DrafterConfig
 from flashdraft.models.rope import Rope
 
@@ -35,6 +35,8 @@ class TargetVocabulary(Protocol):
     def embed(self, token_ids: Tensor, scale: float | None = None) -> Tensor: ...
 
     def unembed(self, normed: Tensor) -> Tensor: ...
+
+    def unembed_best(self, normed: Tensor, multiplier: float, softcap: float | None) -> Best: ...
 
 
 class Operations(Protocol):
@@ -293,6 +295,15 @@ class PackedDrafter:
         else:
             raw = self.kernels.linear(hidden, self._head)
         return _finish_logits(self.kernels, self.config, raw)
+
+    def greedy(self, target: TargetVocabulary, hidden: Tensor) -> Best:
+        """The likeliest draft token of every row, by the target's ids."""
+        multiplier, softcap = self.config.output_multiplier, self.config.logit_softcap
+        if self._head is None:
+            return target.unembed_best(hidden, multiplier, softcap)
+        best = self.kernels.best_columns(hidden, self._head, multiplier, softcap)
+        ids = torch.where(best.index < 0, best.index, self.target_ids(best.index.clamp(min=0)))
+        return replace(best, index=ids)
 
     def target_ids(self, draft_ids: Tensor) -> Tensor:
         """The target's token ids for ids of the draft vocabulary."""

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from flashdraft.kernels.interface import Kernels, RopeTable
+from flashdraft.kernels.interface import Best, Kernels, RopeTable
 from flashdraft.models.config import ExpertsConfig, ModelConfig
 from flashdraft.models.layers import (
     Attention,
@@ -40,46 +40,42 @@ class Experts:
         kernels: Kernels,
     ) -> None:
         hidden, inner, count = config.hidden_size, experts.intermediate_size, experts.num_experts
-        scale = load_vector(weights, f"{prefix}.router.scale", hidden, kernels)
-        self._router_scale = scale * torch.tensor(hidden**-0.5, dtype=scale.dtype)
+        # The router's own scale, as the weight of its norm.
+        self.router_norm = load_vector(weights, f"{prefix}.router.scale", hidden, kernels)
+        self.router_norm = self.router_norm * hidden**-0.5
+        self.input_norm = load_vector(
+            weights, f"{prefix}.pre_feedforward_layernorm_2.weight", hidden, kernels
+        )
         self._router = kernels.pack(
             weights.take(f"{prefix}.router.proj.weight", (count, hidden)), quantize=False
         )
         self._expert_scale = weights.take(f"{prefix}.router.per_expert_scale", (count,)).to(
             kernels.device, torch.float32
         )
-        gate_up = weights.take(f"{prefix}.experts.gate_up_proj", (count, 2 * inner, hidden))
-        down = weights.take(f"{prefix}.experts.down_proj", (count, hidden, inner))
-        self._gate_up = [kernels.pack(one) for one in gate_up.to(kernels.device)]
-        self._down = [kernels.pack(one) for one in down.to(kernels.device)]
-        self._norm = load_vector(
-            weights, f"{prefix}.pre_feedforward_layernorm_2.weight", hidden, kernels
+        self._gate_up = kernels.pack_experts(
+            weights.take(f"{prefix}.experts.gate_up_proj", (count, 2 * inner, hidden))
+        )
+        self._down = kernels.pack_experts(
+            weights.take(f"{prefix}.experts.down_proj", (count, hidden, inner))
         )
         self._num_chosen = experts.num_chosen
-        self._config = config
+        self._activation = config.activation
         self._kernels = kernels
 
-    def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The chosen experts of every row and their weights: [rows, k] int64 and float32."""
+    def __call__(self, routed: Tensor, normed: Tensor) -> Tensor:
+        """`routed` and `normed` are the stream after `router_norm` and after `input_norm`."""
         kernels = self._kernels
-        routed = kernels.rms_norm(x, None, self._config.norm_eps) * self._router_scale
-        chances = kernels.softmax(kernels.linear(routed, self._router))
-        weights, chosen = chances.topk(self._num_chosen, dim=-1)
-        total = weights[:, 0]
-        for place in range(1, self._num_chosen):  # a fixed order of addition
-            total = total + weights[:, place]
-        return chosen, weights / total.unsqueeze(-1) * self._expert_scale[chosen]
-
-    def __call__(self, x: Tensor) -> Tensor:
-        chosen, weights = self.route(x)
-        normed = self._kernels.rms_norm(x, self._norm, self._config.norm_eps)
-        return self._kernels.experts(
-            normed, self._gate_up, self._down, chosen, weights, self._config.activation
-        )
+        logits = kernels.linear(routed, self._router)
+        chosen, weights = kernels.choose_experts(logits, self._num_chosen, self._expert_scale)
+        return kernels.experts(normed, self._gate_up, self._down, chosen, weights, self._activation)
 
 
 class Gemma4Layer:
-    """Attention and MLP, each between two norms; experts beside the MLP where there are any."""
+    """Attention and MLP, each between two norms; experts beside the MLP where there are any.
+
+    A layer takes the residual stream together with its input norm of it, and hands on the same two:
+    the stream and what the next layer's norm makes of it, so that nothing is read twice.
+    """
 
     def __init__(self, weights: Weights, index: int, config: ModelConfig, kernels: Kernels) -> None:
         prefix, hidden = f"model.layers.{index}", config.hidden_size
@@ -87,7 +83,7 @@ class Gemma4Layer:
         def norm(name: str) -> Tensor:
             return load_vector(weights, f"{prefix}.{name}.weight", hidden, kernels)
 
-        self._input_norm = norm("input_layernorm")
+        self.input_norm = norm("input_layernorm")
         self._post_attention_norm = norm("post_attention_layernorm")
         self._pre_mlp_norm = norm("pre_feedforward_layernorm")
         self._post_mlp_norm = norm("post_feedforward_layernorm")
@@ -107,18 +103,31 @@ class Gemma4Layer:
         self._kernels = kernels
 
     def __call__(
-        self, x: Tensor, batch: ForwardBatch, cache: LayerCache, rope: RopeTable
-    ) -> Tensor:
+        self,
+        x: Tensor,
+        normed: Tensor,
+        next_norms: Sequence[Tensor],
+        batch: ForwardBatch,
+        cache: LayerCache,
+        rope: RopeTable,
+    ) -> tuple[Tensor, list[Tensor]]:
+        """The stream after this layer, and its norms by `next_norms`."""
         kernels, eps = self._kernels, self._eps
-        normed = kernels.rms_norm(x, self._input_norm, eps)
         mixed = self._attention(normed, batch, cache, rope)
-        mixed = kernels.rms_norm(mixed, self._post_attention_norm, eps)
-        x, normed = kernels.add_rms_norm(x, mixed, self._pre_mlp_norm, eps)
-        y = self._mlp(normed)
-        if self._experts is not None:
-            dense = kernels.rms_norm(y, self._dense_norm, eps)
-            y = dense + kernels.rms_norm(self._experts(x), self._experts_norm, eps)
-        return (x + kernels.rms_norm(y, self._post_mlp_norm, eps)) * self._scalar
+        attended = [(mixed, self._post_attention_norm)]
+        if self._experts is None:
+            x, (normed,) = kernels.residual_norms(
+                x, attended, None, None, [self._pre_mlp_norm], eps
+            )
+            dense = self._mlp(normed)
+            deltas, post = [(dense, self._post_mlp_norm)], None
+        else:
+            norms = [self._pre_mlp_norm, self._experts.router_norm, self._experts.input_norm]
+            x, (normed, *routed) = kernels.residual_norms(x, attended, None, None, norms, eps)
+            dense, experts = self._mlp(normed), self._experts(*routed)
+            deltas = [(dense, self._dense_norm), (experts, self._experts_norm)]
+            post = self._post_mlp_norm
+        return kernels.residual_norms(x, deltas, post, self._scalar, next_norms, eps)
 
 
 class Gemma4Target:
@@ -146,12 +155,19 @@ class Gemma4Target:
         x = self.embed(token_ids)
         tables = self._ropes.tables(batch.end_position)
         taps: dict[int, Tensor] = {}
+        norms = [layer.input_norm for layer in self._layers]
+        normed = [self.kernels.rms_norm(x, norms[0], self.config.norm_eps)]
         for index, layer in enumerate(self._layers):
-            x = layer(x, batch, batch.caches[index], tables[index])
+            following = norms[index + 1 : index + 2]  # none after the last: the head has its own
+            cache = batch.caches[index]
+            x, normed = layer(x, normed[0], following, batch, cache, tables[index])
             if index in self.tap_layers:
                 taps[index] = x
         tapped = torch.cat([taps[i] for i in self.tap_layers], dim=-1) if taps else None
         return TargetOutput(x, tapped)
+
+    def prepare_positions(self, num_positions: int) -> None:
+        self._ropes.tables(num_positions)
 
     def embed(self, token_ids: Tensor, scale: float | None = None) -> Tensor:
         return self._vocabulary.embed(token_ids, scale)
@@ -163,5 +179,12 @@ class Gemma4Target:
             return logits
         return self.kernels.softcap(logits, self.config.logit_softcap)
 
+    def greedy(self, hidden: Tensor) -> Best:
+        normed = self.kernels.rms_norm(hidden, self._norm, self.config.norm_eps)
+        return self._vocabulary.best(normed, softcap=self.config.logit_softcap)
+
     def unembed(self, normed: Tensor) -> Tensor:
         return self._vocabulary.unembed(normed)
+
+    def unembed_best(self, normed: Tensor, multiplier: float, softcap: float | None) -> Best:
+        return self._vocabulary.best(normed, multiplier, softcap)

@@ -17,6 +17,7 @@ from torch import Tensor
 from flashdraft.kernels.interface import (
     CAUSAL,
     Activation,
+    Best,
     BlockMask,
     Kernels,
     PageView,
@@ -64,6 +65,10 @@ class Target(Protocol):
 
     def forward(self, token_ids: Tensor, batch: ForwardBatch) -> TargetOutput: ...
 
+    def prepare_positions(self, num_positions: int) -> None:
+        """Make what a forward pass needs for so many positions, so that none makes it later."""
+        ...
+
     def embed(self, token_ids: Tensor, scale: float | None = None) -> Tensor:
         """Input embeddings with the model's own scale, or with the given one."""
         ...
@@ -72,8 +77,16 @@ class Target(Protocol):
         """Final norm, head and softcap: what the target says, [num_rows, vocab_size] float32."""
         ...
 
+    def greedy(self, hidden: Tensor) -> Best:
+        """The likeliest token of every row: what the argmax of `logits` would be."""
+        ...
+
     def unembed(self, normed: Tensor) -> Tensor:
         """The head alone, for a drafter that borrows it."""
+        ...
+
+    def unembed_best(self, normed: Tensor, multiplier: float, softcap: float | None) -> Best:
+        """The head alone with the choice of the likeliest token, for a drafter likewise."""
         ...
 
 
@@ -100,6 +113,9 @@ class Vocabulary:
 
     def unembed(self, normed: Tensor) -> Tensor:
         return self._kernels.linear(normed, self._head)
+
+    def best(self, normed: Tensor, multiplier: float = 1.0, softcap: float | None = None) -> Best:
+        return self._kernels.best_columns(normed, self._head, multiplier, softcap)
 
 
 class RopeTables:

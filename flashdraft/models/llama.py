@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from flashdraft.kernels.interface import Kernels, RopeTable
+from flashdraft.kernels.interface import Best, Kernels, RopeTable
 from flashdraft.models.config import ModelConfig
 from flashdraft.models.layers import (
     Attention,
@@ -101,6 +101,9 @@ class LlamaTarget:
         tapped = [taps[index] for index in self.tap_layers]
         return TargetOutput(x, torch.cat(tapped, dim=-1) if tapped else None)
 
+    def prepare_positions(self, num_positions: int) -> None:
+        self._ropes.tables(num_positions)
+
     def embed(self, token_ids: Tensor, scale: float | None = None) -> Tensor:
         return self._vocabulary.embed(token_ids, scale)
 
@@ -108,5 +111,12 @@ class LlamaTarget:
         normed = self.kernels.rms_norm(hidden, self._norm, self.config.norm_eps)
         return self.unembed(normed).float()
 
+    def greedy(self, hidden: Tensor) -> Best:
+        normed = self.kernels.rms_norm(hidden, self._norm, self.config.norm_eps)
+        return self._vocabulary.best(normed)
+
     def unembed(self, normed: Tensor) -> Tensor:
         return self._vocabulary.unembed(normed)
+
+    def unembed_best(self, normed: Tensor, multiplier: float, softcap: float | None) -> Best:
+        return self._vocabulary.best(normed, multiplier, softcap)

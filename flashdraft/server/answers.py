@@ -14,12 +14,13 @@ from typing import Literal
 from flashdraft.chat.deltas import Content, Delta, Reasoning, ResponseParser
 from flashdraft.chat.response import response_parser
 from flashdraft.core import FinishReason, Generation, TokenEvent, TokenLogprob
+from flashdraft.engine.grammar import TOO_COMPLEX, GrammarTooComplexError
 from flashdraft.models.tokenizer import Tokenizer
 from flashdraft.server.api_errors import GenerationFailedError
 from flashdraft.server.questions import Question
 from flashdraft.server.serving import Serving
 
-_MAX_TOGETHER = 16  # answers to one request; more of them wait here, not in the engine's queue
+MAX_TOGETHER = 16  # answers to one request; more of them wait here, not in the engine's queue
 _QUEUED_PARTS = 16  # of answers that are generated together and read one after the other
 
 
@@ -62,7 +63,9 @@ async def answers(
     Counts requests that end well or are given up; failures are counted where they are told.
     """
     streams = [_answer(serving, number, one) for number, one in enumerate(questions)]
-    parts = streams[0] if len(streams) == 1 else _merge(streams)
+    places = serving.engine.info.max_batch + serving.settings.max_queue
+    together = min(MAX_TOGETHER, max(1, places))  # all at once would be refused, and for ever
+    parts = streams[0] if len(streams) == 1 else _merge(streams, together)
     ends: list[End] = []
     try:
         async with contextlib.aclosing(parts):
@@ -111,7 +114,9 @@ class _Reader:
     def read(self, event: TokenEvent) -> Part:
         generation = event.generation
         if generation is not None and generation.finish_reason is FinishReason.ERROR:
-            raise GenerationFailedError(generation.error or "The answer could not be computed.")
+            why = generation.error or "The answer could not be computed."
+            is_grammar = why.startswith(TOO_COMPLEX)
+            raise GrammarTooComplexError(why) if is_grammar else GenerationFailedError(why)
         if generation is not None and generation.finish_reason is FinishReason.CANCELLED:
             raise GenerationFailedError("The server cancelled the answer; send it again.")
         self._num_tokens += len(event.token_ids)
@@ -167,11 +172,10 @@ class _Reader:
         return next((stop for stop in self._params.stop if rest.startswith(stop)), None)
 
 
-async def _merge(streams: Sequence[AsyncGenerator[Part]]) -> AsyncGenerator[Part]:
+async def _merge(streams: Sequence[AsyncGenerator[Part]], together: int) -> AsyncGenerator[Part]:
     """Several answers at once; the first failure ends them all."""
     parts: asyncio.Queue[Part | None | Exception] = asyncio.Queue(_QUEUED_PARTS)
-
-    turns = asyncio.Semaphore(_MAX_TOGETHER)
+    turns = asyncio.Semaphore(together)
 
     async def pump(stream: AsyncGenerator[Part]) -> None:
         try:

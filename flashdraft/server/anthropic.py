@@ -9,7 +9,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from flashdraft.server.answers import End, Part, answers
-from flashdraft.server.anthropic_messages import prompt_of, question_of, tool_use_of
+from flashdraft.server.anthropic_messages import prompt_of, question_of
 from flashdraft.server.api_errors import (
     ANTHROPIC_RESPONSES,
     ApiError,
@@ -18,7 +18,6 @@ from flashdraft.server.api_errors import (
     route_class,
 )
 from flashdraft.server.blocks import Answer, Block, BlockChange, collect
-from flashdraft.server.constraints import check_tools
 from flashdraft.server.disconnect import run_until_disconnect
 from flashdraft.server.openai_common import new_id
 from flashdraft.server.questions import Question
@@ -52,10 +51,7 @@ def router(serving: Serving) -> APIRouter:
 
     @routes.post(COUNT_ROUTE, summary="Count tokens", responses=ANTHROPIC_RESPONSES)
     async def count_tokens(body: CountTokensRequest) -> Response:
-        tool_use = tool_use_of(body)
-        check_tools(serving, tool_use)
-        prompt_ids = await prompt_of(serving, body, tool_use)
-        return json_response({"input_tokens": len(prompt_ids)})
+        return json_response({"input_tokens": len(await prompt_of(serving, body))})
 
     return routes
 
@@ -115,8 +111,7 @@ class MessageStream:
     def __init__(self, serving: Serving, body: MessagesRequest, question: Question) -> None:
         self._body = body
         self._question = question
-        shows_tokens = body.flashdraft is not None and body.flashdraft.tokens
-        self._view = TokenView(serving.tokenizer) if shows_tokens else None
+        self._view = TokenView(serving.tokenizer) if body.drafting.tokens else None
 
     async def events(self, parts: AsyncIterator[Part | None]) -> AsyncIterator[str]:
         """All events of the stream."""

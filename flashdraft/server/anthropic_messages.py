@@ -7,16 +7,11 @@ from typing import Any
 
 from flashdraft.core import GrammarSpec
 from flashdraft.server.api_errors import FieldError
-from flashdraft.server.constraints import (
-    ToolUse,
-    answer_grammar,
-    check_tools,
-    json_schema_grammar,
-)
+from flashdraft.server.constraints import ToolUse, check_tools, json_schema_grammar
 from flashdraft.server.questions import (
     Question,
-    chat_prompt,
-    sampling,
+    chat_question,
+    conversation_ids,
     spread,
     thinking_switches,
 )
@@ -33,46 +28,58 @@ from flashdraft.server.serving import Serving
 _BILLING = "x-anthropic-billing-header:"
 
 
-async def prompt_of(serving: Serving, body: CountTokensRequest, tool_use: ToolUse) -> list[int]:
+async def prompt_of(serving: Serving, body: CountTokensRequest) -> list[int]:
     """The token ids of the conversation."""
     serving.check_model(body.model)
-    switches = thinking_switches(serving, is_thinking(body), None)
-    return await chat_prompt(serving, chat_messages(body), tool_use.offered, switches)
+    tool_use = tool_use_of(body)
+    _check_tools(serving, tool_use)
+    switches = _switches(serving, body)
+    return await conversation_ids(serving, chat_messages(body), tool_use.offered, switches)
 
 
-def is_thinking(body: CountTokensRequest) -> bool:
+def _check_tools(serving: Serving, tool_use: ToolUse) -> None:
+    check_tools(serving, tool_use, [f"tools[{n}].input_schema" for n in range(len(tool_use.tools))])
+
+
+def _switches(serving: Serving, body: CountTokensRequest) -> dict[str, Any]:
     """Whether the model is to think; Anthropic's default is that it does not."""
-    return body.thinking is not None and body.thinking.type != "disabled"
+    thinking = body.thinking is not None and body.thinking.type != "disabled"
+    return thinking_switches(serving, thinking, None)
 
 
 async def question_of(serving: Serving, body: MessagesRequest) -> Question:
     """What the engine is asked."""
+    serving.check_model(body.model)
     tool_use = tool_use_of(body)
-    check_tools(serving, tool_use)
+    _check_tools(serving, tool_use)
     form = _format(serving, body)
-    prompt_ids = await prompt_of(serving, body, tool_use)
-    grammar = answer_grammar(serving, tool_use, form, prompt_ids, is_thinking(body))
-    params = sampling(
+    given = {
+        "max_tokens": body.max_tokens,
+        "stop": body.stop_sequences,
+        "temperature": body.temperature,
+        "top_p": body.top_p,
+        "top_k": body.top_k,
+    }
+    question = await chat_question(
         serving,
-        prompt_ids,
-        {
-            "max_tokens": body.max_tokens,
-            "stop": body.stop_sequences,
-            "temperature": body.temperature,
-            "top_p": body.top_p,
-            "top_k": body.top_k,
-        },
+        chat_messages(body),
+        tool_use,
+        form,
+        _switches(serving, body),
+        given,
+        body.drafting.verify,
+        {"stop": "stop_sequences"},
     )
-    verify = body.flashdraft.verify if body.flashdraft else None
-    return spread(serving, Question(prompt_ids, params, tool_use, grammar, verify), 1)[0]
+    return spread(serving, question, 1)[0]
 
 
 def _format(serving: Serving, body: MessagesRequest) -> GrammarSpec | None:
-    config = body.output_config
-    wanted = (config.format if config else None) or body.output_format
-    if wanted is None:
-        return None
-    return json_schema_grammar(serving, wanted.schema_, "output_config.format")
+    if body.output_config is not None and body.output_config.format is not None:
+        schema = body.output_config.format.schema_
+        return json_schema_grammar(serving, schema, "output_config.format.schema")
+    if body.output_format is not None:
+        return json_schema_grammar(serving, body.output_format.schema_, "output_format.schema")
+    return None
 
 
 def tool_use_of(body: CountTokensRequest) -> ToolUse:

@@ -19,6 +19,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
+from flashdraft.engine.grammar import GrammarTooComplexError
 from flashdraft.errors import (
     CapacityError,
     ContextLengthError,
@@ -96,20 +97,39 @@ def anthropic_shape(error: ApiError) -> dict[str, Any]:
     return {"type": "error", "error": {"type": kind, "message": error.message}}
 
 
-def _documented(shape: Shape) -> dict[int | str, dict[str, Any]]:
-    """What the OpenAPI document says of answers; naming 4XX keeps the framework's 422 out of it."""
+def _failures(shape: Shape) -> dict[int | str, dict[str, Any]]:
+    """What the OpenAPI document says of failures; naming 4XX keeps the framework's 422 out."""
     example = shape(ApiError(400, "What was wrong, the limit, and the remedy."))
-    failure = {"content": {"application/json": {"schema": {"type": "object"}, "example": example}}}
-    answer = {"application/json": {}, "text/event-stream": {"schema": {"type": "string"}}}
-    return {
-        200: {"description": "The answer, or its events where stream is set.", "content": answer},
-        "4XX": {"description": "The request is refused.", **failure},
-        "5XX": {"description": "The server or its engine failed.", **failure},
+    schema = {
+        "type": "object",
+        "properties": {
+            "error": {
+                "type": "object",
+                "properties": {"type": {"type": "string"}, "message": {"type": "string"}},
+                "required": list(example["error"]),
+            }
+        },
+        "required": list(example),
     }
+    content = {"application/json": {"schema": schema, "example": example}}
+    return {
+        "4XX": {"description": "The request is refused.", "content": content},
+        "5XX": {"description": "The server or its engine failed.", "content": content},
+    }
+
+
+def _documented(shape: Shape) -> dict[int | str, dict[str, Any]]:
+    answer = {
+        "application/json": {"schema": {"type": "object"}},
+        "text/event-stream": {"schema": {"type": "object", "required": ["data"]}},
+    }
+    told = {"description": "The answer, or its events where stream is set.", "content": answer}
+    return {200: told, **_failures(shape)}
 
 
 OPENAI_RESPONSES = _documented(openai_shape)
 ANTHROPIC_RESPONSES = _documented(anthropic_shape)
+SERVICE_RESPONSES = _failures(openai_shape)
 
 
 def json_text(data: Any) -> str:
@@ -144,8 +164,10 @@ def as_api_error(error: Exception) -> ApiError:
         return ApiError(404, message, "model", "model_not_found")
     if isinstance(error, ContextLengthError):
         return ApiError(400, message, None, "context_length_exceeded")
+    if isinstance(error, GrammarTooComplexError):
+        return ApiError(400, message, None, "grammar_too_complex")
     if isinstance(error, RequestError):
-        return ApiError(400, message, getattr(error, "param", None) or _first_field(message))
+        return ApiError(400, message, field_of(error))
     if isinstance(error, QueueFullError):
         return ApiError(429, message, None, "queue_full", _retry_after(error.retry_after_s))
     if isinstance(error, EngineLostError):
@@ -166,9 +188,11 @@ def _retry_after(seconds: float | None) -> dict[str, str]:
     return {"Retry-After": str(math.ceil(_RETRY_AFTER_S if seconds is None else max(1, seconds)))}
 
 
-def _first_field(message: str) -> str | None:
-    """Messages of core begin with the field they are about."""
-    found = re.match(r"([a-z][a-z_0-9]*(?:\[\d+\])?(?:\.\w+)*) (?:is|has|must) ", message)
+def field_of(error: RequestError) -> str | None:
+    """The field that an error is about; messages of core begin with it."""
+    if isinstance(error, FieldError):
+        return error.param
+    found = re.match(r"([a-z][a-z_0-9]*(?:\[\d+\])?(?:\.\w+)*) (?:is|has|must) ", str(error))
     return found.group(1) if found else None
 
 

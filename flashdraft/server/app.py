@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import cast
+from collections.abc import Sequence
+from typing import Any, cast
 
 from fastapi import FastAPI, HTTPException, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -18,8 +19,8 @@ from flashdraft.server import (
     service_routes,
 )
 from flashdraft.server.access import CLIENT_LEFT, Access
-from flashdraft.server.api_errors import as_api_error
-from flashdraft.server.asgi import error_body
+from flashdraft.server.api_errors import as_api_error, error_response
+from flashdraft.server.asgi import shape_of
 from flashdraft.server.disconnect import ClientDisconnectedError
 from flashdraft.server.limits import Limits
 from flashdraft.server.logs import Sink, write_line
@@ -50,6 +51,8 @@ def create_app(serving: Serving, sink: Sink = write_line) -> FastAPI:
     for kind in (FlashdraftError, RequestValidationError, StarletteHTTPException):
         app.add_exception_handler(kind, _answer_error)
     app.add_exception_handler(ClientDisconnectedError, _answer_nobody)
+    document = app.openapi
+    app.openapi = lambda: _name_models(document(), serving.model_names)  # type: ignore[method-assign]
     # the last one added is the outermost
     app.add_middleware(Limits, settings=serving.settings)
     app.add_middleware(Gate, settings=serving.settings)
@@ -57,16 +60,18 @@ def create_app(serving: Serving, sink: Sink = write_line) -> FastAPI:
     return app
 
 
+def _name_models(document: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """The OpenAPI document with the names that `model` may have."""
+    for schema in document["components"]["schemas"].values():
+        if "model" in schema.get("properties", {}):
+            schema["properties"]["model"]["enum"] = list(names)
+    return document
+
+
 async def _answer_error(request: Request, error: Exception) -> Response:
     if isinstance(error, StarletteHTTPException) and not isinstance(error, HTTPException):
         error = HTTPException(error.status_code, error.detail, dict(error.headers or {}))
-    told = as_api_error(error)
-    return Response(
-        error_body(request.url.path, told),
-        status_code=told.status,
-        media_type="application/json",
-        headers=dict(told.headers),
-    )
+    return error_response(as_api_error(error), shape_of(request.url.path))
 
 
 async def _answer_nobody(request: Request, error: Exception) -> Response:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 
 from starlette.types import Scope, Send
 
-from flashdraft.server.api_errors import ApiError, anthropic_shape, openai_shape
+from flashdraft.server.api_errors import (
+    ApiError,
+    Shape,
+    anthropic_shape,
+    json_text,
+    openai_shape,
+)
 
 ANTHROPIC_PATHS = "/v1/messages"
 
@@ -23,10 +28,9 @@ def header(scope: Scope, name: bytes) -> bytes | None:
     return values[0] if values else None
 
 
-def error_body(path: str, error: ApiError) -> bytes:
-    """A failure in the shape of the API that a path belongs to; ASCII, so any text fits."""
-    shape = anthropic_shape if path.startswith(ANTHROPIC_PATHS) else openai_shape
-    return json.dumps(shape(error)).encode("ascii")
+def shape_of(path: str) -> Shape:
+    """How the API that a path belongs to writes a failure."""
+    return anthropic_shape if path.startswith(ANTHROPIC_PATHS) else openai_shape
 
 
 async def send_error(scope: Scope, send: Send, error: ApiError) -> None:
@@ -34,7 +38,7 @@ async def send_error(scope: Scope, send: Send, error: ApiError) -> None:
     await send_answer(
         send,
         error.status,
-        error_body(scope["path"], error),
+        json_text(shape_of(scope["path"])(error)).encode(),
         {"content-type": "application/json", **error.headers},
     )
 

@@ -11,9 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flashdraft.chat.formats import answer_format, open_thought
+from flashdraft.chat.formats import answer_format, open_thought, thinks_by_default
+from flashdraft.chat.grammar import check_multiples, lark_choice
 from flashdraft.chat.marks import Mark
 from flashdraft.chat.response import supports_tools, tool_grammar
+from flashdraft.chat.schema import is_deeper_than
+from flashdraft.chat.tool_grammar import JSON_STYLE
 from flashdraft.core import GrammarSpec
 from flashdraft.errors import RequestError
 from flashdraft.models.tokenizer import Tokenizer
@@ -24,7 +27,6 @@ Tool = Mapping[str, Any]
 
 MAX_TOOLS = 512
 MAX_CHOICES = 1024
-_ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
 @dataclass(frozen=True)
@@ -53,19 +55,10 @@ class ToolUse:
 def check_schema(serving: Serving, schema: Any, where: str) -> str:
     """A JSON schema as text, within the limits of size and depth."""
     settings = serving.settings
-    level, depth = [schema], 0
-    while level:  # level by level: recursion on a client's data could be made to fail
-        depth += 1
-        if depth > settings.max_schema_depth:
-            raise FieldError(
-                where, f"{where} is nested deeper than {settings.max_schema_depth} levels."
-            )
-        children = [
-            list(one.values() if isinstance(one, Mapping) else one)
-            for one in level
-            if isinstance(one, Mapping | list)
-        ]
-        level = [child for many in children for child in many]
+    if is_deeper_than(schema, settings.max_schema_depth):
+        raise FieldError(
+            where, f"{where} is nested deeper than {settings.max_schema_depth} levels."
+        )
     try:
         text = json.dumps(schema, ensure_ascii=False, allow_nan=False)
     except ValueError:
@@ -96,7 +89,9 @@ def json_schema_grammar(serving: Serving, schema: Any, where: str) -> GrammarSpe
             raise FieldError(where, f"{where} is not valid JSON.") from None
     if not isinstance(schema, Mapping | bool):
         raise FieldError(where, f"{where} must be a JSON schema, which is an object.")
-    return GrammarSpec("json_schema", check_schema(serving, schema, where))
+    text = check_schema(serving, schema, where)
+    check_multiples(schema)
+    return GrammarSpec("json_schema", text)
 
 
 def regex_grammar(serving: Serving, pattern: str, where: str) -> GrammarSpec:
@@ -120,20 +115,27 @@ def answer_grammar(
     tool_use: ToolUse,
     form: GrammarSpec | None,
     prompt_ids: Sequence[int],
-    thinking: bool = False,
+    thinking: bool | None = None,
 ) -> GrammarSpec | None:
-    """The one grammar of an answer: that of its form, of the calls it may or must make, or both."""
+    """The one grammar of an answer: that of its form, of the calls it may or must make, or both.
+
+    Where it says nothing of `thinking`, the model does as it is used to.
+    """
     tokenizer = serving.tokenizer
+    thinks = thinks_by_default(tokenizer) if thinking is None else thinking
     grammar = calls = None
+    if tool_use.is_forced or tool_use.is_strict or form is not None:
+        check_multiples(tool_use.offered)
     if tool_use.is_forced or (tool_use.is_strict and form is None):
         grammar = tool_grammar(
-            tokenizer, tool_use.tools, tool_use.choice, tool_use.parallel, prompt_ids
+            tokenizer, tool_use.tools, tool_use.choice, tool_use.parallel, prompt_ids, thinks
         )
     elif form is not None:
         if tool_use.offered and supports_tools(tokenizer):
-            parallel = tool_use.parallel
-            calls = tool_grammar(tokenizer, tool_use.tools, "required", parallel, prompt_ids)
-        grammar = form_grammar(tokenizer, form, prompt_ids, thinking, calls)
+            calls = tool_grammar(
+                tokenizer, tool_use.tools, "required", tool_use.parallel, prompt_ids, thinks
+            )
+        grammar = form_grammar(tokenizer, form, prompt_ids, thinks, calls)
     if grammar is not None and not serving.engine.info.supports_grammar:
         raise RequestError(
             "Constrained answers need the package llguidance, which the server does not have: "
@@ -184,21 +186,24 @@ def _lark(form: GrammarSpec) -> str:
         pattern = pattern.replace("\n", "\\n")
         return f"/(?:{pattern})/"
     if form.kind == "choice":
-        return " | ".join(json.dumps(one, ensure_ascii=False) for one in json.loads(form.text))
+        return lark_choice(json.loads(form.text))
     schema = json.loads(form.text) if form.kind == "json_schema" else {"type": "object"}
-    whole = {**(schema if isinstance(schema, dict) else {}), "x-guidance": _ONE_LINE}
+    whole = {**(schema if isinstance(schema, dict) else {}), "x-guidance": JSON_STYLE}
     return f"%json {json.dumps(whole)}"
 
 
-def check_tools(serving: Serving, tool_use: ToolUse) -> None:
-    """Tools within the limits, and a choice that is one of them."""
+def check_tools(serving: Serving, tool_use: ToolUse, places: Sequence[str]) -> None:
+    """Tools within the limits, and a choice that is one of them.
+
+    `places` say where in the body each tool's schema stands.
+    """
     names = [str(tool["function"]["name"]) for tool in tool_use.tools]
     if len(names) > MAX_TOOLS:
         raise FieldError("tools", f"tools has {len(names)} entries; at most {MAX_TOOLS}.")
     if len(set(names)) < len(names):
         raise FieldError("tools", "tools has two functions of the same name.")
-    for number, tool in enumerate(tool_use.tools):
-        check_schema(serving, tool["function"].get("parameters"), f"tools[{number}]")
+    for tool, place in zip(tool_use.tools, places, strict=True):
+        check_schema(serving, tool["function"].get("parameters"), place)
     if not tool_use.is_forced:
         return
     if not names:

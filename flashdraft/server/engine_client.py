@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flashdraft.core import Request, TokenEvent
+from flashdraft.engine.grammar import GrammarTooComplexError
 from flashdraft.errors import (
     CapacityError,
     CheckpointError,
@@ -51,6 +52,7 @@ _ERRORS = {
     for kind in (
         RequestError,
         ContextLengthError,
+        GrammarTooComplexError,
         CapacityError,
         ModelNotFoundError,
         UnsupportedModelError,

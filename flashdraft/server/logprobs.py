@@ -5,70 +5,15 @@ A token's text alone may be half a character; its bytes are always exact.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from functools import cached_property, lru_cache
 from typing import Any
 
 from flashdraft.core import TokenLogprob
-from flashdraft.models.tokenizer import StreamDecoder, Tokenizer
+from flashdraft.models.tokenizer import StreamDecoder
 from flashdraft.server.answers import Token
+from flashdraft.server.token_texts import TokenTexts
 
 LEAST = -9999.0  # stands for minus infinity, which JSON does not have
-
-
-class TokenTexts:
-    """Texts and bytes of single tokens."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self.tokenizer = tokenizer
-        self._bytes = {
-            index: bytes([byte])
-            for byte in range(256)
-            if (index := tokenizer.token_id(f"<0x{byte:02X}>")) is not None
-        }
-        letter = tokenizer.encode("a")
-        self._before = letter[-1:]  # decoders may drop the space of a first token
-        self._known = len(tokenizer.decode(self._before, skip_special=False))
-
-    def text(self, token: int) -> str:
-        """What a token adds to a text; U+FFFD for a part of a character."""
-        if token in self._bytes and self._bytes[token] < b"\x80":
-            return self._bytes[token].decode("ascii")
-        whole = self.tokenizer.decode([*self._before, token], skip_special=False)
-        return whole[self._known :]
-
-    def bytes(self, token: int) -> list[int]:
-        """The bytes a token stands for."""
-        if token in self._bytes:
-            return list(self._bytes[token])
-        text = self.text(token)
-        if "\ufffd" not in text:
-            return list(text.encode("utf-8", "surrogatepass"))
-        return list(_spelled_bytes(self._spellings.get(token, "")) or text.encode())
-
-    @cached_property
-    def _spellings(self) -> dict[int, str]:
-        """How the vocabulary writes its tokens; made only when a token is part of a character."""
-        vocabulary = json.loads(self.tokenizer.to_json())["model"]["vocab"]
-        return {index: token for token, index in vocabulary.items()}
-
-
-@lru_cache(maxsize=1)
-def _byte_alphabet() -> dict[str, int]:
-    """The letters that byte-level vocabularies write bytes with: printable Latin-1 as it is, the
-    other bytes from U+0100 on."""
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = [byte for byte in range(256) if byte not in printable]
-    letters = {chr(byte): byte for byte in printable}
-    return letters | {chr(0x100 + number): byte for number, byte in enumerate(others)}
-
-
-def _spelled_bytes(spelling: str) -> bytes | None:
-    alphabet = _byte_alphabet()
-    if not spelling or any(letter not in alphabet for letter in spelling):
-        return None
-    return bytes(alphabet[letter] for letter in spelling)
 
 
 def chat_logprobs(texts: TokenTexts, tokens: Sequence[Token], count: int) -> list[dict[str, Any]]:
@@ -94,14 +39,15 @@ class LegacyLogprobs:
     def __init__(self, texts: TokenTexts, count: int) -> None:
         self._texts = texts
         self._count = count
-        self._decoder = StreamDecoder(texts.tokenizer, skip_special=False)
+        self._answer = StreamDecoder(texts.tokenizer)  # special tokens are not in its text
         self._offset = 0
 
     def prompt(
         self, ids: Sequence[int], logprobs: Sequence[TokenLogprob | None], text: str
     ) -> dict[str, Any]:
         """The lists of an echoed prompt; special tokens put before its text have no width."""
-        lists = self._lists(list(zip(ids, logprobs, strict=True)))
+        decoder = StreamDecoder(self._texts.tokenizer, skip_special=False)
+        lists = self._lists(list(zip(ids, logprobs, strict=True)), decoder)
         added = max(0, self._offset - len(text))
         lists["text_offset"] = [max(0, offset - added) for offset in lists["text_offset"]]
         self._offset = len(text)
@@ -110,13 +56,15 @@ class LegacyLogprobs:
     def answer(self, tokens: Sequence[Token]) -> dict[str, Any]:
         """The lists of further tokens of the answer, the one that ends it included: those who
         score prompts count on one new token for `max_tokens: 1`."""
-        return self._lists([(token.id, token.logprob) for token in tokens])
+        return self._lists([(token.id, token.logprob) for token in tokens], self._answer)
 
-    def _lists(self, entries: Sequence[tuple[int, TokenLogprob | None]]) -> dict[str, Any]:
+    def _lists(
+        self, entries: Sequence[tuple[int, TokenLogprob | None]], decoder: StreamDecoder
+    ) -> dict[str, Any]:
         offsets = []
         for token, _ in entries:
             offsets.append(self._offset)
-            self._offset += len(self._decoder.push((token,)))
+            self._offset += len(decoder.push((token,)))
         return {
             "tokens": [self._texts.text(token) for token, _ in entries],
             "token_logprobs": [

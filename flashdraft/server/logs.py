@@ -37,6 +37,7 @@ class RequestRecord:
     route: str | None = None
     status: int | None = None  # None: the client left before there was an answer
     is_complete: bool = False
+    is_broken: bool = False  # a stream that has ended with an error
     generations: list[Generation] = field(default_factory=list)
     ttft_s: float | None = None
     error: str | None = None
@@ -52,7 +53,7 @@ class RequestRecord:
             "method": self.method,
             "route": self.route,
             "status": self.status,
-            "complete": self.is_complete,
+            "complete": self.is_complete and not self.is_broken,
             "duration_s": round(time.monotonic() - self.began, 4),
         }
         if self.route is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,24 +16,19 @@ from flashdraft.server.api_errors import (
     route_class,
 )
 from flashdraft.server.blocks import Answer, collect
-from flashdraft.server.constraints import ToolUse, answer_grammar, check_tools
+from flashdraft.server.constraints import ToolUse, check_tools
 from flashdraft.server.disconnect import run_until_disconnect
-from flashdraft.server.logprobs import TokenTexts, chat_logprobs
+from flashdraft.server.logprobs import chat_logprobs
 from flashdraft.server.openai_chat_stream import ChatStream
 from flashdraft.server.openai_common import (
+    new_frame,
     new_id,
     output_form,
     sampling_fields,
     stream_failure,
     usage_of,
 )
-from flashdraft.server.questions import (
-    Question,
-    chat_prompt,
-    sampling,
-    spread,
-    thinking_switches,
-)
+from flashdraft.server.questions import Question, chat_question, spread, thinking_switches
 from flashdraft.server.schemas_chat import (
     AssistantMessage,
     ChatRequest,
@@ -69,27 +63,26 @@ def router(serving: Serving) -> APIRouter:
 async def chat_questions(serving: Serving, body: ChatRequest) -> list[Question]:
     """What the engine is asked, once for each of the n answers."""
     serving.check_model(body.model)
-    if body.top_logprobs is not None and not body.logprobs:
+    if body.top_logprobs and not body.logprobs:
         raise FieldError("top_logprobs", "top_logprobs is set without logprobs; set both.")
     tool_use = _tool_use(body)
-    check_tools(serving, tool_use)
+    places = [f"tools[{n}].function.parameters" for n in range(len(tool_use.tools))]
+    check_tools(serving, tool_use, places)
     form = output_form(serving, body)
     thinking = None if body.reasoning_effort is None else body.reasoning_effort != "none"
     switches = thinking_switches(serving, thinking, body.chat_template_kwargs)
-    prompt_ids = await chat_prompt(serving, chat_messages(body), tool_use.offered, switches)
-    is_thinking = bool(switches.get("enable_thinking"))
-    grammar = answer_grammar(serving, tool_use, form, prompt_ids, is_thinking)
-    params = sampling(
-        serving,
-        prompt_ids,
-        {
-            **sampling_fields(body),
-            "max_tokens": _first(body.max_completion_tokens, body.max_tokens),
-            "logprobs": (body.top_logprobs or 0) if body.logprobs else None,
-        },
+    given = {
+        **sampling_fields(body),
+        "max_tokens": _first(body.max_completion_tokens, body.max_tokens),
+        "logprobs": (body.top_logprobs or 0) if body.logprobs else None,
+    }
+    names = {"logprobs": "top_logprobs"}
+    if body.max_completion_tokens is not None:
+        names["max_tokens"] = "max_completion_tokens"
+    verify = body.drafting.verify
+    question = await chat_question(
+        serving, chat_messages(body), tool_use, form, switches, given, verify, names
     )
-    verify = body.flashdraft.verify if body.flashdraft else None
-    question = Question(prompt_ids, params, tool_use, grammar, verify)
     return spread(serving, question, body.n)
 
 
@@ -146,7 +139,7 @@ def _text(content: str | list[ContentPart] | None) -> str | list[dict[str, str]]
 def _completion(
     serving: Serving, body: ChatRequest, questions: Sequence[Question], found: Sequence[Answer]
 ) -> dict[str, Any]:
-    texts = TokenTexts(serving.tokenizer) if body.logprobs else None
+    texts = serving.token_texts if body.logprobs else None
     choices = []
     for index, answer in enumerate(found):
         logprobs = None
@@ -162,10 +155,7 @@ def _completion(
             }
         )
     return {
-        "id": new_id("chatcmpl-"),
-        "object": "chat.completion",
-        "created": int(time.time()),
-        "model": body.model,
+        **new_frame(body, "chat.completion"),
         "choices": choices,
         "usage": usage_of(serving, questions, found),
         "flashdraft": statistics([answer.end.generation for answer in found]),

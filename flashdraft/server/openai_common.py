@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from flashdraft.core import GrammarSpec
+from flashdraft.server.answers import Part
 from flashdraft.server.api_errors import ApiError, FieldError, openai_shape
 from flashdraft.server.blocks import Answer
 from flashdraft.server.constraints import choice_grammar, json_schema_grammar, regex_grammar
 from flashdraft.server.questions import Question
-from flashdraft.server.schemas_common import ResponseFormat, SamplingFields
+from flashdraft.server.schemas_common import ResponseFormat, SamplingFields, StreamOptions
 from flashdraft.server.serving import Serving
 from flashdraft.server.sse import sse
-from flashdraft.server.usage import openai_usage, reasoning_tokens
+from flashdraft.server.usage import TokenView, openai_usage, reasoning_tokens
 
 _PASSED_ON = (
     "temperature",
@@ -97,6 +99,51 @@ def usage_of(
         sum(cached.values()),
         reasoning_tokens(serving.tokenizer, found),
     )
+
+
+class Chunks:
+    """What the chunks of both APIs' streams share: a frame, usage, and the extension field."""
+
+    def __init__(
+        self, serving: Serving, body: SamplingFields, questions: Sequence[Question], kind: str
+    ) -> None:
+        options = body.stream_options or StreamOptions.model_construct()
+        self.tells_usage = bool(options.include_usage)
+        self._tells_usage_so_far = bool(options.continuous_usage_stats)
+        prompts = {id(one.prompt_ids): len(one.prompt_ids) for one in questions}
+        self._num_prompt_tokens = sum(prompts.values())
+        self._num_tokens = [0] * len(questions)
+        shows = body.drafting.tokens
+        self._views = [TokenView(serving.tokenizer) for _ in questions] if shows else None
+        self.frame = new_frame(body, kind)
+
+    def take(self, part: Part) -> dict[str, Any] | None:
+        """Count a part; what the extension field says of its tokens."""
+        self._num_tokens[part.index] = part.num_tokens
+        return self._views[part.index].show(part) if self._views is not None else None
+
+    def write(self, choice: dict[str, Any], flashdraft: dict[str, Any] | None = None) -> str:
+        """The chunk of one choice."""
+        chunk: dict[str, Any] = {**self.frame, "choices": [choice]}
+        if self.tells_usage:
+            chunk["usage"] = self._usage_so_far() if self._tells_usage_so_far else None
+        if flashdraft is not None:
+            chunk["flashdraft"] = flashdraft
+        return sse(chunk)
+
+    def _usage_so_far(self) -> dict[str, Any]:
+        return openai_usage(self._num_prompt_tokens, sum(self._num_tokens), 0, 0)
+
+
+def new_frame(body: SamplingFields, kind: str) -> dict[str, Any]:
+    """What every answer and chunk begins with."""
+    prefix = "cmpl-" if kind == "text_completion" else "chatcmpl-"
+    return {
+        "id": new_id(prefix),
+        "object": kind,
+        "created": int(time.time()),
+        "model": body.model,
+    }
 
 
 def stream_failure(serving: Serving, route: str) -> Callable[[ApiError], str]:

@@ -6,7 +6,6 @@ Evaluation harnesses score texts with it: echo and logprobs together, and no new
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,20 +23,19 @@ from flashdraft.server.api_errors import (
 from flashdraft.server.blocks import Answer, collect
 from flashdraft.server.constraints import ToolUse, answer_grammar
 from flashdraft.server.disconnect import run_until_disconnect
-from flashdraft.server.logprobs import LegacyLogprobs, TokenTexts
+from flashdraft.server.logprobs import LegacyLogprobs
 from flashdraft.server.openai_common import (
-    new_id,
+    Chunks,
     output_form,
     sampling_fields,
     stream_failure,
     usage_of,
 )
-from flashdraft.server.questions import Question, sampling, spread
-from flashdraft.server.schemas_common import StreamOptions
+from flashdraft.server.questions import Question, room_for_answer, sampling, spread
 from flashdraft.server.schemas_completions import CompletionRequest
 from flashdraft.server.serving import Serving
 from flashdraft.server.sse import DONE, KEEP_ALIVE, open_stream, sse
-from flashdraft.server.usage import TokenView, openai_usage, statistics
+from flashdraft.server.usage import openai_usage, statistics
 
 ROUTE = "/v1/completions"
 MAX_PROMPTS = 128
@@ -46,7 +44,7 @@ DEFAULT_MAX_TOKENS = 16  # OpenAI's
 
 @dataclass(frozen=True)
 class Prompt:
-    """One prompt, as text and as tokens."""
+    """One prompt, as tokens and, where it is shown, as text."""
 
     text: str
     ids: list[int]
@@ -60,14 +58,15 @@ def router(serving: Serving) -> APIRouter:
     async def completions(body: CompletionRequest, request: Request) -> Response:
         serving.check_model(body.model)
         _check(body)
-        prompts = await asyncio.to_thread(_prompts, serving, body)
+        prompts = [await _prompt(serving, one, bool(body.echo)) for one in _given(body)]
         questions = [one for prompt in prompts for one in _questions(serving, body, prompt)]
         writer = CompletionWriter(serving, body, prompts, questions)
         parts = answers(serving, ROUTE, questions)
         if body.stream:
             return await open_stream(request, parts, writer.chunks, stream_failure(serving, ROUTE))
         found = await run_until_disconnect(request, collect(parts, len(questions)))
-        return json_response(writer.completion(found))
+        # in a thread: the log-probabilities of a long prompt are many
+        return json_response(await asyncio.to_thread(writer.completion, found))
 
     return routes
 
@@ -79,43 +78,43 @@ def _check(body: CompletionRequest) -> None:
         raise FieldError(
             "best_of", f"best_of is {body.best_of}; only n ({body.n or 1}) is supported, the same."
         )
+    if body.max_tokens is not None and body.max_tokens < 0:
+        raise FieldError("max_tokens", f"max_tokens is {body.max_tokens}; it must be 0 or more.")
     if body.max_tokens == 0 and not body.echo:
         raise FieldError("max_tokens", "max_tokens is 0, which needs echo; else it is at least 1.")
     if body.stream and body.echo and body.logprobs is not None:
         raise FieldError("stream", "echo with logprobs cannot be streamed: set stream to false.")
 
 
-def _prompts(serving: Serving, body: CompletionRequest) -> list[Prompt]:
+def _given(body: CompletionRequest) -> list[str | list[int]]:
     given: Any = body.prompt
     many = [given] if isinstance(given, str) or (given and isinstance(given[0], int)) else given
     if not 0 < len(many) <= MAX_PROMPTS:
         raise FieldError(
             "prompt", f"prompt has {len(many)} entries; it must have from 1 to {MAX_PROMPTS}."
         )
-    return [_prompt(serving, one) for one in many]
+    return many
 
 
-def _prompt(serving: Serving, given: str | list[int]) -> Prompt:
-    ids = serving.encode(given, add_special=True) if isinstance(given, str) else given
+async def _prompt(serving: Serving, given: str | list[int], is_shown: bool) -> Prompt:
+    text = given if isinstance(given, str) else ""
+    ids = await serving.tokenize(given, True) if isinstance(given, str) else given
     if not ids:
         raise FieldError("prompt", "prompt is empty; it must have at least one token.")
-    if isinstance(given, str):
-        return Prompt(given, ids)
-    for token in given:
-        if not 0 <= token < serving.engine.info.vocab_size:
-            raise FieldError(
-                "prompt",
-                f"prompt holds the token id {token}; ids go from 0 to "
-                f"{serving.engine.info.vocab_size - 1}.",
-            )
-    known = [token for token in given if token < serving.tokenizer.vocab_size]
-    return Prompt(serving.tokenizer.decode(known, skip_special=False), given)
+    room_for_answer(serving, ids)
+    size = serving.engine.info.vocab_size
+    if (wrong := next((token for token in ids if not 0 <= token < size), None)) is not None:
+        raise FieldError(
+            "prompt", f"prompt holds the token id {wrong}; ids go from 0 to {size - 1}."
+        )
+    if is_shown and not isinstance(given, str):
+        known = [token for token in ids if token < serving.tokenizer.vocab_size]
+        text = await asyncio.to_thread(serving.tokenizer.decode, known, skip_special=False)
+    return Prompt(text, ids)
 
 
 def _questions(serving: Serving, body: CompletionRequest, prompt: Prompt) -> list[Question]:
     given = body.max_tokens if body.max_tokens is not None else DEFAULT_MAX_TOKENS
-    if given < 0:
-        raise FieldError("max_tokens", f"max_tokens is {given}; it must be 0 or more.")
     params = sampling(
         serving,
         prompt.ids,
@@ -126,7 +125,7 @@ def _questions(serving: Serving, body: CompletionRequest, prompt: Prompt) -> lis
         prompt.ids,
         params,
         grammar=answer_grammar(serving, ToolUse(), form, prompt.ids),
-        verify=body.flashdraft.verify if body.flashdraft else None,
+        verify=body.drafting.verify,
         prompt_logprobs=body.logprobs if body.echo else None,
     )
     return spread(serving, question, body.n)
@@ -145,16 +144,9 @@ class CompletionWriter:
         self._serving = serving
         self._body = body
         self._questions = questions
-        self._options = body.stream_options or StreamOptions.model_construct()
         self._prompts = [prompt for prompt in prompts for _ in range(body.n or 1)]
-        self._texts = TokenTexts(serving.tokenizer) if body.logprobs is not None else None
-        self._num_tokens = [0] * len(questions)
-        self._frame = {
-            "id": new_id("cmpl-"),
-            "object": "text_completion",
-            "created": int(time.time()),
-            "model": body.model,
-        }
+        self._texts = serving.token_texts if body.logprobs is not None else None
+        self._chunks = Chunks(serving, body, questions, "text_completion")
 
     def completion(self, found: Sequence[Answer]) -> dict[str, Any]:
         """The whole completion."""
@@ -164,7 +156,7 @@ class CompletionWriter:
                 usage["prompt_tokens"], 0, usage["prompt_tokens_details"]["cached_tokens"], 0
             )
         return {
-            **self._frame,
+            **self._chunks.frame,
             "choices": [self._choice(index, answer) for index, answer in enumerate(found)],
             "usage": usage,
             "flashdraft": statistics([answer.end.generation for answer in found]),
@@ -203,8 +195,6 @@ class CompletionWriter:
         found = [Answer() for _ in self._questions]
         count = self._body.logprobs or 0
         lists = [LegacyLogprobs(self._texts, count) for _ in found] if self._texts else None
-        shows_tokens = self._body.flashdraft is not None and self._body.flashdraft.tokens
-        views = [TokenView(self._serving.tokenizer) for _ in found] if shows_tokens else None
         if self._body.echo:
             for index, prompt in enumerate(self._prompts):
                 yield self._chunk(index, prompt.text)
@@ -214,16 +204,15 @@ class CompletionWriter:
                 continue
             answer = found[part.index]
             text = "".join(change.text for change in answer.add(part))
-            self._num_tokens[part.index] = part.num_tokens
             logprobs = lists[part.index].answer(part.tokens) if lists and part.tokens else None
-            view = views[part.index].show(part) if views else None
+            view = self._chunks.take(part)
             if (text or logprobs or view) and not self._is_echo_only:
                 yield self._chunk(part.index, text, logprobs=logprobs, flashdraft=view)
             if part.end is not None:
                 reason = "length" if self._is_echo_only else part.end.reason
                 stats = statistics([part.end.generation])
                 yield self._chunk(part.index, "", reason=reason, flashdraft=stats)
-        if self._options.include_usage:
+        if self._chunks.tells_usage:
             whole = self.completion(found)
             yield sse({**whole, "choices": []})
         yield DONE
@@ -238,13 +227,4 @@ class CompletionWriter:
         flashdraft: dict[str, Any] | None = None,
     ) -> str:
         choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
-        chunk: dict[str, Any] = {**self._frame, "choices": [choice]}
-        if self._options.include_usage:
-            chunk["usage"] = self._usage_so_far() if self._options.continuous_usage_stats else None
-        if flashdraft is not None:
-            chunk["flashdraft"] = flashdraft
-        return sse(chunk)
-
-    def _usage_so_far(self) -> dict[str, Any]:
-        prompts = {id(one.prompt_ids): len(one.prompt_ids) for one in self._questions}
-        return openai_usage(sum(prompts.values()), sum(self._num_tokens), 0, 0)
+        return self._chunks.write(choice, flashdraft)

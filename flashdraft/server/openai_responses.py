@@ -18,7 +18,7 @@ from flashdraft.server.api_errors import (
 )
 from flashdraft.server.blocks import Answer, Block, BlockChange, collect
 from flashdraft.server.disconnect import run_until_disconnect
-from flashdraft.server.logprobs import TokenTexts, chat_logprobs
+from flashdraft.server.logprobs import chat_logprobs
 from flashdraft.server.openai_common import new_id
 from flashdraft.server.questions import Question
 from flashdraft.server.responses_input import question_of
@@ -55,11 +55,8 @@ class ResponseWriter:
         self._serving = serving
         self._body = body
         self._question = question
-        self._texts = (
-            TokenTexts(serving.tokenizer) if question.params.logprobs is not None else None
-        )
-        shows_tokens = body.flashdraft is not None and body.flashdraft.tokens
-        self._view = TokenView(serving.tokenizer) if shows_tokens else None
+        self._texts = serving.token_texts if question.params.logprobs is not None else None
+        self._view = TokenView(serving.tokenizer) if body.drafting.tokens else None
         self._ids: list[str] = []  # of the items, in their order
         self._number = -1
         self._frame = {"id": new_id("resp_"), "object": "response", "created_at": int(time.time())}

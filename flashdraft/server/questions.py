@@ -14,9 +14,9 @@ from typing import Any
 
 from flashdraft.chat.templates import render_chat
 from flashdraft.core import GrammarSpec, Request, SamplingParams
-from flashdraft.errors import ContextLengthError
-from flashdraft.server.api_errors import FieldError
-from flashdraft.server.constraints import Tool, ToolUse
+from flashdraft.errors import ContextLengthError, RequestError
+from flashdraft.server.api_errors import FieldError, field_of
+from flashdraft.server.constraints import Tool, ToolUse, answer_grammar
 from flashdraft.server.serving import Serving
 
 MAX_STOP_CHARACTERS = 1024
@@ -48,60 +48,95 @@ class Question:
         )
 
 
-async def chat_prompt(
+async def conversation_ids(
     serving: Serving,
     messages: Sequence[Mapping[str, Any]],
     tools: Sequence[Tool] | None,
-    switches: Mapping[str, Any],
+    switches: Mapping[str, Any] | None = None,
+    *,
+    add_generation_prompt: bool = True,
 ) -> list[int]:
-    """The token ids of a conversation, made in a thread: a long one must not stop the others."""
+    """The token ids of a conversation, made in threads: a long one must not stop the others."""
     limit = serving.settings.max_messages
     if not messages:
         raise FieldError("messages", "messages is empty; it needs at least one message.")
     if len(messages) > limit:
         raise FieldError("messages", f"messages has {len(messages)} entries; at most {limit}.")
-
-    def render() -> list[int]:
-        text = render_chat(
-            serving.tokenizer,
-            messages,
-            tools=tools,
-            extra=switches,
-            allowed=serving.settings.template_kwargs,
-        )
-        return serving.encode(text)
-
-    return await asyncio.to_thread(render)
+    text = await asyncio.to_thread(
+        render_chat,
+        serving.tokenizer,
+        messages,
+        tools=tools,
+        add_generation_prompt=add_generation_prompt,
+        extra=switches,
+        allowed=serving.settings.template_kwargs,
+    )
+    return await serving.tokenize(text)
 
 
-def sampling(
-    serving: Serving, prompt_ids: Sequence[int], given: Mapping[str, Any]
-) -> SamplingParams:
-    """The settings of an answer: what the request says, else what the checkpoint recommends."""
+async def chat_question(
+    serving: Serving,
+    messages: Sequence[Mapping[str, Any]],
+    tool_use: ToolUse,
+    form: GrammarSpec | None,
+    switches: Mapping[str, Any],
+    given: Mapping[str, Any],
+    verify: int | None,
+    names: Mapping[str, str],
+) -> Question:
+    """What the engine is asked to answer a conversation; `given` are the request's settings.
+
+    `names` has what the API calls fields that have another name here.
+    """
+    try:
+        prompt_ids = await conversation_ids(serving, messages, tool_use.offered, switches)
+        thinking = switches.get("enable_thinking")
+        grammar = answer_grammar(serving, tool_use, form, prompt_ids, thinking)
+        params = sampling(serving, prompt_ids, given)
+    except RequestError as error:
+        name = field_of(error)
+        if name is None or name not in names:
+            raise
+        raise FieldError(names[name], str(error).replace(name, names[name], 1)) from None
+    return Question(prompt_ids, params, tool_use, grammar, verify)
+
+
+def room_for_answer(serving: Serving, prompt_ids: Sequence[int]) -> int:
+    """How many tokens the context has left; ContextLengthError if there are none."""
     room = serving.engine.info.max_context - len(prompt_ids)
     if room < 1:
         raise ContextLengthError(
             f"The prompt has {len(prompt_ids)} tokens; the context holds "
             f"{serving.engine.info.max_context} with at least one for the answer. Shorten it."
         )
+    return room
+
+
+def sampling(
+    serving: Serving, prompt_ids: Sequence[int], given: Mapping[str, Any]
+) -> SamplingParams:
+    """The settings of an answer: what the request says, else what the checkpoint recommends."""
+    room = room_for_answer(serving, prompt_ids)
     chosen = {**serving.sampling_defaults, **{k: v for k, v in given.items() if v is not None}}
     if chosen.get("top_k") == -1:  # how vLLM's clients switch it off
         chosen["top_k"] = 0
     if chosen.get("max_tokens") is None:
         chosen["max_tokens"] = min(room, serving.settings.max_tokens_default or room)
-    chosen["stop"] = check_stop(serving, chosen.get("stop") or ())
+    chosen["stop"] = check_stop(serving, chosen.get("stop", ()))
     if "logit_bias" in chosen:
         chosen["logit_bias"] = check_bias(serving, chosen["logit_bias"])
     return SamplingParams(**chosen)
 
 
 def check_stop(serving: Serving, stop: str | Sequence[str]) -> tuple[str, ...]:
-    """Stop strings within the limits; an empty one is no stop string."""
+    """Stop strings within the limits; an empty one would end every answer at once."""
     many = (stop,) if isinstance(stop, str) else tuple(stop)
     limit = serving.settings.max_stop
     if len(many) > limit:
         raise FieldError("stop", f"stop has {len(many)} strings; at most {limit}.")
     for one in many:
+        if not one:
+            raise FieldError("stop", "stop holds an empty string; it must have non-empty ones.")
         if len(one) > MAX_STOP_CHARACTERS:
             raise FieldError(
                 "stop", f"A stop string has {len(one)} characters; at most {MAX_STOP_CHARACTERS}."

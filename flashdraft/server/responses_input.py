@@ -6,19 +6,8 @@ from typing import Any
 
 from flashdraft.core import GrammarSpec
 from flashdraft.server.api_errors import FieldError
-from flashdraft.server.constraints import (
-    ToolUse,
-    answer_grammar,
-    check_tools,
-    json_schema_grammar,
-)
-from flashdraft.server.questions import (
-    Question,
-    chat_prompt,
-    sampling,
-    spread,
-    thinking_switches,
-)
+from flashdraft.server.constraints import ToolUse, check_tools, json_schema_grammar
+from flashdraft.server.questions import Question, chat_question, spread, thinking_switches
 from flashdraft.server.schemas_responses import (
     ChosenTool,
     InputFunctionCall,
@@ -33,31 +22,30 @@ from flashdraft.server.serving import Serving
 LOGPROBS = "message.output_text.logprobs"
 _PASSED_ON = ("temperature", "top_p", "top_k", "min_p", "seed", "stop", "ignore_eos")
 
+_NAMES = {"messages": "input", "max_tokens": "max_output_tokens", "logprobs": "top_logprobs"}
+
 
 async def question_of(serving: Serving, body: ResponsesRequest) -> Question:
     """What the engine is asked."""
     serving.check_model(body.model)
     tool_use = _tool_use(body)
-    check_tools(serving, tool_use)
+    numbers = [n for n, tool in enumerate(body.tools or ()) if tool.type == "function"]
+    check_tools(serving, tool_use, [f"tools[{n}].parameters" for n in numbers])
     form = _format(serving, body)
     effort = body.reasoning.effort if body.reasoning else None
     thinking = None if effort is None else effort != "none"
     switches = thinking_switches(serving, thinking, body.chat_template_kwargs)
-    prompt_ids = await chat_prompt(serving, chat_messages(body), tool_use.offered, switches)
-    is_thinking = bool(switches.get("enable_thinking"))
-    grammar = answer_grammar(serving, tool_use, form, prompt_ids, is_thinking)
     wants_logprobs = body.top_logprobs is not None or LOGPROBS in (body.include or ())
-    params = sampling(
-        serving,
-        prompt_ids,
-        {
-            **{name: getattr(body, name) for name in _PASSED_ON},
-            "max_tokens": body.max_output_tokens,
-            "logprobs": (body.top_logprobs or 0) if wants_logprobs else None,
-        },
+    given = {
+        **{name: getattr(body, name) for name in _PASSED_ON},
+        "max_tokens": body.max_output_tokens,
+        "logprobs": (body.top_logprobs or 0) if wants_logprobs else None,
+    }
+    verify = body.drafting.verify
+    question = await chat_question(
+        serving, chat_messages(body), tool_use, form, switches, given, verify, _NAMES
     )
-    verify = body.flashdraft.verify if body.flashdraft else None
-    return spread(serving, Question(prompt_ids, params, tool_use, grammar, verify), 1)[0]
+    return spread(serving, question, 1)[0]
 
 
 def _format(serving: Serving, body: ResponsesRequest) -> GrammarSpec | None:

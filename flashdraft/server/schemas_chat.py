@@ -6,15 +6,17 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from flashdraft.server.schemas_common import Advisory, Body, FunctionTool, SamplingFields
+from flashdraft.server.schemas_common import Advisory, Body, FunctionTool, SamplingFields, one_of
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
+_TEXT_PARTS = ("text", "refusal")
 
 
 class ContentPart(Body):
     """A part of a message's content; only text has a meaning for now."""
 
-    type: str
+    type: Annotated[str, one_of(*_TEXT_PARTS)]
     text: str | None = None
     refusal: str | None = None
     cache_control: Advisory
@@ -26,7 +28,7 @@ class ContentPart(Body):
     @field_validator("type")
     @classmethod
     def _is_text(cls, kind: str) -> str:
-        if kind not in ("text", "refusal"):
+        if kind not in _TEXT_PARTS:
             raise ValueError(
                 f"a part of type {kind!r} is not supported: images, audio and files are refused; "
                 "send text parts only"

@@ -12,6 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 Advisory = Annotated[Any, Field(default=None, description="Accepted, without effect.")]
 
+Penalty = Annotated[float, Field(ge=-2, le=2)]  # as OpenAI and vLLM have it
+
 # Why a field of the public APIs is refused, and what to do instead.
 REMEDIES = {
     "audio": "audio is not supported; leave it out.",
@@ -28,6 +30,11 @@ REMEDIES = {
 }
 
 
+def one_of(*values: str) -> Any:
+    """A text that the OpenAPI document lists; a validator says what is wrong with another one."""
+    return Field(json_schema_extra={"enum": list(values)})
+
+
 class Body(BaseModel):
     """A request body or a part of one: strict types, unknown fields refused."""
 
@@ -39,6 +46,17 @@ class FlashdraftOptions(Body):
 
     tokens: bool = False  # each stream chunk says which tokens were drafted
     verify: Annotated[int, Field(ge=0, le=15)] | None = None  # a fixed verify length; 0 = plain
+
+
+class Extended(Body):
+    """A body with the extension field."""
+
+    flashdraft: FlashdraftOptions | None = None
+
+    @property
+    def drafting(self) -> FlashdraftOptions:
+        """The extension's settings, its defaults where it is not given."""
+        return self.flashdraft or FlashdraftOptions()
 
 
 class StreamOptions(Body):
@@ -91,7 +109,7 @@ class FunctionTool(Body):
     cache_control: Advisory
 
 
-class SamplingFields(Body):
+class SamplingFields(Extended):
     """How tokens are chosen and when an answer ends: chat completions and completions."""
 
     model: str
@@ -106,8 +124,8 @@ class SamplingFields(Body):
     max_tokens: int | None = None
     min_tokens: int | None = None
     ignore_eos: bool | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
     repetition_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
     stream: bool | None = None
@@ -117,7 +135,6 @@ class SamplingFields(Body):
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     structured_outputs: StructuredOutputs | None = None
-    flashdraft: FlashdraftOptions | None = None
     user: Advisory
     metadata: Advisory
     store: Advisory

@@ -6,15 +6,23 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from flashdraft.server.schemas_common import Advisory, Body, FlashdraftOptions
+from flashdraft.server.schemas_common import Advisory, Body, Extended, one_of
 
+_BLOCKS = (
+    "text",
+    "thinking",
+    "redacted_thinking",
+    "tool_use",
+    "tool_result",
+    "tool_reference",
+)
 _MEDIA = ("image", "document", "container_upload", "search_result")
 
 
 class ContentBlock(Body):
     """A block of a message; the fields that count depend on its type."""
 
-    type: str
+    type: Annotated[str, one_of(*_BLOCKS)]
     text: str | None = None  # text
     thinking: str | None = None  # thinking
     id: str | None = None  # tool_use
@@ -46,16 +54,6 @@ class ContentBlock(Body):
         return kind
 
 
-_BLOCKS = (
-    "text",
-    "thinking",
-    "redacted_thinking",
-    "tool_use",
-    "tool_result",
-    "tool_reference",
-)
-
-
 class AnthropicMessage(Body):
     """One turn."""
 
@@ -66,7 +64,7 @@ class AnthropicMessage(Body):
 class AnthropicTool(Body):
     """A tool of the client's; hosted tools have another type and are refused."""
 
-    type: str | None = None
+    type: Annotated[str | None, one_of("custom")] = None
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
     description: str | None = None
     input_schema: dict[str, Any] | None = None
@@ -136,7 +134,7 @@ class CountTokensRequest(Body):
     speed: Advisory
 
 
-class MessagesRequest(CountTokensRequest):
+class MessagesRequest(CountTokensRequest, Extended):
     """/v1/messages."""
 
     max_tokens: Annotated[int, Field(ge=1)]
@@ -145,7 +143,6 @@ class MessagesRequest(CountTokensRequest):
     top_p: float | None = None
     top_k: int | None = None
     stream: bool | None = None
-    flashdraft: FlashdraftOptions | None = None
     metadata: Advisory
     service_tier: Advisory
     inference_geo: Advisory

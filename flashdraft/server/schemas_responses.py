@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator
 
 from flashdraft.server.schemas_chat import ReasoningEffort
-from flashdraft.server.schemas_common import Advisory, Body, FlashdraftOptions, StreamOptions
+from flashdraft.server.schemas_common import Advisory, Body, Extended, StreamOptions, one_of
 
 _TEXT_PARTS = ("input_text", "output_text", "text", "refusal", "summary_text", "reasoning_text")
 
@@ -15,7 +15,7 @@ _TEXT_PARTS = ("input_text", "output_text", "text", "refusal", "summary_text", "
 class ResponsePart(Body):
     """A part of an item's content."""
 
-    type: str
+    type: Annotated[str, one_of(*_TEXT_PARTS)]
     text: str | None = None
     refusal: str | None = None
     annotations: Advisory
@@ -134,7 +134,7 @@ class ReasoningOptions(Body):
     context: Advisory
 
 
-class ResponsesRequest(Body):
+class ResponsesRequest(Extended):
     """/v1/responses, without state: the whole conversation is the input."""
 
     model: str
@@ -159,7 +159,6 @@ class ResponsesRequest(Body):
     truncation: Literal["disabled"] | None = None
     background: Literal[False] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    flashdraft: FlashdraftOptions | None = None
     include: list[str] | None = None
     metadata: Advisory
     store: Advisory

@@ -22,6 +22,7 @@ from flashdraft.server.asgi import header, header_values, send_answer, send_erro
 from flashdraft.server.settings import ServerSettings, is_loopback
 
 OPEN_PATHS = ("/health",)  # need no key
+PAGE_FILES = "/page/"
 ANY_HOST = "*"
 _LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 _HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([^\s:/\\@\[\]]+))(?::\d{1,5})?")
@@ -104,7 +105,8 @@ class Gate:
             if hmac.compare_digest(_digest(given), self._key_digest):
                 return None
         # A browser that opens the page asks its user for the key; programs send a header.
-        scheme = "Basic" if scope["path"] == "/" else "Bearer"
+        is_page = scope["path"] == "/" or scope["path"].startswith(PAGE_FILES)
+        scheme = "Basic" if is_page else "Bearer"
         return ApiError(
             401,
             "The API key is missing or wrong; send it as 'Authorization: Bearer KEY' or "

@@ -5,30 +5,30 @@ from __future__ import annotations
 import asyncio
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 from fastapi import APIRouter, HTTPException, Request
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from flashdraft.chat.templates import render_chat
 from flashdraft.core import VERSION
 from flashdraft.errors import RequestError
-from flashdraft.server.api_errors import UnknownModelError, json_response
+from flashdraft.server.api_errors import SERVICE_RESPONSES, FieldError, json_response
 from flashdraft.server.engine_client import EngineClient, EngineState
 from flashdraft.server.metrics import Metrics
 from flashdraft.server.prometheus import CONTENT_TYPE
+from flashdraft.server.questions import conversation_ids
+from flashdraft.server.schemas_common import Body
 from flashdraft.server.security import page_headers
 from flashdraft.server.serving import Serving
 
+MAX_TOKENIZED = 2 * 1024 * 1024  # characters
 PAGE_FOLDER = Path(__file__).parent / "page"
 _PAGE_TYPES = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 
 
-class TokenizeRequest(BaseModel):
+class TokenizeRequest(Body):
     """A text, or a conversation in the model's chat format."""
-
-    model_config = ConfigDict(extra="forbid")
 
     model: str | None = None
     prompt: str | None = None
@@ -38,24 +38,22 @@ class TokenizeRequest(BaseModel):
     add_generation_prompt: bool = True
 
 
-class DetokenizeRequest(BaseModel):
+class DetokenizeRequest(Body):
     """Token ids to turn into text."""
 
-    model_config = ConfigDict(extra="forbid")
-
     model: str | None = None
-    tokens: list[int] = Field(max_length=1_000_000)
+    tokens: Annotated[list[int], Field(fail_fast=True)]
     skip_special_tokens: bool = False
 
 
 def router(serving: Serving) -> APIRouter:
     """The routes of one server."""
-    routes = APIRouter()
+    routes = APIRouter(responses=SERVICE_RESPONSES)
     engine = cast(EngineClient, serving.engine)
     metrics = cast(Metrics, serving.metrics)
     started_at = datetime.now(UTC)
 
-    @routes.get("/health")
+    @routes.get("/health", responses={503: {"description": "The engine takes no requests."}})
     async def health() -> JSONResponse:
         is_ready = engine.state is EngineState.READY
         content = {"status": engine.state.value, "detail": engine.detail}
@@ -66,7 +64,7 @@ def router(serving: Serving) -> APIRouter:
     async def version() -> dict[str, str]:
         return {"version": VERSION}
 
-    @routes.get("/metrics")
+    @routes.get("/metrics", response_class=PlainTextResponse)
     async def show_metrics() -> PlainTextResponse:
         return PlainTextResponse(metrics.render(), media_type=CONTENT_TYPE)
 
@@ -81,9 +79,7 @@ def router(serving: Serving) -> APIRouter:
 
     @routes.get("/v1/models/{model_id:path}")
     async def model(request: Request, model_id: str) -> dict[str, Any]:
-        if model_id not in serving.model_names:
-            served = ", ".join(map(repr, serving.model_names))
-            raise UnknownModelError(f"The model {model_id!r} is not served here; use {served}.")
+        serving.check_model(model_id)
         describe = _anthropic_model if _speaks_anthropic(request) else _openai_model
         return describe(serving, model_id, started_at)
 
@@ -93,48 +89,52 @@ def router(serving: Serving) -> APIRouter:
 
 
 def _add_token_routes(routes: APIRouter, serving: Serving) -> None:
+    @routes.get("/tokenizer_info")
+    async def tokenizer_info() -> dict[str, Any]:
+        """What evaluation harnesses ask for to tokenize here (vLLM's route)."""
+        tokenizer = serving.tokenizer
+        sizes = {"model_max_length": serving.engine.info.max_context}
+        return {**tokenizer.special_tokens, **sizes, "chat_template": tokenizer.chat_template}
+
     @routes.post("/tokenize")
     async def tokenize(body: TokenizeRequest) -> Response:
         if body.model is not None:
             serving.check_model(body.model)
-
-        def answer() -> Response:  # in a thread: many tokens must not stop the other requests
-            tokens = _tokens(serving, body)
-            limit = serving.engine.info.max_context
-            return json_response({"tokens": tokens, "count": len(tokens), "max_model_len": limit})
-
-        return await asyncio.to_thread(answer)
+        tokens = await _tokens(serving, body)
+        limit = serving.engine.info.max_context
+        content = {"tokens": tokens, "count": len(tokens), "max_model_len": limit}
+        return await asyncio.to_thread(json_response, content)
 
     @routes.post("/detokenize")
     async def detokenize(body: DetokenizeRequest) -> dict[str, str]:
         if body.model is not None:
             serving.check_model(body.model)
-        size = serving.engine.info.vocab_size
+        size, limit = serving.engine.info.vocab_size, 2 * serving.engine.info.max_context
+        if len(body.tokens) > limit:
+            raise FieldError(
+                "tokens",
+                f"tokens has {len(body.tokens)} entries; at most {limit}, twice the context.",
+            )
         wrong = next((token for token in body.tokens if not 0 <= token < size), None)
         if wrong is not None:
-            raise RequestError(f"tokens holds {wrong}; token ids are from 0 to {size - 1}.")
+            raise FieldError("tokens", f"tokens holds {wrong}; token ids are from 0 to {size - 1}.")
         decode = serving.tokenizer.decode
         return {"prompt": await asyncio.to_thread(decode, body.tokens, body.skip_special_tokens)}
 
 
-def _tokens(serving: Serving, body: TokenizeRequest) -> list[int]:
+async def _tokens(serving: Serving, body: TokenizeRequest) -> list[int]:
     if (body.prompt is None) == (body.messages is None):
         raise RequestError("Give either prompt or messages.")
     if body.prompt is not None:
-        return serving.encode(body.prompt, add_special=body.add_special_tokens)
-    messages = body.messages or []
-    if len(messages) > serving.settings.max_messages:
-        raise RequestError(
-            f"messages has {len(messages)} entries; at most {serving.settings.max_messages} may be "
-            "given."
-        )
-    text = render_chat(
-        serving.tokenizer,
-        messages,
-        tools=body.tools,
-        add_generation_prompt=body.add_generation_prompt,
+        if len(body.prompt) > MAX_TOKENIZED:
+            raise FieldError(
+                "prompt",
+                f"prompt has {len(body.prompt)} characters; at most {MAX_TOKENIZED} are tokenized.",
+            )
+        return await serving.tokenize(body.prompt, body.add_special_tokens)
+    return await conversation_ids(
+        serving, body.messages or [], body.tools, add_generation_prompt=body.add_generation_prompt
     )
-    return serving.encode(text)
 
 
 def _add_page(routes: APIRouter) -> None:

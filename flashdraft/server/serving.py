@@ -5,8 +5,11 @@ Routes never reach past this: no module holds a server's state.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 from flashdraft.chat.response import sampling_defaults
@@ -16,6 +19,10 @@ from flashdraft.models.tokenizer import Tokenizer
 from flashdraft.server.api_errors import ApiError, UnknownModelError
 from flashdraft.server.engine_client import EngineInfo
 from flashdraft.server.settings import ServerSettings
+from flashdraft.server.token_texts import TokenTexts
+
+LONG_TEXT = 16 * 1024  # characters; texts that are longer take noticeable time to tokenize
+LONG_AT_ONCE = 2  # of them; the others wait, and short ones do not wait for them
 
 
 class Engine(Protocol):
@@ -47,10 +54,25 @@ class Serving:
         """What clients may call the model; answers carry the name that was asked for."""
         return self.settings.served_model_names or (self.engine.info.model,)
 
-    @property
+    @cached_property
     def sampling_defaults(self) -> dict[str, Any]:
         """What a request gets where it says nothing: the checkpoint's advice, else OpenAI's 1.0."""
         return {"temperature": 1.0, **sampling_defaults(self.engine.info.generation_config)}
+
+    @cached_property
+    def token_texts(self) -> TokenTexts:
+        """The texts of single tokens; made once, for a large vocabulary takes a second."""
+        return TokenTexts(self.tokenizer)
+
+    async def tokenize(self, text: str, add_special: bool = False) -> list[int]:
+        """Token ids of a prompt's text, made in a thread: other requests go on meanwhile."""
+        threads = self._few_threads if len(text) > LONG_TEXT else None
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(threads, self.encode, text, add_special)
+
+    @cached_property
+    def _few_threads(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(LONG_AT_ONCE, "flashdraft-tokenize")
 
     def encode(self, text: str, add_special: bool = False) -> list[int]:
         """Token ids of a prompt's text; one that cannot fit is refused without tokenizing it."""
@@ -60,7 +82,19 @@ class Serving:
                 f"The prompt has {len(text)} characters; the context holds {limit} tokens. "
                 "Shorten it."
             )
-        return self.tokenizer.encode(text, add_special)
+        if len(text) <= LONG_TEXT:
+            return self.tokenizer.encode(text, add_special)
+        # unlike `encode` this lets the other threads of Python run
+        (ids,) = self.tokenizer.encode_batch([text])
+        before, after = self._around_text if add_special else ([], [])
+        return [*before, *ids, *after]
+
+    @cached_property
+    def _around_text(self) -> tuple[list[int], list[int]]:
+        """The special tokens that stand before and after a text."""
+        bare, whole = self.tokenizer.encode("a"), self.tokenizer.encode("a", add_special=True)
+        begin = next(n for n in range(len(whole)) if whole[n : n + len(bare)] == bare)
+        return whole[:begin], whole[begin + len(bare) :]
 
     def check_model(self, name: str) -> None:
         """Refuse a model that is not served."""

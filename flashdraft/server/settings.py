@@ -45,7 +45,7 @@ class ServerSettings:
     max_connections: int = 512
     request_timeout_s: float = 3600.0
     body_timeout_s: float = 60.0  # for a request's body to arrive
-    write_timeout_s: float = 120.0  # for a client to read anything at all of what is sent
+    write_timeout_s: float = 60.0  # for a client to read anything at all of what is sent
     drain_timeout_s: float = 30.0
     engine_timeout_s: float = 300.0  # without a step while there is work: the engine hangs
     max_restarts: int = 5  # of the engine in a row

@@ -19,6 +19,7 @@ from starlette.types import Receive, Scope, Send
 
 from flashdraft.server.api_errors import ApiError, as_api_error, json_text
 from flashdraft.server.disconnect import run_until_disconnect
+from flashdraft.server.logs import current_record
 
 PATIENCE_S = 2.0  # for the first part, before the status line is sent
 KEEP_ALIVE_S = 15.0  # of silence; proxies close idle connections after a minute or less
@@ -118,4 +119,8 @@ async def _guarded(
         async for event in events:
             yield event
     except Exception as error:
-        yield failure(as_api_error(error))
+        told = as_api_error(error)
+        record = current_record()
+        if record is not None:  # the status that was sent says nothing of it
+            record.is_broken, record.error = True, told.code or f"status {told.status}"
+        yield failure(told)

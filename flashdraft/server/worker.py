@@ -5,6 +5,8 @@ object. The process loads the model, then takes what the front sends between two
 back what every step committed. It knows neither HTTP nor text formats. It lives as long as the
 front's end is open, and one request's failure ends that request alone.
 
+A grammar is compiled in a thread (admission.py), so that no stream waits for another's schema.
+
 To the front: loading, ready or failed; refused, step. From it: submit, cancel.
 """
 
@@ -27,6 +29,7 @@ from flashdraft.core import FinishReason, TokenEvent
 from flashdraft.engine.engine import Engine
 from flashdraft.errors import FlashdraftError
 from flashdraft.llm import LLM
+from flashdraft.server.admission import Admission, Admitted
 from flashdraft.server.wire import (
     FrameReader,
     Message,
@@ -52,23 +55,33 @@ class Worker:
         self._connection = connection
         self._engine = engine
         self._frames = FrameReader()
+        compiler = engine._compile  # the one that it compiles with: what the thread made is kept
+        self._admission = None if compiler is None else Admission(compiler)
         self._queued: dict[str, float] = {}  # requests no step has begun, and when they came
 
     def run(self) -> None:
         """Serve until the front closes its end."""
-        while self._take_commands():
-            if self._engine.has_work:
-                self._step()
+        try:
+            while self._take_commands():
+                if self._engine.has_work:
+                    self._step()
+        finally:
+            if self._admission is not None:
+                self._admission.close()
 
     def _take_commands(self) -> bool:
         """Take everything that waits; while there is no work, wait for it. False at the end."""
         timeout = 0 if self._engine.has_work else None
-        while select.select([self._connection], [], [], timeout)[0]:
-            data = self._connection.recv(_RECEIVE_BYTES)
-            if not data:
-                return False
-            for message in self._frames.feed(data):
-                self._obey(message)
+        sources = [one for one in (self._connection, self._admission) if one is not None]
+        while readable := select.select(sources, [], [], timeout)[0]:
+            if self._connection in readable:
+                data = self._connection.recv(_RECEIVE_BYTES)
+                if not data:
+                    return False
+                for message in self._frames.feed(data):
+                    self._obey(message)
+            for one in self._admission.take() if self._admission in readable else ():
+                self._queue(one)
             timeout = 0
         return True
 
@@ -76,20 +89,34 @@ class Worker:
         if message["type"] == "submit":
             self._submit(message["request"])
         elif message["type"] == "cancel":
-            self._engine.cancel(message["id"])
+            if self._admission is None or not self._admission.drop(message["id"]):
+                self._engine.cancel(message["id"])
         else:
             raise WireError(f"The front sends a message of type {message['type']!r}.")
 
     def _submit(self, content: Mapping[str, Any]) -> None:
         try:
             request = request_from_dict(content)
-            self._engine.submit(request)
-            self._queued[request.id] = time.monotonic()
         except FlashdraftError as error:
             self._refuse(content["id"], type(error).__name__, str(error))
+            return
+        if request.grammar is not None and self._admission is not None:
+            self._admission.add(request)
+        else:
+            self._queue(Admitted(request, time.monotonic(), None))
+
+    def _queue(self, admitted: Admitted) -> None:
+        request, came_at, refusal = admitted
+        try:
+            if refusal is not None:
+                raise refusal
+            self._engine.submit(request)
+            self._queued[request.id] = came_at
+        except FlashdraftError as error:
+            self._refuse(request.id, type(error).__name__, str(error))
         except Exception as error:  # our own mistake, yet this request's alone
             log.exception("a request could not be submitted")
-            self._refuse(content["id"], "FlashdraftError", f"{type(error).__name__}: {error}")
+            self._refuse(request.id, "FlashdraftError", f"{type(error).__name__}: {error}")
 
     def _refuse(self, request_id: str, kind: str, message: str) -> None:
         self._send({"type": "refused", "id": request_id, "kind": kind, "message": message})

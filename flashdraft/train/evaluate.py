@@ -109,10 +109,9 @@ def evaluate_offline(
     """Accepted lengths on stored greedy answers.
 
     max_tokens is the limit under which they were generated: the engine drafts no further than it,
-    and a shorter block may draft other tokens. None = the limit that the answers know of, if any.
-    verify is the most draft tokens sent to the target; None = all of a block.
+    and a shorter block may draft other tokens. None = it was far away. verify is the most draft
+    tokens sent to the target; None = all of a block.
     """
-    max_tokens = answers.max_tokens if max_tokens is None else max_tokens
     longest = int(answers.starts.diff().max()) if len(answers) else 0
     if longest > max_rows:
         raise TrainingError(

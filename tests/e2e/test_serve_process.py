@@ -170,6 +170,18 @@ def test_ten_megabytes_are_refused_and_the_answer_is_heard(server: Running) -> N
     assert status == 413 and "bytes" in answer["error"]["message"]
 
 
+def test_small_answers_come_at_once(server: Running) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+    seconds = []
+    with contextlib.closing(connection):
+        for _ in range(15):
+            began = time.monotonic()
+            connection.request("GET", "/version")
+            connection.getresponse().read()
+            seconds.append(time.monotonic() - began)
+    assert sorted(seconds)[7] < 0.03  # a delayed acknowledgement takes 0.04 s
+
+
 def test_a_prompt_beyond_the_context_is_refused(server: Running) -> None:
     body = server.completion(prompt=[5] * 100_000)
     status, answer = server.ask("/v1/completions", body)
@@ -258,6 +270,49 @@ def test_other_hosts_need_a_key(
 def test_an_unknown_model_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["serve", str(tmp_path / "nothing"), "--port", "0"]) == 2
     assert "nothing" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [("--max-batch", "0"), ("--max-context", "1"), ("--cache-gb", "0"), ("--draft", "nowhere/x")],
+)
+def test_a_wrong_flag_is_known_before_anything_is_loaded(
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    flag: str,
+    value: str,
+) -> None:
+    def fail(*_: object) -> None:
+        raise AssertionError("the model was being loaded")
+
+    monkeypatch.setattr("flashdraft.cli.serve._load_tokenizer", fail)
+    assert main(["serve", str(folder), "--port", "0", flag, value]) == 2
+    error = capsys.readouterr().err
+    assert value in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_while_the_model_loads_is_heard_at_once(
+    folder: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    errors = tmp_path / "err.log"
+    command = [sys.executable, "-m", "flashdraft", "serve", str(folder), "--port", "0"]
+    with errors.open("w") as err:
+        process = subprocess.Popen(command, stderr=err, text=True, start_new_session=True)
+    try:
+        until(lambda: "Loading" in errors.read_text(), START_S)
+        time.sleep(0.2)  # the engine's process imports torch for longer than that
+        assert "Serving" not in errors.read_text()
+        process.send_signal(number)
+        began = time.monotonic()
+        assert process.wait(10) == 0
+        assert time.monotonic() - began < 5
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+    assert errors.read_text().splitlines()[-1] == "Stopped before the model was loaded."
 
 
 def test_a_model_that_does_not_load_is_an_error_of_the_command(

@@ -100,10 +100,10 @@ def seed() -> None:
     torch.manual_seed(0)
 
 
-def triton_kernels(dtype: torch.dtype) -> Any:
+def triton_kernels(dtype: torch.dtype, exact: bool = False) -> Any:
     from flashdraft.kernels.triton_backend import TritonKernels
 
-    return TritonKernels(CUDA, dtype)
+    return TritonKernels(CUDA, dtype, exact)
 
 
 def make_batch(case: Case) -> tuple[Tensor, Tensor, Tensor, PageView]:
@@ -178,14 +178,13 @@ def plan_of(
 
 
 @pytest.mark.parametrize("name", ["widths 64", "widths 256 window", "widths 512"])
-def test_under_one_plan_a_row_does_not_depend_on_its_block(name: str) -> None:
-    from flashdraft.kernels.triton_attention import paged_attention
-
+def test_exact_attention_of_a_row_does_not_depend_on_its_block(name: str) -> None:
     case = CASES[name]
     query, keys, values, view = make_batch(case)
-    plan = plan_of(triton_kernels(case.dtype), query, keys, values, view, case.window)
-    rule = make_rule(case)
-    together = paged_attention(query, keys, values, view, plan, **rule)
+    kernels, rule = triton_kernels(case.dtype, exact=True), make_rule(case)
+    together = kernels.attention(query, keys, values, view, **rule)
+    error = together.float() - reference(query, keys, values, view, rule)
+    assert error.abs().max() <= LARGEST[case.dtype]
     owner = torch.tensor([s for s, rows in enumerate(case.rows) for _ in range(rows)]).to(CUDA)
     place = torch.arange(len(owner)).to(CUDA) - view.query_start[owner]
     alone = replace(
@@ -195,12 +194,13 @@ def test_under_one_plan_a_row_does_not_depend_on_its_block(name: str) -> None:
         block_table=view.block_table[owner],
         max_query_len=1,
     )
-    assert torch.equal(paged_attention(query, keys, values, alone, plan, **rule), together)
+    assert torch.equal(kernels.attention(query, keys, values, alone, **rule), together)
 
 
-def test_attention_can_be_captured_and_replayed_with_other_lengths() -> None:
+@pytest.mark.parametrize("window", [None, 1024])
+def test_attention_can_be_captured_and_replayed_with_other_lengths(window: int | None) -> None:
     """No launch waits for the device, and what a graph reads may change between replays."""
-    case = Case(*MID, (4, 4), (3000, 500))
+    case = Case(*MID, (4, 4), (40000, 500), window)
     query, keys, values, view = make_batch(case)
     keys, values, rule = keys.nan_to_num(), values.nan_to_num(), make_rule(case)
     kernels = triton_kernels(case.dtype)
@@ -208,7 +208,8 @@ def test_attention_can_be_captured_and_replayed_with_other_lengths() -> None:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         found = kernels.attention(query, keys, values, view, **rule)
-    for contexts in ((3000, 500), (17, 0), (1, 400)):
+    view.block_table.clamp_(0, keys.shape[0] - 1)
+    for contexts in ((40000, 500), (17, 0), (1, 400), (9000, 499)):
         view.context_lens.copy_(torch.tensor(contexts))
         graph.replay()
         expected = reference(query, keys, values, view, rule)

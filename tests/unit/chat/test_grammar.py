@@ -12,15 +12,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tokenizers
-from tokenizers import AddedToken, decoders, models
 
 from flashdraft.chat.grammar import MAX_KEPT, MAX_TEXT, LlguidanceCompiler, grammar_compiler
 from flashdraft.core import FinishReason, Generation, GrammarSpec, SamplingParams
 from flashdraft.errors import RequestError
 from flashdraft.llm import LLM
 from flashdraft.models.tokenizer import Tokenizer
-from tests.tiny import END_OF_TURN, VOCAB_SIZE, make_tiny_checkpoint, make_tiny_tokenizer
+from tests.tiny import (
+    END_OF_TURN,
+    VOCAB_SIZE,
+    make_byte_fallback_tokenizer,
+    make_tiny_checkpoint,
+    make_tiny_tokenizer,
+)
 
 TINY = Tokenizer(make_tiny_tokenizer())
 COMPILE = LlguidanceCompiler(TINY, VOCAB_SIZE, [END_OF_TURN])
@@ -65,18 +69,6 @@ def schema(value: Any) -> GrammarSpec:
 
 def choice(*texts: str) -> GrammarSpec:
     return GrammarSpec("choice", json.dumps(texts))
-
-
-def byte_fallback_tokenizer() -> Tokenizer:
-    """In Gemma's manner: single characters, and byte tokens for what is not in the vocabulary."""
-    tokens = ["<pad>", "<mark>", "<eos>", *(f"<0x{byte:02X}>" for byte in range(256)), *"▁abcxEND"]
-    vocab = {token: index for index, token in enumerate(tokens)}
-    backend = tokenizers.Tokenizer(models.BPE(vocab, [], unk_token="<pad>", byte_fallback=True))
-    backend.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-    )
-    backend.add_special_tokens([AddedToken(one, special=True) for one in tokens[:3]])
-    return Tokenizer(backend)
 
 
 def takes(spec: GrammarSpec, text: str, compiler: LlguidanceCompiler = COMPILE) -> bool:
@@ -177,7 +169,7 @@ def test_text_that_looks_like_a_special_token_is_text(spec: GrammarSpec) -> None
 
 @pytest.mark.parametrize("text", ["ab é🙂", "日本"])
 def test_a_tokenizer_with_byte_tokens(text: str) -> None:
-    tokenizer = byte_fallback_tokenizer()
+    tokenizer = Tokenizer(make_byte_fallback_tokenizer())
     compiler = LlguidanceCompiler(tokenizer, tokenizer.vocab_size + 21, [2])
     matcher = compiler(choice(text, "x")).start()
     spelled = [index for letter in text for index in _spell(tokenizer, letter)]

@@ -6,8 +6,6 @@ import random
 from collections.abc import Sequence
 
 import pytest
-import tokenizers
-from tokenizers import AddedToken, decoders, models
 
 from flashdraft.core import FinishReason, Request, SamplingParams, TokenEvent
 from flashdraft.engine.config import EngineConfig
@@ -15,24 +13,15 @@ from flashdraft.engine.engine import Engine
 from flashdraft.engine.output import TextOutput
 from flashdraft.models.tokenizer import StreamDecoder, Tokenizer
 from tests import zoo
-from tests.tiny import make_tiny_tokenizer
+from tests.tiny import make_byte_fallback_tokenizer, make_tiny_tokenizer
 
 MARK = 1  # a special token's id in both tokenizers
 
 
-def byte_fallback_tokenizer() -> Tokenizer:
-    """In Gemma's manner: single characters, and byte tokens for what is not in the vocabulary."""
-    tokens = ["<pad>", "<mark>", "<eos>", *(f"<0x{byte:02X}>" for byte in range(256)), *"▁abcxEND"]
-    vocab = {token: index for index, token in enumerate(tokens)}
-    backend = tokenizers.Tokenizer(models.BPE(vocab, [], unk_token="<pad>", byte_fallback=True))
-    backend.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-    )
-    backend.add_special_tokens([AddedToken(one, special=True) for one in tokens[:3]])
-    return Tokenizer(backend)
-
-
-TOKENIZERS = {"bytes": Tokenizer(make_tiny_tokenizer()), "fallback": byte_fallback_tokenizer()}
+TOKENIZERS = {
+    "bytes": Tokenizer(make_tiny_tokenizer()),
+    "fallback": Tokenizer(make_byte_fallback_tokenizer()),
+}
 
 
 def merged(pieces: Sequence[str | int]) -> list[str | int]:

@@ -31,9 +31,10 @@ class FakeTritonKernels:
 
     name = "triton"
 
-    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(self, device: torch.device, dtype: torch.dtype, exact: bool) -> None:
         self.device = device
         self.dtype = dtype
+        self.exact = exact
 
 
 @pytest.fixture
@@ -57,6 +58,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
 
 
 @pytest.fixture
@@ -123,6 +125,39 @@ def test_without_triton_cuda_falls_back_to_torch_with_a_warning(
     assert (kernels.device.type, kernels.dtype) == ("cuda", torch.bfloat16)
     (warning,) = [r for r in caplog.records if r.levelno == logging.WARNING]
     assert "flashdraft[gpu]" in warning.getMessage()
+
+
+@pytest.mark.usefixtures("cuda", "triton")
+def test_an_old_gpu_falls_back_to_torch_with_a_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    assert isinstance(select_kernels("cuda", "auto"), TorchKernels)
+    (warning,) = [r for r in caplog.records if r.levelno == logging.WARNING]
+    assert "capability 7.5" in warning.getMessage() and "8.0" in warning.getMessage()
+    with pytest.raises(RequestError, match="exact=True.*7.5.*device='cpu'"):
+        select_kernels("cuda", "auto", exact=True)
+
+
+@pytest.mark.usefixtures("cuda", "triton")
+def test_exact_reaches_the_gpu_kernels() -> None:
+    kernels: Any = select_kernels("cuda", "auto", exact=True)
+    assert kernels.exact
+    kernels = select_kernels("cuda", "auto")
+    assert not kernels.exact
+
+
+@pytest.mark.usefixtures("native")
+@pytest.mark.parametrize("dtype", ["auto", "bfloat16"])
+def test_the_cpu_is_exact_in_any_case(dtype: str) -> None:
+    assert type(select_kernels("cpu", dtype, exact=True)) is type(select_kernels("cpu", dtype))
+
+
+@pytest.mark.usefixtures("cuda")
+def test_exact_without_triton_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "flashdraft.kernels.triton_backend", None)
+    with pytest.raises(RequestError, match="exact=True.*flashdraft\\[gpu\\].*device='cpu'"):
+        select_kernels("cuda", "auto", exact=True)
 
 
 @pytest.mark.usefixtures("cuda")

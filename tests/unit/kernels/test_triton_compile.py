@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -25,7 +26,14 @@ from flashdraft.kernels.interface import (
     QKVSpec,
     RopeTable,
 )
-from flashdraft.kernels.triton_plan import DeviceLimits, plan_attention
+from flashdraft.kernels.triton_plan import (
+    DeviceLimits,
+    plan_attention,
+    plan_best,
+    plan_exact_attention,
+    plan_exact_linear,
+    plan_linear,
+)
 
 HOPPER = DeviceLimits(num_processors=132, shared_bytes=227 * 1024)
 TYPES = {
@@ -41,9 +49,13 @@ EXPLICIT = BlockMask(explicit=torch.ones(2, 16, 16, dtype=torch.bool))
 ATTENTION: dict[str, tuple[torch.dtype, int, tuple[int, int], int, int, int | None, BlockMask]] = {
     "verify 64 explicit": (torch.float16, 64, (9, 3), 16, 100, None, EXPLICIT),
     "verify 512 split": (torch.bfloat16, 512, (32, 4), 16, 4096, 2048, BIDIRECTIONAL),
+    "exact 256": (torch.bfloat16, 256, (32, 16), 1, 4096, 1024, CAUSAL),
     "decode 64 split": (torch.float32, 64, (9, 3), 1, 1000, None, CAUSAL),
 }
-KERNELS = {"_attend", "_merge", "_norm", "_gate", "_prepare"}
+KERNELS = {"_attend", "_merge", "_norm", "_gate", "_prepare", "_multiply", "_best_of_tile"}
+KERNELS |= {"_best_of_tiles"}
+PREFETCHING = {"_multiply", "_best_of_tile", "_down_one"}
+STREAMING = {"_attend", "_multiply", "_best_of_tile"}  # these must copy while they compute
 
 
 class Catcher:
@@ -52,12 +64,20 @@ class Catcher:
     def __init__(self, function: Any, compiled: list[tuple[str, int]]) -> None:
         self.function = function
         self.compiled = compiled
+        self.waits: list[bool] = []  # of each launch: whether it copies only between computing
 
     def __getitem__(self, grid: tuple[int, ...]) -> Any:
         assert all(size > 0 for size in grid)
         return self.compile
 
-    def compile(self, *values: Any, num_warps: int, num_stages: int = 3, **named: Any) -> None:
+    def compile(
+        self,
+        *values: Any,
+        num_warps: int,
+        launch_pdl: bool,
+        num_stages: int = 3,
+        **named: Any,
+    ) -> None:
         import triton
         from triton.backends.compiler import GPUTarget
         from triton.compiler import ASTSource
@@ -77,9 +97,33 @@ class Catcher:
         kernel = triton.compile(
             ASTSource(self.function, types, constants, hints),
             target=GPUTarget("cuda", 90, 32),
-            options={"num_warps": num_warps, "num_stages": num_stages},
+            options={
+                "num_warps": num_warps,
+                "num_stages": num_stages,
+                "launch_pdl": launch_pdl,
+            },
         )
+        check_overlap(self.function.__name__, launch_pdl, kernel.asm["ptx"])
         self.compiled.append((self.function.__name__, kernel.metadata.shared))
+        is_half = any(kind in types.values() for kind in ("*bf16", "*fp16"))
+        self.waits.append(is_half and "cp.async" not in kernel.asm["ptx"])
+
+
+def check_overlap(name: str, launch_pdl: bool, ptx: str) -> None:
+    """Every kernel may start early, and touches memory only after it has waited."""
+    assert launch_pdl, f"{name} is launched plainly"
+    assert "griddepcontrol.launch_dependents" in ptx, f"{name} does not signal"
+    before, found, after = ptx.partition("griddepcontrol.wait")
+    assert found and "griddepcontrol.wait" not in after, f"{name} must wait exactly once"
+    accesses = {"st.global", "atom.", "red.", "ld.global", "cp.async"}
+    if name == "_down_one":  # _up_one's promise: triton_launch.py, rule 2
+        accesses -= {"ld.global"}
+    early = {access for access in accesses if access in before}
+    assert not early, f"{name}: {early} before its wait"
+    assert not re.search(r"\bret;", before), f"{name} may end without having waited"
+    assert ("prefetch.global.L2" in before) == (name in PREFETCHING), name
+    if name == "_up_one":
+        assert "griddepcontrol.launch_dependents" in after, "_down_one relies on its wait"
 
 
 def compile_attention(name: str) -> None:
@@ -97,7 +141,8 @@ def compile_attention(name: str) -> None:
         max_key_len=num_keys,
     )
     query = torch.empty(num_rows, heads, head_dim, dtype=dtype)
-    plan = plan_attention(query, cache, view, window, HOPPER)
+    make_plan = plan_exact_attention if name.startswith("exact") else plan_attention
+    plan = make_plan(query, cache, view, window, HOPPER)
     assert (plan.num_splits > 1) == (num_keys >= 1000)
     paged_attention(query, cache, cache, view, plan, scale=1.0, window=window, mask=mask)
 
@@ -123,18 +168,40 @@ def compile_rows() -> None:
         kernels.prepare_qkv(qkv, spec, rope, rows, cache, cache, rows)
 
 
-def compile_everything() -> list[tuple[str, int]]:
-    """(kernel, bytes of shared memory) of every launch."""
-    from flashdraft.kernels import triton_attention, triton_rows
+def compile_linears() -> None:
+    from flashdraft.kernels.triton_linear import best_columns, multiply_rows
 
+    arrivals = torch.zeros(64, dtype=torch.int32)
+    x, weight = torch.empty(1, 2112).bfloat16(), torch.empty(256, 2112).bfloat16()
+    plans = [
+        plan_linear(16, 5376, 8192, 2, HOPPER),
+        plan_linear(64, 2816, 2112, 2, HOPPER),
+        plan_exact_linear(5376, 21504, 2, HOPPER),
+    ]
+    for plan in plans:
+        assert plan is not None and plan.num_splits > 1
+        multiply_rows(x, weight, plan, arrivals)
+    for num_rows in (16, 512):
+        best_columns(x, weight, plan_best(num_rows, 2, HOPPER), 1.0, 30.0)
+
+
+def compile_everything() -> dict[str, Any]:
+    """(kernel, bytes of shared memory) of every launch, and which kernels wait for their copies."""
+    from flashdraft.kernels import triton_attention, triton_launch, triton_linear, triton_rows
+
+    triton_launch.can_overlap = lambda device: True
     compiled: list[tuple[str, int]] = []
-    for module in (triton_attention, triton_rows):
+    catchers: dict[str, Catcher] = {}
+    for module in (triton_attention, triton_linear, triton_rows):
         for name in KERNELS & vars(module).keys():
-            setattr(module, name, Catcher(getattr(module, name), compiled))
+            catchers[name] = Catcher(getattr(module, name), compiled)
+            setattr(module, name, catchers[name])
     for name in ATTENTION:
         compile_attention(name)
     compile_rows()
-    return compiled
+    compile_linears()
+    waiting = [name for name, catcher in catchers.items() if any(catcher.waits)]
+    return {"compiled": compiled, "waiting": waiting}
 
 
 def test_every_kernel_compiles_and_fits_a_hopper_gpu(tmp_path: Path) -> None:
@@ -146,9 +213,10 @@ def test_every_kernel_compiles_and_fits_a_hopper_gpu(tmp_path: Path) -> None:
         [sys.executable, __file__], env=environment, capture_output=True, text=True, timeout=280
     )
     assert finished.returncode == 0, finished.stderr
-    compiled = json.loads(finished.stdout)
-    assert {name for name, _ in compiled} == KERNELS
-    assert [launch for launch in compiled if launch[1] > HOPPER.shared_bytes] == []
+    found = json.loads(finished.stdout)
+    assert {name for name, _ in found["compiled"]} == KERNELS
+    assert [launch for launch in found["compiled"] if launch[1] > HOPPER.shared_bytes] == []
+    assert not STREAMING & set(found["waiting"])
 
 
 if __name__ == "__main__":

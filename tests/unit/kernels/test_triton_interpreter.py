@@ -59,6 +59,10 @@ def split(num_splits: int, split_keys: int, plan: AttentionPlan = NARROW) -> Att
     return plan._replace(num_splits=num_splits, split_keys=split_keys)
 
 
+def spread(num_splits: int) -> AttentionPlan:
+    return NARROW._replace(num_splits=num_splits, split_keys=16, spread=True)
+
+
 MIXED = Case(rows=(1, 7, 0, 3), contexts=(33, 0, 5, 70))
 ATTENTION = {
     "decode": Case((1,), (40,), heads=(3, 1)),
@@ -87,6 +91,13 @@ ATTENTION = {
         (5,), (70,), window=20, mask="bidirectional", plan=split(4, 16)
     ),
     "split, explicit": Case((3,), (45,), mask="explicit", plan=split(4, 16)),
+    "spread, short and long": Case((3, 1, 2), (2, 60, 200), plan=spread(4)),
+    "spread, fewer keys than splits": Case((1, 2), (0, 5), plan=spread(4)),
+    "spread, window": Case((2, 3, 1), (90, 3, 40), window=30, plan=spread(3)),
+    "spread, bidirectional window": Case(
+        (5, 2), (70, 1), window=20, mask="bidirectional", plan=spread(3)
+    ),
+    "spread, explicit": Case((3, 2), (45, 0), mask="explicit", plan=spread(4)),
     "split, float16": Case((2,), (100,), dtype=torch.float16, plan=split(3, 64, WIDE)),
 }
 
@@ -166,7 +177,7 @@ def check_blind_row() -> None:
     mask = BlockMask(explicit=torch.tensor([[[True, False], [False, False]]]))
     from flashdraft.kernels.triton_attention import paged_attention
 
-    for plan in (NARROW, split(2, 16)):
+    for plan in (NARROW, split(2, 16), spread(3)):
         found = paged_attention(query, keys, values, view, plan, scale=1.0, window=None, mask=mask)
         first = values[view.block_table[0, 0], 0].repeat(1, 2).flatten()
         torch.testing.assert_close(found, torch.stack([first, torch.zeros(32)]))
@@ -229,15 +240,6 @@ def check_prepare(dtype: torch.dtype, spec: QKVSpec) -> None:
     torch.testing.assert_close(caches, expected_caches, **close)
 
 
-def check_experts() -> None:
-    """Composition: the backend's own gate inside the shared mixture of experts."""
-    kernels, reference = make_kernels(torch.float32), TorchKernels(CPU, torch.float32)
-    gate_up, down = list(torch.randn(3, 16, 8)), list(torch.randn(3, 8, 8))
-    chosen, weights = torch.tensor([[0, 2], [2, 1]]), torch.rand(2, 2)
-    arguments = (torch.randn(2, 8), gate_up, down, chosen, weights, Activation.GELU_TANH)
-    torch.testing.assert_close(kernels.experts(*arguments), reference.experts(*arguments))
-
-
 def norm_weight() -> Tensor:
     return torch.randn(12)
 
@@ -267,7 +269,6 @@ CHECKS: dict[str, Callable[[], None]] = {
     "prepare, no queries": lambda: check_prepare(
         torch.float32, QKVSpec(0, 2, 12, 1e-6, k_norm=norm_weight())
     ),
-    "experts": check_experts,
 }
 
 

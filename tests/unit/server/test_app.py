@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import json
 import sys
@@ -246,6 +247,24 @@ def test_the_key_covers_everything_but_health(tmp_path: Path) -> None:
                     assert answer.status == 401, path
             assert (await one.get("/health")).status == 200
             assert (await one.get("/version", x_api_key="secret")).status == 200
+            asked = {path: await one.get(path) for path in ("/", "/page/page.css", "/v1/models")}
+            schemes = [answer.headers["www-authenticate"].split()[0] for answer in asked.values()]
+            assert schemes == ["Basic", "Basic", "Bearer"]
+            basic = base64.b64encode(b"me:secret").decode()
+            for path in ("/", "/page/page.css", "/page/page_main.js", "/v1/models"):
+                assert (await one.get(path, authorization=f"Basic {basic}")).status == 200, path
+
+    run(scenario)
+
+
+def test_what_harnesses_must_know_of_the_tokenizer(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with server(tmp_path) as one:
+            assert (await one.get("/tokenizer_info")).json() == {
+                "eos_token": SPECIAL_TOKENS[2],
+                "model_max_length": 64,
+                "chat_template": CHAT_TEMPLATE,
+            }
 
     run(scenario)
 
@@ -255,6 +274,13 @@ def test_the_openapi_document_names_the_routes(tmp_path: Path) -> None:
         async with server(tmp_path) as one:
             document = (await one.get("/openapi.json")).json()
             assert {"/v1/models", "/tokenize", "/health"} <= document["paths"].keys()
+            for path, operations in document["paths"].items():
+                for operation in operations.values():
+                    assert {"200", "4XX", "5XX"} <= operation["responses"].keys(), path
+                    assert "422" not in operation["responses"], path
+            chat = document["components"]["schemas"]["ChatRequest"]["properties"]
+            assert chat["model"]["enum"] == ["fake"]
+            assert chat["presence_penalty"]["anyOf"][0]["maximum"] == 2
             assert (await one.get("/docs")).status == 404
 
     run(scenario)

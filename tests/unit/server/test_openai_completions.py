@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from flashdraft.core import GrammarSpec
+from flashdraft.errors import QueueFullError
 from tests.unit.server.scripted import CALL, Scripted
 from tests.unit.server.sse_reading import read_chunks
 
@@ -53,13 +55,17 @@ def test_prompts_of_every_form(prompt: Any, count: int) -> None:
     assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 2 * count
 
 
-def test_many_prompts_are_asked_a_few_at_a_time() -> None:
-    server = Scripted("one two three")
+@pytest.mark.parametrize(("max_batch", "max_queue", "limit"), [(8, 256, 16), (1, 1, 2), (3, 0, 3)])
+def test_many_prompts_are_asked_a_few_at_a_time(max_batch: int, max_queue: int, limit: int) -> None:
+    server = Scripted("one two three", max_queue=max_queue)
+    server.engine.info = replace(server.engine.info, max_batch=max_batch)
     running, most = 0, 0
     generate = server.engine.generate
 
     async def counted(request: Any) -> Any:
         nonlocal running, most
+        if running == max_batch + max_queue:
+            raise QueueFullError("The queue is full.", 1.0)
         running += 1
         most = max(most, running)
         try:
@@ -70,7 +76,22 @@ def test_many_prompts_are_asked_a_few_at_a_time() -> None:
 
     server.engine.generate = counted
     assert len(ask(server, prompt=["a"] * 60)["choices"]) == 60
-    assert 2 <= most <= 16
+    assert 2 <= most <= limit
+
+
+def test_special_tokens_of_an_answer_have_no_width() -> None:
+    script = '<|channel>a<channel|>the fox<|"|> dog'
+    (choice,) = ask(Scripted(script), logprobs=1, max_tokens=99)["choices"]
+    text, logprobs, marks = choice["text"], choice["logprobs"], 0
+    assert text == "athe fox dog"
+    for token, offset in zip(logprobs["tokens"], logprobs["text_offset"], strict=True):
+        if token.startswith("<"):
+            marks += 1
+        else:
+            assert text[offset:].startswith(token)
+    assert marks == 4  # the one that ended the answer too
+    (last,) = logprobs["text_offset"][-1:]
+    assert last == len(text)
 
 
 def test_echo_scores_the_prompt_as_harnesses_need_it() -> None:

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from flashdraft.errors import ContextLengthError, EngineLostError, QueueFullError
-from tests.unit.server.scripted import WEATHER, Scripted
+from tests.unit.server.scripted import MODEL, WEATHER, Scripted
 from tests.unit.server.sse_reading import read_events
 
 PATH = "/v1/chat/completions"
 BODY: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
+BIG = {"x": "y" * 70000}
 TOOLS = [{"type": "function", "function": {"name": "get_weather", "parameters": WEATHER}}]
 
 
@@ -63,6 +64,12 @@ def refusal(server: Scripted, **fields: Any) -> dict[str, Any]:
         ({"flashdraft": {"verify": 16}}, "flashdraft.verify", "15"),
         ({"modalities": ["audio"]}, "modalities[0]", "text"),
         ({"stop": [""]}, "stop", "non-empty"),
+        ({"stop": ""}, "stop", "non-empty"),
+        ({"presence_penalty": 2.1}, "presence_penalty", "less than or equal to 2"),
+        ({"frequency_penalty": -3}, "frequency_penalty", "greater than or equal to -2"),
+        ({"max_completion_tokens": 0}, "max_completion_tokens", "at least 1"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "parameters": BIG}}]},
+         "tools[0].function.parameters", "65536"),
         ({"stream_options": {"include_usage": True}}, "stream_options", "stream"),
     ],
 )  # fmt: skip
@@ -72,6 +79,50 @@ def test_refusals_name_the_field_and_the_limit(
     error = refusal(Scripted("x"), **fields)
     assert error["param"] == param, error
     assert words in error["message"], error
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "field", "words"),
+    [
+        ("/v1/responses", {"max_output_tokens": 0}, "max_output_tokens", "at least 1"),
+        ("/v1/responses", {"input": []}, "input", "empty"),
+        (
+            "/v1/responses",
+            {"tools": [{"type": "x"}, {"type": "function", "name": "f", "parameters": BIG}]},
+            "tools[1].parameters",
+            "65536",
+        ),
+        ("/v1/messages", {"stop_sequences": ["x"] * 17}, "stop_sequences", "at most 16"),
+        (
+            "/v1/messages",
+            {"output_format": {"type": "json_schema", "schema": BIG}},
+            "output_format.schema",
+            "65536",
+        ),
+        (
+            "/v1/messages",
+            {"tools": [{"name": "f", "input_schema": BIG}]},
+            "tools[0].input_schema",
+            "65536",
+        ),
+    ],
+)
+def test_refusals_name_the_field_as_the_api_does(
+    path: str, fields: dict[str, Any], field: str, words: str
+) -> None:
+    user = [{"role": "user", "content": "hi"}]
+    bodies = {"/v1/responses": {"input": "hi"}, "/v1/messages": {"messages": user, "max_tokens": 9}}
+    response = Scripted("x").post(path, {"model": MODEL, **bodies[path], **fields})
+    error = response.json()["error"]
+    assert response.status_code == 400
+    assert error["message"].startswith(field + " ") and words in error["message"]
+    assert error.get("param", field) == field
+
+
+def test_no_top_logprobs_need_no_logprobs() -> None:
+    for given in ({"logprobs": False, "top_logprobs": 0}, {"top_logprobs": 0}):
+        response = Scripted("x").post(PATH, {**BODY, **given})
+        assert response.status_code == 200 and response.json()["choices"][0]["logprobs"] is None
 
 
 def test_images_are_refused_clearly() -> None:

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import json
 from collections.abc import AsyncGenerator
+from typing import Any
 
 import pytest
 
 from flashdraft.errors import QueueFullError
 from flashdraft.server import sse
+from flashdraft.server.app import create_app
+from flashdraft.server.metrics import Metrics
 from flashdraft.server.sse import ReadAhead
+from tests.unit.server.asgi_client import call
 from tests.unit.server.scripted import Scripted
 from tests.unit.server.sse_reading import read_chunks, read_events
 
 USER = [{"role": "user", "content": "hi"}]
 CHAT = {"model": "tiny", "messages": USER, "stream": True}
-ROUTES = {
+ROUTES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": CHAT,
     "/v1/completions": {"model": "tiny", "prompt": "hi", "stream": True},
     "/v1/responses": {"model": "tiny", "input": "hi", "stream": True},
@@ -64,6 +70,21 @@ def test_a_late_refusal_is_an_event(route: str) -> None:
     _, last = read_events(response.text)[-1]
     assert "The queue is full." in str(last)
     assert server.metrics.seen == [(route, "refused")]
+
+
+@pytest.mark.parametrize(
+    ("script", "code"), [("a b c d e f!!gone", "generation_failed"), ("a", None)]
+)
+@pytest.mark.parametrize("route", ROUTES)
+def test_the_log_knows_a_stream_that_broke(route: str, script: str, code: str | None) -> None:
+    lines: list[dict[str, Any]] = []
+    server = Scripted(script)
+    app = create_app(dataclasses.replace(server.serving, metrics=Metrics()), lines.append)
+    headers = {"host": "127.0.0.1", "content-type": "application/json"}
+    answer = call(app, "POST", route, headers, [json.dumps(ROUTES[route]).encode()])
+    (line,) = lines
+    assert answer.status == line["status"] == 200
+    assert line["complete"] is (code is None) and line.get("error") == code
 
 
 def test_a_quick_stream_has_no_comments() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -10,7 +11,7 @@ from flashdraft.chat.grammar import grammar_compiler
 from flashdraft.core import GrammarSpec
 from flashdraft.server.constraints import form_grammar
 from tests.tiny import END_OF_TURN
-from tests.unit.server.scripted import Scripted, make_tokenizer
+from tests.unit.server.scripted import CALL, MODEL, WEATHER, Scripted, make_tokenizer
 
 SCHEMA = {
     "type": "object",
@@ -44,6 +45,41 @@ def test_thoughts_are_free_and_the_form_follows(form: GrammarSpec, good: str, ba
     assert matches(spec, good) and matches(spec, THOUGHT + good)
     assert not matches(spec, bad) and not matches(spec, THOUGHT + bad)
     assert not matches(spec, THOUGHT)
+
+
+@pytest.mark.parametrize("letter", [*map(chr, range(0x20)), *'"\\/\x7f\x85\u2028'])
+def test_choices_of_any_character_after_thoughts(letter: str) -> None:
+    tokenizer = make_tokenizer()
+    text = f"a{letter}b"
+    prompt = tokenizer.encode("<|think|><|turn>user\nhi<turn|>\n<|turn>model\n")
+    for choices in ([text], ["x", text]):
+        form = GrammarSpec("choice", json.dumps(choices))
+        spec = form_grammar(tokenizer, form, prompt, thinking=True)
+        assert matches(spec, THOUGHT + text) and matches(spec, text)
+        assert not matches(spec, "ab") and not matches(spec, THOUGHT + "a")
+
+
+@pytest.mark.parametrize(
+    ("fields", "may_think"),
+    [
+        ({}, False),  # as Gemma 4's template has it
+        ({"chat_template_kwargs": {"enable_thinking": False}}, False),
+        ({"reasoning_effort": "none"}, False),
+        ({"reasoning_effort": "high"}, True),
+    ],
+)
+def test_a_forced_call_is_not_preceded_by_thoughts_that_nobody_wants(
+    fields: dict[str, Any], may_think: bool
+) -> None:
+    server = Scripted(CALL)
+    tool = {"type": "function", "function": {"name": "get_weather", "parameters": WEATHER}}
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "tools": [tool]}
+    for more in ({"tool_choice": "required"}, {"response_format": {"type": "json_object"}}):
+        answer = server.post("/v1/chat/completions", {**body, **fields, **more})
+        assert answer.status_code == 200
+        grammar = server.engine.requests[-1].grammar
+        assert grammar is not None and matches(grammar, CALL)
+        assert matches(grammar, THOUGHT + CALL) is may_think
 
 
 def test_a_thought_that_the_prompt_opened_is_ended_first() -> None:

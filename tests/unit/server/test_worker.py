@@ -2,113 +2,29 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import signal
 import socket
 import subprocess
-import threading
-from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from flashdraft.core import FinishReason, Request, SamplingParams, TokenEvent
+from flashdraft.core import FinishReason, Request, SamplingParams
 from flashdraft.llm import LLM
 from flashdraft.server import wire, worker
 from flashdraft.server.engine_process import WORKER_COMMAND
-from flashdraft.server.wire import FrameReader, History, Message
+from flashdraft.server.wire import FrameReader, Message
 from flashdraft.server.worker import Worker
 from tests.tiny import VOCAB_SIZE, make_tiny_checkpoint
-
-PROMPT = [5, 17, 40, 41, 42, 60, 61]
+from tests.unit.server.worker_front import PROMPT, Front, running, submit
 
 
 @pytest.fixture(scope="module")
 def llm(tmp_path_factory: pytest.TempPathFactory) -> LLM:
     folder = make_tiny_checkpoint(tmp_path_factory.mktemp("tiny"))
     return LLM(str(folder), dtype="float32", max_batch=4, cache_gb=0.001)
-
-
-class Front:
-    """The other end of the socket."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        self.connection = connection
-        self.messages: list[Message] = []
-        self.histories: dict[str, History] = {}
-        self._frames = FrameReader()
-
-    def send(self, *messages: Message) -> None:
-        self.connection.sendall(b"".join(map(wire.pack, messages)))
-
-    def read_until(self, found: Callable[[Message], bool]) -> Message:
-        while True:
-            data = self.connection.recv(1 << 16)
-            assert data, "the worker has gone"
-            for message in self._frames.feed(data):
-                self.messages.append(message)
-            for message in self.messages:
-                if found(message):
-                    return message
-
-    def answers(self, *names: str) -> dict[str, list[TokenEvent]]:
-        """The events of these requests, read until each has its last."""
-        events: dict[str, list[TokenEvent]] = {name: [] for name in names}
-        waiting = set(names)
-
-        def is_last(message: Message) -> bool:
-            for content in message.get("events", ()):
-                if "generation" in content:
-                    waiting.discard(content["id"])
-            return not waiting
-
-        self.read_until(is_last)
-        for message in self.messages:
-            for content in message.get("events", ()):
-                event = wire.event_from_dict(content)
-                history = self.histories.setdefault(event.request_id, History())
-                events.setdefault(event.request_id, []).append(history.complete(event))
-        return events
-
-
-@contextlib.contextmanager
-def running(llm: LLM) -> Iterator[Front]:
-    ours, theirs = socket.socketpair()
-    failures: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            Worker(theirs, llm.engine).run()
-        except BaseException as error:
-            failures.append(error)
-        finally:
-            theirs.close()
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    ours.settimeout(20)
-    try:
-        yield Front(ours)
-    finally:
-        ours.close()  # the worker ends with it
-        thread.join(20)
-        assert not thread.is_alive() and not failures
-        while llm.engine.has_work:  # what a test left behind
-            for sequence in (*llm.engine.scheduler.running, *llm.engine.scheduler.waiting):
-                llm.engine.cancel(sequence.request.id)
-            llm.engine.step()
-        llm.engine.check_integrity()
-
-
-def submit(
-    name: str, prompt: list[int] | None = None, verify: int | None = None, **params: Any
-) -> Message:
-    settings = SamplingParams(**{"max_tokens": 20, "ignore_eos": True, **params})
-    request = Request(name, PROMPT if prompt is None else prompt, settings, 7, verify)
-    return {"type": "submit", "request": wire.request_to_dict(request)}
 
 
 def _is_about(name: str, message: Message) -> bool:

@@ -1,0 +1,282 @@
+"""Sweeps of the skinny linear and of the greedy head over their plans, against torch's own.
+
+Run through benchmarks/h200_kernels.py. Every plan that is timed is also checked against float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from benchmarks.h200_timing import (
+    BANDWIDTH,
+    Deadline,
+    compile_in_parallel,
+    graph_microseconds,
+    is_refusal,
+    num_copies,
+)
+from flashdraft.kernels.interface import Best
+from flashdraft.kernels.triton_backend import MAX_TILES, _read_limits
+from flashdraft.kernels.triton_linear import best_columns, multiply_rows
+from flashdraft.kernels.triton_plan import LinearPlan, plan_best, plan_exact_best, plan_exact_linear
+
+CUDA = torch.device("cuda")
+ROWS = (16, 32, 64, 1, 8)  # 1 and 8 try the plans that won at 16
+HEAD_ROWS = (1, 15, 16, 64, 128, 480)
+SHAPES = {  # name: (out, in)
+    "31B o, sliding": (5376, 8192),
+    "31B o, full": (5376, 16384),
+    "31B down": (5376, 21504),
+    "26B qkv, sliding": (8192, 2816),
+    "26B qkv, full": (9216, 2816),
+    "26B o, sliding": (2816, 4096),
+    "26B o, full": (2816, 8192),
+    "26B gate_up": (4224, 2816),
+    "26B down": (2816, 2112),
+    "26B router": (128, 2816),
+    "31B qkv, sliding": (16384, 5376),
+    "31B qkv, full": (18432, 5376),
+    "31B gate_up": (43008, 5376),
+}
+HEADS = {"31B head": (262144, 5376), "26B head": (262144, 2816)}
+# (block_n, block_k, warps, stages, swap)
+FEW_ROWS = [
+    (16, 256, 4, 4, False),
+    (32, 128, 4, 5, False),
+    (32, 256, 4, 4, False),
+    (64, 64, 4, 6, False),
+    (64, 128, 4, 4, False),
+    (64, 128, 4, 5, False),
+    (128, 64, 4, 5, False),
+    (128, 128, 8, 4, False),
+    (64, 64, 4, 6, True),
+    (64, 128, 4, 4, True),
+    (64, 256, 4, 3, True),
+    (128, 64, 4, 5, True),
+    (128, 128, 8, 3, True),
+]
+MORE_ROWS = [
+    (32, 128, 4, 4, False),
+    (64, 64, 4, 5, False),
+    (64, 128, 4, 3, False),
+    (128, 64, 4, 4, False),
+    (128, 128, 8, 3, False),
+    (64, 64, 4, 5, True),
+    (64, 128, 4, 3, True),
+    (128, 64, 4, 4, True),
+]
+HEAD_TILES = {  # block_m: the same
+    16: [
+        (64, 128, 4, 4, False),
+        (128, 64, 4, 5, False),
+        (128, 128, 4, 4, False),
+        (128, 128, 8, 4, False),
+        (64, 128, 4, 4, True),
+        (128, 64, 4, 5, True),
+        (128, 128, 8, 3, True),
+    ],
+    64: [
+        (128, 64, 4, 4, False),
+        (128, 128, 4, 3, False),
+        (256, 64, 8, 4, False),
+        (128, 64, 4, 4, True),
+        (128, 64, 8, 4, True),
+    ],
+    128: [
+        (128, 64, 8, 4, False),
+        (128, 64, 4, 4, False),
+        (256, 64, 8, 3, False),
+        (256, 64, 8, 4, False),
+        (128, 128, 8, 3, False),
+        (128, 64, 8, 4, True),
+    ],
+}
+PROGRAMS = (132, 264, 528)  # how many a split weight aims at
+
+
+def linear_plans(num_rows: int, num_columns: int, depth: int) -> Iterator[LinearPlan]:
+    """Candidates: every tile, with the splits that make about one, two or four programs a core."""
+    block_m = 16 if num_rows <= 16 else 32 if num_rows <= 32 else 64
+    for block_n, block_k, warps, stages, swap in MORE_ROWS if block_m == 64 else FEW_ROWS:
+        if depth % block_k:
+            continue
+        tiles, steps = -(-num_columns // block_n), depth // block_k
+        wanted = {max(1, min(16, steps // 2, round(programs / tiles))) for programs in PROGRAMS}
+        for splits in sorted({-(-steps // -(-steps // w)) for w in wanted}):
+            yield LinearPlan(block_m, block_n, block_k, warps, stages, splits, swap)
+
+
+def exact_plan(num_columns: int, depth: int) -> LinearPlan:
+    """What the backend uses with `exact`."""
+    return plan_exact_linear(num_columns, depth, 2, _read_limits(CUDA))
+
+
+def head_plans(num_rows: int) -> list[LinearPlan]:
+    """Candidates for the greedy head, the two rules' choices first."""
+    limits = _read_limits(CUDA)
+    plans = [plan_best(num_rows, 2, limits), plan_exact_best(2, limits)]
+    block_m = 16 if num_rows <= 16 else 64 if num_rows <= 64 else 128
+    for block_n, block_k, warps, stages, swap in HEAD_TILES[block_m]:
+        plans.append(LinearPlan(block_m, block_n, block_k, warps, stages, 1, swap))
+    return list(dict.fromkeys(plans))
+
+
+def launch_small(task: tuple[str, LinearPlan]) -> None:
+    """Compile one plan by a launch on a small weight."""
+    kind, plan = task
+    x = torch.zeros(plan.block_m, 32 * plan.block_k, device=CUDA, dtype=torch.bfloat16)
+    weight = torch.zeros(2 * plan.block_n, x.shape[1], device=CUDA, dtype=torch.bfloat16)
+    if kind == "head":
+        best_columns(x, weight, plan, 1.0, 30.0)
+    else:
+        multiply_rows(x, weight, plan, torch.zeros(64, device=CUDA, dtype=torch.int32))
+    torch.cuda.synchronize()
+
+
+def compile_linears() -> float:
+    """Compile what `sweep_linears` will launch; in seconds."""
+    plans = {
+        (plan._replace(num_splits=min(2, plan.num_splits)))
+        for out, depth in SHAPES.values()
+        for num_rows in ROWS
+        for plan in [exact_plan(out, depth), *linear_plans(num_rows, out, depth)]
+    }
+    return compile_in_parallel(launch_small, [("linear", plan) for plan in sorted(plans)])
+
+
+def compile_heads() -> float:
+    """Compile what `sweep_heads` will launch; in seconds."""
+    plans = {plan for num_rows in HEAD_ROWS for plan in head_plans(num_rows)}
+    return compile_in_parallel(launch_small, [("head", plan) for plan in sorted(plans)])
+
+
+def sweep_linears(deadline: Deadline) -> list[dict[str, Any]]:
+    """The best plans of every shape and number of rows, beside torch's own linear."""
+    arrivals = torch.zeros(MAX_TILES, device=CUDA, dtype=torch.int32)
+    results: list[dict[str, Any]] = []
+    for name, (out, depth) in SHAPES.items():
+        if deadline.passed():
+            break
+        copies = num_copies(out * depth * 2)
+        weights = torch.randn(copies, out, depth, device=CUDA, dtype=torch.bfloat16)
+        exact = exact_plan(out, depth)
+        winners: list[LinearPlan] = []
+        for num_rows in ROWS:
+            x = torch.randn(num_rows, depth, device=CUDA, dtype=torch.bfloat16)
+            expected = x.float() @ weights[0].float().T
+
+            plans = (
+                [exact, *winners] if num_rows < 16 else [exact, *linear_plans(num_rows, out, depth)]
+            )
+            ranked = rank(
+                {p: [partial(multiply_rows, x, w, p, arrivals) for w in weights] for p in plans},
+                partial(error_of, expected),
+            )
+            if num_rows == 16:
+                winners = [LinearPlan(*entry["plan"]) for entry in ranked["plans"][:2]]
+            torch_us = graph_microseconds([partial(F.linear, x, w) for w in weights])
+            num_bytes = 2 * (out * depth + num_rows * (out + depth))
+            results.append(describe(name, (out, depth), num_rows, num_bytes, torch_us, ranked))
+        del weights
+    assert int(arrivals.abs().sum()) == 0, "a linear left its counters behind"
+    return results
+
+
+def sweep_heads(deadline: Deadline) -> list[dict[str, Any]]:
+    """The best plans of the greedy head, beside torch's linear with an argmax."""
+    results: list[dict[str, Any]] = []
+    for name, (out, depth) in HEADS.items():
+        weight = torch.empty(out, depth, device=CUDA, dtype=torch.bfloat16)
+        weight.normal_(std=depth**-0.5)
+        for num_rows in HEAD_ROWS:
+            if deadline.passed():
+                break
+            x = torch.randn(num_rows, depth, device=CUDA, dtype=torch.bfloat16)
+            logits = torch.cat([x.float() @ part.float().T for part in weight.chunk(8)], dim=1)
+            logits = torch.tanh(logits / 30.0) * 30.0
+
+            ranked = rank(
+                {
+                    plan: [partial(best_columns, x, weight, plan, 1.0, 30.0)]
+                    for plan in head_plans(num_rows)
+                },
+                partial(error_of_best, logits),
+            )
+            torch_us = graph_microseconds([partial(linear_argmax, x, weight)])
+            num_bytes = 2 * (out * depth + num_rows * depth)
+            results.append(describe(name, (out, depth), num_rows, num_bytes, torch_us, ranked))
+            del logits
+    return results
+
+
+def linear_argmax(x: Tensor, weight: Tensor) -> Tensor:
+    """The greedy head through torch."""
+    return F.linear(x, weight).argmax(-1)
+
+
+def error_of(expected: Tensor, found: Tensor) -> float:
+    """The error's norm over the result's."""
+    return float((found.float() - expected).norm() / expected.norm())
+
+
+def error_of_best(logits: Tensor, found: Best) -> float:
+    """The larger of two: what the chosen columns fall short by, and what the sums are off by."""
+    totals = (found.log_total - logits.logsumexp(-1)).abs().max()
+    chosen = logits.gather(1, found.index.unsqueeze(1)).squeeze(1)
+    return float(torch.maximum(totals, (logits.amax(-1) - chosen).abs().max()))
+
+
+def rank(
+    calls: dict[LinearPlan, list[Callable[[], Any]]], error: Callable[[Any], float]
+) -> dict[str, Any]:
+    """Time and check every plan; the first is the exact one, or the rule's."""
+    entries: list[dict[str, Any]] = []
+    refused = 0
+    for plan, repeated in calls.items():
+        try:
+            wrong = error(repeated[0]())
+            us = graph_microseconds(repeated)
+        except Exception as refusal:
+            if not is_refusal(refusal):
+                raise
+            refused += 1
+            continue
+        if not wrong < 1e-2:
+            print(f"  WRONG: {plan} is off by {wrong:.1e}")
+        entries.append({"plan": list(plan), "us": round(us, 2), "error": wrong})
+    best = sorted(entries, key=lambda entry: float(entry["us"]))[:4]
+    return {"first": entries[0], "plans": best, "refused": refused}
+
+
+def describe(
+    name: str,
+    shape: tuple[int, int],
+    num_rows: int,
+    num_bytes: int,
+    torch_us: float,
+    ranked: dict[str, Any],
+) -> dict[str, Any]:
+    """One result, printed as one line."""
+    floor = num_bytes / BANDWIDTH * 1e6
+    best = ranked["plans"][0]
+    print(
+        f"{name:18} M={num_rows:<4} floor {floor:7.1f}"
+        f"  torch {torch_us:7.1f} ({floor / torch_us:4.0%})"
+        f"  best {best['us']:7.1f} ({floor / best['us']:4.0%}) {tuple(best['plan'])}"
+        f"  first {ranked['first']['us']:7.1f}",
+        flush=True,
+    )
+    return {
+        "name": name,
+        "shape": shape,
+        "rows": num_rows,
+        "floor_us": round(floor, 2),
+        "torch_us": round(torch_us, 2),
+        **ranked,
+    }

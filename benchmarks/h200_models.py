@@ -1,0 +1,316 @@
+"""Gemma 4 and its drafters at full size with random weights, made on the device. For h200.py.
+
+The configurations are the published ones. Every tensor is drawn where it is used, from a seeded
+generator, so that no more than the model and one layer is ever in memory. The text is noise; what a
+step costs is not. The router's scale is zero: all rows choose the same experts (h200_inject.py
+spreads them).
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flashdraft.kernels.interface import Kernels
+from flashdraft.models.config import LayerConfig, ModelConfig
+from flashdraft.models.drafter import Drafter, PackedDrafter
+from flashdraft.models.drafter_config import DrafterConfig
+from flashdraft.models.layers import Target
+from flashdraft.models.registry import build_target
+
+SPREAD = 0.02  # standard deviation of every matrix: sandwich norms keep activations finite
+
+_TARGET: dict[str, Any] = {
+    "architectures": ["Gemma4ForCausalLM"],
+    "model_type": "gemma4_text",
+    "vocab_size": 262144,
+    "head_dim": 256,
+    "global_head_dim": 512,
+    "attention_k_eq_v": True,
+    "num_kv_shared_layers": 0,
+    "hidden_size_per_layer_input": 0,
+    "sliding_window": 1024,
+    "max_position_embeddings": 262144,
+    "final_logit_softcapping": 30.0,
+    "rope_parameters": {
+        "full_attention": {
+            "rope_type": "proportional",
+            "partial_rotary_factor": 0.25,
+            "rope_theta": 1000000.0,
+        },
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+    },
+    "tie_word_embeddings": True,
+    "rms_norm_eps": 1e-6,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "bos_token_id": 2,
+    "eos_token_id": 1,
+}
+_DRAFTER: dict[str, Any] = {
+    "architectures": ["DFlashDraftModel"],
+    "model_type": "qwen3",
+    "vocab_size": 262144,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "block_size": 16,
+    "final_logit_softcapping": 30.0,
+    "layer_types": ["sliding_attention"] * 4 + ["full_attention"],
+    "max_position_embeddings": 262144,
+    "num_hidden_layers": 5,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000.0,
+    "sliding_window": 2048,
+    "use_sliding_window": True,
+}
+
+
+def _layer_types(num_groups: int) -> list[str]:
+    return (["sliding_attention"] * 5 + ["full_attention"]) * num_groups
+
+
+@dataclass(frozen=True)
+class RandomModel:
+    """A target and its drafter as their config.json, and the acceptance prescribed for the pair."""
+
+    name: str
+    target: dict[str, Any]
+    drafter: dict[str, Any]
+    alpha: float  # chance that a draft slot is accepted, once all before it were
+
+    def target_config(self) -> ModelConfig:
+        return ModelConfig.from_hf(self.target)
+
+    def drafter_config(self) -> DrafterConfig:
+        return DrafterConfig.from_hf(self.drafter)
+
+
+MODELS = {
+    "31b": RandomModel(
+        "Gemma 4 31B",
+        _TARGET
+        | {
+            "hidden_size": 5376,
+            "intermediate_size": 21504,
+            "num_hidden_layers": 60,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 16,
+            "num_global_key_value_heads": 4,
+            "layer_types": _layer_types(10),
+            "enable_moe_block": False,
+        },
+        _DRAFTER
+        | {
+            "hidden_size": 5376,
+            "intermediate_size": 10752,
+            "num_attention_heads": 64,
+            "num_target_layers": 60,
+            "dflash_config": {"mask_token_id": 4, "target_layer_ids": [1, 12, 23, 35, 46, 57]},
+        },
+        alpha=0.909,
+    ),
+    "26b": RandomModel(
+        "Gemma 4 26B-A4B",
+        _TARGET
+        | {
+            "hidden_size": 2816,
+            "intermediate_size": 2112,
+            "num_hidden_layers": 30,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 8,
+            "num_global_key_value_heads": 2,
+            "layer_types": _layer_types(5),
+            "enable_moe_block": True,
+            "num_experts": 128,
+            "top_k_experts": 8,
+            "moe_intermediate_size": 704,
+        },
+        _DRAFTER
+        | {
+            "hidden_size": 2816,
+            "intermediate_size": 5632,
+            "num_attention_heads": 32,
+            "num_target_layers": 30,
+            "dflash_config": {"mask_token_id": 4, "target_layer_ids": [1, 6, 11, 17, 22, 27]},
+        },
+        alpha=0.893,
+    ),
+}
+
+
+def tiny(model: RandomModel) -> RandomModel:
+    """The same structure in miniature, to try the benchmark out without a GPU."""
+    sizes = {
+        "vocab_size": 512,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 4096,
+    }
+    target: dict[str, Any] = {
+        "head_dim": 16,
+        "global_head_dim": 32,
+        "num_global_key_value_heads": 1,
+    }
+    target |= {"num_hidden_layers": 6, "layer_types": _layer_types(1), "sliding_window": 32}
+    if model.target["enable_moe_block"]:
+        target |= {"num_experts": 16, "top_k_experts": 4, "moe_intermediate_size": 24}
+    drafter: dict[str, Any] = {"head_dim": 16, "sliding_window": 48, "num_target_layers": 6}
+    drafter |= {"dflash_config": {"mask_token_id": 4, "target_layer_ids": [1, 4]}}
+    return RandomModel(
+        f"{model.name} in miniature",
+        model.target | sizes | target,
+        model.drafter | sizes | drafter,
+        model.alpha,
+    )
+
+
+class RandomSource:
+    """A checkpoint whose tensors are drawn as they are read."""
+
+    def __init__(
+        self,
+        shapes: dict[str, tuple[int, ...]],
+        device: torch.device,
+        dtype: torch.dtype,
+        seed: int,
+    ) -> None:
+        self._shapes = shapes
+        self._device, self._dtype = device, dtype
+        self._generator = torch.Generator(device).manual_seed(seed)
+
+    def names(self) -> Iterable[str]:
+        return self._shapes
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._shapes[name]
+
+    def read(self, name: str) -> Tensor:
+        """Matrices at random, norms and scalars one, the router's scale zero."""
+        empty = torch.empty(self._shapes[name], device=self._device, dtype=self._dtype)
+        if name.endswith("router.scale"):
+            return empty.zero_()
+        if empty.dim() == 1:
+            return empty.fill_(1.0)
+        return empty.normal_(0.0, SPREAD, generator=self._generator)
+
+
+def target_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Every tensor that a Gemma 4 target asks a checkpoint for."""
+    hidden, shapes = config.hidden_size, dict[str, tuple[int, ...]]()
+    shapes["model.embed_tokens.weight"] = (config.vocab_size, hidden)
+    shapes["model.norm.weight"] = (hidden,)
+    for index, layer in enumerate(config.layers):
+        prefix = f"model.layers.{index}"
+        shapes |= _attention_shapes(f"{prefix}.self_attn", layer, hidden)
+        for name, shape in _mlp_shapes(hidden, config.intermediate_size).items():
+            shapes[f"{prefix}.mlp.{name}"] = shape
+        norms = ["input", "post_attention", "pre_feedforward", "post_feedforward"]
+        suffixes = [f"{name}_layernorm" for name in norms]
+        if config.experts is not None:
+            count, inner = config.experts.num_experts, config.experts.intermediate_size
+            suffixes += [f"post_feedforward_layernorm_{place}" for place in (1, 2)]
+            suffixes += ["pre_feedforward_layernorm_2"]
+            shapes[f"{prefix}.router.proj.weight"] = (count, hidden)
+            shapes[f"{prefix}.router.scale"] = (hidden,)
+            shapes[f"{prefix}.router.per_expert_scale"] = (count,)
+            shapes[f"{prefix}.experts.gate_up_proj"] = (count, 2 * inner, hidden)
+            shapes[f"{prefix}.experts.down_proj"] = (count, hidden, inner)
+        for suffix in suffixes:
+            shapes[f"{prefix}.{suffix}.weight"] = (hidden,)
+        shapes[f"{prefix}.layer_scalar"] = (1,)
+    return shapes
+
+
+def _attention_shapes(prefix: str, layer: LayerConfig, hidden: int) -> dict[str, tuple[int, ...]]:
+    query, key = layer.num_heads * layer.head_dim, layer.num_kv_heads * layer.head_dim
+    shapes: dict[str, tuple[int, ...]] = {
+        f"{prefix}.q_proj.weight": (query, hidden),
+        f"{prefix}.k_proj.weight": (key, hidden),
+        f"{prefix}.o_proj.weight": (hidden, query),
+        f"{prefix}.q_norm.weight": (layer.head_dim,),
+        f"{prefix}.k_norm.weight": (layer.head_dim,),
+    }
+    if not layer.share_kv:
+        shapes[f"{prefix}.v_proj.weight"] = (key, hidden)
+    return shapes
+
+
+def _mlp_shapes(hidden: int, inner: int) -> dict[str, tuple[int, ...]]:
+    wide = {f"{name}_proj.weight": (inner, hidden) for name in ("gate", "up")}
+    return {**wide, "down_proj.weight": (hidden, inner)}
+
+
+@dataclass(frozen=True)
+class RandomPair:
+    """A built target and drafter, and what building them took."""
+
+    model: RandomModel
+    target: Target
+    drafter: PackedDrafter
+    facts: dict[str, Any]
+
+    @property
+    def plain_target(self) -> Target:
+        """The same weights without taps: plain decoding hands nothing to a drafter."""
+        plain = copy.copy(self.target)
+        plain.tap_layers = ()
+        return plain
+
+
+def build_pair(model: RandomModel, kernels: Kernels, seed: int) -> RandomPair:
+    """Draw a target and its drafter on the kernels' device."""
+    device, dtype = kernels.device, kernels.dtype
+    on_gpu = device.type == "cuda"
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats(device)
+    begin, before = time.perf_counter(), _allocated(device)
+    config, draft_config = model.target_config(), model.drafter_config()
+    shapes = target_shapes(config)
+    source = RandomSource(shapes, device, dtype, seed)
+    target = build_target(config, source, kernels, draft_config.tap_layers)
+    between = _allocated(device)
+    with torch.device("meta"):
+        parameters = Drafter(draft_config)
+    draft_shapes = {name: tuple(one.shape) for name, one in parameters.state_dict().items()}
+    draft_source = RandomSource(draft_shapes, device, dtype, seed + 1)
+    tensors = {name: draft_source.read(name) for name in draft_shapes}
+    parameters.load_state_dict(tensors, assign=True)
+    drafter = PackedDrafter(parameters, kernels)
+    del parameters, tensors
+    facts: dict[str, Any] = {
+        "model": model.name,
+        "weights": f"random, standard deviation {SPREAD}, {str(dtype).removeprefix('torch.')}",
+        "target_parameters": count_elements(shapes),
+        "drafter_parameters": count_elements(draft_shapes),
+        "reading_s": round(_seconds_since(begin, device), 2),
+    }
+    if on_gpu:
+        facts["target_gb"] = round((between - before) / 1e9, 2)
+        facts["drafter_gb"] = round((_allocated(device) - between) / 1e9, 2)
+        facts["peak_gb"] = round(torch.cuda.max_memory_allocated(device) / 1e9, 2)
+    return RandomPair(model, target, drafter, facts)
+
+
+def count_elements(shapes: dict[str, tuple[int, ...]]) -> int:
+    """Numbers in all these tensors."""
+    return sum(math.prod(shape) for shape in shapes.values())
+
+
+def _allocated(device: torch.device) -> int:
+    return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
+
+
+def _seconds_since(begin: float, device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - begin

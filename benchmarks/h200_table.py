@@ -1,0 +1,192 @@
+"""The results file of h200.py: merging sections into it, and its figures as Markdown.
+
+The bars are the project's own; vLLM's figures are of version 0.26.0 on the same card with the same
+shapes, over whole requests (torch.compile, CUDA graphs, dummy weights, 15 draft tokens).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from benchmarks.accepted_length import TASKS, write_results
+
+Results = Mapping[str, Any]
+
+
+class Bar(NamedTuple):
+    """What one line of the table must reach; None = report only."""
+
+    label: str
+    section: str
+    floors: Mapping[int, float | None]  # tok/s by concurrency
+    vllm: Mapping[int, float]
+
+
+BARS = (
+    Bar("31B plain", "31b plain", {1: 60, 8: 450, 32: 1500}, {1: 54.9, 8: 410, 32: 1405}),
+    Bar(
+        "31B drafted, α 0.909",
+        "31b drafted",
+        {1: 450, 8: 2700, 32: 4500},
+        {1: 384, 8: 2391, 32: 3939},
+    ),
+    Bar(
+        "26B-A4B plain, degenerate routing",
+        "26b plain degenerate",
+        {1: 330, 8: 2000, 32: 5500},
+        {1: 239, 8: 860, 32: 4819},
+    ),
+    Bar("26B-A4B plain, uniform routing", "26b plain uniform", {1: 300, 8: 1100, 32: 2400}, {}),
+    Bar(
+        "26B-A4B drafted, α 0.893, degenerate",
+        "26b drafted degenerate",
+        {1: 1600, 8: 5500, 32: 13000},
+        {1: 1115, 8: 4777, 32: 11916},
+    ),
+    Bar(
+        "26B-A4B drafted, α 0.893, uniform",
+        "26b drafted uniform",
+        {1: 600, 8: None, 32: None},
+        {},
+    ),
+)
+
+
+def read_results(path: Path) -> dict[str, Any]:
+    """The sections measured so far; none where there is no file."""
+    if not path.is_file():
+        return {"sections": {}}
+    return dict(json.loads(path.read_text(encoding="utf-8")))
+
+
+def merge_section(path: Path, name: str, record: Results) -> None:
+    """Put one section into the file, whole, in the place of an older one."""
+    results = read_results(path)
+    results["sections"][name] = record
+    write_results(path, results)
+
+
+def markdown(results: Results) -> str:
+    """Every figure of the file that the project has set itself a bar for."""
+    lines = [*_throughput(results), "", *_single_figures(results), "", *_contexts(results)]
+    if any(one["environment"]["tiny"] for one in results["sections"].values()):
+        lines = ["Of a miniature: these figures mean nothing.", "", *lines]
+    return "\n".join([*lines, "", *_real(results)]).rstrip() + "\n"
+
+
+def _section(results: Results, name: str) -> Mapping[str, Any]:
+    return results["sections"].get(name, {})
+
+
+def _throughput(results: Results) -> Iterator[str]:
+    yield (
+        "| tok/s | c | bar | vLLM 0.26 | whole requests | steady state | tokens a step and request"
+        " | mean verify width | experts a layer |"
+    )
+    yield "|---|---|---|---|---|---|---|---|---|"
+    for bar in BARS:
+        rows = _section(results, bar.section).get("load", {})
+        for concurrency, floor in bar.floors.items():
+            row = rows.get(f"c={concurrency}")
+            ours = ["not measured", "", "", "", ""] if row is None else _cells(row, floor)
+            wanted = "report" if floor is None else f"≥ {floor:g}"
+            theirs = bar.vllm.get(concurrency)
+            cells = [bar.label, concurrency, wanted, "" if theirs is None else f"{theirs:g}", *ours]
+            yield "| " + " | ".join(map(str, cells)) + " |"
+
+
+def _cells(row: Mapping[str, Any], floor: float | None) -> list[str]:
+    median = row["median"]
+    wall = f"{median['tok_s']:g}"
+    if floor is not None and median["tok_s"] < floor:
+        wall += " (missed)"
+    widths = {int(width): count for width, count in median.get("verify_widths", {}).items()}
+    mean = sum(w * n for w, n in widths.items()) / max(1, sum(widths.values()))
+    steady = median.get("steady_tok_s")
+    experts = row.get("distinct_experts_per_layer")
+    return [
+        wall,
+        "" if steady is None else f"{steady:g}",
+        f"{median['accepted_length']:.2f}",
+        f"{mean:.1f}",
+        "" if experts is None else f"{experts:g}",
+    ]
+
+
+def _single_figures(results: Results) -> Iterator[str]:
+    yield "| | bar | measured |"
+    yield "|---|---|---|"
+    for model in ("31b", "26b"):
+        suffix = "" if model == "31b" else " degenerate"
+        cold = _section(results, f"{model} drafted{suffix}").get("cold_start", {})
+        if cold:
+            first, at_speed = cold["first_token_s"], cold["first_drafted_step_at_speed_s"]
+            yield f"| {model}: weights resident to first token | ≤ 20 s | {first} s |"
+            yield f"| {model}: to the first drafted step at speed | | {at_speed} s |"
+        fixed = _section(results, f"{model} fixed{suffix}").get("load", {}).get("c=1")
+        if fixed:
+            speed = f"{fixed['median']['tok_s']:g} tok/s"
+            yield f"| {model} drafted, verify 15 always, c=1 | | {speed} |"
+        loaded = _section(results, f"{model} load").get("model", {})
+        if "peak_gb" in loaded:
+            sizes = f"{loaded['target_gb']} + {loaded['drafter_gb']} GB"
+            what = f"target and drafter in memory (read in {loaded['reading_s']} s)"
+            yield f"| {model}: {what} | | {sizes} |"
+    drafted = _section(results, "31b contexts drafted").get("contexts", {})
+    if "1024" in drafted and "32768" in drafted:
+        ratio = drafted["32768"]["step_ms"] / drafted["1024"]["step_ms"]
+        yield f"| 31b: drafted step at 32k over 1k context | ≤ 1.3 | {ratio:.2f} |"
+    plain = _section(results, "31b contexts plain").get("contexts", {})
+    if "8192" in plain:
+        seconds = plain["8192"]["prefill_s"]
+        yield f"| 31b: prefill of 8192 tokens | ≤ 1.1 s | {seconds} s |"
+
+
+def _contexts(results: Results) -> Iterator[str]:
+    yield "| 31B, context | prefill s | TFLOP/s | plain step ms | drafted (verify 15) step ms |"
+    yield "|---|---|---|---|---|"
+    plain = _section(results, "31b contexts plain").get("contexts", {})
+    drafted = _section(results, "31b contexts drafted").get("contexts", {})
+    for length in sorted({*plain, *drafted}, key=int):
+        one, other = plain.get(length), drafted.get(length)
+        first = one or other
+        cells = [
+            length,
+            first["prefill_s"],
+            first["prefill_tflops_s"],
+            "" if one is None else one.get("step_ms", ""),
+            "" if other is None else other.get("step_ms", ""),
+        ]
+        yield "| " + " | ".join(map(str, cells)) + " |"
+
+
+def _real(results: Results) -> Iterator[str]:
+    tasks = _section(results, "real tasks").get("tasks", {})
+    if tasks:
+        yield "| real prompts | c | accepted length | plain tok/s | drafted tok/s | speedup |"
+        yield "|---|---|---|---|---|---|"
+    for task, found in tasks.items():
+        for concurrency in (1, 8):
+            if f"speedup c={concurrency}" not in found:
+                continue  # the section failed there
+            drafted, plain = found[f"drafted c={concurrency}"], found[f"plain c={concurrency}"]
+            cells = [
+                TASKS.get(task, task),
+                concurrency,
+                drafted["accepted_length"],
+                plain["tok_s"],
+                drafted["tok_s"],
+                found[f"speedup c={concurrency}"],
+            ]
+            yield "| " + " | ".join(map(str, cells)) + " |"
+    exact = _section(results, "real exact")
+    if "cost of exact, drafted" in exact:
+        parted, cost = exact["divergences exact"], exact["cost of exact, drafted"]
+        yield ""
+        yield (
+            f"`exact=True`: {parted['divergences']} of {parted['answers']} answers part "
+            f"(bar: 0); drafted text takes {cost} × the time (aim: ≤ 1.2)."
+        )

@@ -1,0 +1,77 @@
+"""The rows of a step, laid out on the device: which tokens, where, for whom. Pure tensor functions.
+
+Nothing here waits for the device, and shapes depend on nothing but the arguments' own: all of it
+can be captured in a CUDA graph.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class RowLayout(NamedTuple):
+    """Rows of all sequences one after another; a sequence's anchor first, then its draft tokens."""
+
+    tokens: Tensor  # [num_rows] int64
+    positions: Tensor  # [num_rows] int64
+    query_start: Tensor  # [num_seqs + 1] int32
+    slots: Tensor  # [num_pools, num_rows] int64: where every row's keys and values go
+
+
+def share_slots(survival: Tensor, num_slots: int) -> Tensor:
+    """How many draft tokens each sequence may verify, of `num_slots` for all together.
+
+    survival [num_seqs, width] never rises along a row; the likeliest slots of all win, and so every
+    sequence gets a prefix of its own. Returns [num_seqs] int64.
+    """
+    num_seqs, width = survival.shape
+    counts = torch.zeros(num_seqs, dtype=torch.int64, device=survival.device)
+    if num_slots == 0:
+        return counts
+    if num_slots >= num_seqs * width:
+        return counts + width
+    winners = survival.flatten().topk(num_slots, sorted=False).indices // width
+    return counts.index_add_(0, winners, torch.ones_like(winners))
+
+
+def lay_out_rows(
+    blocks: Tensor,
+    lengths: Tensor,
+    counts: Tensor | None,
+    tables: Tensor,
+    page_size: int,
+    num_rows: int,
+) -> RowLayout:
+    """The rows of every sequence's anchor and its first `counts` draft tokens.
+
+    blocks [num_seqs, width] hold an anchor and draft tokens each, lengths [num_seqs] int32 are the
+    anchors' positions, tables [num_pools, num_seqs, max_pages] int32 the page tables. Without
+    `counts` all blocks are taken whole; num_rows = the counts' sum and one for every anchor.
+    """
+    num_seqs, width = blocks.shape
+    device = blocks.device
+    rows = torch.arange(num_rows, device=device)
+    if counts is None:
+        query_start = torch.arange(0, num_rows + 1, width, device=device, dtype=torch.int32)
+        owner, place = rows // width, rows % width
+    else:
+        ends = (counts + 1).cumsum(0)
+        query_start = torch.cat([ends.new_zeros(1), ends]).to(torch.int32)
+        owner = torch.searchsorted(ends, rows, right=True)
+        place = rows - query_start[owner]
+    tokens = blocks.flatten()[owner * width + place]
+    positions = lengths[owner] + place
+    pages = tables[:, owner, positions // page_size].to(torch.int64)
+    return RowLayout(
+        tokens, positions, query_start, pages * page_size + (positions % page_size).unsqueeze(0)
+    )
+
+
+def pad_rows(values: Tensor, query_start: Tensor, width: int) -> Tensor:
+    """Flat rows as [num_seqs, width]; what lies behind a sequence's last row is of any value."""
+    columns = torch.arange(width, device=values.device)
+    index = query_start[:-1].to(torch.int64).unsqueeze(1) + columns
+    return values[index.clamp(max=values.shape[0] - 1)]

@@ -1,0 +1,118 @@
+"""How many draft tokens a step on the device verifies: from measured steps and estimated survival.
+
+The choice is made a step early, from what the last steps showed: which of the drafter's confidences
+came true, and what steps of each shape took. A shape that was never timed is guessed from a rough
+model of the device; the neighbours of the best one are tried once, so that the choice climbs to the
+top wherever the guesses were wrong. Zero is always a candidate. No torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from flashdraft.engine.costs import CostModel
+from flashdraft.engine.policy import BLOCK_SOURCE, BUCKET_EDGES, MIN_GAIN, Survival
+
+WIDTHS = (0, 1, 2, 3, 4, 5, 7, 10, 15)  # draft tokens a sequence, on average
+FADE = 0.2  # of the newest time in a shape's running mean
+HOPELESS = 1.3  # a shape that is guessed to be slower than the best by this is not tried
+PROBE_PERIOD = 64  # steps between drafts where drafting does not pay
+UNKNOWN = 0.8  # survival of a draft token nobody has seen yet
+
+
+class WidthChooser:
+    """Picks the mean verify length of the next step for a batch."""
+
+    def __init__(self, costs: CostModel | None, survival: Survival, fixed: int | None) -> None:
+        self._costs = costs
+        self._survival = survival
+        self._fixed = fixed
+        self._seconds: dict[tuple[int, int], float] = {}
+        self._curves: list[list[float]] = []  # of the last drafts: every slot's survival
+        self._steps_since_draft = 0
+
+    def chances(self) -> list[float]:
+        """How likely the target agrees, for each bucket of confidence."""
+        edges = [0.0, *BUCKET_EDGES, 1.0]
+        middles = [(low + high) / 2 for low, high in zip(edges[:-1], edges[1:], strict=True)]
+        return [self._survival.chance(BLOCK_SOURCE, middle) for middle in middles]
+
+    def remember_drafts(self, confidences: Sequence[Sequence[float]]) -> None:
+        """Take in the confidence of the newest drafts, one list for each sequence."""
+        self._curves = [self._curve(confidence) for confidence in confidences]
+
+    def remember_time(self, batch: int, width: int, seconds: float) -> None:
+        """Take in what a step took."""
+        last = self._seconds.get((batch, width), seconds)
+        self._seconds[batch, width] = last + FADE * (seconds - last)
+
+    def expected_tokens(self, batch: int, width: int) -> float:
+        """Tokens that a step is expected to commit for the whole batch."""
+        if width == 0:
+            return float(batch)
+        slots = sorted((alive for curve in self._curves for alive in curve), reverse=True)
+        if not slots:
+            return batch * sum(UNKNOWN**slot for slot in range(width + 1))
+        share = batch / len(self._curves)
+        num_slots = round(width * batch / share)
+        return batch + share * sum(slots[:num_slots])
+
+    def choose(self, batch: int, max_width: int, fixed: int | None = None) -> int:
+        """The mean verify length of the next step over `batch` sequences."""
+        fixed = self._fixed if fixed is None else fixed
+        if fixed is not None:
+            return min(fixed, max_width)
+        widths = [width for width in WIDTHS if width <= max_width]
+        if self._costs is None or len(widths) == 1:
+            return widths[-1]
+        pace = {w: self._guess(batch, w) / self.expected_tokens(batch, w) for w in widths}
+        best = min(widths, key=lambda width: pace[width])
+        near = self._untimed_neighbour(batch, widths, best)
+        if near is not None and pace[near] < HOPELESS * pace[best]:
+            return near
+        if best > 0 and pace[best] > (1.0 - MIN_GAIN) * pace[0]:
+            best = 0
+        self._steps_since_draft = 0 if best else self._steps_since_draft + 1
+        if self._steps_since_draft >= PROBE_PERIOD:
+            self._steps_since_draft = 0
+            return widths[1]
+        return best
+
+    def _untimed_neighbour(self, batch: int, widths: Sequence[int], best: int) -> int | None:
+        """The next width up or down that was never tried; None until the best one itself was."""
+        if (batch, best) not in self._seconds:
+            return None
+        place = widths.index(best)
+        near = widths[max(0, place - 1) : place + 2]
+        return next((width for width in near if (batch, width) not in self._seconds), None)
+
+    def _guess(self, batch: int, width: int) -> float:
+        """Seconds of a step: as timed, or from the model and the nearest timed one."""
+        if (batch, width) in self._seconds:
+            return self._seconds[batch, width]
+        ratio = 1.0
+        if self._seconds:  # of the nearest batch, and there of the nearest width
+            nearest = min(
+                self._seconds,
+                key=lambda one: (abs(math.log(one[0] / batch)), abs(one[1] - width)),
+            )
+            ratio = self._seconds[nearest] / self._model(*nearest)
+        return ratio * self._model(batch, width)
+
+    def _model(self, batch: int, width: int) -> float:
+        assert self._costs is not None
+        drafting = self._costs.drafter(batch) if width else 0.0
+        return self._costs.target(batch * (1 + width)) + drafting
+
+    def _curve(self, confidence: Sequence[float]) -> list[float]:
+        """Survival of every slot; those that were not drafted go on as the others did."""
+        alive, curve = 1.0, []
+        for one in confidence:
+            alive *= self._survival.chance(BLOCK_SOURCE, one)
+            curve.append(alive)
+        usual = alive ** (1.0 / len(curve)) if curve else UNKNOWN
+        while len(curve) < WIDTHS[-1]:
+            alive *= usual
+            curve.append(alive)
+        return curve

@@ -1,0 +1,133 @@
+# Triton's decorators carry no types that mypy can see.
+# mypy: disallow-untyped-decorators=False
+"""What stands between two linears of a layer, in one Triton launch: norms, sums, a scalar.
+
+CUDA only. It rounds where the chain of single kernels rounds, and every program works on one row by
+itself, so results do not depend on the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from flashdraft.kernels.triton_launch import overlap, signal_and_wait
+
+MAX_OUTPUTS = 3
+
+
+def residual_norm_rows(
+    x: Tensor,
+    deltas: Sequence[tuple[Tensor, Tensor]],
+    post: Tensor | None,
+    scalar: Tensor | None,
+    outputs: Sequence[Tensor],
+    eps: float,
+) -> tuple[Tensor, list[Tensor]]:
+    """`Kernels.residual_norms`."""
+    if not 1 <= len(deltas) <= 2 or len(outputs) > MAX_OUTPUTS:
+        raise ValueError(
+            f"{len(deltas)} deltas and {len(outputs)} outputs; one launch takes one or two deltas "
+            f"and at most {MAX_OUTPUTS} outputs."
+        )
+    num_rows, width = x.shape
+    stream = torch.empty_like(x, memory_format=torch.contiguous_format)
+    normed = [torch.empty_like(stream) for _ in outputs]
+    if num_rows == 0:
+        return stream, normed
+    (first, first_weight), *others = deltas
+    second, second_weight = others[0] if others else (None, None)
+    missing = [None] * (MAX_OUTPUTS - len(outputs))
+    block = triton.next_power_of_2(width)
+    _residual_norms[(num_rows,)](
+        x.contiguous(),
+        first.contiguous(),
+        first_weight,
+        None if second is None else second.contiguous(),
+        second_weight,
+        post,
+        scalar,
+        stream,
+        *outputs,
+        *missing,
+        *normed,
+        *missing,
+        eps,
+        WIDTH=width,
+        BLOCK=block,
+        **overlap(x.device),
+        num_warps=min(16, max(1, block // 512)),
+    )
+    return stream, normed
+
+
+@triton.jit
+def _scale(row: tl.tensor, eps: tl.tensor, WIDTH: tl.constexpr) -> tl.tensor:
+    return row * tl.rsqrt(tl.sum(row * row, 0) / WIDTH + eps)
+
+
+@triton.jit
+def _store_normed(
+    output: tl.tensor, weight: tl.tensor, row: tl.tensor, lanes: tl.tensor, real: tl.tensor
+) -> None:
+    scale = tl.load(weight + lanes, mask=real, other=0.0).to(tl.float32)
+    tl.store(output, (row * scale).to(output.dtype.element_ty), mask=real)
+
+
+@triton.jit
+def _residual_norms(
+    x: tl.tensor,
+    first: tl.tensor,
+    first_weight: tl.tensor,
+    second: tl.tensor,  # None: one delta
+    second_weight: tl.tensor,
+    post: tl.tensor,  # None: the delta is not normed again
+    scalar: tl.tensor,  # None: the stream is not scaled
+    stream: tl.tensor,
+    weight0: tl.tensor,  # None: no such output
+    weight1: tl.tensor,
+    weight2: tl.tensor,
+    output0: tl.tensor,
+    output1: tl.tensor,
+    output2: tl.tensor,
+    eps: tl.tensor,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+) -> None:
+    signal_and_wait(PDL)
+    lanes = tl.arange(0, BLOCK)
+    real = lanes < WIDTH
+    place = tl.program_id(0).to(tl.int64) * WIDTH + lanes
+    kind: tl.constexpr = stream.dtype.element_ty
+    # What the first sum needs is asked for at once: a reduction waits, and nothing is loaded
+    # across it.
+    row = tl.load(x + place, mask=real, other=0.0)
+    delta = tl.load(first + place, mask=real, other=0.0).to(tl.float32)
+    scale = tl.load(first_weight + lanes, mask=real, other=0.0)
+    if second is not None:
+        other = tl.load(second + place, mask=real, other=0.0).to(tl.float32)
+        other_scale = tl.load(second_weight + lanes, mask=real, other=0.0)
+    if post is not None:
+        post_scale = tl.load(post + lanes, mask=real, other=0.0)
+    delta = (_scale(delta, eps, WIDTH) * scale.to(tl.float32)).to(kind).to(tl.float32)
+    if second is not None:
+        other = (_scale(other, eps, WIDTH) * other_scale.to(tl.float32)).to(kind).to(tl.float32)
+        delta = (delta + other).to(kind).to(tl.float32)
+    if post is not None:
+        delta = (_scale(delta, eps, WIDTH) * post_scale.to(tl.float32)).to(kind).to(tl.float32)
+    total = (row.to(tl.float32) + delta).to(kind).to(tl.float32)
+    if scalar is not None:
+        total = (total * tl.load(scalar).to(tl.float32)).to(kind).to(tl.float32)
+    tl.store(stream + place, total.to(kind), mask=real)
+    if output0 is not None:
+        total = _scale(total, eps, WIDTH)
+        _store_normed(output0 + place, weight0, total, lanes, real)
+    if output1 is not None:
+        _store_normed(output1 + place, weight1, total, lanes, real)
+    if output2 is not None:
+        _store_normed(output2 + place, weight2, total, lanes, real)

@@ -1,0 +1,87 @@
+"""Steps as CUDA graphs, read one behind: on exact kernels they change no token."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+
+import pytest
+import torch
+
+from flashdraft.core import Request, SamplingParams
+from flashdraft.engine.config import EngineConfig
+from flashdraft.engine.engine import Engine
+from flashdraft.kernels.select import select_kernels
+from tests import zoo
+from tests.unit.engine.test_ahead import Oracle, greedy_requests, tokens
+
+pytestmark = pytest.mark.gpu
+
+PLAIN = EngineConfig(verify=0, ngram=False, cache_gb=0.05, run_ahead=False)
+AHEAD = EngineConfig(verify=7, ngram=False, cache_gb=0.05, max_batch=4)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("family", list(zoo.CONFIGS))
+def test_exact_steps_change_no_token(family, dtype):
+    kernels = select_kernels("cuda", dtype, exact=True)
+    target = zoo.tiny_target(family, kernels, taps=(0, 2))
+    requests = greedy_requests(9)
+    expected = tokens(zoo.run(Engine(target, config=PLAIN), requests))
+    for verify in (None, 0, 1, 7):
+        config = dataclasses.replace(AHEAD, verify=verify)
+        engine = Engine(target, zoo.tiny_drafter(kernels, 8), config)
+        assert tokens(zoo.run(engine, requests)) == expected
+        assert tokens(zoo.run(engine, requests)) == expected  # now with everything captured
+        assert len(engine._ahead._steps.graphs)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma4_moe"])
+def test_replayed_steps_are_the_steps_that_were_captured(family):
+    kernels = select_kernels("cuda", "bfloat16")
+    target = zoo.tiny_target(family, kernels, taps=(0, 2))
+    params = SamplingParams(max_tokens=100, ignore_eos=True)
+    requests = [Request(f"r{i}", [5 + i, 9, 12], params, i) for i in range(4)]
+    engines = [Engine(target, zoo.tiny_drafter(kernels, 8), AHEAD) for _ in range(2)]
+    engines[1]._ahead._steps.graphs.captures = False
+    first, second = (tokens(zoo.run(engine, requests)) for engine in engines)
+    assert first == second
+
+
+def test_the_host_is_one_step_behind():
+    kernels = select_kernels("cuda", "bfloat16")
+    target = zoo.tiny_target("llama", kernels)
+    engine = Engine(target, config=dataclasses.replace(AHEAD, verify=0))
+    engine.submit(Request("r", [5, 6, 7], SamplingParams(max_tokens=300, ignore_eos=True), 0))
+    while engine.has_work:
+        engine.step()
+        if not engine._ahead.is_flying and engine.has_work:
+            assert engine._ahead._num_launched < 3 or engine._live["r"].sequence.num_left < 3
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    engine.submit(Request("r", [5, 6, 7], SamplingParams(max_tokens=300, ignore_eos=True), 0))
+    while engine.has_work:
+        engine.step()
+    assert (time.perf_counter() - begin) / 300 < 0.003
+
+
+def test_a_drafter_that_is_right_is_accepted():
+    kernels = select_kernels("cuda", "float32", exact=True)
+    target = zoo.tiny_target("gemma4", kernels, taps=(0, 2))
+    requests = greedy_requests(6)
+    free = [
+        dataclasses.replace(r, params=dataclasses.replace(r.params, ignore_eos=True, max_tokens=60))
+        for r in requests
+    ]
+    answers = tokens(zoo.run(Engine(target, config=PLAIN), free))
+    engine = Engine(target, zoo.tiny_drafter(kernels, 8), AHEAD)
+    engine._ahead._steps.graphs.captures = False  # the oracle works on the host
+    host = Oracle(engine, answers, wrong=0.3)
+
+    def draft(anchors, lengths, tables, width):
+        return tuple(part.cuda() for part in host.draft(anchors, lengths.cpu(), tables, width))
+
+    engine._ahead._steps._draft = draft
+    drafted = zoo.run(engine, requests)
+    assert tokens(drafted) == tokens(zoo.run(Engine(target, config=PLAIN), requests))
+    assert sum(g.stats.accepted for g in drafted.values()) > 10

@@ -1,0 +1,162 @@
+"""The mixture of experts and the norms around it on a real GPU, at Gemma 4 26B-A4B's sizes."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from flashdraft.kernels.interface import Activation
+from flashdraft.kernels.torch_backend import TorchKernels
+
+pytestmark = pytest.mark.gpu
+CUDA = torch.device("cuda")
+HIDDEN, INNER, NUM_EXPERTS, NUM_CHOSEN = 2816, 704, 128, 8
+RELATIVE = {torch.bfloat16: 8e-3, torch.float16: 1e-3, torch.float32: 2e-5}
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    torch.manual_seed(0)
+
+
+def triton_kernels(dtype: torch.dtype, exact: bool = False) -> Any:
+    from flashdraft.kernels.triton_backend import TritonKernels
+
+    return TritonKernels(CUDA, dtype, exact)
+
+
+@functools.cache
+def make_weights() -> tuple[Tensor, Tensor]:
+    generator = torch.Generator(CUDA).manual_seed(1)
+
+    def draw(rows: int, columns: int) -> Tensor:
+        weight = torch.randn(NUM_EXPERTS, rows, columns, device=CUDA, generator=generator)
+        return (weight * columns**-0.5).bfloat16()
+
+    return draw(2 * INNER, HIDDEN), draw(HIDDEN, INNER)
+
+
+def make_rows(num_rows: int, routing: str, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """x, chosen and weights; degenerate: all rows choose the same experts."""
+    lottery = torch.rand(1 if routing == "degenerate" else num_rows, NUM_EXPERTS, device=CUDA)
+    chosen = lottery.argsort(1)[:, :NUM_CHOSEN].expand(num_rows, -1).contiguous()
+    x = torch.randn(num_rows, HIDDEN, device=CUDA).to(dtype)
+    return x, chosen, torch.rand(num_rows, NUM_CHOSEN, device=CUDA)
+
+
+def relative_error(found: Tensor, expected: Tensor) -> float:
+    return float((found.float() - expected).norm() / expected.norm())
+
+
+@pytest.mark.parametrize("routing", ["degenerate", "uniform"])
+@pytest.mark.parametrize("rows", [1, 2, 7, 16, 17, 32, 33, 64, 65, 512, 2100])
+def test_experts_match_float32(rows: int, routing: str) -> None:
+    check_experts(rows, routing, torch.bfloat16, Activation.GELU_TANH)
+
+
+@pytest.mark.parametrize("rows", [1, 16, 100])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_experts_in_other_types(rows: int, dtype: torch.dtype) -> None:
+    check_experts(rows, "uniform", dtype, Activation.SILU)
+
+
+def check_experts(rows: int, routing: str, dtype: torch.dtype, activation: Activation) -> None:
+    kernels, reference = triton_kernels(dtype), TorchKernels(CUDA, torch.float32)
+    gate_up, down = make_weights()
+    x, chosen, weights = make_rows(rows, routing, dtype)
+    packed = kernels.pack_experts(gate_up), kernels.pack_experts(down)
+    found = kernels.experts(x, *packed, chosen, weights, activation)
+    exact = [Converted(gate_up), Converted(down)]
+    expected = reference.experts(x.float(), *exact, chosen, weights, activation)  # type: ignore[arg-type]
+    assert found.dtype == dtype and found.shape == (rows, HIDDEN)
+    assert relative_error(found, expected) < RELATIVE[dtype]
+    assert torch.equal(found, kernels.experts(x, *packed, chosen, weights, activation))
+
+
+class Converted:
+    """Experts' weights in float32, one at a time."""
+
+    def __init__(self, weight: Tensor) -> None:
+        self.weight = weight
+
+    def __getitem__(self, expert: int) -> Tensor:
+        return self.weight[expert].float()
+
+
+def test_exact_bits_do_not_depend_on_the_other_rows() -> None:
+    kernels = triton_kernels(torch.bfloat16, exact=True)
+    x, chosen, weights = make_rows(300, "uniform", torch.bfloat16)
+
+    def run(first: int, last: int) -> Tensor:
+        rows = slice(first, last)
+        return kernels.experts(
+            x[rows], *make_weights(), chosen[rows], weights[rows], Activation.GELU_TANH
+        )
+
+    together = run(0, 300)
+    assert torch.equal(together, torch.cat([run(i, i + 1) for i in range(300)]))
+    assert torch.equal(together, torch.cat([run(i, i + 50) for i in range(0, 300, 50)]))
+
+
+@pytest.mark.parametrize("rows", [1, 16, 32, 64, 512])
+def test_a_graph_follows_new_routing(rows: int) -> None:
+    kernels = triton_kernels(torch.bfloat16)
+    scale = torch.rand(NUM_EXPERTS, device=CUDA) + 0.5
+    x = torch.randn(rows, HIDDEN, device=CUDA).bfloat16()
+    logits = torch.randn(rows, NUM_EXPERTS, device=CUDA).bfloat16()
+
+    def run() -> Tensor:
+        chosen, weights = kernels.choose_experts(logits, NUM_CHOSEN, scale)
+        return kernels.experts(x, *make_weights(), chosen, weights, Activation.GELU_TANH)
+
+    run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        output = run()
+    for spread in (1.0, 0.0):  # the second time everybody chooses the first experts
+        x.normal_()
+        logits.normal_().mul_(spread)
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(output, run())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_the_choice_matches_torch(dtype: torch.dtype) -> None:
+    # Few digits: what differs at all still differs after the softmax.
+    logits = (torch.randn(1000, NUM_EXPERTS, device=CUDA) * 2).bfloat16().to(dtype)
+    scale = torch.rand(NUM_EXPERTS, device=CUDA)
+    chosen, weights = triton_kernels(dtype).choose_experts(logits, NUM_CHOSEN, scale)
+    # Of equals the first: a stable sort says the same.
+    expected = logits.float().sort(dim=-1, descending=True, stable=True).indices[:, :NUM_CHOSEN]
+    assert torch.equal(chosen, expected)
+    chances = logits.float().softmax(-1).gather(1, expected)
+    chances = chances / chances.sum(-1, keepdim=True) * scale[expected]
+    torch.testing.assert_close(weights, chances, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("hidden", [HIDDEN, 5376])
+@pytest.mark.parametrize(
+    ("deltas", "post", "scalar", "outputs"),
+    [(1, False, False, 1), (1, False, True, 1), (1, False, False, 3), (2, True, True, 1)],
+)
+def test_residual_norms(hidden: int, deltas: int, post: bool, scalar: bool, outputs: int) -> None:
+    x, *others = torch.randn(1 + deltas, 33, hidden, device=CUDA).bfloat16() * 3
+    vectors = iter(torch.randn(8, hidden, device=CUDA).bfloat16())
+    arguments: Any = (
+        x,
+        [(other, next(vectors)) for other in others],
+        next(vectors) if post else None,
+        torch.full((1,), 0.7, device=CUDA).bfloat16() if scalar else None,
+        [next(vectors) for _ in range(outputs)],
+        1e-6,
+    )
+    stream, normed = triton_kernels(torch.bfloat16).residual_norms(*arguments)
+    expected_stream, expected = TorchKernels(CUDA, torch.bfloat16).residual_norms(*arguments)
+    torch.testing.assert_close([stream, *normed], [expected_stream, *expected], atol=0.1, rtol=2e-2)
+    assert relative_error(stream, expected_stream.float()) < 1e-3

@@ -1,0 +1,138 @@
+"""The skinny linear, the greedy head and `exact` on a real GPU, at Gemma 4's sizes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from flashdraft.kernels.interface import Best
+
+pytestmark = pytest.mark.gpu
+CUDA = torch.device("cuda")
+BF16 = torch.bfloat16
+ROWS = (1, 7, 16, 17, 33, 64)
+SHAPES = [(5376, 8192), (5376, 21504), (2816, 4096), (2816, 2112), (8192, 2816), (128, 2816)]
+VOCABULARY = 100_003  # not a multiple of any tile
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    torch.manual_seed(0)
+
+
+def triton_kernels(exact: bool = False, dtype: torch.dtype = BF16) -> Any:
+    from flashdraft.kernels.triton_backend import TritonKernels
+
+    return TritonKernels(CUDA, dtype, exact)
+
+
+def random_rows(num_rows: int, depth: int, dtype: torch.dtype = BF16) -> Tensor:
+    return torch.randn(num_rows, depth, device=CUDA).to(dtype)
+
+
+def random_weight(out: int, depth: int, dtype: torch.dtype = BF16) -> Tensor:
+    return (torch.randn(out, depth, device=CUDA) * depth**-0.5).to(dtype)
+
+
+def assert_close(found: Tensor, x: Tensor, weight: Tensor) -> None:
+    expected = x.float() @ weight.float().T
+    assert (found.float() - expected).norm() <= 4e-3 * expected.norm()
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_linears_equal_the_reference(shape: tuple[int, int], exact: bool) -> None:
+    kernels, weight = triton_kernels(exact), random_weight(*shape)
+    for num_rows in ROWS:
+        x = random_rows(num_rows, shape[1])
+        found = kernels.linear(x, weight)
+        assert_close(found, x, weight)
+        for _ in range(20):  # whoever comes last, the parts are added in their order
+            assert torch.equal(kernels.linear(x, weight), found), "two runs differ"
+    assert not kernels._arrivals.any()
+
+
+def test_every_tile_form_equals_the_reference() -> None:
+    from flashdraft.kernels.triton_linear import multiply_rows
+    from flashdraft.kernels.triton_plan import LinearPlan
+
+    weight, arrivals = random_weight(1000, 2112), torch.zeros(512, device=CUDA, dtype=torch.int32)
+    x = random_rows(50, 2112)
+    for block_m, block_n, splits, swap in (
+        (16, 16, 5, False),
+        (16, 64, 1, True),
+        (32, 128, 3, True),
+        (64, 64, 16, False),
+        (128, 128, 2, False),
+    ):
+        plan = LinearPlan(block_m, block_n, 128, 4, 3, splits, swap)
+        assert_close(multiply_rows(x, weight, plan, arrivals), x, weight)
+    assert not arrivals.any()
+
+
+def test_a_captured_linear_is_replayed_with_other_rows() -> None:
+    kernels, weight = triton_kernels(), random_weight(5376, 8192)
+    x = random_rows(16, 8192)
+    kernels.linear(x, weight)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = kernels.linear(kernels.linear(x, weight) @ weight, weight)
+    for _ in range(3):
+        x.copy_(random_rows(16, 8192))
+        graph.replay()
+        expected = F.linear(F.linear(x, weight) @ weight, weight)
+        assert (found.float() - expected.float()).norm() <= 2e-2 * expected.float().norm()
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("softcap", [None, 30.0])
+@pytest.mark.parametrize("num_rows", [1, 16, 33, 100, 480])
+def test_the_greedy_head_equals_the_reference(
+    num_rows: int, softcap: float | None, exact: bool
+) -> None:
+    kernels, weight = triton_kernels(exact), random_weight(VOCABULARY, 1024)
+    x = random_rows(num_rows, 1024) * 4
+    found = kernels.best_columns(x, weight, 0.8, softcap)
+    logits = (x.float() @ weight.float().T) * 0.8
+    if softcap is not None:
+        logits = torch.tanh(logits / softcap) * softcap
+    chosen = logits.gather(1, found.index.unsqueeze(1)).squeeze(1)
+    assert (logits.amax(-1) - chosen).max() < 1e-4, "another column is clearly better"
+    torch.testing.assert_close(found.logit, chosen, atol=1e-3, rtol=1e-4)
+    torch.testing.assert_close(found.log_total, logits.logsumexp(-1), atol=1e-3, rtol=1e-4)
+
+
+def test_the_greedy_head_tells_unsound_rows_and_the_first_of_equals() -> None:
+    kernels, weight = triton_kernels(), random_weight(VOCABULARY, 1024)
+    x = random_rows(100, 1024)
+    x[3, 5], x[70] = float("nan"), float("inf")
+    weight[77_777] = weight[123] = x[9] * 0.2
+    found = kernels.best_columns(x, weight).index.tolist()
+    assert found[3] == found[70] == -1 and found[9] == 123
+    assert min(found[:3] + found[4:70] + found[71:]) >= 0
+
+
+@pytest.mark.parametrize("shape", [*SHAPES, (16384, 5376)])
+def test_exact_linears_do_not_depend_on_the_number_of_rows(shape: tuple[int, int]) -> None:
+    kernels, weight = triton_kernels(exact=True), random_weight(*shape)
+    x = random_rows(1100, shape[1])  # more than one piece
+    together = kernels.linear(x, weight)
+    assert_close(together, x, weight)
+    for rows in ([0], [1099], [1030], range(5, 21), range(63, 163), range(999, 899, -1)):
+        chosen = list(rows)
+        assert torch.equal(kernels.linear(x[chosen], weight), together[chosen])
+
+
+def test_the_exact_greedy_head_does_not_depend_on_the_number_of_rows() -> None:
+    kernels, weight = triton_kernels(exact=True), random_weight(VOCABULARY, 1024)
+    x = random_rows(200, 1024)
+    together = kernels.best_columns(x, weight, 1.0, 30.0)
+    for rows in ([0], [199], range(5, 21), range(150, 50, -1)):
+        chosen = list(rows)
+        alone = kernels.best_columns(x[chosen], weight, 1.0, 30.0)
+        for name in Best.__annotations__:
+            assert torch.equal(getattr(alone, name), getattr(together, name)[chosen])

@@ -1,0 +1,111 @@
+"""The kernels of a mixture of experts compile for a Hopper GPU and fit it, at Gemma 4's sizes.
+
+As in test_triton_compile.py, every launch is caught and compiled instead, in another process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from flashdraft.kernels.interface import Activation
+from flashdraft.kernels.triton_experts_plan import (
+    ALL_ROWS,
+    FEW_ROWS,
+    FLOAT32,
+    MANY_ROWS,
+    ONE_ROW,
+    SOME_ROWS,
+    ExpertsPlan,
+)
+from tests.unit.kernels.test_triton_compile import HOPPER, Catcher
+
+KERNELS = {"_up_one", "_down_one", "_up_few", "_down_few", "_sort", "_up", "_down", "_mix"}
+KERNELS |= {"_choose", "_residual_norms"}
+HIDDEN, INNER, NUM_EXPERTS, NUM_CHOSEN = 2816, 704, 128, 8
+PLANS: list[tuple[int, torch.dtype, ExpertsPlan]] = [
+    (1, torch.bfloat16, ONE_ROW),
+    (16, torch.bfloat16, ALL_ROWS),
+    (32, torch.bfloat16, ALL_ROWS._replace(block_m=32)),
+    (16, torch.bfloat16, FEW_ROWS),
+    (64, torch.bfloat16, SOME_ROWS),
+    (4096, torch.bfloat16, MANY_ROWS),
+    (2, torch.float32, FLOAT32),
+]
+
+
+def compile_mixture(num_rows: int, dtype: torch.dtype, plan: ExpertsPlan) -> None:
+    from flashdraft.kernels.triton_experts import mix_one_row
+    from flashdraft.kernels.triton_few_rows import mix_few_rows
+    from flashdraft.kernels.triton_grouped import mix_rows
+
+    x = torch.empty(num_rows, HIDDEN, dtype=dtype)
+    gate_up = torch.empty(1, dtype=dtype).expand(NUM_EXPERTS, 2 * INNER, HIDDEN)
+    down = torch.empty(1, dtype=dtype).expand(NUM_EXPERTS, HIDDEN, INNER)
+    chosen = torch.zeros(num_rows, NUM_CHOSEN, dtype=torch.int64)
+    inputs = (x, gate_up, down, chosen, torch.empty(chosen.shape), Activation.GELU_TANH, plan)
+    if plan.splits:
+        mix_few_rows(*inputs, HOPPER.num_processors)
+    elif plan.block_m:
+        mix_rows(*inputs, HOPPER.num_processors)
+    else:
+        mix_one_row(*inputs)
+
+
+def compile_rows() -> None:
+    from flashdraft.kernels.triton_residual import residual_norm_rows
+    from flashdraft.kernels.triton_routing import choose_rows
+
+    choose_rows(torch.empty(2, NUM_EXPERTS, dtype=torch.bfloat16), NUM_CHOSEN, torch.empty(128))
+    for hidden, num_deltas, num_outputs in ((5376, 1, 1), (HIDDEN, 2, 3)):
+        x, weight = torch.empty(2, hidden, dtype=torch.bfloat16), torch.empty(hidden)
+        post = weight if num_deltas == 2 else None
+        outputs = [weight] * num_outputs
+        residual_norm_rows(x, [(x, weight)] * num_deltas, post, weight[:1], outputs, 1e-6)
+
+
+def compile_everything() -> list[tuple[str, int]]:
+    """(kernel, bytes of shared memory) of every launch."""
+    from flashdraft.kernels import (
+        triton_experts,
+        triton_few_rows,
+        triton_grouped,
+        triton_launch,
+        triton_residual,
+        triton_routing,
+    )
+
+    triton_launch.can_overlap = lambda device: True
+    compiled: list[tuple[str, int]] = []
+    few, grouped = triton_few_rows, triton_grouped
+    for module in (triton_experts, few, grouped, triton_residual, triton_routing):
+        for name in KERNELS & vars(module).keys():
+            setattr(module, name, Catcher(getattr(module, name), compiled))
+    for plan in PLANS:
+        compile_mixture(*plan)
+    compile_rows()
+    return compiled
+
+
+def test_every_kernel_compiles_and_fits_a_hopper_gpu(tmp_path: Path) -> None:
+    pytest.importorskip("triton", reason="Triton is not installed")
+    environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
+    environment.pop("TRITON_INTERPRET", None)
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+    finished = subprocess.run(
+        [sys.executable, __file__], env=environment, capture_output=True, text=True, timeout=280
+    )
+    assert finished.returncode == 0, finished.stderr
+    compiled = json.loads(finished.stdout)
+    assert {name for name, _ in compiled} == KERNELS
+    assert [launch for launch in compiled if launch[1] > HOPPER.shared_bytes] == []
+
+
+if __name__ == "__main__":
+    json.dump(compile_everything(), sys.stdout)

@@ -1,0 +1,138 @@
+"""A long prompt does not hold up the event loop: every other stream goes on while it is read."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import threading
+import time
+from typing import Any
+
+import pytest
+from tokenizers import processors
+
+from flashdraft.models.tokenizer import Tokenizer
+from flashdraft.server.app import create_app
+from flashdraft.server.metrics import Metrics
+from flashdraft.server.serving import LONG_AT_ONCE, LONG_TEXT, Serving
+from flashdraft.server.settings import ServerSettings
+from tests.tiny import make_tiny_tokenizer
+from tests.unit.server.asgi_client import call_async
+from tests.unit.server.scripted import MODEL, ScriptedEngine, make_tokenizer
+
+TEXT = ("the quick brown fox jumps over the lazy dog; " * 20_000)[:900_000]
+MAX_LAG_S = 0.3  # tokenizing TEXT takes longer than that
+HEADERS = {"host": "127.0.0.1:8000", "content-type": "application/json"}
+MESSAGES = [{"role": "user", "content": TEXT}]
+WRONG = [5] * 300_000 + ["x"]
+BODIES: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/chat/completions", {"model": MODEL, "messages": MESSAGES, "max_tokens": 4}),
+    ("/v1/completions", {"model": MODEL, "prompt": TEXT, "max_tokens": 4}),
+    ("/v1/completions", {"model": MODEL, "prompt": [5] * 300_000, "max_tokens": 4}),
+    ("/v1/completions", {"model": MODEL, "prompt": WRONG}),
+    ("/v1/responses", {"model": MODEL, "input": TEXT, "max_output_tokens": 4}),
+    ("/v1/messages", {"model": MODEL, "messages": MESSAGES, "max_tokens": 4}),
+    ("/v1/messages/count_tokens", {"model": MODEL, "messages": MESSAGES}),
+    ("/tokenize", {"prompt": TEXT}),
+    ("/tokenize", {"messages": MESSAGES}),
+    ("/detokenize", {"tokens": [5] * 300_000}),
+]
+
+
+def make_serving() -> Serving:
+    engine = ScriptedEngine(make_tokenizer(), ["the quick"])
+    engine.info = dataclasses.replace(engine.info, max_context=1_000_000)
+    return Serving(engine, engine.tokenizer, ServerSettings(), Metrics())
+
+
+@pytest.mark.parametrize(("path", "body"), BODIES, ids=[path for path, _ in BODIES])
+def test_the_loop_goes_on_while_a_long_prompt_is_read(path: str, body: dict[str, Any]) -> None:
+    app = create_app(make_serving(), lambda line: None)
+    data = json.dumps(body).encode()
+
+    async def poll(done: asyncio.Event) -> float:
+        worst = 0.0
+        while not done.is_set():
+            began = time.perf_counter()
+            health = await call_async(app, "GET", "/version", HEADERS)
+            assert health.status == 200
+            await asyncio.sleep(0.002)
+            worst = max(worst, time.perf_counter() - began)
+        return worst
+
+    async def ask() -> tuple[int, float]:
+        done = asyncio.Event()
+        polling = asyncio.create_task(poll(done))
+        await asyncio.sleep(0.01)
+        answer = await call_async(app, "POST", path, HEADERS, [data])
+        await asyncio.sleep(0)
+        done.set()
+        return answer.status, await polling
+
+    status, lag_s = asyncio.run(ask())
+    assert status == (400 if body.get("prompt") == WRONG else 200)
+    assert lag_s < MAX_LAG_S
+
+
+def test_few_long_texts_at_once_and_short_ones_do_not_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    serving = make_serving()
+    going, seen, release = [0], [0], threading.Event()
+    lock = threading.Lock()
+
+    def slow(texts: list[str]) -> list[list[int]]:
+        with lock:
+            going[0] += 1
+            seen[0] = max(seen[0], going[0])
+        assert release.wait(20)
+        with lock:
+            going[0] -= 1
+        return [[1, 2, 3] for _ in texts]
+
+    monkeypatch.setattr(serving.tokenizer, "encode_batch", slow)
+
+    async def ask() -> None:
+        long = [asyncio.create_task(serving.tokenize("a" * (LONG_TEXT + 1))) for _ in range(6)]
+        short = await asyncio.wait_for(serving.tokenize("the quick"), 10)
+        assert short == serving.tokenizer.encode("the quick")
+        while going[0] < LONG_AT_ONCE:
+            await asyncio.sleep(0.005)
+        await asyncio.sleep(0.05)
+        release.set()
+        assert [len(ids) for ids in await asyncio.gather(*long)] == [3] * 6
+
+    asyncio.run(ask())
+    assert seen[0] == LONG_AT_ONCE
+
+
+@pytest.mark.parametrize("add_special", [False, True])
+def test_a_long_text_has_the_tokens_it_would_have_if_it_were_short(add_special: bool) -> None:
+    backend = make_tiny_tokenizer()
+    around = [("<|im_start|>", 1), ("<|im_end|>", 2)]
+    backend.post_processor = processors.TemplateProcessing(
+        "<|im_start|> $A <|im_end|>", None, around
+    )
+    serving = dataclasses.replace(make_serving(), tokenizer=Tokenizer(backend))
+    text = TEXT[: LONG_TEXT + 100]
+    assert (serving.encode(text, add_special)[0] == 1) is add_special
+    assert serving.encode(text, add_special) == serving.tokenizer.encode(text, add_special)
+
+
+def test_texts_and_token_lists_have_limits() -> None:
+    app = create_app(make_serving(), lambda line: None)
+
+    async def ask(path: str, body: dict[str, Any]) -> tuple[int, str]:
+        answer = await call_async(app, "POST", path, HEADERS, [json.dumps(body).encode()])
+        return answer.status, answer.json()["error"]["message"]
+
+    status, message = asyncio.run(ask("/tokenize", {"prompt": "a" * (2 * 1024 * 1024 + 1)}))
+    assert status == 400 and "at most 2097152 are tokenized" in message
+    status, message = asyncio.run(ask("/detokenize", {"tokens": [5] * 2_000_001}))
+    assert status == 400 and message == (
+        "tokens has 2000001 entries; at most 2000000, twice the context."
+    )
+    for wrong in ([True], ["5"], [1.0]):
+        status, message = asyncio.run(ask("/detokenize", {"tokens": wrong}))
+        assert status == 400 and message.startswith("tokens[0]: input should be a valid integer")

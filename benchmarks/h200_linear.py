@@ -23,7 +23,8 @@ from benchmarks.h200_timing import (
 )
 from flashdraft.kernels.interface import Best
 from flashdraft.kernels.triton_backend import MAX_TILES, _read_limits
-from flashdraft.kernels.triton_linear import best_columns, multiply_rows
+from flashdraft.kernels.triton_best import best_columns
+from flashdraft.kernels.triton_linear import multiply_rows
 from flashdraft.kernels.triton_plan import LinearPlan, plan_best, plan_exact_best, plan_exact_linear
 
 CUDA = torch.device("cuda")

@@ -15,7 +15,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from flashdraft.engine.device_steps import DeviceSteps, Flight, SlotResult, StepShape
+from flashdraft.engine.device_steps import (
+    DeviceSteps,
+    Drawing,
+    Flight,
+    SlotResult,
+    SlotState,
+    StepShape,
+)
 from flashdraft.engine.pages import NO_PAGE, PageBook
 from flashdraft.engine.sequence import Sequence as RunningSequence
 from flashdraft.engine.width import WidthChooser
@@ -59,19 +66,28 @@ class Ahead:
     def board(self, sequences: Sequence[RunningSequence]) -> bool:
         """Have exactly these sequences on the device; False where steps in flight forbid it.
 
-        Whoever left has left an empty slot; the batch is laid out anew where somebody is new or
-        fewer slots would do.
+        Whoever left has left an empty slot. Where fewer slots would do, those in use move together;
+        where somebody is new, everybody boards again.
         """
-        aboard = {sequence for sequence in self._slots if sequence is not None}
-        if aboard == set(sequences) and smallest_batch(len(sequences)) == len(self._slots):
+        aboard = [slot for slot, sequence in enumerate(self._slots) if sequence is not None]
+        batch = smallest_batch(len(sequences))
+        if {self._slots[slot] for slot in aboard} == set(sequences):
+            if batch < len(self._slots):
+                empty = [slot for slot, sequence in enumerate(self._slots) if sequence is None]
+                order = [*aboard, *empty][:batch]
+                self._steps.move(order)
+                self._slots = [self._slots[slot] for slot in order]
             return True
         if self._in_flight:
             return False
-        self._slots = [*sequences, *[None] * (smallest_batch(len(sequences)) - len(sequences))]
+        self._slots = [*sequences, *[None] * (batch - len(sequences))]
         self._known = {sequence: [0] * self._steps.num_pools for sequence in sequences}
-        slots = range(len(sequences))
         self._steps.load(
-            list(slots), [s.tokens[-1] for s in sequences], [s.num_cached for s in sequences]
+            range(len(sequences)),
+            [
+                SlotState(s.tokens[-1], s.num_cached, s.request.params, s.request.seed)
+                for s in sequences
+            ],
         )
         self._empty(range(len(sequences), len(self._slots)))
         return True
@@ -84,7 +100,7 @@ class Ahead:
             del self._known[sequence]
             self._empty([slot])
 
-    def launch(self, fixed: int | None) -> bool:
+    def launch(self, fixed: int | None, drawing: Drawing) -> bool:
         """Have a step in flight behind the one that is read next; False if pages are missing.
 
         `fixed` is a verify length that these requests asked for.
@@ -97,7 +113,7 @@ class Ahead:
                 return bool(self._in_flight)
             if self._num_launched % CHANCES_PERIOD == 0 and width:
                 self._steps.set_chances(self._chooser.chances())
-            flight = self._steps.launch(self._shape(width))
+            flight = self._steps.launch(self._shape(width, drawing))
             self._in_flight.append(_InFlight(flight, list(self._slots), width))
             self._num_launched += 1
         return True
@@ -184,12 +200,12 @@ class Ahead:
 
     # -- shapes --------------------------------------------------------------------------------
 
-    def _shape(self, width: int) -> StepShape:
+    def _shape(self, width: int, drawing: Drawing) -> StepShape:
         batch = len(self._slots)
         drafted = width
         if batch > 1 and width:  # some sequences may verify more than the mean
-            drafted = min(2 * width, self._steps.max_width)
-        return StepShape(batch, batch * width, drafted)
+            drafted = min(width + max(2, width // 2), self._steps.max_width)
+        return StepShape(batch, batch * width, drafted, drawing)
 
     def _is_worth_it(self) -> bool:
         """Whether somebody is sure to go on after what is in flight; stop tokens aside."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import NamedTuple
 
 import numpy as np
@@ -18,10 +19,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from flashdraft.core import SamplingParams
 from flashdraft.engine.accept import Acceptance
 from flashdraft.engine.cache import KVCache, Rows
 from flashdraft.engine.draft import BlockProposer
+from flashdraft.engine.draw import RowSettings, draw_rows
 from flashdraft.engine.layout import RowLayout, lay_out_rows, pad_rows, share_slots
+from flashdraft.engine.noise import keys_from, noise_start
 from flashdraft.engine.policy import BUCKET_EDGES
 from flashdraft.engine.streams import Clock, Graphs, Mark, Staging
 from flashdraft.kernels.interface import PageView
@@ -30,8 +34,26 @@ from flashdraft.models.layers import ForwardBatch, Target
 AcceptFunction = Callable[[Tensor, Tensor, Tensor, int], Acceptance]
 """(samples [rows], tokens [rows], query_start [seqs + 1], most rows of one sequence)."""
 
-UPLOADS_IN_FLIGHT = 8
+UPLOADS_IN_FLIGHT = 64
 RECORDS_IN_FLIGHT = 4
+MAX_KEPT = 256  # the largest top_k that is drawn from on the device
+
+
+class Drawing(IntEnum):
+    """How the tokens of a step are chosen: what the most demanding of its requests needs."""
+
+    GREEDY = 0  # the likeliest, without writing the logits
+    FREE = 1  # by noise, from the whole vocabulary
+    FILTERED = 2  # by noise, from at most MAX_KEPT tokens
+
+
+class SlotState(NamedTuple):
+    """A sequence as a slot takes it in."""
+
+    anchor: int
+    length: int  # tokens that the cache holds
+    params: SamplingParams
+    seed: int
 
 
 class StepShape(NamedTuple):
@@ -40,6 +62,7 @@ class StepShape(NamedTuple):
     batch: int  # slots that take part
     num_slots: int  # draft tokens verified, of all sequences together
     width: int  # draft tokens that the drafter fills in for each sequence; 0 = it does not run
+    drawing: Drawing = Drawing.GREEDY
 
     @property
     def num_rows(self) -> int:
@@ -99,6 +122,8 @@ class DeviceSteps:
         self._anchors = torch.zeros(max_batch, dtype=torch.int64, device=self._device)
         self._lengths = torch.zeros(max_batch, dtype=torch.int32, device=self._device)
         self._alive = torch.zeros(max_batch, dtype=torch.int32, device=self._device)
+        self._draws = torch.zeros(3, max_batch, dtype=torch.float64, device=self._device)
+        self._draw_numbers = torch.zeros(2, max_batch, dtype=torch.int64, device=self._device)
         # by confidence: how likely the target agrees with a draft token, once its turn comes
         self._chances = torch.full((len(BUCKET_EDGES) + 1,), 0.5, device=self._device)
         self._edges = torch.tensor(BUCKET_EDGES, device=self._device)
@@ -114,21 +139,37 @@ class DeviceSteps:
 
     # -- what the host writes ------------------------------------------------------------------
 
-    def load(self, slots: Sequence[int], anchors: Sequence[int], lengths: Sequence[int]) -> None:
-        """Put sequences into slots: their anchor and how many tokens the cache holds."""
-        values = np.asarray([slots, anchors, lengths, [1] * len(slots)], dtype=np.int64)
+    def load(self, slots: Sequence[int], states: Sequence[SlotState]) -> None:
+        """Put sequences into slots."""
+        numbers = [slots, [s.anchor for s in states], [s.length for s in states], [1] * len(slots)]
+        vocab_size = self._target.config.vocab_size
+        draws = [RowSettings.columns(state.params, vocab_size) for state in states]
+        numbers += [[one[1] for one in draws], [noise_start(state.seed) for state in states]]
+        floats = np.asarray([[one[0], one[2], one[3]] for one in draws], dtype=np.float64)
+        values = np.concatenate([np.asarray(numbers, np.int64), floats.T.copy().view(np.int64)])
         self._set_state(self._uploads.send(values))
 
     def clear(self, slots: Sequence[int]) -> None:
         """Empty slots: they draft nothing, and write to wherever their table says."""
-        values = np.asarray([slots, *[[0] * len(slots)] * 3], dtype=np.int64)
+        values = np.zeros((9, len(slots)), dtype=np.int64)
+        values[0] = slots
         self._set_state(self._uploads.send(values))
 
     def _set_state(self, values: Tensor) -> None:
-        slots, anchors, lengths, alive = values
+        slots, anchors, lengths, alive = values[:4]
         self._anchors.index_copy_(0, slots, anchors)
         self._lengths.index_copy_(0, slots, lengths.to(torch.int32))
         self._alive.index_copy_(0, slots, alive.to(torch.int32))
+        self._draw_numbers.index_copy_(1, slots, values[4:6])
+        self._draws.index_copy_(1, slots, values[6:9].view(torch.float64))
+
+    def move(self, order: Sequence[int]) -> None:
+        """Lay the slots out anew: slot i becomes what slot order[i] was."""
+        index = self._uploads.send(np.asarray(order, dtype=np.int64))
+        for state in (self._anchors, self._lengths, self._alive):
+            state[: len(order)] = state[index]
+        for table in (self._draw_numbers, self._draws, self._tables):
+            table[:, : len(order)] = table[:, index]
 
     def write_pages(self, places: NDArray[np.int64], pages: NDArray[np.int64]) -> None:
         """Enter pages at flat places: (pool * max_batch + slot) * max_pages + index."""
@@ -169,7 +210,7 @@ class DeviceSteps:
         blocks, counts = anchors.unsqueeze(1), None
         confidence = torch.zeros(batch, 0, device=self._device)
         if width:
-            drafts, confidence = self._draft(anchors, lengths, tables, width)
+            drafts, confidence = self._draft(anchors, lengths, tables, shape)
             blocks = torch.cat([blocks, drafts], dim=1)
             if shape.num_slots < batch * width:
                 survival = self._survival(confidence) * alive.unsqueeze(1)
@@ -182,7 +223,11 @@ class DeviceSteps:
             self._cache.layers(placed.views, 0, self._num_layers),
         )
         output = self._target.forward(rows.tokens, batch_rows)
-        samples = self._target.greedy(output.hidden).index
+        if shape.drawing is Drawing.GREEDY:
+            samples = self._target.greedy(output.hidden).index
+        else:
+            logits = self._target.logits(output.hidden)
+            samples = self._draw(logits, rows.owner, rows.positions + 1, shape.drawing)
         if self._proposer is not None:
             assert output.taps is not None
             self._proposer.write_context(output.taps, placed)
@@ -202,11 +247,11 @@ class DeviceSteps:
         return self._record[: shape.batch * num_columns].view(shape.batch, num_columns)
 
     def _draft(
-        self, anchors: Tensor, lengths: Tensor, tables: Tensor, width: int
+        self, anchors: Tensor, lengths: Tensor, tables: Tensor, shape: StepShape
     ) -> tuple[Tensor, Tensor]:
         """Draft tokens [batch, width] and the drafter's confidence in each."""
         assert self._proposer is not None
-        batch, drafter = len(anchors), self._proposer.drafter
+        width, batch, drafter = shape.width, len(anchors), self._proposer.drafter
         # a drafter that was not trained on cut blocks drafts worse in them
         masked = width if drafter.config.any_width else self.max_width
         mask = anchors.new_full((batch, masked), drafter.config.mask_token_id)
@@ -217,9 +262,28 @@ class DeviceSteps:
         placed = self._place(rows, lengths, tables, 1 + masked)
         hidden = self._proposer.run_blocks(rows.tokens, placed)
         wanted = hidden.view(batch, 1 + masked, -1)[:, 1 : 1 + width].reshape(batch * width, -1)
-        best = drafter.greedy(self._target, wanted)
-        confidence = (best.logit - best.log_total).exp().nan_to_num(0.0)
-        return best.index.clamp(min=0).view(batch, width), confidence.view(batch, width)
+        if shape.drawing is Drawing.GREEDY:
+            best = drafter.greedy(self._target, wanted)
+            tokens, chance = best.index, (best.logit - best.log_total).exp()
+        else:
+            place = torch.arange(1, 1 + width, device=self._device)
+            positions = (lengths.unsqueeze(1) + place).flatten()
+            owner = torch.arange(batch, device=self._device).repeat_interleave(width)
+            logits = self._proposer.widen(drafter.logits(self._target, wanted).float())
+            tokens = self._draw(logits, owner, positions, shape.drawing)
+            chosen = logits.gather(1, tokens.clamp(min=0).unsqueeze(1)).squeeze(1)
+            chance = (chosen - logits.logsumexp(1)).exp()
+        confidence = chance.nan_to_num(0.0).view(batch, width)
+        return tokens.clamp(min=0).view(batch, width), confidence
+
+    def _draw(self, logits: Tensor, owner: Tensor, positions: Tensor, drawing: Drawing) -> Tensor:
+        """A token for every row, by its request's settings and the noise of its position."""
+        temperature, top_p, least = self._draws[:, owner]
+        top_k, start = self._draw_numbers[:, owner]
+        settings = RowSettings(
+            temperature.float(), top_k, top_p, least.float(), keys_from(start, positions)
+        )
+        return draw_rows(logits, settings, MAX_KEPT if drawing is Drawing.FILTERED else None)
 
     def _survival(self, confidence: Tensor) -> Tensor:
         """The chance that every draft token up to each one is accepted."""

@@ -216,7 +216,7 @@ class BlockProposer:
         rows = self._cache.rows(self._book, spans)
         hidden = self.run_blocks(torch.tensor(ids, device=device), rows)
         logits = self.drafter.logits(self._target, hidden[torch.tensor(slots, device=device)])
-        return self._pick(works, samplers, counts, self._widen(logits.float()))
+        return self._pick(works, samplers, counts, self.widen(logits.float()))
 
     def measure(self, batch_sizes: Sequence[int], repeats: int = 3) -> DraftCost:
         times: dict[int, float] = {}
@@ -282,7 +282,7 @@ class BlockProposer:
         last = self._first_layer + self.drafter.config.num_layers
         return self._cache.layers(rows.views, self._first_layer, last)
 
-    def _widen(self, logits: Tensor) -> Tensor:
+    def widen(self, logits: Tensor) -> Tensor:
         """Logits over the target's vocabulary, from those over a reduced one."""
         size = self.drafter.config.draft_vocab_size
         if size is None:

@@ -16,7 +16,7 @@ from flashdraft.engine.ahead import AHEAD_MARGIN, Ahead, Landed, smallest_batch
 from flashdraft.engine.commit import Committer
 from flashdraft.engine.config import MAX_VERIFY, EngineConfig
 from flashdraft.engine.costs import GPU_COSTS, CostModel
-from flashdraft.engine.device_steps import AcceptFunction, DeviceSteps
+from flashdraft.engine.device_steps import AcceptFunction, DeviceSteps, Drawing
 from flashdraft.engine.draft import BlockProposer, GuardedProposer, Proposer
 from flashdraft.engine.forward_graphs import ForwardGraphs
 from flashdraft.engine.grammar import Constraint, GrammarCompiler
@@ -58,7 +58,7 @@ class Engine:
         self.target = target
         self._device = target.kernels.device
         self._new_decoder = new_decoder
-        self._compile = grammar_compiler
+        self.compile_grammar = grammar_compiler
         cache, self.max_context = build_cache(target, drafter, self.config)
         self.book = PageBook(cache.book_pools, self.config.page_size, self.config.prefix_cache)
         self.scheduler = Scheduler(
@@ -133,17 +133,17 @@ class Engine:
     @property
     def supports_grammar(self) -> bool:
         """Whether a request may have a grammar."""
-        return self._compile is not None
+        return self.compile_grammar is not None
 
     def _constraint(self, request: Request, stop_ids: frozenset[int]) -> Constraint | None:
         if request.grammar is None:
             return None
-        if self._compile is None:
+        if self.compile_grammar is None:
             raise RequestError(
                 "The request has a grammar, which needs llguidance and the model's tokenizer; "
                 'install it with: pip install "flashdraft[serve]".'
             )
-        grammar, vocab_size = self._compile(request.grammar), self.target.config.vocab_size
+        grammar, vocab_size = self.compile_grammar(request.grammar), self.target.config.vocab_size
         return Constraint(grammar, stop_ids, request.params.min_tokens, vocab_size)
 
     def cancel(self, request_id: str) -> None:
@@ -219,8 +219,9 @@ class Engine:
                 self.proposer.fold(self.scheduler.running)
                 can_fly = self._can_run_ahead()  # unless the drafter has failed on somebody
             if can_fly and ahead.board(self.scheduler.running):
-                fixed = self.scheduler.running[0].request.verify
-                can_fly = ahead.launch(fixed)
+                running = self.scheduler.running
+                drawing = max(self._live[s.request.id].drawing or Drawing.GREEDY for s in running)
+                can_fly = ahead.launch(running[0].request.verify, drawing)
             if not ahead.is_flying:
                 ahead.settle(lambda sequence: self.book.truncate(sequence, sequence.num_cached))
                 return None
@@ -234,17 +235,16 @@ class Engine:
             raise
 
     def _can_run_ahead(self) -> bool:
-        """Whether all that runs decodes greedily with one verify length, and nobody can join."""
+        """Whether the device can do all that is to be done, with one verify length for all."""
         running, waiting = self.scheduler.running, self.scheduler.waiting
-        if not running or self._solo:
-            return False
-        if waiting and len(running) < self.config.max_batch and not self._is_full:
+        may_join = waiting and len(running) < self.config.max_batch and not self._is_full
+        if not running or self._solo or may_join:
             return False
         verify = running[0].request.verify
         return all(
             sequence.is_decoding
             and sequence.request.verify == verify
-            and self._live[sequence.request.id].needs_no_logits
+            and self._live[sequence.request.id].drawing is not None
             and (self.proposer is None or self.proposer.serves(sequence))
             for sequence in running
         )

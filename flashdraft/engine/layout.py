@@ -6,6 +6,7 @@ can be captured in a CUDA graph.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -19,6 +20,7 @@ class RowLayout(NamedTuple):
     positions: Tensor  # [num_rows] int64
     query_start: Tensor  # [num_seqs + 1] int32
     slots: Tensor  # [num_pools, num_rows] int64: where every row's keys and values go
+    owner: Tensor  # [num_rows] int64: every row's sequence
 
 
 def share_slots(survival: Tensor, num_slots: int) -> Tensor:
@@ -53,25 +55,46 @@ def lay_out_rows(
     """
     num_seqs, width = blocks.shape
     device = blocks.device
-    rows = torch.arange(num_rows, device=device)
     if counts is None:
-        query_start = torch.arange(0, num_rows + 1, width, device=device, dtype=torch.int32)
-        owner, place = rows // width, rows % width
+        query_start, owner, place = _whole_blocks(num_seqs, width, device)
+        tokens = blocks.flatten()
+        positions = (lengths.unsqueeze(1) + place.view(num_seqs, width)).flatten()
     else:
+        rows = _count_up(num_rows, device)
         ends = (counts + 1).cumsum(0)
         query_start = torch.cat([ends.new_zeros(1), ends]).to(torch.int32)
         owner = torch.searchsorted(ends, rows, right=True)
         place = rows - query_start[owner]
-    tokens = blocks.flatten()[owner * width + place]
-    positions = lengths[owner] + place
+        tokens = blocks.flatten()[owner * width + place]
+        positions = lengths[owner] + place
     pages = tables[:, owner, positions // page_size].to(torch.int64)
-    return RowLayout(
-        tokens, positions, query_start, pages * page_size + (positions % page_size).unsqueeze(0)
-    )
+    slots = pages * page_size + (positions % page_size).unsqueeze(0)
+    return RowLayout(tokens, positions, query_start, slots, owner)
 
 
 def pad_rows(values: Tensor, query_start: Tensor, width: int) -> Tensor:
     """Flat rows as [num_seqs, width]; what lies behind a sequence's last row is of any value."""
-    columns = torch.arange(width, device=values.device)
+    num_seqs = len(query_start) - 1
+    if len(values) == num_seqs * width:  # whole blocks
+        return values.view(num_seqs, width)
+    columns = _count_up(width, values.device)
     index = query_start[:-1].to(torch.int64).unsqueeze(1) + columns
     return values[index.clamp(max=values.shape[0] - 1)]
+
+
+# Constants are made once and kept for good: in a captured step they would be made anew every time,
+# and a graph goes on reading them. A step's first run makes them, which is never the captured one.
+
+
+@cache
+def _count_up(count: int, device: torch.device) -> Tensor:
+    return torch.arange(count, device=device)
+
+
+@cache
+def _whole_blocks(num_seqs: int, width: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Where blocks begin, and every row's sequence and place in it."""
+    num_rows = num_seqs * width
+    rows = torch.arange(num_rows, device=device)
+    starts = torch.arange(0, num_rows + 1, width, device=device, dtype=torch.int32)
+    return starts, rows // width, rows % width

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from flashdraft.core import FinishReason, Generation, TokenEvent, TokenLogprob
+from flashdraft.engine.device_steps import MAX_KEPT, Drawing
+from flashdraft.engine.draw import filters
 from flashdraft.engine.ngram import NgramIndex
 from flashdraft.engine.output import TextOutput
 from flashdraft.engine.policy import Momentum
@@ -46,10 +48,18 @@ class Live:
     _num_reported: int = field(default=0)
 
     @property
-    def needs_no_logits(self) -> bool:
-        """Whether the likeliest token of every row is all that is asked of the target."""
-        wants_logprobs = self.sequence.request.params.logprobs is not None
-        return not wants_logprobs and not self.sampler.needs_logits_processing
+    def drawing(self) -> Drawing | None:
+        """How the device can choose this request's tokens; None if the host is needed for it."""
+        params = self.sequence.request.params
+        if self.sampler.constraint is not None or self.sampler.adjusts:
+            return None
+        if params.logprobs is not None:
+            return None
+        if params.is_greedy:
+            return Drawing.GREEDY
+        if not filters(params):
+            return Drawing.FREE
+        return Drawing.FILTERED if 0 < params.top_k <= MAX_KEPT else None
 
     def absorb(self, tokens: list[int], logits: Tensor, num_accepted: int) -> FinishReason | None:
         """Append the target's tokens until one of them ends the answer; return why it ended.

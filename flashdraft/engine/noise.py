@@ -31,7 +31,25 @@ Words = TypeVar("Words", Tensor, NDArray[np.int64])
 
 def noise_key(seed: int, position: int) -> int:
     """Everything the noise of one position depends on, as a signed 64-bit number."""
-    return _mix(_mix(seed - _INCREMENT) + position * _INCREMENT)
+    return _mix(noise_start(seed) + position * _INCREMENT)
+
+
+def noise_start(seed: int) -> int:
+    """What a seed contributes to its keys, for `keys_from`."""
+    return _mix(seed - _INCREMENT)
+
+
+def keys_from(starts: Tensor, positions: Tensor) -> Tensor:
+    """`noise_key` on a device, of a start and a position each, int64."""
+    x = starts + positions * _INCREMENT
+    for shift, multiplier in ((30, _MULTIPLIER_1), (27, _MULTIPLIER_2)):
+        x = (x ^ _shift_right(x, shift)) * multiplier
+    return x ^ _shift_right(x, 31)
+
+
+def _shift_right(x: Tensor, count: int) -> Tensor:
+    """The shift of an unsigned number, which torch does not have."""
+    return (x >> count) & (2 ** (64 - count) - 1)
 
 
 def noise_keys(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Any, Generic, TypeVar, cast
 
@@ -18,6 +18,7 @@ from torch import Tensor
 
 log = logging.getLogger(__name__)
 
+RUNS_BEFORE = 2  # a function is captured
 MOST_GRAPHS = 96  # those that were not used for longest give way
 
 Key = TypeVar("Key", bound=Hashable)
@@ -25,9 +26,10 @@ Result = TypeVar("Result")
 
 
 class Graphs(Generic[Key]):
-    """Functions by key, each captured as a CUDA graph when it is run for the second time.
+    """Functions by key, each captured as a CUDA graph when it is run for the third time.
 
-    The first run compiles what there is to compile. What captured functions allocate lives in one
+    The first run compiles what there is to compile, and one that is hardly ever needed is not worth
+    the capture. What captured functions allocate lives in one
     pool: the next one that is replayed may overwrite it. Off CUDA, functions are simply run.
     """
 
@@ -36,7 +38,7 @@ class Graphs(Generic[Key]):
         self.captures = device.type == "cuda"
         self._pool: Any = torch.cuda.graph_pool_handle() if self.captures else None
         self._graphs: OrderedDict[Key, tuple[torch.cuda.CUDAGraph, Any]] = OrderedDict()
-        self._was_run: set[Key] = set()
+        self._num_runs: Counter[Key] = Counter()
 
     def __len__(self) -> int:
         return len(self._graphs)
@@ -49,14 +51,14 @@ class Graphs(Generic[Key]):
     def call(self, key: Key, function: Callable[[], Result]) -> Result:
         """The same for a function with a result, to be read before anything else is replayed."""
         self._is_typical = key in self._graphs or not self.captures
-        if key not in self._graphs and self.captures and key in self._was_run:
+        if key not in self._graphs and self.captures and self._num_runs[key] >= RUNS_BEFORE:
             self._capture(key, function)
         if key in self._graphs:
             self._graphs.move_to_end(key)
             graph, result = self._graphs[key]
             graph.replay()
             return cast(Result, result)
-        self._was_run.add(key)
+        self._num_runs[key] += 1
         return function()
 
     def _capture(self, key: Key, function: Callable[[], Any]) -> None:

@@ -17,6 +17,7 @@ from flashdraft.engine.policy import BLOCK_SOURCE, BUCKET_EDGES, MIN_GAIN, Survi
 WIDTHS = (0, 1, 2, 3, 4, 5, 7, 10, 15)  # draft tokens a sequence, on average
 FADE = 0.2  # of the newest time in a shape's running mean
 HOPELESS = 1.3  # a shape that is guessed to be slower than the best by this is not tried
+SETTLED = 8  # steps of one batch before anything is tried out: a batch that shrinks has no time
 PROBE_PERIOD = 64  # steps between drafts where drafting does not pay
 UNKNOWN = 0.8  # survival of a draft token nobody has seen yet
 
@@ -31,6 +32,7 @@ class WidthChooser:
         self._seconds: dict[tuple[int, int], float] = {}
         self._curves: list[list[float]] = []  # of the last drafts: every slot's survival
         self._steps_since_draft = 0
+        self._batch, self._steps_of_batch = 0, 0
 
     def chances(self) -> list[float]:
         """How likely the target agrees, for each bucket of confidence."""
@@ -68,6 +70,8 @@ class WidthChooser:
             return widths[-1]
         pace = {w: self._guess(batch, w) / self.expected_tokens(batch, w) for w in widths}
         best = min(widths, key=lambda width: pace[width])
+        self._steps_of_batch = self._steps_of_batch + 1 if batch == self._batch else 0
+        self._batch = batch
         near = self._untimed_neighbour(batch, widths, best)
         if near is not None and pace[near] < HOPELESS * pace[best]:
             return near
@@ -81,7 +85,7 @@ class WidthChooser:
 
     def _untimed_neighbour(self, batch: int, widths: Sequence[int], best: int) -> int | None:
         """The next width up or down that was never tried; None until the best one itself was."""
-        if (batch, best) not in self._seconds:
+        if (batch, best) not in self._seconds or self._steps_of_batch < SETTLED:
             return None
         place = widths.index(best)
         near = widths[max(0, place - 1) : place + 2]

@@ -194,6 +194,11 @@ class CpuKernels:
         )
         return out
 
+    def both(
+        self, first: Callable[[], Tensor], second: Callable[[], Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        return first(), second()
+
     def softmax(self, x: Tensor) -> Tensor:
         out = torch.empty_like(x)
         native.softmax(_address(x), out.data_ptr(), *x.shape, self._threads)

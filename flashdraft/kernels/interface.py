@@ -8,7 +8,7 @@ are not, so they all live here.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol
@@ -186,6 +186,12 @@ class Kernels(Protocol):
         row at index p (its own key's index) sees key j only if p - j < window, and, where the mask
         is not causal, j - p < window.
         """
+        ...
+
+    def both(
+        self, first: Callable[[], Tensor], second: Callable[[], Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """Two results that do not need each other, side by side where that is faster."""
         ...
 
     def softmax(self, x: Tensor) -> Tensor:

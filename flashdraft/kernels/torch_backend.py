@@ -126,6 +126,11 @@ class TorchKernels:
         merged = torch.cat(outputs) if outputs else query
         return merged.reshape(query.shape[0], query.shape[1] * query.shape[2])
 
+    def both(
+        self, first: Callable[[], Tensor], second: Callable[[], Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        return first(), second()
+
     def softmax(self, x: Tensor) -> Tensor:
         return self._rows(lambda rows: rows.float().softmax(-1), x)
 

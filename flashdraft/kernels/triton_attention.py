@@ -29,7 +29,7 @@ import triton.language as tl
 from torch import Tensor
 
 from flashdraft.kernels.interface import BlockMask, PageView
-from flashdraft.kernels.triton_launch import overlap, signal_and_wait
+from flashdraft.kernels.triton_launch import overlap, wait
 from flashdraft.kernels.triton_plan import MAX_SPLITS, AttentionPlan, padded_head_dim
 
 
@@ -250,7 +250,7 @@ def _attend(
     PDL: tl.constexpr,
 ) -> None:
     """One tile of (row, head) pairs against its keys, or against one split of them."""
-    signal_and_wait(PDL)
+    wait(PDL)
     kv_head = tl.program_id(1)
     tile = tl.program_id(0)
     s, first_row, num_rows, pair = _find_tile(query_start, num_seqs, tile, GROUP, BLOCK_M)
@@ -321,7 +321,7 @@ def _merge(
     PDL: tl.constexpr,
 ) -> None:
     """Add the splits of one (row, head) pair, in order and eight loads at a time."""
-    signal_and_wait(PDL)
+    wait(PDL)
     pair = tl.program_id(0).to(tl.int64)
     num_pairs = tl.num_programs(0).to(tl.int64)
     dims = tl.arange(0, BLOCK_D)

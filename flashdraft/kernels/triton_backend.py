@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -12,11 +12,12 @@ from torch import Tensor
 from flashdraft.kernels.interface import Activation, Best, BlockMask, PageView, QKVSpec, RopeTable
 from flashdraft.kernels.torch_backend import TorchKernels
 from flashdraft.kernels.triton_attention import paged_attention
+from flashdraft.kernels.triton_best import best_columns, best_of_logits
 from flashdraft.kernels.triton_experts import mix_one_row
 from flashdraft.kernels.triton_experts_plan import plan_exact_experts, plan_experts
 from flashdraft.kernels.triton_few_rows import mix_few_rows
 from flashdraft.kernels.triton_grouped import mix_rows
-from flashdraft.kernels.triton_linear import best_columns, multiply_rows
+from flashdraft.kernels.triton_linear import multiply_rows
 from flashdraft.kernels.triton_plan import (
     DeviceLimits,
     plan_attention,
@@ -32,6 +33,8 @@ from flashdraft.kernels.triton_rows import add_norm_rows, gate_rows, norm_rows, 
 
 MAX_TILES = 1 << 15
 EXACT_ROWS = 1024
+FUSED_HEAD_ROWS = 256  # more of them are multiplied faster by torch, which writes the logits
+MAX_LOGITS_BYTES = 300 << 20
 
 
 class TritonKernels:
@@ -50,8 +53,12 @@ class TritonKernels:
         self.exact = exact
         self._torch = TorchKernels(device, dtype)
         self._limits = _read_limits(device)
-        # Zero between calls. NOTE: two linears at the same time would need two of these.
-        self._arrivals = torch.zeros(MAX_TILES, device=device, dtype=torch.int32)
+        # Zero between calls; one for each of two linears that may run at the same time.
+        self._counters = torch.zeros(2, MAX_TILES, device=device, dtype=torch.int32)
+        self._arrivals = self._counters[0]
+        self._side: Any = None
+        if device.type == "cuda":
+            self._side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def _on_device(self) -> contextlib.AbstractContextManager[None]:
         """Triton launches on the thread's current device, which need not be ours."""
@@ -130,6 +137,24 @@ class TritonKernels:
                 query, key_cache, value_cache, view, plan, scale=scale, window=window, mask=mask
             )
 
+    def both(
+        self, first: Callable[[], Tensor], second: Callable[[], Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """The second on a stream of its own; memory is safe, since both streams meet here."""
+        if self._side is None:
+            return first(), second()
+        main = torch.cuda.current_stream(self.device)
+        self._side.wait_stream(main)
+        self._arrivals = self._counters[1]
+        try:
+            with torch.cuda.stream(self._side):
+                beside = second()
+        finally:
+            self._arrivals = self._counters[0]
+        result = first()
+        main.wait_stream(self._side)
+        return result, beside
+
     def softmax(self, x: Tensor) -> Tensor:
         return self._torch.softmax(x)
 
@@ -147,7 +172,20 @@ class TritonKernels:
         else:
             plan = plan_best(x.shape[0], weight.itemsize, self._limits)
         with self._on_device():
-            return best_columns(x, weight, plan, multiplier, softcap)
+            piece = MAX_LOGITS_BYTES // (weight.shape[0] * weight.itemsize)
+            if self.exact or x.shape[0] <= FUSED_HEAD_ROWS or piece <= FUSED_HEAD_ROWS:
+                return best_columns(x, weight, plan, multiplier, softcap)
+            bests = [
+                best_of_logits(self._torch.linear(x[i : i + piece], weight), multiplier, softcap)
+                for i in range(0, x.shape[0], piece)
+            ]
+            if len(bests) == 1:
+                return bests[0]
+            return Best(
+                torch.cat([best.index for best in bests]),
+                torch.cat([best.logit for best in bests]),
+                torch.cat([best.log_total for best in bests]),
+            )
 
     def pack_experts(self, weight: Tensor) -> Tensor:
         return weight.to(self.device, self.dtype).contiguous()

@@ -18,9 +18,6 @@ from flashdraft.kernels.interface import Activation
 from flashdraft.kernels.triton_experts_plan import ExpertsPlan
 from flashdraft.kernels.triton_launch import (
     overlap,
-    prefetch,
-    prefetch_lines,
-    signal,
     wait,
 )
 
@@ -70,9 +67,6 @@ def mix_one_row(
         BLOCK_N=plan.down.block_n,
         BLOCK_K=plan.down.block_k,
         STAGES=plan.down.num_stages,
-        PREFETCH=prefetch_lines(
-            x.device, inner * down.itemsize, block_c * plan.down.block_n, num_tiles
-        ),
         **overlap(x.device),
         num_warps=plan.down.num_warps,
     )
@@ -118,7 +112,6 @@ def _up_one(
 ) -> None:
     """Some columns of one chosen expert."""
     wait(PDL)
-    signal(PDL)  # only now: when _down_one starts, the choice and all weights are there
     choice = tl.program_id(1)
     columns = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     lanes = tl.arange(0, BLOCK_K)
@@ -151,38 +144,24 @@ def _down_one(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     STAGES: tl.constexpr,
-    PREFETCH: tl.constexpr,
     PDL: tl.constexpr,
 ) -> None:
-    """Some columns of all chosen experts, and their weighted sum.
-
-    Launched right after _up_one, whose promise covers the choice and the weights, but nothing that
-    _up_one writes: those two may be read before the wait.
-    """
-    signal(PDL)
+    """Some columns of all chosen experts, and their weighted sum."""
+    wait(PDL)
     places = tl.arange(0, BLOCK_C * BLOCK_N)  # [choice, column]
     choices = places // BLOCK_N
     columns = tl.program_id(0) * BLOCK_N + places % BLOCK_N
     lanes = tl.arange(0, BLOCK_K)
     real = (choices < NUM_CHOSEN) & (columns < HIDDEN)
     whole: tl.constexpr = HIDDEN % BLOCK_N == 0 and INNER % BLOCK_K == 0 and NUM_CHOSEN == BLOCK_C
-    # From L2, not L1: that one may be older than this program.
-    experts = tl.load(chosen + choices, mask=choices < NUM_CHOSEN, other=0, cache_modifier=".cg")
-    sources = experts * HIDDEN + tl.minimum(columns, HIDDEN - 1)
-    weight = down + sources[:, None] * INNER + lanes[None, :]
+    experts = tl.load(chosen + choices, mask=choices < NUM_CHOSEN, other=0)
+    weight = down + (experts * HIDDEN + columns)[:, None] * INNER + lanes[None, :]
     rows = between + choices[:, None] * INNER + lanes[None, :]
-    if BLOCK_K >= INNER:  # whole rows at once: all of a program's reading is under way as it waits
-        tile = load_tile(weight, real, lanes < INNER, whole)
-        wait(PDL)
-        totals = tile.to(tl.float32) * load_tile(rows, real, lanes < INNER, whole).to(tl.float32)
-    else:
-        prefetch(down, sources, 0, INNER, tl.program_id(0), PREFETCH)
-        wait(PDL)
-        totals = tl.zeros([BLOCK_C * BLOCK_N, BLOCK_K], tl.float32)
-        for k in tl.range(0, INNER, BLOCK_K, num_stages=STAGES):
-            real_lane = k + lanes < INNER
-            row = load_tile(rows + k, real, real_lane, whole).to(tl.float32)
-            totals += load_tile(weight + k, real, real_lane, whole).to(tl.float32) * row
+    totals = tl.zeros([BLOCK_C * BLOCK_N, BLOCK_K], tl.float32)
+    for k in tl.range(0, INNER, BLOCK_K, num_stages=STAGES):
+        real_lane = k + lanes < INNER
+        row = load_tile(rows + k, real, real_lane, whole).to(tl.float32)
+        totals += load_tile(weight + k, real, real_lane, whole).to(tl.float32) * row
     total = tl.sum(totals, 1).to(output.dtype.element_ty).to(tl.float32)
     total *= tl.load(weights + choices, mask=choices < NUM_CHOSEN, other=0.0)
     mixed = tl.sum(tl.reshape(total, [BLOCK_C, BLOCK_N]), 0)

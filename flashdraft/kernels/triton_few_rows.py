@@ -20,7 +20,7 @@ from flashdraft.kernels.interface import Activation
 from flashdraft.kernels.triton_experts import gate, load_tile
 from flashdraft.kernels.triton_experts_plan import ExpertsPlan
 from flashdraft.kernels.triton_grouped import multiply_tile
-from flashdraft.kernels.triton_launch import overlap, signal_and_wait
+from flashdraft.kernels.triton_launch import overlap, wait
 
 
 def mix_few_rows(
@@ -55,7 +55,10 @@ def mix_few_rows(
         "INNER": inner,
         "HIDDEN": hidden,
         "NUM_EXPERTS": num_experts,
+        "NUM_CHOSEN": num_chosen,
         "BLOCK_M": plan.block_m,
+        "BLOCK_E": triton.next_power_of_2(num_experts),
+        "BLOCK_C": triton.next_power_of_2(num_chosen),
     }
     _up_few[(min(work, num_processors * plan.up.resident),)](
         x,
@@ -66,10 +69,7 @@ def mix_few_rows(
         notes,
         num_rows,
         **sizes,
-        NUM_CHOSEN=num_chosen,
         NUM_TILES=num_tiles,
-        BLOCK_E=triton.next_power_of_2(num_experts),
-        BLOCK_C=triton.next_power_of_2(num_chosen),
         BLOCK_T=triton.next_power_of_2(num_tiles),
         GELU=activation is Activation.GELU_TANH,
         BLOCK_N=plan.up.block_n,
@@ -81,6 +81,7 @@ def mix_few_rows(
     _down_few[(num_tiles, plan.splits)](
         between,
         down,
+        chosen,
         notes,
         parts,
         output,
@@ -96,6 +97,35 @@ def mix_few_rows(
     return output
 
 
+@triton.jit
+def _load_choice(
+    chosen: tl.tensor,
+    num_rows: tl.tensor,
+    NUM_CHOSEN: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """Every row's experts, or -1; where they lie; whether they are real."""
+    rows = tl.arange(0, BLOCK_M)
+    choices = tl.arange(0, BLOCK_C)
+    pairs = rows[:, None] * NUM_CHOSEN + choices[None, :]
+    real = (rows < num_rows)[:, None] & (choices < NUM_CHOSEN)[None, :]
+    # From L2, not L1: that one may be older than this program.
+    theirs = tl.load(chosen + pairs, mask=real, other=-1, cache_modifier=".cg").to(tl.int32)
+    return theirs, pairs, real
+
+
+@triton.jit
+def _list_experts(
+    theirs: tl.tensor, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_E: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """Which experts anybody chose, their places in the list of these, and how many there are."""
+    every = tl.reshape(theirs, [BLOCK_M * BLOCK_C])
+    listed = tl.histogram(tl.maximum(every, 0), BLOCK_E, mask=every >= 0) > 0
+    rank = tl.cumsum(listed.to(tl.int32), 0) - 1
+    return listed, rank, tl.sum(listed.to(tl.int32), 0)
+
+
 @triton.jit(do_not_specialize=["num_rows"])
 def _up_few(
     x: tl.tensor,
@@ -109,30 +139,24 @@ def _up_few(
     HIDDEN: tl.constexpr,
     NUM_EXPERTS: tl.constexpr,
     NUM_CHOSEN: tl.constexpr,
-    NUM_TILES: tl.constexpr,
+    BLOCK_M: tl.constexpr,
     BLOCK_E: tl.constexpr,
     BLOCK_C: tl.constexpr,
+    NUM_TILES: tl.constexpr,
     BLOCK_T: tl.constexpr,
     GELU: tl.constexpr,
-    BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     PDL: tl.constexpr,
 ) -> None:
     """List the chosen experts, then take their columns in turns with the other programs."""
-    signal_and_wait(PDL)
+    wait(PDL)
     rows = tl.arange(0, BLOCK_M)
-    choices = tl.arange(0, BLOCK_C)
     experts = tl.arange(0, BLOCK_E)
     lanes = tl.arange(0, BLOCK_K)
-    pairs = rows[:, None] * NUM_CHOSEN + choices[None, :]
-    real = (rows < num_rows)[:, None] & (choices < NUM_CHOSEN)[None, :]
-    theirs = tl.load(chosen + pairs, mask=real, other=-1).to(tl.int32)
+    theirs, pairs, real = _load_choice(chosen, num_rows, NUM_CHOSEN, BLOCK_M, BLOCK_C)
     shares = tl.load(weights + pairs, mask=real, other=0.0)
-    every = tl.reshape(theirs, [BLOCK_M * BLOCK_C])
-    listed = tl.histogram(tl.maximum(every, 0), BLOCK_E, mask=every >= 0) > 0
-    rank = tl.cumsum(listed.to(tl.int32), 0) - 1
-    num_listed = tl.sum(listed.to(tl.int32), 0)
+    listed, rank, num_listed = _list_experts(theirs, BLOCK_M, BLOCK_C, BLOCK_E)
     if tl.program_id(0) == 0:
         tl.store(notes + rank, experts, mask=listed)
         tl.store(notes + NUM_EXPERTS, num_listed)
@@ -170,6 +194,7 @@ def _up_few(
 def _down_few(
     between: tl.tensor,
     down: tl.tensor,
+    chosen: tl.tensor,
     notes: tl.tensor,
     parts: tl.tensor,
     output: tl.tensor,
@@ -177,18 +202,21 @@ def _down_few(
     INNER: tl.constexpr,
     HIDDEN: tl.constexpr,
     NUM_EXPERTS: tl.constexpr,
-    SPLITS: tl.constexpr,
+    NUM_CHOSEN: tl.constexpr,
     BLOCK_M: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+    SPLITS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     PDL: tl.constexpr,
 ) -> None:
     """Some columns of a share of the listed experts; the last program of a tile adds all shares."""
-    signal_and_wait(PDL)
     split = tl.program_id(1)
     rows = tl.arange(0, BLOCK_M)
     columns = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     lanes = tl.arange(0, BLOCK_K)
+    wait(PDL)
     num_steps: tl.constexpr = (INNER + BLOCK_K - 1) // BLOCK_K
     whole: tl.constexpr = HIDDEN % BLOCK_N == 0 and INNER % BLOCK_K == 0
     num_listed = tl.load(notes + NUM_EXPERTS)

@@ -20,7 +20,7 @@ from torch import Tensor
 from flashdraft.kernels.interface import Activation
 from flashdraft.kernels.triton_experts import gate, load_tile
 from flashdraft.kernels.triton_experts_plan import ExpertsPlan, TilePlan
-from flashdraft.kernels.triton_launch import overlap, signal_and_wait
+from flashdraft.kernels.triton_launch import overlap, wait
 from flashdraft.kernels.triton_routing import SortedPairs, sort_pairs
 
 MIX_BLOCK = 1024
@@ -169,7 +169,7 @@ def _up(
     BLOCK_K: tl.constexpr,
     PDL: tl.constexpr,
 ) -> None:
-    signal_and_wait(PDL)
+    wait(PDL)
     num_blocks: tl.constexpr = (INNER + BLOCK_N - 1) // BLOCK_N
     whole: tl.constexpr = INNER % BLOCK_N == 0 and HIDDEN % BLOCK_K == 0
     dtype: tl.constexpr = between.dtype.element_ty
@@ -217,7 +217,7 @@ def _down(
     BLOCK_K: tl.constexpr,
     PDL: tl.constexpr,
 ) -> None:
-    signal_and_wait(PDL)
+    wait(PDL)
     num_blocks: tl.constexpr = (HIDDEN + BLOCK_N - 1) // BLOCK_N
     whole: tl.constexpr = HIDDEN % BLOCK_N == 0 and INNER % BLOCK_K == 0
     lanes = tl.arange(0, BLOCK_K)
@@ -252,7 +252,7 @@ def _mix(
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ) -> None:
-    signal_and_wait(PDL)
+    wait(PDL)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     real = columns < HIDDEN

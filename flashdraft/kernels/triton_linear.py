@@ -5,8 +5,7 @@
 `multiply_rows` is x @ weight.T. Deep and narrow weights are cut along their depth, so that the
 whole card reads them, and whichever program of a tile comes last adds the parts in their order:
 there is no atomic sum, the same call always gives the same bits, and under one plan a row's result
-does not depend on its neighbours. `best_columns` is the greedy head: the likeliest column of every
-row, its logit and the logarithm of the whole sum, without ever writing the logits.
+does not depend on its neighbours.
 
 It knows nothing of models and never waits for the device, so a graph may capture it. Programs that
 run one after the other share a weight tile and differ in their rows: a weight comes from memory
@@ -20,13 +19,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from flashdraft.kernels.interface import Best
 from flashdraft.kernels.triton_launch import (
     overlap,
-    prefetch,
-    prefetch_lines,
-    signal,
-    signal_and_wait,
     wait,
 )
 from flashdraft.kernels.triton_plan import LinearPlan
@@ -51,8 +45,6 @@ def multiply_rows(x: Tensor, weight: Tensor, plan: LinearPlan, arrivals: Tensor)
         shape = (plan.num_splits, num_rows, num_columns)
         parts = torch.empty(shape, device=x.device, dtype=torch.float32)
     split_steps = triton.cdiv(triton.cdiv(depth, plan.block_k), plan.num_splits)
-    split_bytes = min(depth, split_steps * plan.block_k) * weight.itemsize
-    num_programs = tiles[1] * plan.num_splits
     _multiply[(*tiles, plan.num_splits)](
         x,
         weight,
@@ -69,69 +61,15 @@ def multiply_rows(x: Tensor, weight: Tensor, plan: LinearPlan, arrivals: Tensor)
         BLOCK_K=plan.block_k,
         EVEN=depth % plan.block_k == 0,
         SWAP=plan.swap,
-        PREFETCH=prefetch_lines(x.device, split_bytes, plan.block_n, num_programs),
-        **overlap(x.device),
+        **overlap(x.device, weight.nbytes),
         num_warps=plan.num_warps,
         num_stages=plan.num_stages,
     )
     return output
 
 
-def best_columns(
-    x: Tensor, weight: Tensor, plan: LinearPlan, multiplier: float, softcap: float | None
-) -> Best:
-    """The likeliest column of every row of x @ weight.T; the plan must not cut the depth."""
-    num_rows, depth = x.shape
-    num_columns, device = weight.shape[0], x.device
-    index = torch.empty(num_rows, device=device, dtype=torch.int64)
-    logit, log_total = torch.empty(2, num_rows, device=device, dtype=torch.float32)
-    if num_rows == 0:
-        return Best(index, logit, log_total)
-    assert weight.is_contiguous() and x.stride(1) == 1 and weight.shape[1] == depth
-    assert plan.num_splits == 1
-    num_tiles = triton.cdiv(num_columns, plan.block_n)
-    peaks, totals = torch.empty(2, num_rows, num_tiles, device=device, dtype=torch.float32)
-    places = torch.empty(num_rows, num_tiles, device=device, dtype=torch.int32)
-    _best_of_tile[(triton.cdiv(num_rows, plan.block_m), num_tiles)](
-        x,
-        weight,
-        peaks,
-        totals,
-        places,
-        num_rows,
-        num_columns,
-        depth,
-        x.stride(0),
-        float(multiplier),
-        1.0 if softcap is None else float(softcap),
-        BLOCK_M=plan.block_m,
-        BLOCK_N=plan.block_n,
-        BLOCK_K=plan.block_k,
-        EVEN=depth % plan.block_k == 0,
-        SWAP=plan.swap,
-        CAPPED=softcap is not None,
-        PREFETCH=prefetch_lines(device, depth * weight.itemsize, plan.block_n, num_tiles),
-        **overlap(device),
-        num_warps=plan.num_warps,
-        num_stages=plan.num_stages,
-    )
-    _best_of_tiles[(num_rows,)](
-        peaks,
-        totals,
-        places,
-        index,
-        logit,
-        log_total,
-        num_tiles,
-        BLOCK=triton.next_power_of_2(num_tiles),
-        **overlap(device),
-        num_warps=4,
-    )
-    return Best(index, logit, log_total)
-
-
 @triton.jit
-def _tile_product(
+def tile_product(
     x: tl.tensor,
     weight: tl.tensor,
     rows: tl.tensor,
@@ -192,22 +130,17 @@ def _multiply(
     BLOCK_K: tl.constexpr,
     EVEN: tl.constexpr,
     SWAP: tl.constexpr,
-    PREFETCH: tl.constexpr,
     PDL: tl.constexpr,
 ) -> None:
     """One tile of the product, or one part of its depth."""
-    signal(PDL)
     rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     split, num_splits = tl.program_id(2), tl.num_programs(2)
     # In steps, so that the compiler sees every load's alignment: only then are copies asynchronous.
     first = split * split_steps * BLOCK_K
     end = tl.minimum(first + split_steps * BLOCK_K, depth)
-    program = split * tl.num_programs(1) + tl.program_id(1)
-    if tl.program_id(0) == 0:  # all rows share the weight
-        prefetch(weight, tl.minimum(columns, num_columns - 1), first, depth, program, PREFETCH)
     wait(PDL)
-    total = _tile_product(
+    total = tile_product(
         x,
         weight,
         rows,
@@ -242,96 +175,3 @@ def _multiply(
                     total += tl.load(part, mask=there, other=0.0, cache_modifier=".cg")
             tl.store(output + place, total.to(output.dtype.element_ty), mask=real)
             tl.atomic_xchg(counter, 0)  # ready for the next call
-
-
-@triton.jit(do_not_specialize=["num_rows"])
-def _best_of_tile(
-    x: tl.tensor,
-    weight: tl.tensor,
-    peaks: tl.tensor,
-    totals: tl.tensor,
-    places: tl.tensor,
-    num_rows: tl.tensor,
-    num_columns: tl.tensor,
-    depth: tl.tensor,
-    row_stride: tl.tensor,
-    multiplier: tl.tensor,
-    softcap: tl.tensor,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    EVEN: tl.constexpr,
-    SWAP: tl.constexpr,
-    CAPPED: tl.constexpr,
-    PREFETCH: tl.constexpr,
-    PDL: tl.constexpr,
-) -> None:
-    """Of every row in a tile of logits: the largest, its place, and the sum of all powers."""
-    signal(PDL)
-    rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-    columns = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-    if tl.program_id(0) == 0:  # all rows share the weight
-        real = tl.minimum(columns, num_columns - 1)
-        prefetch(weight, real, 0, depth, tl.program_id(1), PREFETCH)
-    wait(PDL)
-    logits = _tile_product(
-        x,
-        weight,
-        rows,
-        columns,
-        num_rows,
-        num_columns,
-        depth,
-        row_stride,
-        0,
-        depth,
-        BLOCK_M,
-        BLOCK_N,
-        BLOCK_K,
-        EVEN,
-        SWAP,
-    )
-    # rounded as a linear's result is: the same token wins as over the logits themselves
-    logits = logits.to(x.dtype.element_ty).to(tl.float32) * multiplier
-    if CAPPED:  # tanh(x) = 2 sigmoid(2 x) - 1
-        logits = (2.0 * tl.sigmoid(2.0 * logits / softcap) - 1.0) * softcap
-    # NaN wins, so that a broken row is noticed.
-    logits = tl.where(logits != logits, float("inf"), logits)
-    logits = tl.where((columns < num_columns)[None, :], logits, float("-inf"))
-    peak, lane = tl.max(logits, 1, return_indices=True, return_indices_tie_break_left=True)
-    reference = tl.where(tl.abs(peak) == float("inf"), 0.0, peak)
-    total = tl.sum(tl.exp(logits - reference[:, None]), 1)
-    place = rows.to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
-    real = rows < num_rows
-    tl.store(peaks + place, peak, mask=real)
-    tl.store(totals + place, total, mask=real)
-    tl.store(places + place, tl.program_id(1) * BLOCK_N + lane, mask=real)
-
-
-@triton.jit
-def _best_of_tiles(
-    peaks: tl.tensor,
-    totals: tl.tensor,
-    places: tl.tensor,
-    index: tl.tensor,
-    logit: tl.tensor,
-    log_total: tl.tensor,
-    num_tiles: tl.tensor,
-    BLOCK: tl.constexpr,
-    PDL: tl.constexpr,
-) -> None:
-    """One row: the first of the best tiles, and the sum of all of them."""
-    signal_and_wait(PDL)
-    row = tl.program_id(0).to(tl.int64)
-    tiles = tl.arange(0, BLOCK)
-    real = tiles < num_tiles
-    bests = tl.load(peaks + row * num_tiles + tiles, mask=real, other=float("-inf"))
-    sums = tl.load(totals + row * num_tiles + tiles, mask=real, other=0.0)
-    peak, tile = tl.max(bests, 0, return_indices=True, return_indices_tie_break_left=True)
-    sound = tl.abs(peak) != float("inf")
-    reference = tl.where(sound, peak, 0.0)
-    scales = tl.where(bests == float("-inf"), 0.0, tl.exp(bests - reference))
-    column = tl.load(places + row * num_tiles + tile).to(tl.int64)
-    tl.store(index + row, tl.where(sound, column, -1))
-    tl.store(logit + row, peak)
-    tl.store(log_total + row, peak + tl.log(tl.sum(sums * scales, 0)))

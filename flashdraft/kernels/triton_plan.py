@@ -22,8 +22,10 @@ MAX_RESIDENT = 4  # programs one processor works on at a time, where shared memo
 EXACT_SPLIT_KEYS = 2048  # more cuts cost memory in proportion to context and rows
 EXACT_WINDOW_SPLIT_KEYS = 256
 MAX_SKINNY_ROWS = 32
-MIN_SKINNY_DEPTH = 2560  # torch's are faster on small weights
+MIN_SKINNY_DEPTH = 2048  # torch's are faster on small weights
 MAX_DEPTH_SPLITS = 16
+MIN_DEEP_STEPS = 8  # of twice the depth: fewer do not pay for a longer start
+FULL = 0.9  # of the programs that all processors together hold
 
 
 class DeviceLimits(NamedTuple):
@@ -141,11 +143,31 @@ def plan_linear(
     if itemsize != 2 or not 0 < num_rows <= MAX_SKINNY_ROWS or depth < MIN_SKINNY_DEPTH:
         return None
     block_m = 16 if num_rows <= 16 else 32
-    if 2048 <= num_columns < 4096 or num_columns > 8192 or depth > num_columns:
-        plan = LinearPlan(block_m, 64, 128, num_warps=4, num_stages=4, swap=True)
-    else:  # so few columns that narrow tiles are needed to keep the whole card reading
+    plan = LinearPlan(block_m, 64, 128, num_warps=4, num_stages=4, swap=True)
+    one_round = 64 * _room(plan, itemsize, limits)  # columns
+    most_programs = _ceil_div(num_columns, 64) * _most_splits(depth, plan.block_k)
+    num_narrow = _ceil_div(num_columns, 32)
+    if most_programs < limits.num_processors or _fills(num_narrow, limits.num_processors):
         plan = LinearPlan(block_m, 32, 128, num_warps=4, num_stages=5)
-    return _split_depth(_fit(plan, itemsize, limits), num_columns, depth, itemsize, limits)
+    elif depth % plan.block_k:
+        plan = LinearPlan(block_m, 64, 64, num_warps=4, num_stages=6)
+    elif one_round < num_columns <= 2 * one_round:
+        # one round of wide tiles rather than two, the second nearly empty
+        plan = LinearPlan(block_m, 128, 64, num_warps=4, num_stages=5, swap=True)
+    plan = _fit(plan, itemsize, limits)
+    room = _room(plan, itemsize, limits)
+    plan = _fill_processors(plan, num_columns, depth, room, limits.num_processors)
+    num_programs = _ceil_div(num_columns, plan.block_n) * plan.num_splits
+    deep = _fit(plan._replace(block_k=256, num_stages=3), itemsize, limits)
+    if (
+        plan.swap
+        and num_programs <= limits.num_processors
+        and deep.num_stages == 3
+        and depth % deep.block_k == 0
+        and depth // deep.block_k // plan.num_splits >= MIN_DEEP_STEPS
+    ):  # alone on its processor, a program must ask for more at a time
+        return deep
+    return plan
 
 
 @functools.lru_cache(maxsize=1024)
@@ -192,12 +214,43 @@ def _stage_bytes(plan: LinearPlan, itemsize: int) -> int:
     return (plan.block_m + plan.block_n) * plan.block_k * itemsize
 
 
+def _room(plan: LinearPlan, itemsize: int, limits: DeviceLimits) -> int:
+    """Programs that all processors work on at a time."""
+    shared = plan.num_stages * _stage_bytes(plan, itemsize)
+    return limits.num_processors * max(1, min(MAX_RESIDENT, limits.shared_bytes // shared))
+
+
+def _fills(num_programs: int, num_places: int) -> bool:
+    return FULL * num_places <= num_programs <= num_places
+
+
+def _most_splits(depth: int, block_k: int) -> int:
+    """Two steps at least in every part."""
+    return max(1, min(MAX_DEPTH_SPLITS, _ceil_div(depth, block_k) // 2))
+
+
+def _fill_processors(
+    plan: LinearPlan, num_columns: int, depth: int, room: int, num_processors: int
+) -> LinearPlan:
+    """The fewest parts that give every processor the same number of programs, or nearly so."""
+    num_tiles, num_steps = _ceil_div(num_columns, plan.block_n), _ceil_div(depth, plan.block_k)
+    most = min(_most_splits(depth, plan.block_k), max(1, room // num_tiles))
+
+    def fullness(num_splits: int) -> float:
+        num_programs = num_tiles * num_splits
+        return num_programs / (_ceil_div(num_programs, num_processors) * num_processors)
+
+    # Steps are dealt out whole: some numbers of parts would leave the last one empty.
+    choices = [n for n in range(1, most + 1) if _ceil_div(num_steps, _ceil_div(num_steps, n)) == n]
+    full = [n for n in choices if fullness(n) >= FULL]
+    return plan._replace(num_splits=full[0] if full else max(choices, key=fullness))
+
+
 def _split_depth(
     plan: LinearPlan, num_columns: int, depth: int, itemsize: int, limits: DeviceLimits
 ) -> LinearPlan:
     """As many parts as make the card's last round of programs a full one, and no more."""
-    shared = plan.num_stages * _stage_bytes(plan, itemsize)
-    room = limits.num_processors * max(1, min(MAX_RESIDENT, limits.shared_bytes // shared))
+    room = _room(plan, itemsize, limits)
     num_tiles, num_steps = _ceil_div(num_columns, plan.block_n), _ceil_div(depth, plan.block_k)
     if num_tiles >= room:
         return plan

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from flashdraft.kernels.triton_launch import overlap, signal_and_wait
+from flashdraft.kernels.triton_launch import overlap, wait
 
 SORT_BLOCK = 1024  # pairs that a program looks at together
 MIN_SORT_BLOCK = 128  # one for every thread: none may be counted twice
@@ -94,7 +94,7 @@ def _choose(
     PDL: tl.constexpr,
 ) -> None:
     """One row: softmax over all, the largest one after another, divided by their sum."""
-    signal_and_wait(PDL)
+    wait(PDL)
     row = tl.program_id(0).to(tl.int64)
     experts = tl.arange(0, BLOCK_E)
     real = experts < NUM_EXPERTS
@@ -134,7 +134,7 @@ def _sort(
     PDL: tl.constexpr,
 ) -> None:
     """One expert: count everybody's pairs, then write its own pairs and tiles in their places."""
-    signal_and_wait(PDL)
+    wait(PDL)
     expert = tl.program_id(0)
     experts = tl.arange(0, BLOCK_E)
     lanes = tl.arange(0, BLOCK_P)

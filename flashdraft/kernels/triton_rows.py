@@ -8,15 +8,18 @@ program works on one row (or one head of it) by itself, so results do not depend
 
 from __future__ import annotations
 
+import math
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from flashdraft.kernels.interface import Activation, QKVSpec, RopeTable
-from flashdraft.kernels.triton_launch import overlap, signal_and_wait
+from flashdraft.kernels.triton_launch import overlap, wait
 
 GATE_BLOCK = 1024
+MAX_HEADS = 4  # of one row that a program prepares
 
 
 def norm_rows(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
@@ -97,7 +100,9 @@ def prepare_heads(
         return query
     assert key_cache.stride() == value_cache.stride() and key_cache.stride(3) == 1
     assert rope.cos.stride() == rope.sin.stride() and rope.cos.stride(1) == 1
-    _prepare[(num_rows, spec.width // spec.head_dim)](
+    # Heads of one kind share a program: fewer, fuller ones.
+    heads = math.gcd(spec.num_heads, spec.num_kv_heads, MAX_HEADS)
+    _prepare[(num_rows, spec.width // spec.head_dim // heads)](
         qkv.contiguous(),
         spec.q_norm,
         spec.k_norm,
@@ -114,12 +119,13 @@ def prepare_heads(
         spec.num_heads,
         spec.num_kv_heads,
         spec.head_dim,
+        heads,
         triton.next_power_of_2(spec.head_dim // 2),
         key_cache.shape[1],
         spec.v_norm,
         spec.share_kv,
         **overlap(qkv.device),
-        num_warps=1 if spec.head_dim <= 256 else 2,
+        num_warps=min(4, heads * (1 if spec.head_dim <= 256 else 2)),
     )
     return query
 
@@ -136,7 +142,7 @@ def _norm(
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ) -> None:
-    signal_and_wait(PDL)
+    wait(PDL)
     start = tl.program_id(0).to(tl.int64) * NUM_FEATURES
     columns = tl.arange(0, BLOCK)
     real = columns < NUM_FEATURES
@@ -161,7 +167,7 @@ def _gate(
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ) -> None:
-    signal_and_wait(PDL)
+    wait(PDL)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     real = columns < NUM_FEATURES
@@ -187,7 +193,8 @@ def _norm_halves(
     dtype: tl.constexpr,
     HALF: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
-    scale = tl.rsqrt((tl.sum(left * left, 0) + tl.sum(right * right, 0)) / (2 * HALF) + eps)
+    mean = (tl.sum(left * left, 1) + tl.sum(right * right, 1)) / (2 * HALF)
+    scale = tl.rsqrt(mean + eps)[:, None]
     left = left * scale
     right = right * scale
     if weight is not None:
@@ -225,20 +232,22 @@ def _prepare(
     NUM_HEADS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
+    HEADS: tl.constexpr,  # in a program, all of them queries', keys' or values'
     BLOCK: tl.constexpr,  # of half a head
     PAGE_SIZE: tl.constexpr,
     V_NORM: tl.constexpr,
     SHARE_KV: tl.constexpr,
     PDL: tl.constexpr,
 ) -> None:
-    """One head of one row: a query's, a key's (with its value where shared) or a value's."""
-    signal_and_wait(PDL)
+    """A few heads of one row: queries', keys' (with their values where shared) or values'."""
+    wait(PDL)
     HALF: tl.constexpr = HEAD_DIM // 2
     dtype: tl.constexpr = qkv.dtype.element_ty
     row = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
-    dims = tl.arange(0, BLOCK)
-    source = qkv + (row * tl.num_programs(1) + head) * HEAD_DIM + dims
+    first = tl.program_id(1) * HEADS
+    heads = first + tl.arange(0, HEADS)[:, None]
+    dims = tl.arange(0, BLOCK)[None, :]
+    source = qkv + (row * tl.num_programs(1) * HEADS + heads) * HEAD_DIM + dims
     left = tl.load(source, mask=dims < HALF, other=0.0).to(tl.float32)
     right = tl.load(source + HALF, mask=dims < HALF, other=0.0).to(tl.float32)
     angle = tl.load(positions + row) * rope_stride + dims
@@ -246,23 +255,23 @@ def _prepare(
     sine = tl.load(sin + angle, mask=dims < HALF, other=0.0)
     slot = tl.load(slots + row)
     place = slot // PAGE_SIZE * page_stride + slot % PAGE_SIZE * slot_stride
-    kv_head = head - NUM_HEADS
-    if kv_head < 0:
+    kv_heads = heads - NUM_HEADS
+    if first < NUM_HEADS:
         if q_norm is not None:
             left, right = _norm_halves(left, right, q_norm, eps, dims, dtype, HALF)
-        target = query + (row * NUM_HEADS + head) * HEAD_DIM
+        target = query + (row * NUM_HEADS + heads) * HEAD_DIM
         rotated = right * cosine + left * sine
         _store_halves(target, left * cosine - right * sine, rotated, dims, HALF)
         return
-    if SHARE_KV or kv_head >= NUM_KV_HEADS:
+    if SHARE_KV or first >= NUM_HEADS + NUM_KV_HEADS:
         value_left, value_right = left, right
         if V_NORM:
             value_left, value_right = _norm_halves(left, right, None, eps, dims, dtype, HALF)
-        target = value_cache + place + kv_head % NUM_KV_HEADS * head_stride
+        target = value_cache + place + kv_heads % NUM_KV_HEADS * head_stride
         _store_halves(target, value_left, value_right, dims, HALF)
-    if kv_head < NUM_KV_HEADS:
+    if first < NUM_HEADS + NUM_KV_HEADS:
         if k_norm is not None:
             left, right = _norm_halves(left, right, k_norm, eps, dims, dtype, HALF)
-        target = key_cache + place + kv_head * head_stride
+        target = key_cache + place + kv_heads * head_stride
         rotated = right * cosine + left * sine
         _store_halves(target, left * cosine - right * sine, rotated, dims, HALF)

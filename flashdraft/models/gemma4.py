@@ -27,6 +27,8 @@ from flashdraft.models.layers import (
 )
 from flashdraft.models.weights import Weights
 
+SIDE_BY_SIDE_ROWS = 64  # more of them keep the device busy with one thing at a time
+
 
 class Experts:
     """Router and experts: both read the residual stream itself, each through a norm of its own."""
@@ -124,10 +126,18 @@ class Gemma4Layer:
         else:
             norms = [self._pre_mlp_norm, self._experts.router_norm, self._experts.input_norm]
             x, (normed, *routed) = kernels.residual_norms(x, attended, None, None, norms, eps)
-            dense, experts = self._mlp(normed), self._experts(*routed)
+            dense, experts = self._mix(normed, *routed)
             deltas = [(dense, self._dense_norm), (experts, self._experts_norm)]
             post = self._post_mlp_norm
         return kernels.residual_norms(x, deltas, post, self._scalar, next_norms, eps)
+
+    def _mix(self, normed: Tensor, to_route: Tensor, to_mix: Tensor) -> tuple[Tensor, Tensor]:
+        """The dense MLP's output and the experts'."""
+        experts = self._experts
+        assert experts is not None
+        if normed.shape[0] > SIDE_BY_SIDE_ROWS:
+            return self._mlp(normed), experts(to_route, to_mix)
+        return self._kernels.both(lambda: self._mlp(normed), lambda: experts(to_route, to_mix))
 
 
 class Gemma4Target:

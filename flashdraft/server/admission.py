@@ -12,7 +12,7 @@ import queue
 import socket
 import threading
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from typing import NamedTuple
 
 from flashdraft.core import GrammarSpec, Request
@@ -20,6 +20,8 @@ from flashdraft.engine.grammar import TOO_COMPLEX, GrammarCompiler, GrammarTooCo
 from flashdraft.errors import CapacityError, FlashdraftError
 
 COMPILE_S = 10.0  # a grammar may take; honest ones take a fraction of a second
+COMPILERS = 2  # threads: a grammar that takes long does not keep the others waiting
+MAX_REMEMBERED = 16  # compiled grammars; fewer than the compiler keeps
 MAX_STUCK = 2  # compilations that take longer and cannot be stopped
 
 log = logging.getLogger(__name__)
@@ -34,7 +36,7 @@ class Admitted(NamedTuple):
 
 
 class Admission:
-    """Compiles the grammars of requests, one after the other."""
+    """Compiles the grammars of requests, a few at a time."""
 
     def __init__(self, compiler: GrammarCompiler, timeout_s: float = COMPILE_S) -> None:
         self._compiler = compiler
@@ -46,13 +48,21 @@ class Admission:
         self._names: set[str] = set()  # of requests that are in here
         self._bell, self._ringer = socket.socketpair()
         self._bell.setblocking(False)
+        self._lock = threading.Lock()  # of what the threads share: _stuck and _compiled
+        self._compiled: OrderedDict[GrammarSpec, None] = OrderedDict()  # the last ones
         # daemon: a grammar that takes long must not keep the process from ending
-        self._thread = threading.Thread(target=self._work, name="grammars", daemon=True)
-        self._thread.start()
+        self._threads = [threading.Thread(target=self._work, daemon=True) for _ in range(COMPILERS)]
+        for thread in self._threads:
+            thread.start()
 
     def fileno(self) -> int:
         """Readable when `take` has something."""
         return self._bell.fileno()
+
+    def knows(self, spec: GrammarSpec) -> bool:
+        """Whether the compiler still has a grammar, so that nobody need wait for it."""
+        with self._lock:
+            return spec in self._compiled
 
     def add(self, request: Request) -> None:
         """Take a request in; it comes out of `take` when its grammar is compiled."""
@@ -82,9 +92,11 @@ class Admission:
         return found
 
     def close(self) -> None:
-        """End the thread; what still waits is forgotten."""
-        self._waiting.put(None)
-        self._thread.join(1.0)
+        """End the threads; what still waits is forgotten."""
+        for _ in self._threads:
+            self._waiting.put(None)
+        for thread in self._threads:
+            thread.join(1.0)
         self._bell.close()
         self._ringer.close()
 
@@ -103,19 +115,31 @@ class Admission:
 
         Native code cannot be interrupted: what takes too long is left to itself, and few may be.
         """
-        self._stuck = [thread for thread in self._stuck if thread.is_alive()]
-        if len(self._stuck) >= MAX_STUCK:
+        with self._lock:
+            self._stuck = [thread for thread in self._stuck if thread.is_alive()]
+            num_stuck = len(self._stuck)
+        if num_stuck >= MAX_STUCK:
             return CapacityError("Grammars of earlier requests take very long; try again later.")
         errors: list[FlashdraftError] = []
         thread = threading.Thread(target=self._compile, args=(spec, errors), daemon=True)
         thread.start()
         thread.join(self._timeout_s)
         if not thread.is_alive():
+            if not errors:
+                self._remember(spec)
             return errors[0] if errors else None
-        self._stuck.append(thread)
+        with self._lock:
+            self._stuck.append(thread)
         return GrammarTooComplexError(
             f"{TOO_COMPLEX}: compiling it takes longer than {self._timeout_s:g} s."
         )
+
+    def _remember(self, spec: GrammarSpec) -> None:
+        with self._lock:
+            self._compiled[spec] = None
+            self._compiled.move_to_end(spec)
+            if len(self._compiled) > MAX_REMEMBERED:
+                self._compiled.popitem(last=False)
 
     def _compile(self, spec: GrammarSpec, errors: list[FlashdraftError]) -> None:
         try:

@@ -192,7 +192,7 @@ def field_of(error: RequestError) -> str | None:
     """The field that an error is about; messages of core begin with it."""
     if isinstance(error, FieldError):
         return error.param
-    found = re.match(r"([a-z][a-z_0-9]*(?:\[\d+\])?(?:\.\w+)*) (?:is|has|must) ", str(error))
+    found = re.match(r"([a-z][a-z_0-9]*(?:\[\d+\]|\.\w+)*) (?:is|has|must|needs) ", str(error))
     return found.group(1) if found else None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from flashdraft.core import GrammarSpec
@@ -86,7 +87,7 @@ def chat_messages(body: ResponsesRequest) -> list[dict[str, Any]]:
     if isinstance(body.input, str):
         return [*messages, {"role": "user", "content": body.input}]
     names: dict[str, str] = {}
-    for item in body.input:
+    for number, item in enumerate(body.input):
         if isinstance(item, InputMessage) and item.role != "assistant":
             messages.append({"role": item.role, "content": _text(item.content)})
         elif isinstance(item, InputFunctionOutput):
@@ -96,8 +97,18 @@ def chat_messages(body: ResponsesRequest) -> list[dict[str, Any]]:
         else:
             if isinstance(item, InputFunctionCall):
                 names[item.call_id] = item.name
+                _check_arguments(item, f"input[{number}].arguments")
             _add_to_turn(messages, item)
     return messages
+
+
+def _check_arguments(call: InputFunctionCall, where: str) -> None:
+    try:
+        arguments = json.loads(call.arguments or "{}")
+    except (ValueError, RecursionError) as error:
+        raise FieldError(where, f"{where} is not valid JSON: {error}.") from None
+    if not isinstance(arguments, dict):
+        raise FieldError(where, f"{where} must be a JSON object.")
 
 
 def _add_to_turn(

@@ -55,7 +55,9 @@ class Worker:
         self._connection = connection
         self._engine = engine
         self._frames = FrameReader()
-        compiler = engine._compile  # the one that it compiles with: what the thread made is kept
+        compiler = (
+            engine.compile_grammar
+        )  # the one that it compiles with: what the thread made is kept
         self._admission = None if compiler is None else Admission(compiler)
         self._queued: dict[str, float] = {}  # requests no step has begun, and when they came
 
@@ -100,10 +102,11 @@ class Worker:
         except FlashdraftError as error:
             self._refuse(content["id"], type(error).__name__, str(error))
             return
-        if request.grammar is not None and self._admission is not None:
-            self._admission.add(request)
-        else:
+        admission, grammar = self._admission, request.grammar
+        if admission is None or grammar is None or admission.knows(grammar):
             self._queue(Admitted(request, time.monotonic(), None))
+        else:
+            admission.add(request)
 
     def _queue(self, admitted: Admitted) -> None:
         request, came_at, refusal = admitted

@@ -48,6 +48,20 @@ def test_replayed_steps_are_the_steps_that_were_captured(family):
     assert first == second
 
 
+def test_sampled_steps_change_no_token():
+    kernels = select_kernels("cuda", "float32", exact=True)
+    target = zoo.tiny_target("gemma4", kernels, taps=(0, 2))
+    settings = [{"temperature": 1.0}, {"temperature": 0.7, "top_k": 20, "top_p": 0.9}, {}]
+    requests = [
+        Request(f"r{i}", [5 + i, 9, 30], SamplingParams(max_tokens=40, **settings[i % 3]), i)
+        for i in range(6)
+    ]
+    expected = tokens(zoo.run(Engine(target, config=PLAIN), requests))
+    engine = Engine(target, zoo.tiny_drafter(kernels, 8), AHEAD)
+    for _ in range(3):
+        assert tokens(zoo.run(engine, requests)) == expected
+
+
 def test_the_host_is_one_step_behind():
     kernels = select_kernels("cuda", "bfloat16")
     target = zoo.tiny_target("llama", kernels)
@@ -78,8 +92,8 @@ def test_a_drafter_that_is_right_is_accepted():
     engine._ahead._steps.graphs.captures = False  # the oracle works on the host
     host = Oracle(engine, answers, wrong=0.3)
 
-    def draft(anchors, lengths, tables, width):
-        return tuple(part.cuda() for part in host.draft(anchors, lengths.cpu(), tables, width))
+    def draft(anchors, lengths, tables, shape):
+        return tuple(part.cuda() for part in host.draft(anchors, lengths.cpu(), tables, shape))
 
     engine._ahead._steps._draft = draft
     drafted = zoo.run(engine, requests)

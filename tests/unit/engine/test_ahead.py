@@ -53,8 +53,9 @@ class Oracle:
         self.num_steps = 0
         engine._ahead._steps._draft = self.draft
 
-    def draft(self, anchors, lengths, tables, width):
+    def draft(self, anchors, lengths, tables, shape):
         self.num_steps += 1
+        width = shape.width
         drafts = torch.zeros(len(anchors), width, dtype=torch.int64)
         for slot, sequence in enumerate(self.engine._ahead._slots[: len(anchors)]):
             if sequence is None:
@@ -117,6 +118,34 @@ def test_greedy_and_sampled_requests_take_turns():
     requests += [dataclasses.replace(r, id=f"m{r.id}") for r in zoo.mixed_requests(6)]
     random.Random(2).shuffle(requests)
     assert tokens(zoo.run(engine, requests)) == plain_tokens(target, requests)
+
+
+@pytest.mark.parametrize("verify", [None, 0, 7])
+def test_sampled_requests_run_ahead_with_the_same_noise(verify):
+    target, engine = build(max_batch=4, verify=verify)
+    settings = [
+        {"temperature": 1.0},
+        {"temperature": 0.7, "top_k": 20, "top_p": 0.9},
+        {},
+        {"temperature": 1.3, "top_k": 12, "min_p": 0.05},
+    ]
+    requests = [
+        Request(f"r{i}", [5 + i, 9, 30], SamplingParams(max_tokens=40, **settings[i % 4]), i)
+        for i in range(8)
+    ]
+    assert tokens(zoo.run(engine, requests)) == plain_tokens(target, requests)
+    assert engine._ahead._num_launched > 20
+
+
+def test_drafts_of_sampled_requests_are_drawn_with_the_targets_noise():
+    target, engine = build(max_batch=2)
+    params = SamplingParams(max_tokens=60, temperature=1.0, ignore_eos=True)
+    requests = [Request(f"r{i}", [5 + i, 9], params, i) for i in range(2)]
+    free = plain_tokens(target, requests)
+    Oracle(engine, free, wrong=0.0)
+    drafted = zoo.run(engine, requests)
+    assert tokens(drafted) == free
+    assert all(g.stats.mean_accepted_length > 4 for g in drafted.values())
 
 
 def test_requests_that_come_late_join():

@@ -11,15 +11,17 @@ import torch
 from torch import Tensor
 
 from flashdraft.core import SamplingParams
-from flashdraft.engine.draw import draw_on_device, draw_on_host
+from flashdraft.engine.draw import RowSettings, draw_on_device, draw_on_host, draw_rows
 from flashdraft.engine.noise import (
     LOWEST_NOISE,
     gumbel,
     host_gumbel,
     host_random_bits,
     host_random_bits_at,
+    keys_from,
     noise,
     noise_key,
+    noise_start,
     random_bits,
 )
 
@@ -205,3 +207,48 @@ def test_top_p_on_a_flat_row_keeps_the_first_ids() -> None:
     row = np.zeros(1000, dtype=np.float32)
     drawn = {draw_on_host(row, params, noise_key(0, n)) for n in range(300)}
     assert max(drawn) < 250 and len(drawn) > 100
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_many_rows_are_drawn_as_each_alone(seed):
+    generator = torch.Generator().manual_seed(seed)
+    logits = (torch.randn(200, 90, generator=generator) * 3).round(decimals=1)  # with ties
+    settings = [
+        SamplingParams(temperature=1.0, top_k=7),
+        SamplingParams(temperature=0.4, top_k=30, top_p=0.8),
+        SamplingParams(temperature=1.5, top_k=90, top_p=0.95, min_p=0.02),
+        SamplingParams(temperature=0.0),
+    ]
+    params = [settings[row % 4] for row in range(200)]
+    columns = list(zip(*(RowSettings.columns(one, 90) for one in params), strict=True))
+    keys = [noise_key(seed, row) for row in range(200)]
+    rows = RowSettings(
+        torch.tensor(columns[0]),
+        torch.tensor(columns[1]),
+        torch.tensor(columns[2], dtype=torch.float64),
+        torch.tensor(columns[3]),
+        torch.tensor(keys),
+    )
+    expected = [
+        int(draw_on_device(logits[row], params[row], keys[row]))
+        if params[row].temperature
+        else int(logits[row].argmax())
+        for row in range(200)
+    ]
+    assert draw_rows(logits, rows, 90).tolist() == expected
+    # where fewer are kept, rows that filter nothing are drawn from all
+    free = rows._replace(top_k=torch.full((200,), 90), top_p=torch.ones(200).double())
+    free = free._replace(least=torch.full((200,), -torch.inf))
+    assert draw_rows(logits, free, 30).tolist() == draw_rows(logits, free, None).tolist()
+    starts, positions = torch.full((200,), noise_start(seed)), torch.arange(200)
+    assert keys_from(starts, positions).tolist() == keys
+
+
+def test_a_row_without_a_finite_maximum_draws_nothing():
+    logits = torch.zeros(3, 5)
+    logits[0, 2], logits[1] = float("nan"), float("-inf")
+    ones = torch.ones(3)
+    rows = RowSettings(ones, torch.full((3,), 5), ones.double(), -torch.inf * ones, ones.long())
+    drawn = draw_rows(logits, rows, 5).tolist()
+    assert drawn[:2] == [-1, -1] and 0 <= drawn[2] < 5
+    assert draw_rows(logits, rows, None).tolist()[:2] == [-1, -1]

@@ -45,7 +45,9 @@ def test_rows_are_those_by_hand(seed, whole):
         num_seqs + sum(counts),
     )
     expected = by_hand(blocks, lengths, counts, tables, page_size)
-    assert tuple(part.tolist() for part in rows) == expected
+    assert tuple(part.tolist() for part in rows[:4]) == expected
+    assert rows.owner.tolist() == [s for s in range(num_seqs) for _ in range(counts[s] + 1)]
+    assert [part.dtype for part in rows[:4]] == [torch.int64, torch.int64, torch.int32, torch.int64]
     padded = pad_rows(rows.tokens, rows.query_start, width).tolist()
     for s in range(num_seqs):
         assert padded[s][: counts[s] + 1] == blocks[s][: counts[s] + 1]

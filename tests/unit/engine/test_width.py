@@ -62,10 +62,20 @@ def test_a_wrong_model_is_climbed_out_of():
     assert len(set(tried)) <= 7  # each one that is tried is captured, which takes a while
 
 
+def test_nothing_is_tried_out_in_a_batch_that_does_not_last():
+    one = chooser(FLAT, 0.9, batch=8)
+    tried = set()
+    for batch in (8, 6, 4, 8, 6, 4) * 5:
+        width = one.choose(batch, 15)
+        tried.add(width)
+        one.remember_time(batch, width, 0.018)
+    assert tried == {15}
+
+
 def test_every_candidate_that_might_pay_is_timed_once():
     truth = {width: 0.002 + 0.0004 * width + (0.0006 if width else 0.0) for width in WIDTHS}
     one, tried = chooser(STEEP, 0.9), set()
-    for _ in range(50):
+    for _ in range(80):
         width = one.choose(1, 15)
         tried.add(width)
         one.remember_time(1, width, truth[width])

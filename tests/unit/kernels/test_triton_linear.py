@@ -53,7 +53,7 @@ def check_empty_linears() -> None:
 
 
 def check_best(swap: bool, multiplier: float, softcap: float | None) -> None:
-    from flashdraft.kernels.triton_linear import best_columns
+    from flashdraft.kernels.triton_best import best_columns
 
     x, weight = torch.randn(19, 40), torch.randn(133, 40)
     weight[100] = weight[37] = 2 * x[2] / x[2].norm()  # equals: the first of them, in two tiles
@@ -66,7 +66,7 @@ def check_best(swap: bool, multiplier: float, softcap: float | None) -> None:
 
 def check_unsound_rows() -> None:
     """NaN and infinite logits are told apart from every column; their neighbours are not harmed."""
-    from flashdraft.kernels.triton_linear import best_columns
+    from flashdraft.kernels.triton_best import best_columns
 
     x, weight = torch.randn(5, 16).abs(), torch.randn(70, 16)
     x[1, 3], x[3] = float("nan"), 1e38
@@ -74,6 +74,38 @@ def check_unsound_rows() -> None:
     found = best_columns(x, weight, SMALL, 1.0, None).index.tolist()
     expected = TorchKernels(CPU, torch.float32).best_columns(x, weight).index.tolist()
     assert found == expected == [33, -1, 33, -1, 33]
+
+
+def check_best_of_logits(softcap: float | None) -> None:
+    """Over logits that are there already, in more than one piece: the same as over the product."""
+    from flashdraft.kernels import triton_best
+
+    triton_best.LOOK_BLOCK = 64
+    logits = torch.randn(7, 150)
+    logits[2, 70] = logits[2, 149] = 9.0
+    logits[4, 140] = float("nan")
+    found = triton_best.best_of_logits(logits, 0.7, softcap)
+    expected = TorchKernels(CPU, torch.float32).best_columns(logits, torch.eye(150), 0.7, softcap)
+    sound = [0, 1, 2, 3, 5, 6]
+    assert found.index[sound].tolist() == expected.index[sound].tolist() and found.index[2] == 70
+    assert found.index[4] == -1
+    for name in ("logit", "log_total"):
+        pair = getattr(found, name)[sound], getattr(expected, name)[sound]
+        torch.testing.assert_close(*pair, atol=1e-5, rtol=1e-5)
+    assert triton_best.best_of_logits(logits[:0], 1.0, softcap).index.shape == (0,)
+
+
+def check_many_rows() -> None:
+    """More rows than the fused head takes, in more than one piece."""
+    from flashdraft.kernels import triton_backend
+
+    x, weight = torch.randn(300, 16), torch.randn(40, 16)
+    triton_backend.MAX_LOGITS_BYTES = 270 * 40 * 4
+    found = make_kernels(exact=False).best_columns(x, weight, 0.7, 5.0)
+    expected = TorchKernels(CPU, torch.float32).best_columns(x, weight, 0.7, 5.0)
+    assert torch.equal(found.index, expected.index)
+    torch.testing.assert_close(found.logit, expected.logit, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(found.log_total, expected.log_total, atol=1e-5, rtol=1e-5)
 
 
 def make_kernels(exact: bool) -> Any:
@@ -152,6 +184,9 @@ CHECKS: dict[str, Callable[[], None]] = {
     "best": lambda: check_best(False, 1.0, None),
     "best, scaled and capped": lambda: check_best(False, 0.7, 5.0),
     "best, swapped": lambda: check_best(True, 0.7, 5.0),
+    "best of logits": lambda: check_best_of_logits(None),
+    "best of logits, capped": lambda: check_best_of_logits(5.0),
+    "best of many rows": check_many_rows,
     "unsound rows": check_unsound_rows,
     "exact linear": check_exact_linear,
     "exact best": check_exact_best,

@@ -41,7 +41,7 @@ def schema(value: Any) -> GrammarSpec:
 def test_other_streams_go_on_while_a_grammar_is_compiled(
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compile_now = llm.engine._compile
+    compile_now = llm.engine.compile_grammar
     assert compile_now is not None
     slow_threads = []
 
@@ -51,7 +51,7 @@ def test_other_streams_go_on_while_a_grammar_is_compiled(
             time.sleep(SLOW_S)  # as native code does, without the interpreter's lock
         return compile_now(spec)
 
-    monkeypatch.setattr(llm.engine, "_compile", slow)
+    monkeypatch.setattr(llm.engine, "compile_grammar", slow)
     with running(llm) as front:
         front.send(submit("long", max_tokens=900))
         front.read_until(lambda message: bool(message.get("events")))
@@ -73,7 +73,7 @@ def test_other_streams_go_on_while_a_grammar_is_compiled(
 def test_a_request_that_leaves_while_its_grammar_is_compiled_is_forgotten(
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compile_now, begun, release = llm.engine._compile, threading.Event(), threading.Event()
+    compile_now, begun, release = llm.engine.compile_grammar, threading.Event(), threading.Event()
     assert compile_now is not None
 
     def slow(spec: GrammarSpec) -> Any:
@@ -81,7 +81,7 @@ def test_a_request_that_leaves_while_its_grammar_is_compiled_is_forgotten(
         assert release.wait(20)
         return compile_now(spec)
 
-    monkeypatch.setattr(llm.engine, "_compile", slow)
+    monkeypatch.setattr(llm.engine, "compile_grammar", slow)
     with running(llm) as front:
         front.send(submit("gone", grammar=CHOICE))
         assert begun.wait(20)
@@ -122,9 +122,9 @@ def test_a_grammar_that_is_too_complex_is_refused_in_time(llm: LLM, spec: Gramma
 
 
 def test_usual_multiples_are_taken(llm: LLM) -> None:
-    assert llm.engine._compile is not None
+    assert llm.engine.compile_grammar is not None
     for number in (5, 0.01, 0.25, 1000, 1e3):
-        llm.engine._compile(schema({"type": "number", "multipleOf": number}))
+        llm.engine.compile_grammar(schema({"type": "number", "multipleOf": number}))
 
 
 def wait_for(admission: Admission, count: int) -> list[Any]:
@@ -163,6 +163,28 @@ def test_what_takes_too_long_is_given_up_and_the_next_one_is_compiled() -> None:
         admission.add(_request("again", "again"))
         (again,) = wait_for(admission, 1)
         assert again.error is None
+    finally:
+        release.set()
+        admission.close()
+
+
+def test_a_grammar_that_is_known_or_short_does_not_wait_for_a_long_one() -> None:
+    release = threading.Event()
+
+    def compiler(spec: GrammarSpec) -> Any:
+        assert spec.text != "long" or release.wait(20)
+
+    admission = Admission(compiler, timeout_s=30)
+    try:
+        admission.add(_request("long", "long"))
+        admission.add(_request("short", "short"))
+        (short,) = wait_for(admission, 1)
+        assert short.request.id == "short" and short.error is None
+        assert admission.knows(GrammarSpec("regex", "short"))
+        assert not admission.knows(GrammarSpec("regex", "long"))
+        release.set()
+        (long,) = wait_for(admission, 1)
+        assert long.error is None and admission.knows(GrammarSpec("regex", "long"))
     finally:
         release.set()
         admission.close()

@@ -15,6 +15,7 @@ from tests.unit.server.sse_reading import read_events
 PATH = "/v1/chat/completions"
 BODY: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
 BIG = {"x": "y" * 70000}
+BAD_CALL = {"name": "f", "arguments": "{"}
 TOOLS = [{"type": "function", "function": {"name": "get_weather", "parameters": WEATHER}}]
 
 
@@ -67,6 +68,8 @@ def refusal(server: Scripted, **fields: Any) -> dict[str, Any]:
         ({"stop": ""}, "stop", "non-empty"),
         ({"presence_penalty": 2.1}, "presence_penalty", "less than or equal to 2"),
         ({"frequency_penalty": -3}, "frequency_penalty", "greater than or equal to -2"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{"function": BAD_CALL}]}]},
+         "messages[0].tool_calls[0].function.arguments", "not valid JSON"),
         ({"max_completion_tokens": 0}, "max_completion_tokens", "at least 1"),
         ({"tools": [{"type": "function", "function": {"name": "f", "parameters": BIG}}]},
          "tools[0].function.parameters", "65536"),
@@ -86,6 +89,12 @@ def test_refusals_name_the_field_and_the_limit(
     [
         ("/v1/responses", {"max_output_tokens": 0}, "max_output_tokens", "at least 1"),
         ("/v1/responses", {"input": []}, "input", "empty"),
+        (
+            "/v1/responses",
+            {"input": [{"type": "function_call", "call_id": "a", "name": "f", "arguments": "{"}]},
+            "input[0].arguments",
+            "not valid JSON",
+        ),
         (
             "/v1/responses",
             {"tools": [{"type": "x"}, {"type": "function", "name": "f", "parameters": BIG}]},

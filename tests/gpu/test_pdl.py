@@ -1,0 +1,195 @@
+"""Kernels that start before their predecessors end give the same bits as kernels that do not.
+
+Layers as Gemma 4 26B-A4B has them are captured in a graph, whose memory the kernels hand on to each
+other, and replayed with ever other inputs: what is read too early, or written too early, shows as a
+difference, since the replay before left other numbers there.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from flashdraft.kernels.interface import CAUSAL, Activation, PageView, QKVSpec, RopeTable
+
+pytestmark = pytest.mark.gpu
+CUDA = torch.device("cuda")
+BF16 = torch.bfloat16
+HIDDEN, DENSE, INNER, NUM_EXPERTS, NUM_CHOSEN = 2816, 2112, 704, 16, 8
+NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, PAGE_SIZE, WINDOW = 16, 8, 256, 16, 1024
+VOCABULARY, NUM_LAYERS, CONTEXT = 20_000, 3, 700
+NUM_INPUTS, NUM_REPLAYS = 8, 200
+EPS, GELU = 1e-6, Activation.GELU_TANH
+SPEC = QKVSpec(NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, EPS)
+
+
+class Layer(NamedTuple):
+    """One layer's weights and cache."""
+
+    norm: Tensor
+    qkv: Tensor
+    output: Tensor
+    gate_up: Tensor
+    down: Tensor
+    router: Tensor
+    scale: Tensor
+    experts_up: Tensor
+    experts_down: Tensor
+    keys: Tensor
+    values: Tensor
+
+
+def draw(*shape: int) -> Tensor:
+    return (torch.randn(shape, device=CUDA) * shape[-1] ** -0.5).to(BF16)
+
+
+def make_layer(num_pages: int) -> Layer:
+    cache = (num_pages, PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM)
+    return Layer(
+        norm=(torch.rand(HIDDEN, device=CUDA) + 0.5).to(BF16),
+        qkv=draw(SPEC.width, HIDDEN),
+        output=draw(HIDDEN, NUM_HEADS * HEAD_DIM),
+        gate_up=draw(2 * DENSE, HIDDEN),
+        down=draw(HIDDEN, DENSE),
+        router=draw(NUM_EXPERTS, HIDDEN) * 8,
+        scale=torch.rand(NUM_EXPERTS, device=CUDA) + 0.5,
+        experts_up=draw(NUM_EXPERTS, 2 * INNER, HIDDEN),
+        experts_down=draw(NUM_EXPERTS, HIDDEN, INNER),
+        keys=draw(*cache),
+        values=draw(*cache),
+    )
+
+
+def make_view(num_rows: int, num_pages: int) -> PageView:
+    """One sequence, its rows after the context."""
+    slots = torch.arange(CONTEXT, CONTEXT + num_rows, device=CUDA)
+    return PageView(
+        query_start=torch.tensor([0, num_rows], device=CUDA, dtype=torch.int32),
+        context_lens=torch.tensor([CONTEXT], device=CUDA, dtype=torch.int32),
+        block_table=torch.arange(num_pages, device=CUDA, dtype=torch.int32).unsqueeze(0),
+        slots=slots,
+        page_size=PAGE_SIZE,
+        max_query_len=num_rows,
+        max_key_len=CONTEXT + num_rows,
+    )
+
+
+class Chain:
+    """A model's step out of the kernels alone, on one input buffer."""
+
+    def __init__(self, num_rows: int, exact: bool) -> None:
+        from flashdraft.kernels.triton_backend import TritonKernels
+
+        torch.manual_seed(0)
+        num_pages = -(-(CONTEXT + num_rows) // PAGE_SIZE)
+        self.kernels: Any = TritonKernels(CUDA, BF16, exact)
+        self.view = make_view(num_rows, num_pages)
+        angles = torch.rand(CONTEXT + num_rows, HEAD_DIM // 2, device=CUDA)
+        self.rope = RopeTable(angles.cos(), angles.sin())
+        self.layers = [make_layer(num_pages) for _ in range(NUM_LAYERS)]
+        self.head = draw(VOCABULARY, HIDDEN)
+        self.inputs = torch.randn(NUM_INPUTS, num_rows, HIDDEN, device=CUDA).to(BF16)
+        self.x = self.inputs[0].clone()
+
+    def run(self) -> tuple[Tensor, ...]:
+        """Everything a step gives."""
+        x = self.x
+        normed = self.kernels.rms_norm(x, self.layers[0].norm, EPS)
+        for layer in self.layers:
+            x, normed = self.run_layer(layer, x, normed)
+        best = self.kernels.best_columns(normed, self.head, 1.0, 30.0)
+        return x, normed, best.index, best.logit, best.log_total
+
+    def run_layer(self, layer: Layer, x: Tensor, normed: Tensor) -> tuple[Tensor, Tensor]:
+        k, view, caches = self.kernels, self.view, (layer.keys, layer.values)
+        qkv = k.linear(normed, layer.qkv)
+        query = k.prepare_qkv(qkv, SPEC, self.rope, view.slots, *caches, view.slots)
+        mixed = k.attention(query, *caches, view, scale=1.0, window=WINDOW, mask=CAUSAL)
+        deltas = [(k.linear(mixed, layer.output), layer.norm)]
+        x, (normed, routed, asked) = k.residual_norms(x, deltas, None, None, [layer.norm] * 3, EPS)
+        dense = k.linear(k.gated(k.linear(normed, layer.gate_up), GELU), layer.down)
+        choice = k.choose_experts(k.linear(routed, layer.router), NUM_CHOSEN, layer.scale)
+        experts = k.experts(asked, layer.experts_up, layer.experts_down, *choice, GELU)
+        deltas = [(dense, layer.norm), (experts, layer.norm)]
+        x, (normed,) = k.residual_norms(x, deltas, layer.norm, None, [layer.norm], EPS)
+        return x, normed
+
+
+def allow_overlap(monkeypatch: pytest.MonkeyPatch, allowed: bool) -> None:
+    from flashdraft.kernels import triton_launch
+
+    monkeypatch.setattr(triton_launch, "can_overlap", lambda device: allowed)
+
+
+@pytest.fixture(autouse=True)
+def hopper() -> None:
+    from flashdraft.kernels.triton_launch import can_overlap
+
+    if not can_overlap(CUDA):
+        pytest.skip("kernels overlap on compute capability 9.0 and later")
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("num_rows", [1, 8, 24, 100])
+def test_overlapping_layers_keep_their_bits(
+    num_rows: int, exact: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chain = Chain(num_rows, exact)
+    allow_overlap(monkeypatch, False)
+    expected = []
+    for rows in chain.inputs:
+        chain.x.copy_(rows)
+        expected.append(chain.run())
+    assert not torch.equal(expected[0][0], expected[1][0])
+    allow_overlap(monkeypatch, True)
+    chain.run()  # compiles, which a capture must not
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = chain.run()
+    differences = torch.zeros(NUM_REPLAYS, len(found), device=CUDA, dtype=torch.int64)
+    for i in range(NUM_REPLAYS):  # one replay on the heels of the other: the host never waits
+        chain.x.copy_(chain.inputs[i % NUM_INPUTS])
+        graph.replay()
+        for j, one in enumerate(found):
+            differences[i, j] = (one != expected[i % NUM_INPUTS][j]).sum()
+    assert differences.sum() == 0, differences.nonzero()[:5].tolist()
+    assert not chain.kernels._arrivals.any()
+
+
+def test_memory_is_handed_on_among_small_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long chain of short kernels over few buffers: each is written as soon as it is free."""
+    from flashdraft.kernels.triton_backend import TritonKernels
+
+    torch.manual_seed(0)
+    kernels, weight = TritonKernels(CUDA, BF16), torch.rand(HIDDEN, device=CUDA).to(BF16) + 0.5
+    square = draw(HIDDEN, HIDDEN)  # cut along its depth
+    inputs = torch.randn(NUM_INPUTS, 16, HIDDEN, device=CUDA).to(BF16)
+    x = inputs[0].clone()
+
+    def run() -> Tensor:
+        stream, normed = kernels.add_rms_norm(x, x, weight, EPS)
+        for _ in range(100):
+            stream, normed = kernels.add_rms_norm(stream, normed, weight, EPS)
+            stream, normed = kernels.add_rms_norm(normed, stream, weight, EPS)
+            normed = kernels.linear(kernels.rms_norm(normed, None, EPS), square)
+        return torch.cat([stream, normed], 1)
+
+    allow_overlap(monkeypatch, False)
+    expected = []
+    for rows in inputs:
+        x.copy_(rows)
+        expected.append(run())
+    allow_overlap(monkeypatch, True)
+    run()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = run()
+    differences = torch.zeros(NUM_REPLAYS, device=CUDA, dtype=torch.int64)
+    for i in range(NUM_REPLAYS):
+        x.copy_(inputs[i % NUM_INPUTS])
+        graph.replay()
+        differences[i] = (found != expected[i % NUM_INPUTS]).sum()
+    assert differences.sum() == 0, differences.nonzero()[:5].tolist()

@@ -14,7 +14,8 @@ signalled or ended: its programs then lie ready. Every kernel keeps two rules:
    signals: it keeps the rule by itself.
 2. A program signals right after its wait: so when a kernel starts, everything *before* its
    predecessor is complete, and no more than two kernels share the processors. (Were they to signal
-   at once, programs of many later kernels would lie ready and take the room of those at work.)
+   at once, programs of many later kernels would lie ready and take the room of those at work.) A
+   kernel that reads large weights does not signal at all: it needs all the room there is.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-MAX_BYTES = 48 << 20  # of weights: a kernel that reads more has no use for a head start
+MAX_BYTES = 64 << 20  # of weights: the successor of a kernel that reads more gets no head start
+# How a kernel is launched: plainly; so that it waits itself; so that it lets the next one start too
+PLAIN, WAITS, SIGNALS = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 
 
 @functools.cache
@@ -40,14 +43,16 @@ def can_overlap(device: torch.device) -> bool:
 
 def overlap(device: torch.device, weight_bytes: int = 0) -> dict[str, Any]:
     """What every launch of ours takes besides its own arguments."""
-    if weight_bytes <= MAX_BYTES and can_overlap(device):
-        return {"PDL": True, "launch_pdl": True}
-    return {"PDL": False}
+    if not can_overlap(device):
+        return {"PDL": PLAIN.value}
+    mode = SIGNALS if weight_bytes <= MAX_BYTES else WAITS
+    return {"PDL": mode.value, "launch_pdl": True}
 
 
 @triton.jit
 def wait(PDL: tl.constexpr) -> None:
     """Wait until all earlier kernels are complete; then the next one may start."""
-    if PDL:
+    if PDL != PLAIN:
         gdc_wait()
+    if PDL == SIGNALS:
         gdc_launch_dependents()

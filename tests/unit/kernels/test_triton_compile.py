@@ -113,11 +113,10 @@ class Catcher:
 
 
 def check_overlap(name: str, launch_pdl: bool, ptx: str) -> None:
-    """Kernels may start early, but those of large weights; memory is touched after the wait."""
-    if not launch_pdl:
-        assert name in LARGE and "griddepcontrol" not in ptx, f"{name} is launched plainly"
-        return
-    assert "griddepcontrol.launch_dependents" in ptx, f"{name} does not signal"
+    """Every kernel may start early, and touches memory only after it has waited."""
+    assert launch_pdl, f"{name} is launched plainly"
+    signals = "griddepcontrol.launch_dependents" in ptx
+    assert signals or name in LARGE, f"{name} does not signal"
     before, found, after = ptx.partition("griddepcontrol.wait")
     assert found and "griddepcontrol.wait" not in after, f"{name} must wait exactly once"
     early = set(re.findall(r"\b(st|ld|atom|red|cp)\.[\w.:]*global", before))

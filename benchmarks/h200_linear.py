@@ -28,7 +28,7 @@ from flashdraft.kernels.triton_linear import multiply_rows
 from flashdraft.kernels.triton_plan import LinearPlan, plan_best, plan_exact_best, plan_exact_linear
 
 CUDA = torch.device("cuda")
-ROWS = (16, 32, 64, 1, 8)  # 1 and 8 try the plans that won at 16
+ROWS = (16, 32, 64, 128, 192, 256, 1, 8)  # 1 and 8 try the plans that won at 16
 HEAD_ROWS = (1, 15, 16, 64, 128, 480)
 SHAPES = {  # name: (out, in)
     "31B o, sliding": (5376, 8192),
@@ -72,6 +72,11 @@ MORE_ROWS = [
     (64, 128, 4, 3, True),
     (128, 64, 4, 4, True),
 ]
+MANY_ROWS = [  # beside those of 128 rows below
+    (64, 64, 4, 5, False),
+    (64, 128, 4, 3, False),
+    (128, 64, 8, 5, False),
+]
 HEAD_TILES = {  # block_m: the same
     16: [
         (64, 128, 4, 4, False),
@@ -103,11 +108,16 @@ PROGRAMS = (132, 264, 528)  # how many a split weight aims at
 
 def linear_plans(num_rows: int, num_columns: int, depth: int) -> Iterator[LinearPlan]:
     """Candidates: every tile, with the splits that make about one, two or four programs a core."""
-    block_m = 16 if num_rows <= 16 else 32 if num_rows <= 32 else 64
-    for block_n, block_k, warps, stages, swap in MORE_ROWS if block_m == 64 else FEW_ROWS:
+    if num_rows <= 32:
+        block_m, tiles_tried = 16 if num_rows <= 16 else 32, FEW_ROWS
+    elif num_rows <= 64:
+        block_m, tiles_tried = 64, MORE_ROWS
+    else:
+        block_m, tiles_tried = 128, MANY_ROWS + HEAD_TILES[128]
+    for block_n, block_k, warps, stages, swap in tiles_tried:
         if depth % block_k:
             continue
-        tiles, steps = -(-num_columns // block_n), depth // block_k
+        tiles, steps = -(-num_columns // block_n) * -(-num_rows // block_m), depth // block_k
         wanted = {max(1, min(16, steps // 2, round(programs / tiles))) for programs in PROGRAMS}
         for splits in sorted({-(-steps // -(-steps // w)) for w in wanted}):
             yield LinearPlan(block_m, block_n, block_k, warps, stages, splits, swap)

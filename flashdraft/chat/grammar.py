@@ -44,7 +44,11 @@ _LIMITS: dict[str, Any] = {
     "max_grammar_size": 200_000,
     "verbose_errors": False,
 }
-_BEYOND_LIMITS = re.compile(r"too (?:big|large|many|complex)|exhausted|max is|\bfuel")
+_BEYOND_LIMITS = re.compile(
+    r"too (?:big|large|many|complex)|exhausted|max is|fuel|[Uu]nable to determine"
+)
+_RAISE_A_LIMIT = re.compile(r"increase|[Uu]nable to determine")
+_NOTHING_MATCHES = "NoExtensionBias"  # llguidance's word for a first token that cannot be
 # A schema cannot change these. Whitespace is one space or a new line with an indent: a weak model
 # would go on with spaces for ever if it could.
 _JSON_OPTIONS: Any = {
@@ -102,17 +106,13 @@ class LlguidanceCompiler:
             first = LlguidanceMatcher(matcher, tokenizer.eos_tokens)
             mask = first.allowed()
             if not any(mask) and not first.may_end():
-                raise GrammarError("it matches no text")
+                raise GrammarError(_NOTHING_MATCHES)
             grammar = LlguidanceGrammar(matcher, tokenizer.eos_tokens)
             _try_first_token(grammar, mask)
         except (RequestError, KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # a panic in native code is no Exception
-            if _BEYOND_LIMITS.search(str(error)):
-                raise GrammarTooComplexError(
-                    f"{TOO_COMPLEX}: {error}. Repeat less, or split the {spec.kind}."
-                ) from None
-            raise RequestError(f"The {spec.kind} grammar cannot be used: {error}.") from None
+            raise _refusal(spec.kind, str(error)) from None
         return grammar
 
     def prepare(self) -> None:
@@ -129,6 +129,19 @@ class LlguidanceCompiler:
                 eos_token=self._eos_ids or None,
             )
         return self._made
+
+
+def _refusal(kind: str, reason: str) -> RequestError:
+    """Why a grammar is not taken, in words for whoever wrote it."""
+    if _BEYOND_LIMITS.search(reason):
+        # the library advises to raise a limit, or repeats the pattern, which helps no client
+        detail = "it takes too much work to match" if _RAISE_A_LIMIT.search(reason) else reason
+        return GrammarTooComplexError(f"{TOO_COMPLEX}: {detail}. Repeat less, or split the {kind}.")
+    if _NOTHING_MATCHES in reason:
+        reason = "it matches no text"
+        if kind in ("json_schema", "lark"):
+            reason += ": parts exclude each other, or it refers to itself and never ends"
+    return RequestError(f"The {kind} grammar cannot be used: {reason}.")
 
 
 def _try_first_token(grammar: Grammar, mask: bytes) -> None:

@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import importlib
 import os
+import re
 import socket
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from flashdraft.cli.display import Screen
 from flashdraft.engine.config import EngineConfig
 from flashdraft.errors import FlashdraftError, RequestError
 from flashdraft.interrupts import terminate_as_interrupt
+from flashdraft.kernels.select import DTYPES
 from flashdraft.models.sources import DEFAULT_MODEL, resolve_source
 from flashdraft.models.tokenizer import Tokenizer
 from flashdraft.server.settings import ServerSettings
@@ -22,6 +24,7 @@ from flashdraft.server.settings import ServerSettings
 ENDING = "Finishing the running answers; the same signal again ends at once."
 NOT_LOADED = "Stopped before the model was loaded."
 KEY_VARIABLE = "FLASHDRAFT_API_KEY"  # a flag shows in the list of processes; this does not
+_DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 
 
 def add_command(commands: Commands) -> None:
@@ -95,7 +98,7 @@ def run(arguments: argparse.Namespace) -> int:
     settings = ServerSettings(
         host=arguments.host,
         port=arguments.port,
-        api_key=arguments.api_key or os.environ.get(KEY_VARIABLE) or None,
+        api_key=_api_key(arguments),
         no_auth=arguments.no_auth,
         allow_hosts=tuple(arguments.allow_host),
         allow_origins=tuple(arguments.allow_origin),
@@ -127,12 +130,23 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _api_key(arguments: argparse.Namespace) -> str | None:
+    """The key as it was given: an empty one is refused later and does not mean none."""
+    given: str | None = arguments.api_key
+    return os.environ.get(KEY_VARIABLE) if given is None else given
+
+
 def _check_engine(arguments: argparse.Namespace) -> None:
     """Refuse what the engine would refuse, before its process begins to load."""
     given = {name: getattr(arguments, name) for name in ("max_batch", "max_context", "cache_gb")}
     if isinstance(arguments.verify, int):
         given["verify"] = arguments.verify
     EngineConfig(**{name: value for name, value in given.items() if value is not None})
+    if arguments.dtype not in DTYPES:
+        known = ", ".join(DTYPES)
+        raise RequestError(f"dtype is {arguments.dtype!r}; it must be one of {known}.")
+    if not _DEVICE.fullmatch(arguments.device):
+        raise RequestError(f"device is {arguments.device!r}; it must be auto, cpu or cuda.")
     if arguments.draft not in ("auto", "none", "ngram"):
         resolve_source(arguments.draft)
 

@@ -10,6 +10,7 @@ import json
 import logging
 import math
 import re
+import reprlib
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,11 +30,22 @@ from flashdraft.errors import (
     RequestError,
 )
 from flashdraft.server.disconnect import ClientDisconnectedError
+from flashdraft.server.field_errors import FIELD
+from flashdraft.server.field_errors import FieldError as FieldError
 from flashdraft.server.schemas_common import REMEDIES
+from flashdraft.server.settings import ServerSettings
+from flashdraft.server.structure import check_structure
 
 logger = logging.getLogger(__name__)
 
+SETTINGS = "flashdraft.settings"  # the limits' place in a request's scope
 _RETRY_AFTER_S = 5.0  # where nobody knows better
+
+_MAX_COMPLAINTS = 64  # looked at, of those that pydantic has
+_SHOWN = 60  # characters of a wrong value
+_BRIEF = reprlib.Repr()
+_BRIEF.maxdict = _BRIEF.maxlist = _SHOWN
+_BRIEF.maxstring = _BRIEF.maxlong = _BRIEF.maxother = 2 * _SHOWN
 
 _OPENAI_KINDS = {429: "rate_limit_error", 401: "authentication_error", 403: "permission_error"}
 _ANTHROPIC_KINDS = {
@@ -44,14 +56,6 @@ _ANTHROPIC_KINDS = {
     429: "rate_limit_error",
     503: "overloaded_error",
 }
-
-
-class FieldError(RequestError):
-    """A field of the body is wrong; `param` names it."""
-
-    def __init__(self, param: str, message: str) -> None:
-        super().__init__(message)
-        self.param = param
 
 
 class UnknownModelError(RequestError):
@@ -157,9 +161,9 @@ def error_response(error: ApiError, shape: Shape) -> Response:
 
 def as_api_error(error: Exception) -> ApiError:
     """What a client is told of an exception. What is nobody's business is logged and not told."""
-    message = str(error)
     if isinstance(error, RequestValidationError):
-        return _validation_error(error)
+        return _validation_error(error)  # whose text would be all of its complaints
+    message = str(error)
     if isinstance(error, UnknownModelError):
         return ApiError(404, message, "model", "model_not_found")
     if isinstance(error, ContextLengthError):
@@ -191,14 +195,14 @@ def _retry_after(seconds: float | None) -> dict[str, str]:
 def field_of(error: RequestError) -> str | None:
     """The field that an error is about; messages of core begin with it."""
     if isinstance(error, FieldError):
-        return error.param
+        return error.param or None
     found = re.match(r"([a-z][a-z_0-9]*(?:\[\d+\]|\.\w+)*) (?:is|has|must|needs) ", str(error))
     return found.group(1) if found else None
 
 
 def _validation_error(error: RequestValidationError) -> ApiError:
     """The most specific of pydantic's complaints, with the place in the body."""
-    complaints = error.errors()
+    complaints = error.errors()[:_MAX_COMPLAINTS]
     if any(one["type"] == "json_invalid" for one in complaints):
         detail = complaints[0].get("ctx", {}).get("error", "")
         return ApiError(400, f"The body is not valid JSON: {detail}.")
@@ -217,13 +221,15 @@ def _path(complaint: Mapping[str, Any], body: Any) -> list[str | int]:
     """The place in the body; pydantic's own names of union members are left out."""
     path: list[str | int] = []
     location = complaint["loc"][1:]
+    if complaint["type"] == FIELD:
+        location = (*location, complaint["ctx"]["field"])
     for number, part in enumerate(location):
         is_last = number == len(location) - 1
         is_index = isinstance(body, list) and isinstance(part, int) and part < len(body)
         if is_index or (isinstance(body, Mapping) and part in body):
             path.append(part)
             body = body[part]
-        elif is_last and complaint["type"] == "missing":
+        elif is_last and complaint["type"] in ("missing", FIELD):
             path.append(part)
     return path
 
@@ -240,17 +246,49 @@ def _complaint(complaint: Mapping[str, Any], place: str) -> str:
         return f"{place} is not supported: {remedy}"
     if kind == "missing":
         return f"{place} is missing; it is required."
+    if kind == FIELD:
+        return f"{place} {complaint['msg']}"
     text = str(complaint["msg"]).removeprefix("Value error, ")
-    shown = repr(complaint.get("input"))
-    shown = shown if len(shown) <= 60 else shown[:57] + "…"
+    shown = _shown(complaint.get("input"))
     where = place or "The body"
     return f"{where}: {text[:1].lower()}{text[1:]} (it is {shown})."
+
+
+def _shown(value: Any) -> str:
+    """The beginning of a value as Python writes it; the rest, which may be long, is not written."""
+    shown = repr(value[: _SHOWN + 1]) if isinstance(value, str) else _BRIEF.repr(value)
+    return shown if len(shown) <= _SHOWN else shown[: _SHOWN - 3] + "…"
+
+
+async def _check_body(request: Request) -> None:
+    """Refuse a body by its structure; one that is no JSON is left to whoever reads it next."""
+    if request.method != "POST":
+        return
+    try:
+        body = await request.json()  # which the request keeps
+    except (ValueError, RecursionError):
+        return
+    check_structure(body, request.scope.get(SETTINGS) or ServerSettings())
+
+
+class CheckedRoute(APIRoute):
+    """Routes whose bodies are counted before they are validated."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """The handler, after the check."""
+        handle = super().get_route_handler()
+
+        async def checked(request: Request) -> Response:
+            await _check_body(request)
+            return await handle(request)
+
+        return checked
 
 
 def route_class(shape: Shape, on_failure: Callable[[str, ApiError], None]) -> type[APIRoute]:
     """Routes that answer every exception in the API's shape; `on_failure` hears of each."""
 
-    class ShapedRoute(APIRoute):
+    class ShapedRoute(CheckedRoute):
         def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
             handle = super().get_route_handler()
             path = self.path

@@ -22,11 +22,9 @@ from flashdraft.errors import RequestError
 from flashdraft.models.tokenizer import Tokenizer
 from flashdraft.server.api_errors import FieldError
 from flashdraft.server.serving import Serving
+from flashdraft.server.structure import MAX_CHOICES, MAX_TOOLS
 
 Tool = Mapping[str, Any]
-
-MAX_TOOLS = 512
-MAX_CHOICES = 1024
 
 
 @dataclass(frozen=True)
@@ -124,14 +122,23 @@ def answer_grammar(
     tokenizer = serving.tokenizer
     thinks = thinks_by_default(tokenizer) if thinking is None else thinking
     grammar = calls = None
-    if tool_use.is_forced or tool_use.is_strict or form is not None:
+    knows_calls = supports_tools(tokenizer)
+    if tool_use.is_forced and not knows_calls:
+        raise FieldError(
+            "tool_choice",
+            "tool_choice asks for a call, and this model has no format for calls that is known "
+            'here; use "auto" or "none".',
+        )
+    # a model that never calls keeps to every schema: clients set strict without being asked
+    is_strict = tool_use.is_strict and knows_calls
+    if tool_use.is_forced or is_strict or form is not None:
         check_multiples(tool_use.offered)
-    if tool_use.is_forced or (tool_use.is_strict and form is None):
+    if tool_use.is_forced or (is_strict and form is None):
         grammar = tool_grammar(
             tokenizer, tool_use.tools, tool_use.choice, tool_use.parallel, prompt_ids, thinks
         )
     elif form is not None:
-        if tool_use.offered and supports_tools(tokenizer):
+        if tool_use.offered and knows_calls:
             calls = tool_grammar(
                 tokenizer, tool_use.tools, "required", tool_use.parallel, prompt_ids, thinks
             )

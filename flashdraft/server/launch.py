@@ -11,12 +11,14 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from flashdraft.errors import FlashdraftError
 from flashdraft.models.tokenizer import Tokenizer
 from flashdraft.server.app import create_app
+from flashdraft.server.connections import connection_class
 from flashdraft.server.engine_client import EngineClient, EngineInfo
-from flashdraft.server.logs import Sink, write_line
+from flashdraft.server.logs import Sink, structured_logging, write_line
 from flashdraft.server.metrics import Metrics
 from flashdraft.server.serving import Serving
 from flashdraft.server.settings import ServerSettings
@@ -32,6 +34,24 @@ class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+
+def make_server(app: ASGIApp, settings: ServerSettings) -> uvicorn.Server:
+    """The HTTP server of an application, with this server's limits; the caller ends it."""
+    return _Server(
+        uvicorn.Config(
+            app,
+            http=connection_class(settings),
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            timeout_graceful_shutdown=FLUSH_S,
+            h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+        )
+    )
 
 
 async def serve(
@@ -52,45 +72,32 @@ async def serve(
     # Connections inherit it. asyncio sets it only where a socket names its protocol, and without it
     # an answer's second piece waits for the client to acknowledge the first: 40 ms.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    metrics = Metrics()
-    engine = EngineClient(llm_arguments, settings, metrics)
-    app = create_app(Serving(engine, tokenizer, settings, metrics), sink)
-    server = _Server(
-        uvicorn.Config(
-            app,
-            http="h11",
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            limit_concurrency=settings.max_connections,
-            timeout_graceful_shutdown=FLUSH_S,
-            h11_max_incomplete_event_size=MAX_HEADER_BYTES,
-        )
-    )
-    stop = asyncio.Event()
-    _install_signals(stop, engine)
-    answering = asyncio.create_task(server.serve(sockets=[listener]))
-    starting = asyncio.create_task(engine.start())
-    stopping = asyncio.create_task(stop.wait())
-    try:
-        await asyncio.wait({answering, starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        if starting.done():
-            starting.result()
-            on_ready(engine.info)
-            await asyncio.wait({answering, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        if not stop.is_set():
-            raise FlashdraftError("The HTTP server has stopped by itself.")
-        on_stop(starting.done())
-        await engine.drain(settings.drain_timeout_s if starting.done() else 0.0)
-    finally:
-        server.should_exit = True
-        for task in (starting, stopping):
-            task.cancel()
-        await asyncio.gather(answering, starting, stopping, return_exceptions=True)
-        await engine.stop()
+    with structured_logging(sink):
+        metrics = Metrics()
+        engine = EngineClient(llm_arguments, settings, metrics)
+        app = create_app(Serving(engine, tokenizer, settings, metrics), sink)
+        server = make_server(app, settings)
+        stop = asyncio.Event()
+        _install_signals(stop, engine)
+        answering = asyncio.create_task(server.serve(sockets=[listener]))
+        starting = asyncio.create_task(engine.start())
+        stopping = asyncio.create_task(stop.wait())
+        try:
+            await asyncio.wait({answering, starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if starting.done():
+                starting.result()
+                on_ready(engine.info)
+                await asyncio.wait({answering, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if not stop.is_set():
+                raise FlashdraftError("The HTTP server has stopped by itself.")
+            on_stop(starting.done())
+            await engine.drain(settings.drain_timeout_s if starting.done() else 0.0)
+        finally:
+            server.should_exit = True
+            for task in (starting, stopping):
+                task.cancel()
+            await asyncio.gather(answering, starting, stopping, return_exceptions=True)
+            await engine.stop()
 
 
 def _install_signals(stop: asyncio.Event, engine: EngineClient) -> None:

@@ -8,21 +8,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
 
 import numpy as np
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from flashdraft.server.api_errors import ApiError
+from flashdraft.server.api_errors import SETTINGS, ApiError
 from flashdraft.server.asgi import header, send_error
 from flashdraft.server.logs import MAX_LOGGED_BODY, current_record
 from flashdraft.server.settings import ServerSettings
+from flashdraft.server.structure import (
+    MAX_TOKEN_VALUES,
+    MAX_VALUES,
+    TOKEN_PATHS,
+    count_values,
+    outside_strings,
+)
 
 DISCARD_S = 10.0  # for the rest of a body that is too large, so that its sender hears the answer
 DISCARD_FACTOR = 8  # of the limit; beyond that the connection is cut
 _SCAN_IN_THREAD_BYTES = 64 * 1024
-# A string that never ends is still one match, and the loop gives nothing back: linear time.
-_STRING = re.compile(rb'"(?:[^"\\]|\\.)*+"?', re.DOTALL)
 _STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")  # 1 and -1 as signed bytes
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[{]}"))
 
@@ -51,6 +55,7 @@ class Limits:
             await self._app(scope, receive, send)
             return
         send = self._impatient(send)
+        scope[SETTINGS] = self._settings  # for what counts a body's entries, once it is parsed
         try:
             body = await self._read_body(scope, receive)
         except _BadBodyError as bad:
@@ -89,28 +94,42 @@ class Limits:
             raise _BadBodyError(
                 ApiError(408, "The body did not arrive in time.", headers={"Connection": "close"})
             ) from None
-        await self._check(bytes(chunks))
+        await self._check(bytes(chunks), scope["path"])
         return bytes(chunks)
 
-    async def _check(self, body: bytes) -> None:
+    async def _check(self, body: bytes, path: str) -> None:
         try:
             text = body.decode("utf-8")
         except UnicodeDecodeError as error:
             raise _BadBodyError(
                 ApiError(400, f"The body is not UTF-8: byte {error.start} begins no character.")
             ) from None
-        limit = self._settings.max_json_depth
+        most = MAX_TOKEN_VALUES if path in TOKEN_PATHS else MAX_VALUES
         if len(body) > _SCAN_IN_THREAD_BYTES:
-            is_deep = await asyncio.to_thread(is_deeper_than, body, limit)
+            refusal = await asyncio.to_thread(self._refusal, body, most)
         else:
-            is_deep = is_deeper_than(body, limit)
-        if is_deep:
-            raise _BadBodyError(
-                ApiError(400, f"The body's JSON is nested more than {limit} levels deep.")
-            )
+            refusal = self._refusal(body, most)
+        if refusal is not None:
+            raise _BadBodyError(refusal)
         record = current_record()
         if self._settings.log_prompts and record is not None and text:
             record.body = text[:MAX_LOGGED_BODY]
+
+    def _refusal(self, body: bytes, most: int) -> ApiError | None:
+        """What is wrong with the body's structure, if anything; parsing it comes later."""
+        limit = self._settings.max_json_depth
+        if is_deeper_than(body, limit):
+            return ApiError(400, f"The body's JSON is nested more than {limit} levels deep.")
+        if count_values(body) <= most:  # those in strings too: as of nearly every honest body
+            return None
+        count = count_values(outside_strings(body))
+        if count <= most:
+            return None
+        return ApiError(
+            413,
+            f"The body has {count} JSON values; at most {most}. Send fewer, or longer texts.",
+            code="body_too_large",
+        )
 
     async def _discard(self, receive: Receive) -> None:
         left = DISCARD_FACTOR * self._settings.max_body_bytes
@@ -148,7 +167,7 @@ def is_deeper_than(body: bytes, limit: int) -> bool:
     """Whether brackets outside strings nest deeper than a limit; needs no valid JSON."""
     if body.count(b"[") + body.count(b"{") <= limit:  # as of nearly every honest body
         return False
-    steps = _STRING.sub(b"", body).translate(_STEPS, _NO_BRACKETS)
+    steps = outside_strings(body).translate(_STEPS, _NO_BRACKETS)
     depths = np.cumsum(np.frombuffer(steps, np.int8), dtype=np.int64)
     return bool(len(depths) and depths.max() > limit)
 

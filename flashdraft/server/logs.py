@@ -1,4 +1,5 @@
 """Structured logs: one JSON object a line for every request, on stdout. No prompts unless asked.
+What modules and libraries have to say (Python's logging) becomes such lines too.
 
 A request's record travels in a context variable, so that whoever learns something about it (the
 engine's client: tokens and times) can write it down without being handed the record.
@@ -8,10 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import sys
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -21,6 +23,7 @@ from flashdraft.core import Generation
 
 MAX_LOGGED_BODY = 64 * 1024
 MAX_LOGGED_PATH = 200
+_CLIENT_LEFT = "socket.send() raised exception."  # asyncio's; the request's own line says it
 Sink = Callable[[dict[str, Any]], None]
 
 _current: ContextVar[RequestRecord | None] = ContextVar("flashdraft_request", default=None)
@@ -47,7 +50,7 @@ class RequestRecord:
         """The record as it is logged."""
         stats = [generation.stats for generation in self.generations]
         content: dict[str, Any] = {
-            "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+            "time": _now(),
             "event": "request",
             "id": self.id,
             "method": self.method,
@@ -91,3 +94,47 @@ def write_line(content: dict[str, Any]) -> None:
     """Print one line of JSON on stdout."""
     with contextlib.suppress(OSError):  # the reader of the log has gone; the server goes on
         print(json.dumps(content, allow_nan=False, default=str), flush=True, file=sys.stdout)
+
+
+class SinkHandler(logging.Handler):
+    """Python's logging as lines of the server's log."""
+
+    def __init__(self, sink: Sink) -> None:
+        super().__init__(logging.WARNING)
+        self._sink = sink
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            content = {
+                "time": _now(),
+                "event": "log",
+                "level": record.levelname.lower(),
+                "logger": record.name,
+                "message": record.getMessage().strip(),
+            }
+            if content["message"] == _CLIENT_LEFT:
+                return
+            request = current_record()
+            if request is not None:
+                content["id"] = request.id
+            if record.exc_info:
+                content["exception"] = logging.Formatter().formatException(record.exc_info)
+            self._sink(content)
+        except Exception:  # a message that does not fit its arguments ends nothing
+            self.handleError(record)
+
+
+@contextlib.contextmanager
+def structured_logging(sink: Sink) -> Iterator[None]:
+    """Send this process's logging to a sink, for as long as it serves."""
+    handler = SinkHandler(sink)
+    root = logging.getLogger()
+    root.addHandler(handler)
+    try:
+        yield
+    finally:
+        root.removeHandler(handler)
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")

@@ -16,7 +16,7 @@ from flashdraft.server.api_errors import (
     route_class,
 )
 from flashdraft.server.blocks import Answer, collect
-from flashdraft.server.constraints import ToolUse, check_tools
+from flashdraft.server.constraints import Tool, ToolUse, check_tools
 from flashdraft.server.disconnect import run_until_disconnect
 from flashdraft.server.logprobs import chat_logprobs
 from flashdraft.server.openai_chat_stream import ChatStream
@@ -33,9 +33,11 @@ from flashdraft.server.schemas_chat import (
     AssistantMessage,
     ChatRequest,
     ContentPart,
+    Message,
     NamedTool,
     ToolMessage,
 )
+from flashdraft.server.schemas_common import FunctionTool
 from flashdraft.server.serving import Serving
 from flashdraft.server.sse import open_stream
 from flashdraft.server.usage import statistics
@@ -66,8 +68,7 @@ async def chat_questions(serving: Serving, body: ChatRequest) -> list[Question]:
     if body.top_logprobs and not body.logprobs:
         raise FieldError("top_logprobs", "top_logprobs is set without logprobs; set both.")
     tool_use = _tool_use(body)
-    places = [f"tools[{n}].function.parameters" for n in range(len(tool_use.tools))]
-    check_tools(serving, tool_use, places)
+    check_chat_tools(serving, tool_use)
     form = output_form(serving, body)
     thinking = None if body.reasoning_effort is None else body.reasoning_effort != "none"
     switches = thinking_switches(serving, thinking, body.chat_template_kwargs)
@@ -81,7 +82,7 @@ async def chat_questions(serving: Serving, body: ChatRequest) -> list[Question]:
         names["max_tokens"] = "max_completion_tokens"
     verify = body.drafting.verify
     question = await chat_question(
-        serving, chat_messages(body), tool_use, form, switches, given, verify, names
+        serving, chat_messages(body.messages), tool_use, form, switches, given, verify, names
     )
     return spread(serving, question, body.n)
 
@@ -93,23 +94,33 @@ def _first(newer: int | None, older: int | None) -> int | None:
 def _tool_use(body: ChatRequest) -> ToolUse:
     choice = body.tool_choice
     name = choice.function.name if isinstance(choice, NamedTool) else choice
-    return ToolUse(
-        tuple(
-            {"type": "function", "function": tool.function.model_dump(exclude_none=True)}
-            for tool in body.tools or ()
-        ),
-        name or "auto",
-        body.parallel_tool_calls is not False,
+    tools = chat_tools(body.tools)
+    return ToolUse(tools, name or "auto", body.parallel_tool_calls is not False)
+
+
+def chat_tools(given: Sequence[FunctionTool] | None) -> tuple[Tool, ...]:
+    """The tools as chat templates want them."""
+    return tuple(
+        {"type": "function", "function": tool.function.model_dump(exclude_none=True)}
+        for tool in given or ()
     )
 
 
-def chat_messages(body: ChatRequest) -> list[dict[str, Any]]:
+def check_chat_tools(serving: Serving, tool_use: ToolUse) -> None:
+    """Tools of the chat API within the limits."""
+    places = [f"tools[{n}].function.parameters" for n in range(len(tool_use.tools))]
+    check_tools(serving, tool_use, places)
+
+
+def chat_messages(given: Sequence[Message]) -> list[dict[str, Any]]:
     """The messages as chat templates want them: text, and each tool result with its tool's name."""
     names: dict[str, str] = {}
     messages = []
-    for message in body.messages:
+    for message in given:
         made: dict[str, Any] = {"role": message.role, "content": _text(message.content)}
         if isinstance(message, AssistantMessage):
+            if message.content is None:
+                made["content"] = message.refusal or ""
             made |= _assistant_fields(message)
             names |= {call.id: call.function.name for call in message.tool_calls or () if call.id}
         elif isinstance(message, ToolMessage):

@@ -35,10 +35,10 @@ from flashdraft.server.questions import Question, room_for_answer, sampling, spr
 from flashdraft.server.schemas_completions import CompletionRequest
 from flashdraft.server.serving import Serving
 from flashdraft.server.sse import DONE, KEEP_ALIVE, open_stream, sse
+from flashdraft.server.structure import MAX_PROMPTS
 from flashdraft.server.usage import openai_usage, statistics
 
 ROUTE = "/v1/completions"
-MAX_PROMPTS = 128
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
 
 

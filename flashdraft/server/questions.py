@@ -18,6 +18,7 @@ from flashdraft.errors import ContextLengthError, RequestError
 from flashdraft.server.api_errors import FieldError, field_of
 from flashdraft.server.constraints import Tool, ToolUse, answer_grammar
 from flashdraft.server.serving import Serving
+from flashdraft.server.structure import MAX_STOP_TOKEN_IDS
 
 MAX_STOP_CHARACTERS = 1024
 
@@ -123,6 +124,8 @@ def sampling(
     if chosen.get("max_tokens") is None:
         chosen["max_tokens"] = min(room, serving.settings.max_tokens_default or room)
     chosen["stop"] = check_stop(serving, chosen.get("stop", ()))
+    if "stop_token_ids" in chosen:
+        check_stop_ids(serving, chosen["stop_token_ids"])
     if "logit_bias" in chosen:
         chosen["logit_bias"] = check_bias(serving, chosen["logit_bias"])
     return SamplingParams(**chosen)
@@ -144,15 +147,28 @@ def check_stop(serving: Serving, stop: str | Sequence[str]) -> tuple[str, ...]:
     return many
 
 
+def check_stop_ids(serving: Serving, ids: Sequence[int]) -> None:
+    """Stop tokens within the limit and the vocabulary."""
+    where, size = "stop_token_ids", serving.engine.info.vocab_size
+    if len(ids) > MAX_STOP_TOKEN_IDS:
+        raise FieldError(where, f"{where} has {len(ids)} entries; at most {MAX_STOP_TOKEN_IDS}.")
+    if (wrong := next((token for token in ids if not 0 <= token < size), None)) is not None:
+        raise FieldError(where, f"{where} holds {wrong}; token ids are from 0 to {size - 1}.")
+
+
 def check_bias(serving: Serving, bias: Mapping[str, float]) -> dict[int, float]:
     """logit_bias by token id; JSON has it by text."""
     limit = serving.settings.max_logit_bias
     if len(bias) > limit:
         raise FieldError("logit_bias", f"logit_bias has {len(bias)} entries; at most {limit}.")
-    checked = {}
+    checked, size = {}, serving.engine.info.vocab_size
     for token, value in bias.items():
         if not (token.isascii() and token.isdigit() and len(token) <= 10):
             raise FieldError("logit_bias", f"logit_bias has the key {token!r}; keys are token ids.")
+        if int(token) >= size:
+            raise FieldError(
+                "logit_bias", f"logit_bias has the key {token}; token ids end at {size - 1}."
+            )
         checked[int(token)] = value
     return checked
 

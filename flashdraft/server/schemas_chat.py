@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
-from flashdraft.server.schemas_common import Advisory, Body, FunctionTool, SamplingFields, one_of
+from flashdraft.server.field_errors import check_kind, complaint
+from flashdraft.server.schemas_common import (
+    Advisory,
+    Body,
+    FunctionTool,
+    Many,
+    SamplingFields,
+    one_of,
+)
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
@@ -35,15 +43,20 @@ class ContentPart(Body):
             )
         return kind
 
+    @model_validator(mode="after")
+    def _is_whole(self) -> ContentPart:
+        check_kind(self, self.type, (self.type,), ("cache_control", "annotations"))
+        return self
 
-Content = str | list[ContentPart] | None
+
+Content = str | Many[ContentPart] | None
 
 
 class TextMessage(Body):
     """What the user, the system or the developer says."""
 
     role: Literal["system", "developer", "user"]
-    content: str | list[ContentPart]
+    content: str | Many[ContentPart]
     name: Advisory
     cache_control: Advisory
 
@@ -71,7 +84,7 @@ class AssistantMessage(Body):
     content: Content = None
     reasoning_content: str | None = None
     reasoning: str | None = None
-    tool_calls: list[PastCall] | None = None
+    tool_calls: Many[PastCall] | None = None
     refusal: str | None = None
     name: Advisory
     annotations: Advisory
@@ -82,12 +95,19 @@ class AssistantMessage(Body):
     provider_specific_fields: Advisory
     thinking_blocks: Advisory
 
+    @model_validator(mode="after")
+    def _says_something(self) -> AssistantMessage:
+        said = (self.content, self.refusal, self.reasoning_content, self.reasoning)
+        if all(one is None for one in said) and not self.tool_calls:
+            raise complaint("content", "is missing; a message without tool_calls needs it.")
+        return self
+
 
 class ToolMessage(Body):
     """What a tool returned."""
 
     role: Literal["tool"]
-    content: str | list[ContentPart]
+    content: str | Many[ContentPart]
     tool_call_id: str | None = None
     name: str | None = None
     cache_control: Advisory
@@ -112,15 +132,15 @@ class NamedTool(Body):
 class ChatRequest(SamplingFields):
     """/v1/chat/completions."""
 
-    messages: list[Message]
+    messages: Many[Message]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    tools: list[FunctionTool] | None = None
+    tools: Many[FunctionTool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: ReasoningEffort | None = None
-    modalities: list[Literal["text"]] | None = None
+    modalities: Many[Literal["text"]] | None = None
     verbosity: Advisory
     prediction: Advisory

@@ -6,9 +6,16 @@ is taken and has no effect. docs/server.md lists them all.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from flashdraft.server.field_errors import complaint
+
+Entry = TypeVar("Entry")
+
+# one complaint is enough: of a million wrong entries a million would be made
+Many = Annotated[list[Entry], Field(fail_fast=True)]
 
 Advisory = Annotated[Any, Field(default=None, description="Accepted, without effect.")]
 
@@ -66,6 +73,12 @@ class StreamOptions(Body):
     continuous_usage_stats: bool | None = None  # usage so far in every chunk (vLLM's field)
     include_obfuscation: Advisory
 
+    @model_validator(mode="after")
+    def _tells_usage(self) -> StreamOptions:
+        if self.continuous_usage_stats and not self.include_usage:
+            raise complaint("continuous_usage_stats", "needs include_usage; set both.")
+        return self
+
 
 class JsonSchemaFormat(Body):
     """The `json_schema` member of a chat response_format."""
@@ -88,7 +101,7 @@ class StructuredOutputs(Body):
 
     json_: Annotated[dict[str, Any] | str | None, Field(alias="json")] = None
     regex: str | None = None
-    choice: list[str] | None = None
+    choice: Many[str] | None = None
     json_object: bool | None = None
 
 
@@ -119,8 +132,8 @@ class SamplingFields(Extended):
     min_p: float | None = None
     n: int | None = None
     seed: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
+    stop: str | Many[str] | None = None
+    stop_token_ids: Many[int] | None = None
     max_tokens: int | None = None
     min_tokens: int | None = None
     ignore_eos: bool | None = None
@@ -133,7 +146,7 @@ class SamplingFields(Extended):
     response_format: ResponseFormat | None = None
     guided_json: dict[str, Any] | str | None = None
     guided_regex: str | None = None
-    guided_choice: list[str] | None = None
+    guided_choice: Many[str] | None = None
     structured_outputs: StructuredOutputs | None = None
     user: Advisory
     metadata: Advisory

@@ -6,18 +6,13 @@ from typing import Annotated
 
 from pydantic import Field
 
-from flashdraft.server.schemas_common import SamplingFields
-
-# one complaint is enough: of a million wrong entries a million would be made
-_Texts = Annotated[list[str], Field(fail_fast=True)]
-_Ids = Annotated[list[int], Field(fail_fast=True)]
-_IdLists = Annotated[list[_Ids], Field(fail_fast=True)]
+from flashdraft.server.schemas_common import Many, SamplingFields
 
 
 class CompletionRequest(SamplingFields):
     """/v1/completions: raw prompts, without the chat template."""
 
-    prompt: str | _Texts | _Ids | _IdLists
+    prompt: str | Many[str] | Many[int] | Many[Many[int]]
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     suffix: str | None = None

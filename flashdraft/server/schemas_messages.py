@@ -4,18 +4,28 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
-from flashdraft.server.schemas_common import Advisory, Body, Extended, one_of
+from flashdraft.server.field_errors import check_kind, complaint
+from flashdraft.server.schemas_common import Advisory, Body, Extended, Many, one_of
 
-_BLOCKS = (
-    "text",
-    "thinking",
-    "redacted_thinking",
-    "tool_use",
-    "tool_result",
-    "tool_reference",
-)
+# Of each type of block what it needs, and what it may have besides.
+_BLOCKS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "text": (("text",), ("citations",)),
+    "thinking": (("thinking",), ("signature",)),
+    "redacted_thinking": ((), ("data",)),
+    "tool_use": (("id", "name", "input"), ("caller",)),
+    "tool_result": (("tool_use_id",), ("content", "is_error")),
+    "tool_reference": (("tool_name",), ()),
+}
+# Where each may stand.
+_IN_SYSTEM = ("text",)
+_IN_RESULT = ("text", "tool_reference")
+_IN_MESSAGE = {
+    "system": ("text",),
+    "user": ("text", "tool_result"),
+    "assistant": ("text", "thinking", "redacted_thinking", "tool_use"),
+}
 _MEDIA = ("image", "document", "container_upload", "search_result")
 
 
@@ -29,7 +39,7 @@ class ContentBlock(Body):
     name: str | None = None
     input: dict[str, Any] | None = None
     tool_use_id: str | None = None  # tool_result
-    content: str | list[ContentBlock] | None = None
+    content: str | Many[ContentBlock] | None = None
     is_error: bool | None = None
     signature: Advisory
     data: Advisory  # redacted_thinking
@@ -53,12 +63,36 @@ class ContentBlock(Body):
             raise ValueError(f"a block of type {kind!r} is not supported")
         return kind
 
+    @model_validator(mode="after")
+    def _is_whole(self) -> ContentBlock:
+        needed, also = _BLOCKS[self.type]
+        check_kind(self, self.type, needed, (*also, "cache_control"))
+        if self.type == "tool_result":
+            check_place(self.content, "content", _IN_RESULT, "a tool_result")
+        return self
+
+
+def check_place(
+    blocks: str | list[ContentBlock] | None, field: str, kinds: tuple[str, ...], where: str
+) -> None:
+    """Complain of a block that has no meaning where it stands."""
+    for number, block in enumerate(blocks if isinstance(blocks, list) else ()):
+        if block.type not in kinds:
+            text = f"is {block.type!r}; {where} has blocks of type {', '.join(kinds)} only."
+            raise complaint(f"{field}[{number}].type", text)
+
 
 class AnthropicMessage(Body):
     """One turn."""
 
     role: Literal["user", "assistant", "system"]
-    content: str | list[ContentBlock]
+    content: str | Many[ContentBlock]
+
+    @model_validator(mode="after")
+    def _has_its_blocks(self) -> AnthropicMessage:
+        where = f"a message of the role {self.role}"
+        check_place(self.content, "content", _IN_MESSAGE[self.role], where)
+        return self
 
 
 class AnthropicTool(Body):
@@ -121,9 +155,9 @@ class CountTokensRequest(Body):
     """/v1/messages/count_tokens: what makes up the prompt."""
 
     model: str
-    messages: list[AnthropicMessage]
-    system: str | list[ContentBlock] | None = None
-    tools: list[AnthropicTool] | None = None
+    messages: Many[AnthropicMessage]
+    system: str | Many[ContentBlock] | None = None
+    tools: Many[AnthropicTool] | None = None
     tool_choice: AnthropicToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
@@ -133,12 +167,17 @@ class CountTokensRequest(Body):
     betas: Advisory
     speed: Advisory
 
+    @model_validator(mode="after")
+    def _has_system_text(self) -> CountTokensRequest:
+        check_place(self.system, "system", _IN_SYSTEM, "system")
+        return self
+
 
 class MessagesRequest(CountTokensRequest, Extended):
     """/v1/messages."""
 
     max_tokens: Annotated[int, Field(ge=1)]
-    stop_sequences: list[str] | None = None
+    stop_sequences: Many[str] | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None

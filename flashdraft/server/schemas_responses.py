@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
+from flashdraft.server.field_errors import check_kind, complaint
 from flashdraft.server.schemas_chat import ReasoningEffort
-from flashdraft.server.schemas_common import Advisory, Body, Extended, StreamOptions, one_of
+from flashdraft.server.schemas_common import Advisory, Body, Extended, Many, one_of
 
 _TEXT_PARTS = ("input_text", "output_text", "text", "refusal", "summary_text", "reasoning_text")
 
@@ -39,13 +40,20 @@ class ResponsePart(Body):
             )
         return kind
 
+    @model_validator(mode="after")
+    def _is_whole(self) -> ResponsePart:
+        needed = "refusal" if self.type == "refusal" else "text"
+        also = ("annotations", "logprobs", "prompt_cache_breakpoint")
+        check_kind(self, self.type, (needed,), also)
+        return self
+
 
 class InputMessage(Body):
     """A message; its type may be left out."""
 
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
-    content: str | list[ResponsePart]
+    content: str | Many[ResponsePart]
     id: Advisory
     status: Advisory
     phase: Advisory
@@ -69,7 +77,7 @@ class InputFunctionOutput(Body):
 
     type: Literal["function_call_output"]
     call_id: str
-    output: str | list[ResponsePart]
+    output: str | Many[ResponsePart]
     id: Advisory
     status: Advisory
     caller: Advisory
@@ -79,14 +87,17 @@ class InputReasoning(Body):
     """What the model thought earlier."""
 
     type: Literal["reasoning"]
-    content: list[ResponsePart] | None = None
-    summary: list[ResponsePart] | None = None
+    content: Many[ResponsePart] | None = None
+    summary: Many[ResponsePart] | None = None
     id: Advisory
     status: Advisory
     encrypted_content: Advisory
 
 
 InputItem = InputMessage | InputFunctionCall | InputFunctionOutput | InputReasoning
+
+
+_TOOL_ADVISORY = ("cache_control", "defer_loading", "output_schema", "allowed_callers")
 
 
 class ResponseTool(Body):
@@ -99,6 +110,13 @@ class ResponseTool(Body):
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+
+    @model_validator(mode="after")
+    def _is_known(self) -> ResponseTool:
+        unknown = [name for name in self.model_extra or () if name not in _TOOL_ADVISORY]
+        if self.type == "function" and unknown:
+            raise complaint(unknown[0], "is not supported for a function; leave it out.")
+        return self
 
 
 class ChosenTool(Body):
@@ -134,13 +152,20 @@ class ReasoningOptions(Body):
     context: Advisory
 
 
+class ResponseStreamOptions(Body):
+    """What a stream says besides the answer; the last event always has the usage."""
+
+    include_usage: Advisory
+    include_obfuscation: Advisory
+
+
 class ResponsesRequest(Extended):
     """/v1/responses, without state: the whole conversation is the input."""
 
     model: str
-    input: str | list[InputItem]
+    input: str | Many[InputItem]
     instructions: str | None = None
-    tools: list[ResponseTool] | None = None
+    tools: Many[ResponseTool] | None = None
     tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
@@ -151,15 +176,15 @@ class ResponsesRequest(Extended):
     top_k: int | None = None
     min_p: float | None = None
     seed: int | None = None
-    stop: str | list[str] | None = None
+    stop: str | Many[str] | None = None
     ignore_eos: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
+    stream_options: ResponseStreamOptions | None = None
     truncation: Literal["disabled"] | None = None
     background: Literal[False] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    include: list[str] | None = None
+    include: Many[str] | None = None
     metadata: Advisory
     store: Advisory
     user: Advisory

@@ -5,20 +5,27 @@ from __future__ import annotations
 import asyncio
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Any, cast
 
 from fastapi import APIRouter, HTTPException, Request
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
-from pydantic import Field
 
 from flashdraft.core import VERSION
 from flashdraft.errors import RequestError
-from flashdraft.server.api_errors import SERVICE_RESPONSES, FieldError, json_response
+from flashdraft.server.api_errors import (
+    SERVICE_RESPONSES,
+    CheckedRoute,
+    FieldError,
+    json_response,
+)
+from flashdraft.server.constraints import ToolUse
 from flashdraft.server.engine_client import EngineClient, EngineState
 from flashdraft.server.metrics import Metrics
+from flashdraft.server.openai_chat import chat_messages, chat_tools, check_chat_tools
 from flashdraft.server.prometheus import CONTENT_TYPE
 from flashdraft.server.questions import conversation_ids
-from flashdraft.server.schemas_common import Body
+from flashdraft.server.schemas_chat import Message
+from flashdraft.server.schemas_common import Body, FunctionTool, Many
 from flashdraft.server.security import page_headers
 from flashdraft.server.serving import Serving
 
@@ -32,8 +39,8 @@ class TokenizeRequest(Body):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[dict[str, Any]] | None = None
-    tools: list[dict[str, Any]] | None = None
+    messages: Many[Message] | None = None
+    tools: Many[FunctionTool] | None = None
     add_special_tokens: bool = True
     add_generation_prompt: bool = True
 
@@ -42,13 +49,13 @@ class DetokenizeRequest(Body):
     """Token ids to turn into text."""
 
     model: str | None = None
-    tokens: Annotated[list[int], Field(fail_fast=True)]
+    tokens: Many[int]
     skip_special_tokens: bool = False
 
 
 def router(serving: Serving) -> APIRouter:
     """The routes of one server."""
-    routes = APIRouter(responses=SERVICE_RESPONSES)
+    routes = APIRouter(route_class=CheckedRoute, responses=SERVICE_RESPONSES)
     engine = cast(EngineClient, serving.engine)
     metrics = cast(Metrics, serving.metrics)
     started_at = datetime.now(UTC)
@@ -122,7 +129,7 @@ def _add_token_routes(routes: APIRouter, serving: Serving) -> None:
         return {"prompt": await asyncio.to_thread(decode, body.tokens, body.skip_special_tokens)}
 
 
-async def _tokens(serving: Serving, body: TokenizeRequest) -> list[int]:
+async def _tokens(serving: Serving, body: TokenizeRequest) -> Many[int]:
     if (body.prompt is None) == (body.messages is None):
         raise RequestError("Give either prompt or messages.")
     if body.prompt is not None:
@@ -132,8 +139,13 @@ async def _tokens(serving: Serving, body: TokenizeRequest) -> list[int]:
                 f"prompt has {len(body.prompt)} characters; at most {MAX_TOKENIZED} are tokenized.",
             )
         return await serving.tokenize(body.prompt, body.add_special_tokens)
+    tool_use = ToolUse(chat_tools(body.tools))
+    check_chat_tools(serving, tool_use)
     return await conversation_ids(
-        serving, body.messages or [], body.tools, add_generation_prompt=body.add_generation_prompt
+        serving,
+        chat_messages(body.messages or []),
+        tool_use.offered,
+        add_generation_prompt=body.add_generation_prompt,
     )
 
 

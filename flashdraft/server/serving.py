@@ -77,10 +77,11 @@ class Serving:
     def encode(self, text: str, add_special: bool = False) -> list[int]:
         """Token ids of a prompt's text; one that cannot fit is refused without tokenizing it."""
         limit = self.engine.info.max_context
-        if len(text) > 2 * limit * self.tokenizer.longest_token:
+        most = 2 * limit * self.tokenizer.longest_token
+        if len(text) > most:
             raise ContextLengthError(
-                f"The prompt has {len(text)} characters; the context holds {limit} tokens. "
-                "Shorten it."
+                f"The prompt has {len(text)} characters; the context holds {limit} tokens, so more "
+                f"than {most} are not even tokenized. Shorten it."
             )
         if len(text) <= LONG_TEXT:
             return self.tokenizer.encode(text, add_special)

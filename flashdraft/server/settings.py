@@ -42,8 +42,10 @@ class ServerSettings:
 
     max_queue: int = 256  # requests that wait; one more is refused with 429
     max_buffered_tokens: int = 16384  # that a client has not read; then its request is cancelled
-    max_connections: int = 512
+    max_connections: int = 512  # requests answered at once; one more is refused with 503
+    max_sockets: int = 4096  # open ones; of those without a whole request the oldest goes first
     request_timeout_s: float = 3600.0
+    head_timeout_s: float = 10.0  # for a request's head to arrive; silent connections end with it
     body_timeout_s: float = 60.0  # for a request's body to arrive
     write_timeout_s: float = 60.0  # for a client to read anything at all of what is sent
     drain_timeout_s: float = 30.0
@@ -54,7 +56,10 @@ class ServerSettings:
         if not 0 <= self.port <= 65535:
             raise RequestError(f"port is {self.port}; it must be from 0 (any free one) to 65535.")
         if self.api_key is not None and not _is_usable_key(self.api_key):
-            raise RequestError("The API key must be printable ASCII without spaces, and not empty.")
+            raise RequestError(
+                "The API key is empty or has spaces or other than printable ASCII; give a usable "
+                "one, or none at all: no --api-key, and FLASHDRAFT_API_KEY unset."
+            )
         if self.api_key is None and not self.no_auth and not is_loopback(self.host):
             raise RequestError(
                 f"host is {self.host!r}: other machines could use this server, and there is no API "
@@ -68,7 +73,13 @@ class ServerSettings:
                 )
         for name in ("max_queue", "max_restarts"):
             self._require_at_least(name, 0)
-        for name in ("max_body_bytes", "max_json_depth", "max_buffered_tokens", "max_connections"):
+        for name in (
+            "max_body_bytes",
+            "max_json_depth",
+            "max_buffered_tokens",
+            "max_connections",
+            "max_sockets",
+        ):
             self._require_at_least(name, 1)
 
     def _require_at_least(self, name: str, least: int) -> None:

@@ -203,11 +203,28 @@ def test_a_killed_engine_ends_streams_cleanly_and_comes_back(server: Running) ->
     assert server.metric("engine_restarts_total") == 1
 
 
+def test_silent_sockets_lock_nobody_out(server: Running) -> None:
+    with contextlib.ExitStack() as opened:
+        for number in range(520):
+            silent = socket.create_connection(("127.0.0.1", server.port), timeout=30)
+            opened.enter_context(silent)
+            if number % 2:
+                silent.sendall(b"GET /health HTTP/1.1\r\nHost: loc")
+        assert server.ask("/health")[0] == 200
+        assert server.ask("/v1/completions", server.completion(max_tokens=3))[0] == 200
+
+
 def test_the_log_holds_lines_of_json_without_prompts(server: Running) -> None:
+    for nonsense in (b"\x16\x03\r\n\r\n", b"GET /health HTTP/1.1\r\nUpgrade: websocket\r\n"):
+        with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
+            connection.sendall(nonsense + b"Host: localhost\r\nConnection: upgrade\r\n\r\n")
+            assert connection.recv(1 << 16)
     server.ask("/v1/completions", server.completion(max_tokens=3))
     until(lambda: server.log.read_text().endswith("}\n"))
     lines = [json.loads(line) for line in server.log.read_text().splitlines()]
     assert {"id", "route", "status", "duration_s"} <= lines[-1].keys()
+    said = server.log.with_name("err.log").read_text().splitlines()
+    assert [line.split()[0] for line in said if "engine" not in line] == ["Loading", "Serving"]
     assert "fox" not in server.log.read_text()
 
 
@@ -274,7 +291,13 @@ def test_an_unknown_model_is_one_line(capsys: pytest.CaptureFixture[str], tmp_pa
 
 @pytest.mark.parametrize(
     ("flag", "value"),
-    [("--max-batch", "0"), ("--max-context", "1"), ("--cache-gb", "0"), ("--draft", "nowhere/x")],
+    [
+        ("--max-batch", "0"),
+        ("--max-context", "1"),
+        ("--cache-gb", "0"),
+        ("--draft", "nowhere/x"),
+        ("--dtype", "x12"),
+    ],
 )
 def test_a_wrong_flag_is_known_before_anything_is_loaded(
     folder: Path,

@@ -129,10 +129,14 @@ def test_texts_and_token_lists_have_limits() -> None:
 
     status, message = asyncio.run(ask("/tokenize", {"prompt": "a" * (2 * 1024 * 1024 + 1)}))
     assert status == 400 and "at most 2097152 are tokenized" in message
-    status, message = asyncio.run(ask("/detokenize", {"tokens": [5] * 2_000_001}))
-    assert status == 400 and message == (
-        "tokens has 2000001 entries; at most 2000000, twice the context."
-    )
+    status, message = asyncio.run(ask("/detokenize", {"tokens": [5] * 600_000}))
+    assert status == 413 and "at most 524288" in message
+    serving = make_serving()
+    info = dataclasses.replace(serving.engine.info, max_context=1000)
+    serving.engine.info = info  # type: ignore[misc]
+    app = create_app(serving, lambda line: None)
+    status, message = asyncio.run(ask("/detokenize", {"tokens": [5] * 2_001}))
+    assert status == 400 and message == "tokens has 2001 entries; at most 2000, twice the context."
     for wrong in ([True], ["5"], [1.0]):
         status, message = asyncio.run(ask("/detokenize", {"tokens": wrong}))
         assert status == 400 and message.startswith("tokens[0]: input should be a valid integer")

@@ -1,0 +1,182 @@
+"""Connections, and how many: who says nothing is closed, and silence takes nobody's place.
+
+A connection waits for its client until a request has come whole; such ones have a time limit, and
+where too many are open the oldest of them goes first. What counts against `max_connections` is
+requests that are being answered. Routes and keys are not known here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+from typing import Any
+
+import h11
+from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from flashdraft.server.api_errors import ApiError, json_text, openai_shape
+from flashdraft.server.asgi import send_error
+from flashdraft.server.settings import ServerSettings
+
+BUSY_RETRY_S = 2
+OTHER_FILES = 128  # descriptors that are not connections: the engine's pipes, logs, libraries
+_ALWAYS_ANSWERED = ("/health", "/metrics")  # what says that the server is busy
+
+
+class Capacity:
+    """Refuses one request more than may be answered at once; health is always told."""
+
+    def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
+        self._app = app
+        self._limit = settings.max_connections
+        self._num_running = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] in _ALWAYS_ANSWERED:
+            await self._app(scope, receive, send)
+            return
+        if self._num_running >= self._limit:
+            message = f"{self._limit} requests are being answered, the most at once; try again."
+            headers = {"Retry-After": str(BUSY_RETRY_S)}
+            await send_error(scope, send, ApiError(503, message, code="busy", headers=headers))
+            return
+        self._num_running += 1
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._num_running -= 1
+
+
+def connection_class(settings: ServerSettings) -> type[H11Protocol]:
+    """uvicorn's protocol with this server's limits; connections of one class share their count."""
+    limit = max(1, min(settings.max_sockets, _descriptors() - OTHER_FILES))
+    opened: dict[_Connection, None] = {}  # in the order they came
+
+    class Connection(_Connection):
+        def __init__(self, *arguments: Any, **named: Any) -> None:
+            super().__init__(*arguments, **named)
+            self.settings = settings
+            self.opened = opened
+            self.max_opened = limit
+            self.app = self.watched(self.app)
+
+    return Connection
+
+
+def _descriptors() -> int:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return 2**31 if soft == resource.RLIM_INFINITY else soft
+
+
+class _Connection(H11Protocol):
+    """A connection that does not wait for ever, and answers what is no HTTP in the API's shape."""
+
+    settings: ServerSettings
+    opened: dict[_Connection, None]
+    max_opened: int
+    _silence: asyncio.TimerHandle | None = None
+    _linger: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.opened) >= self.max_opened:
+            oldest = next((one for one in self.opened if one.waits_for_client), None)
+            if oldest is not None:
+                oldest.drop()
+        self.opened[self] = None
+        self._watch_silence()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.opened.pop(self, None)
+        for timer in (self._silence, self._linger):
+            if timer is not None:
+                timer.cancel()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._watch_silence()
+
+    def timeout_keep_alive_handler(self) -> None:
+        super().timeout_keep_alive_handler()
+        self._linger_while_read()
+
+    def watched(self, app: Any) -> Any:
+        """The application; a connection whose request it gave up is cut, for nobody reads there."""
+
+        async def run(scope: Any, receive: Any, send: Any) -> None:
+            cycle = self.cycle
+            try:
+                await app(scope, receive, send)
+                if not cycle.response_complete and not cycle.disconnected:
+                    cycle.disconnected = True
+                    self.drop()
+            finally:
+                self.loop.call_soon(self._linger_if_closed)  # once uvicorn has closed it
+
+        return run
+
+    @property
+    def is_idle(self) -> bool:
+        """No request's head has come since the last answer."""
+        return self.cycle is None or self.cycle.response_complete
+
+    @property
+    def waits_for_client(self) -> bool:
+        """There is no whole request here."""
+        return self.is_idle or self.cycle.more_body
+
+    def drop(self) -> None:
+        """Close it now, whatever is still to be written."""
+        self.opened.pop(self, None)
+        self.transport.abort()
+
+    def _watch_silence(self) -> None:
+        """Start the time limit of a request's head, which nothing but a whole one stops."""
+        if not self.is_idle:
+            if self._silence is not None:
+                self._silence.cancel()
+                self._silence = None
+        elif self._silence is None:
+            self._silence = self.loop.call_later(self.settings.head_timeout_s, self.drop)
+
+    def _linger_if_closed(self) -> None:
+        if self.transport.is_closing():
+            self._linger_while_read()
+
+    def _linger_while_read(self, left: int | None = None) -> None:
+        """A closed connection's last bytes wait for its reader, but only while it reads."""
+        size = self.transport.get_write_buffer_size()
+        if left is not None and size >= left:
+            self.transport.abort()
+        elif size:
+            timeout_s = self.settings.write_timeout_s
+            self._linger = self.loop.call_later(timeout_s, self._linger_while_read, size)
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """A request to become something else is answered as if it were none."""
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is no HTTP, and end a request whose body turns out to be none."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+            self.transport.abort()
+            return
+        body = json_text(openai_shape(ApiError(400, "This is not a valid HTTP request."))).encode()
+        headers = [
+            ("content-type", "application/json"),
+            ("content-length", str(len(body))),
+            ("connection", "close"),
+        ]
+        events = (
+            h11.Response(status_code=400, headers=headers, reason=b"Bad Request"),
+            h11.Data(data=body),
+            h11.EndOfMessage(),
+        )
+        for event in events:
+            self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
+        self._linger_while_read()

@@ -1,0 +1,166 @@
+"""A field is honoured, refused, or advisory: what once was dropped without a word."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from flashdraft.models.tokenizer import Tokenizer
+from flashdraft.server.app import create_app
+from flashdraft.server.serving import Serving
+from tests.tiny import CHAT_TEMPLATE, make_tiny_tokenizer
+from tests.unit.server.scripted import WEATHER, Scripted, ScriptedEngine
+
+CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+MESSAGES, TOKENIZE = "/v1/messages", "/tokenize"
+SAID = {"role": "user", "content": "hi"}
+USE = {"type": "tool_use", "id": "c", "name": "f", "input": {}}
+RESULT = {"type": "tool_result", "tool_use_id": "c", "content": "x"}
+TEXT = {"type": "text", "text": "a"}
+FUNCTION = {"name": "get_weather", "parameters": WEATHER, "strict": True}
+TOOL = {"type": "function", "function": FUNCTION}
+
+
+def chat(*messages: Any, **fields: Any) -> dict[str, Any]:
+    return {"model": "tiny", "messages": [*messages] or [SAID], **fields}
+
+
+def anthropic(*messages: Any, **fields: Any) -> dict[str, Any]:
+    return chat(*messages, max_tokens=4, **fields)
+
+
+def user(*blocks: Any) -> dict[str, Any]:
+    return {"role": "user", "content": [*blocks]}
+
+
+def assistant(*blocks: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": [*blocks]}
+
+
+def served(*scripts: str) -> Scripted:
+    """The whole application, which has /tokenize too."""
+    server = Scripted(*scripts, allow_hosts=("*",))
+    server.app = create_app(server.serving, lambda line: None)
+    return server
+
+
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    (MESSAGES, anthropic(user(USE)), "messages[0].content[0].type is 'tool_use'"),
+    (MESSAGES, anthropic(SAID, assistant(RESULT), SAID), "messages[1].content[0].type is 'tool_"),
+    (MESSAGES, anthropic(user({"type": "thinking", "thinking": "a"})), "messages[0].content[0]."),
+    (MESSAGES, anthropic(user({"type": "text"})), "messages[0].content[0].text is missing"),
+    (MESSAGES, anthropic(user({**TEXT, "tool_use_id": "c"})), "messages[0].content[0].tool_use_id"),
+    (MESSAGES, anthropic(user({**TEXT, "input": {}})), "messages[0].content[0].input has no mean"),
+    (MESSAGES, anthropic(user({"type": "tool_result"})), "messages[0].content[0].tool_use_id is m"),
+    (
+        MESSAGES,
+        anthropic(SAID, assistant({"type": "tool_use", "id": "c", "input": {}}), SAID),
+        "messages[1].content[0].name is missing",
+    ),
+    (
+        MESSAGES,
+        anthropic(user({**RESULT, "content": [USE]})),
+        "messages[0].content[0].content[0].type is 'tool_use'",
+    ),
+    (MESSAGES, anthropic(system=[USE]), "system[0].type is 'tool_use'"),
+    (CHAT, chat(user({"type": "text"})), "messages[0].content[0].text is missing"),
+    (CHAT, chat(user({**TEXT, "refusal": "b"})), "messages[0].content[0].refusal has no meaning"),
+    (CHAT, chat(user({**TEXT, "image_url": "b"})), "messages[0].content[0].image_url has no mean"),
+    (CHAT, chat({"role": "assistant"}, SAID), "messages[0].content is missing"),
+    (
+        CHAT,
+        chat({"role": "assistant", "content": None, "tool_calls": []}, SAID),
+        "messages[0].content is missing",
+    ),
+    (
+        CHAT,
+        chat(stream=True, stream_options={"continuous_usage_stats": True}),
+        "stream_options.continuous_usage_stats needs include_usage",
+    ),
+    (CHAT, chat(stop_token_ids=[10**6]), "stop_token_ids holds 1000000"),
+    (CHAT, chat(stop_token_ids=[-1]), "stop_token_ids holds -1"),
+    (CHAT, chat(logit_bias={"1000000": 1}), "logit_bias has the key 1000000"),
+    (
+        COMPLETIONS,
+        {"model": "tiny", "prompt": "a", "stop_token_ids": [10**6]},
+        "stop_token_ids holds 1000000",
+    ),
+    (
+        RESPONSES,
+        {"model": "tiny", "input": "a", "tools": [{"type": "function", **FUNCTION, "color": 1}]},
+        "tools[0].color is not supported",
+    ),
+    (
+        RESPONSES,
+        {"model": "tiny", "input": [user({"type": "input_text"})]},
+        "input[0].content[0].text is missing",
+    ),
+    (
+        RESPONSES,
+        {"model": "tiny", "input": "a", "stream_options": {"continuous_usage_stats": True}},
+        "stream_options.continuous_usage_stats is not supported",
+    ),
+    (TOKENIZE, {"messages": [{**SAID, "color": 1}]}, "messages[0].color is not supported"),
+    (TOKENIZE, {"messages": [SAID], "tools": [{"a": 1}]}, "tools[0]."),
+]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "begin"),
+    REFUSED,
+    ids=[f"{n}-{path}" for n, (path, _, _) in enumerate(REFUSED)],
+)
+def test_what_has_no_effect_is_refused_by_its_name(
+    path: str, body: dict[str, Any], begin: str
+) -> None:
+    server = served()
+    response = server.post(path, body)
+    assert response.status_code == 400, response.text
+    error = response.json()["error"]
+    assert error["message"].startswith(begin)
+    if path != MESSAGES:
+        assert error["param"] is not None and error["message"].startswith(error["param"])
+    assert server.engine.requests == []
+
+
+def test_what_clients_send_back_is_taken() -> None:
+    server = served(*["the quick"] * 3)
+    refused = {"role": "assistant", "content": None, "refusal": "never"}
+    assert server.post(CHAT, chat(SAID, refused, SAID)).status_code == 200
+    assert "never" in server.prompt()
+    nulls = {"type": "text", "text": "a", "citations": None, "tool_use_id": None}
+    body = anthropic(SAID, assistant(nulls, USE), user(RESULT, TEXT))
+    assert server.post(MESSAGES, body).status_code == 200
+    tools = [{"type": "function", **FUNCTION}, {"type": "web_search", "external_web_access": True}]
+    body = {"model": "tiny", "input": "a", "tools": tools}
+    assert server.post(RESPONSES, body).status_code == 200
+
+
+def without_calls() -> Scripted:
+    """A server of a model whose calls have no known format."""
+    server = Scripted(allow_hosts=("*",))
+    tokenizer = Tokenizer(make_tiny_tokenizer(), special_tokens={}, chat_template=CHAT_TEMPLATE)
+    server.engine = ScriptedEngine(tokenizer, ["the quick"])
+    settings = server.serving.settings
+    server.serving = Serving(server.engine, tokenizer, settings, server.metrics)
+    server.app = create_app(server.serving, lambda line: None)
+    return server
+
+
+@pytest.mark.parametrize("choice", [None, "auto", "none"])
+def test_strict_changes_nothing_for_a_model_that_never_calls(choice: str | None) -> None:
+    server = without_calls()
+    response = server.post(CHAT, chat(tools=[TOOL], tool_choice=choice))
+    assert response.status_code == 200, response.text
+    assert server.engine.requests[0].grammar is None
+
+
+@pytest.mark.parametrize(
+    "choice", ["required", {"type": "function", "function": {"name": "get_weather"}}]
+)
+def test_a_call_that_cannot_be_forced_is_refused_by_name(choice: Any) -> None:
+    response = without_calls().post(CHAT, chat(tools=[TOOL], tool_choice=choice))
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert error["param"] == "tool_choice" and '"auto" or "none"' in error["message"]

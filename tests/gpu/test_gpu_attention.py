@@ -1,6 +1,6 @@
 """The Triton kernels on a real GPU, at real sizes, against the torch reference in float32.
 
-`pytest tests/gpu/test_triton_attention.py` prints a table of errors, plans and speeds at its end.
+`pytest tests/gpu/test_gpu_attention.py` prints a table of errors, plans and speeds at its end.
 """
 
 from __future__ import annotations

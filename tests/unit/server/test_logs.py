@@ -4,11 +4,26 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from flashdraft.server.logs import begin_record, structured_logging, write_line
+
+
+@pytest.fixture(autouse=True)
+def untouched_loggers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """uvicorn's loggers as they are before any server of another test has set them up."""
+    loggers = [logging.getLogger(name) for name in ("uvicorn", "uvicorn.error", "asyncio")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.NOTSET)
+        monkeypatch.setattr(logger, "propagate", True)
+        monkeypatch.setattr(logger, "disabled", False)
+    yield
+    for logger, level in zip(loggers, levels, strict=True):
+        logger.setLevel(level)
 
 
 def test_messages_and_exceptions_become_lines() -> None:

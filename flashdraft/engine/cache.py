@@ -8,7 +8,7 @@ business; this module sizes the pools, owns the tensors and builds the views ker
 from __future__ import annotations
 
 import bisect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -129,21 +129,39 @@ class KVCache:
 
     def place(self, rows: HostRows) -> Rows:
         """Rows on the device."""
-        query_start, context_lens = self._int32(rows.offsets), self._int32(rows.context_lens)
-        views = [
+        views = self.views(
+            self._int32(rows.offsets),
+            self._int32(rows.context_lens),
+            [self._int32(table) for table in rows.tables],
+            [torch.from_numpy(slots).to(self._device) for slots in rows.slots],
+            rows.max_query_len,
+            rows.end_position,
+        )
+        positions = torch.from_numpy(rows.positions).to(self._device)
+        return Rows(positions, rows.end_position, views, rows.offsets.tolist())
+
+    def views(
+        self,
+        query_start: Tensor,
+        context_lens: Tensor,
+        tables: Iterable[Tensor],
+        slots: Iterable[Tensor],
+        max_query_len: int,
+        max_key_len: int,
+    ) -> list[PageView]:
+        """One view per pool, of its table and its slots."""
+        return [
             PageView(
                 query_start=query_start,
                 context_lens=context_lens,
-                block_table=self._int32(table),
-                slots=torch.from_numpy(slots).to(self._device),
+                block_table=table,
+                slots=place,
                 page_size=self.page_size,
-                max_query_len=rows.max_query_len,
-                max_key_len=rows.end_position,
+                max_query_len=max_query_len,
+                max_key_len=max_key_len,
             )
-            for table, slots in zip(rows.tables, rows.slots, strict=True)
+            for table, place in zip(tables, slots, strict=True)
         ]
-        positions = torch.from_numpy(rows.positions).to(self._device)
-        return Rows(positions, rows.end_position, views, rows.offsets.tolist())
 
     def layers(self, views: Sequence[PageView], first: int, last: int) -> list[LayerCache]:
         """Storage and view of layers first .. last - 1."""

@@ -28,7 +28,6 @@ from flashdraft.engine.layout import RowLayout, lay_out_rows, pad_rows, share_sl
 from flashdraft.engine.noise import keys_from, noise_start
 from flashdraft.engine.policy import BUCKET_EDGES
 from flashdraft.engine.streams import Clock, Graphs, Mark, Staging
-from flashdraft.kernels.interface import PageView
 from flashdraft.models.layers import ForwardBatch, Target
 
 AcceptFunction = Callable[[Tensor, Tensor, Tensor, int], Acceptance]
@@ -193,13 +192,10 @@ class DeviceSteps:
         """Start a step behind whatever was started before; it reads the slots as they are then."""
         assert shape.width <= self.max_width and shape.num_slots <= shape.batch * shape.width
         begin = Mark(self._device)
-        is_typical = self._run(shape)
+        is_typical = self.graphs.is_ready(shape)
+        self.graphs.call(shape, lambda: self._advance(shape))
         record = self._downloads.receive(self._record_of(shape))
         return Flight(shape, record, Clock(begin, Mark(self._device), is_typical))
-
-    def _run(self, shape: StepShape) -> bool:
-        """Replay the step, or run it as it is; whether it will take as long the next time."""
-        return self.graphs.run(shape, lambda: self._advance(shape))
 
     def _advance(self, shape: StepShape) -> None:
         batch, width = shape.batch, shape.width
@@ -291,18 +287,9 @@ class DeviceSteps:
         return self._chances[buckets].cumprod(1)
 
     def _place(self, rows: RowLayout, lengths: Tensor, tables: Tensor, width: int) -> Rows:
-        views = [
-            PageView(
-                query_start=rows.query_start,
-                context_lens=lengths,
-                block_table=tables[pool],
-                slots=rows.slots[pool],
-                page_size=self._cache.page_size,
-                max_query_len=width,
-                max_key_len=self._max_length,
-            )
-            for pool in range(self.num_pools)
-        ]
+        views = self._cache.views(
+            rows.query_start, lengths, tables, rows.slots, width, self._max_length
+        )
         return Rows(rows.positions, self._max_length, views, [])
 
 

@@ -17,7 +17,6 @@ import torch
 from flashdraft.engine.cache import HostRows, KVCache
 from flashdraft.engine.config import MAX_VERIFY
 from flashdraft.engine.streams import Graphs, Staging
-from flashdraft.kernels.interface import PageView
 from flashdraft.models.layers import ForwardBatch, Target, TargetOutput
 
 ROWS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512)
@@ -90,19 +89,14 @@ class ForwardGraphs:
         sizes = [num_rows] * (2 + num_pools) + [batch + 1, batch]
         parts = torch.split(self._numbers[: sum(sizes)], sizes)
         tokens, positions, *slots, starts, lens = parts
-        query_start, context_lens = starts.to(torch.int32), lens.to(torch.int32)
-        views = [
-            PageView(
-                query_start=query_start,
-                context_lens=context_lens,
-                block_table=self._tables[pool, :batch],
-                slots=slots[pool],
-                page_size=self._cache.page_size,
-                max_query_len=shape.max_query_len,
-                max_key_len=self._max_length,
-            )
-            for pool in range(num_pools)
-        ]
+        views = self._cache.views(
+            starts.to(torch.int32),
+            lens.to(torch.int32),
+            self._tables[:, :batch],
+            slots,
+            shape.max_query_len,
+            self._max_length,
+        )
         layers = self._cache.layers(views, 0, self._num_layers)
         return self._target.forward(tokens, ForwardBatch(positions, self._max_length, layers))
 

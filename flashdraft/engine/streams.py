@@ -29,8 +29,8 @@ class Graphs(Generic[Key]):
     """Functions by key, each captured as a CUDA graph when it is run for the third time.
 
     The first run compiles what there is to compile, and one that is hardly ever needed is not worth
-    the capture. What captured functions allocate lives in one
-    pool: the next one that is replayed may overwrite it. Off CUDA, functions are simply run.
+    the capture. What captured functions allocate lives in one pool: the next one that is replayed
+    may overwrite it. Off CUDA, functions are simply run.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -43,15 +43,13 @@ class Graphs(Generic[Key]):
     def __len__(self) -> int:
         return len(self._graphs)
 
-    def run(self, key: Key, function: Callable[[], Any]) -> bool:
-        """Run the function, or its graph; whether it will take as long the next time."""
-        self.call(key, function)
-        return self._is_typical
+    def is_ready(self, key: Key) -> bool:
+        """Whether a call will take as long as any later one: nothing is left to be captured."""
+        return key in self._graphs or not self.captures
 
     def call(self, key: Key, function: Callable[[], Result]) -> Result:
-        """The same for a function with a result, to be read before anything else is replayed."""
-        self._is_typical = key in self._graphs or not self.captures
-        if key not in self._graphs and self.captures and self._num_runs[key] >= RUNS_BEFORE:
+        """Run the function, or its graph; read the result before anything else is replayed."""
+        if not self.is_ready(key) and self._num_runs[key] >= RUNS_BEFORE:
             self._capture(key, function)
         if key in self._graphs:
             self._graphs.move_to_end(key)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import accumulate
 
 from flashdraft.engine.costs import CostModel
 from flashdraft.engine.policy import BLOCK_SOURCE, BUCKET_EDGES, MIN_GAIN, Survival
@@ -30,7 +31,8 @@ class WidthChooser:
         self._survival = survival
         self._fixed = fixed
         self._seconds: dict[tuple[int, int], float] = {}
-        self._curves: list[list[float]] = []  # of the last drafts: every slot's survival
+        self._num_drafted = 0  # sequences of the last drafts
+        self._gains = [0.0]  # tokens that their likeliest slots bring together, by how many slots
         self._steps_since_draft = 0
         self._batch, self._steps_of_batch = 0, 0
 
@@ -42,7 +44,9 @@ class WidthChooser:
 
     def remember_drafts(self, confidences: Sequence[Sequence[float]]) -> None:
         """Take in the confidence of the newest drafts, one list for each sequence."""
-        self._curves = [self._curve(confidence) for confidence in confidences]
+        curves = [self._curve(confidence) for confidence in confidences]
+        slots = sorted((alive for curve in curves for alive in curve), reverse=True)
+        self._num_drafted, self._gains = len(curves), [0.0, *accumulate(slots)]
 
     def remember_time(self, batch: int, width: int, seconds: float) -> None:
         """Take in what a step took."""
@@ -53,12 +57,9 @@ class WidthChooser:
         """Tokens that a step is expected to commit for the whole batch."""
         if width == 0:
             return float(batch)
-        slots = sorted((alive for curve in self._curves for alive in curve), reverse=True)
-        if not slots:
+        if self._num_drafted == 0:
             return batch * sum(UNKNOWN**slot for slot in range(width + 1))
-        share = batch / len(self._curves)
-        num_slots = round(width * batch / share)
-        return batch + share * sum(slots[:num_slots])
+        return batch + batch / self._num_drafted * self._gains[width * self._num_drafted]
 
     def choose(self, batch: int, max_width: int, fixed: int | None = None) -> int:
         """The mean verify length of the next step over `batch` sequences."""

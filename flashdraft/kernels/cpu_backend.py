@@ -11,21 +11,16 @@ uses when `CpuKernels` is constructed; call `torch.set_num_threads` before that.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from flashdraft.kernels.composed import ComposedKernels
 from flashdraft.kernels.cpu_weights import FloatWeight, Int8Weight, native
-from flashdraft.kernels.interface import Activation, Best, BlockMask, PageView, QKVSpec, RopeTable
-from flashdraft.kernels.torch_backend import (
-    compose_residual_norms,
-    find_best,
-    mix_experts,
-    pick_experts,
-)
+from flashdraft.kernels.interface import Activation, BlockMask, PageView, QKVSpec, RopeTable
 
 
 def available() -> bool:
@@ -33,7 +28,7 @@ def available() -> bool:
     return native is not None
 
 
-class CpuKernels:
+class CpuKernels(ComposedKernels):
     """Kernels in float32, with weights and linear inputs in 8 bits if `quantize`."""
 
     device = torch.device("cpu")
@@ -89,17 +84,6 @@ class CpuKernels:
             self._threads,
         )
         return total, out
-
-    def residual_norms(
-        self,
-        x: Tensor,
-        deltas: Sequence[tuple[Tensor, Tensor]],
-        post: Tensor | None,
-        scalar: Tensor | None,
-        outputs: Sequence[Tensor],
-        eps: float,
-    ) -> tuple[Tensor, list[Tensor]]:
-        return compose_residual_norms(self, x, deltas, post, scalar, outputs, eps)
 
     def gated(self, gate_up: Tensor, activation: Activation) -> Tensor:
         rows, features = gate_up.shape
@@ -194,11 +178,6 @@ class CpuKernels:
         )
         return out
 
-    def both(
-        self, first: Callable[[], Tensor], second: Callable[[], Tensor]
-    ) -> tuple[Tensor, Tensor]:
-        return first(), second()
-
     def softmax(self, x: Tensor) -> Tensor:
         out = torch.empty_like(x)
         native.softmax(_address(x), out.data_ptr(), *x.shape, self._threads)
@@ -213,30 +192,6 @@ class CpuKernels:
         out = torch.empty(x.shape[0], dtype=torch.int64)
         native.argmax(_address(x), out.data_ptr(), *x.shape, self._threads)
         return out
-
-    def best_columns(
-        self, x: Tensor, weight: Any, multiplier: float = 1.0, softcap: float | None = None
-    ) -> Best:
-        return find_best(self, x, weight, multiplier, softcap)
-
-    def pack_experts(self, weight: Tensor) -> list[Any]:
-        return [self.pack(one) for one in weight]
-
-    def choose_experts(
-        self, logits: Tensor, num_chosen: int, scale: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        return pick_experts(self, logits, num_chosen, scale)
-
-    def experts(
-        self,
-        x: Tensor,
-        gate_up: list[Any],
-        down: list[Any],
-        chosen: Tensor,
-        weights: Tensor,
-        activation: Activation,
-    ) -> Tensor:
-        return mix_experts(self, x, gate_up, down, chosen, weights, activation)
 
 
 def _address(tensor: Tensor, dtype: torch.dtype = torch.float32, size: int | None = None) -> int:

@@ -6,17 +6,18 @@ price of speed: this is what runs where the native kernels could not be built.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from flashdraft.kernels.interface import Activation, Best, BlockMask, PageView, QKVSpec, RopeTable
+from flashdraft.kernels.composed import ComposedKernels
+from flashdraft.kernels.interface import Activation, BlockMask, PageView, QKVSpec, RopeTable
 
 
-class TorchKernels:
+class TorchKernels(ComposedKernels):
     """Reference kernels in float32, bfloat16 or float16."""
 
     name = "torch"
@@ -51,17 +52,6 @@ class TorchKernels:
     ) -> tuple[Tensor, Tensor]:
         total = x + delta
         return total, self.rms_norm(total, weight, eps)
-
-    def residual_norms(
-        self,
-        x: Tensor,
-        deltas: Sequence[tuple[Tensor, Tensor]],
-        post: Tensor | None,
-        scalar: Tensor | None,
-        outputs: Sequence[Tensor],
-        eps: float,
-    ) -> tuple[Tensor, list[Tensor]]:
-        return compose_residual_norms(self, x, deltas, post, scalar, outputs, eps)
 
     def gated(self, gate_up: Tensor, activation: Activation) -> Tensor:
         def gate(rows: Tensor) -> Tensor:
@@ -126,11 +116,6 @@ class TorchKernels:
         merged = torch.cat(outputs) if outputs else query
         return merged.reshape(query.shape[0], query.shape[1] * query.shape[2])
 
-    def both(
-        self, first: Callable[[], Tensor], second: Callable[[], Tensor]
-    ) -> tuple[Tensor, Tensor]:
-        return first(), second()
-
     def softmax(self, x: Tensor) -> Tensor:
         return self._rows(lambda rows: rows.float().softmax(-1), x)
 
@@ -139,104 +124,6 @@ class TorchKernels:
 
     def argmax(self, x: Tensor) -> Tensor:
         return x.argmax(-1)
-
-    def best_columns(
-        self, x: Tensor, weight: Any, multiplier: float = 1.0, softcap: float | None = None
-    ) -> Best:
-        return find_best(self, x, weight, multiplier, softcap)
-
-    def pack_experts(self, weight: Tensor) -> list[Any]:
-        return [self.pack(one) for one in weight]
-
-    def choose_experts(
-        self, logits: Tensor, num_chosen: int, scale: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        return pick_experts(self, logits, num_chosen, scale)
-
-    def experts(
-        self,
-        x: Tensor,
-        gate_up: list[Any],
-        down: list[Any],
-        chosen: Tensor,
-        weights: Tensor,
-        activation: Activation,
-    ) -> Tensor:
-        return mix_experts(self, x, gate_up, down, chosen, weights, activation)
-
-
-def find_best(
-    kernels: Any, x: Tensor, weight: Any, multiplier: float, softcap: float | None
-) -> Best:
-    """The best_columns operation in terms of a backend's own linear, softcap, argmax, softmax."""
-    logits = kernels.linear(x, weight).float()
-    if multiplier != 1.0:
-        logits = logits * multiplier
-    if softcap is not None:
-        logits = kernels.softcap(logits, softcap)
-    best = kernels.argmax(logits).unsqueeze(1)
-    logit = logits.gather(1, best).squeeze(1)
-    share = kernels.softmax(logits).gather(1, best).squeeze(1)
-    # One by one on the CPU: torch's logarithm of many numbers depends on how many there are.
-    pieces = share.split(1) if x.device.type == "cpu" else (share,)
-    log_share = torch.cat([piece.log() for piece in pieces])
-    return Best(torch.where(logit.isfinite(), best.squeeze(1), -1), logit, logit - log_share)
-
-
-def compose_residual_norms(
-    kernels: Any,
-    x: Tensor,
-    deltas: Sequence[tuple[Tensor, Tensor]],
-    post: Tensor | None,
-    scalar: Tensor | None,
-    outputs: Sequence[Tensor],
-    eps: float,
-) -> tuple[Tensor, list[Tensor]]:
-    """The residual_norms operation in terms of a backend's own norms."""
-    (first, weight), *others = deltas
-    delta = kernels.rms_norm(first, weight, eps)
-    for other, weight in others:
-        delta = delta + kernels.rms_norm(other, weight, eps)
-    if post is not None:
-        delta = kernels.rms_norm(delta, post, eps)
-    if scalar is None and outputs:
-        stream, normed = kernels.add_rms_norm(x, delta, outputs[0], eps)
-        return stream, [normed, *(kernels.rms_norm(stream, w, eps) for w in outputs[1:])]
-    stream = x + delta if scalar is None else (x + delta) * scalar
-    return stream, [kernels.rms_norm(stream, w, eps) for w in outputs]
-
-
-def pick_experts(
-    kernels: Any, logits: Tensor, num_chosen: int, scale: Tensor
-) -> tuple[Tensor, Tensor]:
-    """The choose_experts operation in terms of a backend's own softmax."""
-    weights, chosen = kernels.softmax(logits).topk(num_chosen, dim=-1)
-    total = weights[:, 0]
-    for place in range(1, num_chosen):  # a fixed order of addition
-        total = total + weights[:, place]
-    return chosen, weights / total.unsqueeze(-1) * scale[chosen]
-
-
-def mix_experts(
-    kernels: Any,
-    x: Tensor,
-    gate_up: list[Any],
-    down: list[Any],
-    chosen: Tensor,
-    weights: Tensor,
-    activation: Activation,
-) -> Tensor:
-    """The experts operation in terms of a backend's own linear and gated."""
-    outputs = torch.zeros(*chosen.shape, x.shape[1], device=x.device, dtype=torch.float32)
-    for expert in sorted(set(chosen.flatten().tolist())):
-        rows, places = (chosen == expert).nonzero(as_tuple=True)
-        hidden = kernels.gated(kernels.linear(x[rows], gate_up[expert]), activation)
-        outputs[rows, places] = kernels.linear(hidden, down[expert]).float()
-    outputs *= weights.float().unsqueeze(-1)
-    total = outputs[:, 0]
-    for place in range(1, chosen.shape[1]):  # a fixed order: sum() may choose another one
-        total = total + outputs[:, place]
-    return total.to(x.dtype)
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -8,9 +8,9 @@ keyed by seed and position. For single requests, streams and drafting there is t
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -19,11 +19,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flashdraft.engine.noise import gumbel, noise_keys, random_bits
+from flashdraft.engine.streams import Graphs
 from flashdraft.errors import CapacityError, TrainingError
 from flashdraft.kernels.interface import PageView
 from flashdraft.models.layers import ForwardBatch, LayerCache, Target
-
-log = logging.getLogger(__name__)
 
 PAGE_SIZE = 64
 STEPS_BETWEEN_LOOKS = 16  # a finished slot idles half of this on average
@@ -34,7 +33,6 @@ CPU_BYTES = 10**9
 MAX_LOGITS_BYTES = 2 * 10**9
 DRAW_ROWS = 128  # rows whose noise is in memory at once
 LOWEST_TEMPERATURE = 1e-8
-WARM_UP_STEPS = 2  # before a step is captured: kernels are compiled and libraries set up
 
 
 class Job(NamedTuple):
@@ -79,9 +77,7 @@ class BulkDecoder:
         self.num_slots = num_slots or _default_slots(target, self._capacity)
         self._jobs: list[Job | None] = [None] * self.num_slots
         self._ready: deque[Job] = deque()
-        self._graphs: dict[bool, torch.cuda.CUDAGraph] = {}
-        self._num_eager = {False: 0, True: 0}
-        self._may_capture = self._device.type == "cuda"
+        self.graphs: Graphs[bool] = Graphs(self._device)  # with noise, and without
         try:
             self._make_cache()
             self._make_state()
@@ -110,7 +106,7 @@ class BulkDecoder:
                     break
                 noisy = any(job.temperature > 0 for job in running)
                 for _ in range(STEPS_BETWEEN_LOOKS):
-                    self._step(noisy)
+                    self.graphs.call(noisy, partial(self._advance, noisy))
             yield from finished
         finally:  # also where the caller has had enough
             self._jobs = [None] * self.num_slots
@@ -151,29 +147,6 @@ class BulkDecoder:
         self._unsound = zeros(dtype=torch.bool)
         self._is_stop = zeros(self._target.config.vocab_size, dtype=torch.bool)
         self._is_stop[sorted(self._stop_ids)] = True
-
-    def _step(self, noisy: bool) -> None:
-        """Advance every slot by a token: eagerly at first, then by a captured graph."""
-        if noisy in self._graphs:
-            self._graphs[noisy].replay()
-            return
-        self._advance(noisy)
-        self._num_eager[noisy] += 1
-        if self._may_capture and self._num_eager[noisy] >= WARM_UP_STEPS:
-            self._capture(noisy)
-
-    def _capture(self, noisy: bool) -> None:
-        """Record the step; it is not executed while it is recorded."""
-        graph = torch.cuda.CUDAGraph()
-        torch.cuda.synchronize(self._device)
-        try:
-            with torch.cuda.device(self._device), torch.cuda.graph(graph):
-                self._advance(noisy)
-        except RuntimeError as error:  # a model whose step waits for the device
-            self._may_capture = False
-            log.warning("the target's step cannot be captured as a CUDA graph: %s", error)
-            return
-        self._graphs[noisy] = graph
 
     def _advance(self, noisy: bool) -> None:
         positions = self._lengths.long()

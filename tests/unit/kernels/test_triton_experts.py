@@ -6,11 +6,6 @@ this file as a script; each test then looks at its own result.
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -33,10 +28,9 @@ from flashdraft.kernels.triton_experts_plan import (
     plan_exact_experts,
     plan_experts,
 )
+from tests.interpreted import collect, judge, report
 
 CPU = torch.device("cpu")
-# Triton 3.6's interpreter has no loops with run-time bounds under numpy 2.4 and later.
-UNABLE = "only 0-dimensional arrays can be converted to Python scalars"
 SMALL = ExpertsPlan(TilePlan(16, 32, 4, 2), TilePlan(16, 16, 4, 2, resident=2), block_m=16)
 ALL = SMALL._replace(splits=3)
 LARGE = ExpertsPlan(TilePlan(32, 64, 4, 2), TilePlan(64, 64, 4, 2), block_m=32)
@@ -228,36 +222,14 @@ CHECKS: dict[str, Callable[[], None]] = {
 }
 
 
-def run_checks() -> dict[str, str]:
-    """Every check's failure, or an empty string."""
-    failures = {}
-    for number, (name, check) in enumerate(CHECKS.items()):
-        torch.manual_seed(number)
-        try:
-            check()
-            failures[name] = ""
-        except Exception:  # reported by the test of that name
-            failures[name] = traceback.format_exc()
-    return failures
-
-
 @pytest.fixture(scope="module")
 def failures() -> dict[str, str]:
-    pytest.importorskip("triton", reason="Triton is not installed")
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
-    finished = subprocess.run(
-        [sys.executable, __file__], env=environment, capture_output=True, text=True, timeout=280
-    )
-    assert finished.returncode == 0, finished.stderr
-    return json.loads(finished.stdout)
+    return collect(__file__)
 
 
 @pytest.mark.parametrize("name", CHECKS)
 def test_interpreted(name: str, failures: dict[str, str]) -> None:
-    if UNABLE in failures[name]:
-        pytest.skip("this Triton's interpreter does not run with this numpy")
-    assert not failures[name], failures[name]
+    judge(failures[name])
 
 
 @pytest.mark.parametrize(
@@ -281,4 +253,4 @@ def test_the_plan_follows_the_rows(rows: int, itemsize: int, plan: ExpertsPlan) 
 
 
 if __name__ == "__main__":
-    json.dump(run_checks(), sys.stdout)
+    report(CHECKS)

@@ -8,11 +8,6 @@ the interpreter multiplies its bits as integers and rounds to it by cutting.
 from __future__ import annotations
 
 import itertools
-import json
-import os
-import subprocess
-import sys
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -32,10 +27,9 @@ from flashdraft.kernels.interface import (
 )
 from flashdraft.kernels.torch_backend import TorchKernels
 from flashdraft.kernels.triton_plan import AttentionPlan
+from tests.interpreted import collect, judge, report
 
 CPU = torch.device("cpu")
-# Triton 3.6's interpreter has no loops with run-time bounds under numpy 2.4 and later.
-UNABLE = "only 0-dimensional arrays can be converted to Python scalars"
 NARROW = AttentionPlan(block_m=16, block_n=16, num_warps=4, num_stages=1)
 WIDE = AttentionPlan(block_m=64, block_n=64, num_warps=4, num_stages=1)
 
@@ -272,37 +266,15 @@ CHECKS: dict[str, Callable[[], None]] = {
 }
 
 
-def run_checks() -> dict[str, str]:
-    """Every check's failure, or an empty string."""
-    failures = {}
-    for number, (name, check) in enumerate(CHECKS.items()):
-        torch.manual_seed(number)
-        try:
-            check()
-            failures[name] = ""
-        except Exception:  # reported by the test of that name
-            failures[name] = traceback.format_exc()
-    return failures
-
-
 @pytest.fixture(scope="module")
 def failures() -> dict[str, str]:
-    pytest.importorskip("triton", reason="Triton is not installed")
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
-    finished = subprocess.run(
-        [sys.executable, __file__], env=environment, capture_output=True, text=True, timeout=280
-    )
-    assert finished.returncode == 0, finished.stderr
-    return json.loads(finished.stdout)
+    return collect(__file__)
 
 
 @pytest.mark.parametrize("name", CHECKS)
 def test_interpreted(name: str, failures: dict[str, str]) -> None:
-    if UNABLE in failures[name]:
-        pytest.skip("this Triton's interpreter does not run with this numpy")
-    assert not failures[name], failures[name]
+    judge(failures[name])
 
 
 if __name__ == "__main__":
-    json.dump(run_checks(), sys.stdout)
+    report(CHECKS)

@@ -1,0 +1,92 @@
+"""The larger operations in terms of a backend's own smaller ones, for backends that fuse nothing.
+
+Every sum has a fixed order, so what is composed of exact operations is exact (interface.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flashdraft.kernels.interface import Activation, Best, Kernels
+
+
+class ComposedKernels(Kernels):
+    """A backend that brings the smaller operations."""
+
+    def residual_norms(
+        self,
+        x: Tensor,
+        deltas: Sequence[tuple[Tensor, Tensor]],
+        post: Tensor | None,
+        scalar: Tensor | None,
+        outputs: Sequence[Tensor],
+        eps: float,
+    ) -> tuple[Tensor, list[Tensor]]:
+        (first, weight), *others = deltas
+        delta = self.rms_norm(first, weight, eps)
+        for other, weight in others:
+            delta = delta + self.rms_norm(other, weight, eps)
+        if post is not None:
+            delta = self.rms_norm(delta, post, eps)
+        if scalar is None and outputs:
+            stream, normed = self.add_rms_norm(x, delta, outputs[0], eps)
+            return stream, [normed, *(self.rms_norm(stream, w, eps) for w in outputs[1:])]
+        stream = x + delta if scalar is None else (x + delta) * scalar
+        return stream, [self.rms_norm(stream, w, eps) for w in outputs]
+
+    def both(
+        self, first: Callable[[], Tensor], second: Callable[[], Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        return first(), second()
+
+    def best_columns(
+        self, x: Tensor, weight: Any, multiplier: float = 1.0, softcap: float | None = None
+    ) -> Best:
+        logits = self.linear(x, weight).float()
+        if multiplier != 1.0:
+            logits = logits * multiplier
+        if softcap is not None:
+            logits = self.softcap(logits, softcap)
+        best = self.argmax(logits).unsqueeze(1)
+        logit = logits.gather(1, best).squeeze(1)
+        share = self.softmax(logits).gather(1, best).squeeze(1)
+        # One by one on the CPU: torch's logarithm of many numbers depends on how many there are.
+        pieces = torch.split(share, 1) if x.device.type == "cpu" else (share,)
+        log_share = torch.cat([piece.log() for piece in pieces])
+        return Best(torch.where(logit.isfinite(), best.squeeze(1), -1), logit, logit - log_share)
+
+    def pack_experts(self, weight: Tensor) -> list[Any]:
+        return [self.pack(one) for one in weight]
+
+    def choose_experts(
+        self, logits: Tensor, num_chosen: int, scale: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        weights, chosen = self.softmax(logits).topk(num_chosen, dim=-1)
+        total = weights[:, 0]
+        for place in range(1, num_chosen):  # a fixed order of addition
+            total = total + weights[:, place]
+        return chosen, weights / total.unsqueeze(-1) * scale[chosen]
+
+    def experts(
+        self,
+        x: Tensor,
+        gate_up: list[Any],
+        down: list[Any],
+        chosen: Tensor,
+        weights: Tensor,
+        activation: Activation,
+    ) -> Tensor:
+        outputs = torch.zeros(*chosen.shape, x.shape[1], device=x.device, dtype=torch.float32)
+        for expert in sorted(set(chosen.flatten().tolist())):
+            rows, places = (chosen == expert).nonzero(as_tuple=True)
+            hidden = self.gated(self.linear(x[rows], gate_up[expert]), activation)
+            outputs[rows, places] = self.linear(hidden, down[expert]).float()
+        outputs *= weights.float().unsqueeze(-1)
+        total = outputs[:, 0]
+        for place in range(1, chosen.shape[1]):  # a fixed order: sum() may choose another one
+            total = total + outputs[:, place]
+        return total.to(x.dtype)

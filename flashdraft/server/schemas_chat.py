@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from flashdraft.server.field_errors import check_kind, complaint
 from flashdraft.server.schemas_common import (
@@ -14,6 +14,7 @@ from flashdraft.server.schemas_common import (
     Many,
     SamplingFields,
     one_of,
+    text_only,
 )
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
@@ -24,7 +25,7 @@ _TEXT_PARTS = ("text", "refusal")
 class ContentPart(Body):
     """A part of a message's content; only text has a meaning for now."""
 
-    type: Annotated[str, one_of(*_TEXT_PARTS)]
+    type: Annotated[str, one_of(*_TEXT_PARTS), text_only(_TEXT_PARTS)]
     text: str | None = None
     refusal: str | None = None
     cache_control: Advisory
@@ -32,16 +33,6 @@ class ContentPart(Body):
     image_url: Any = None
     input_audio: Any = None
     file: Any = None
-
-    @field_validator("type")
-    @classmethod
-    def _is_text(cls, kind: str) -> str:
-        if kind not in _TEXT_PARTS:
-            raise ValueError(
-                f"a part of type {kind!r} is not supported: images, audio and files are refused; "
-                "send text parts only"
-            )
-        return kind
 
     @model_validator(mode="after")
     def _is_whole(self) -> ContentPart:

@@ -6,9 +6,10 @@ is taken and has no effect. docs/server.md lists them all.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from flashdraft.server.field_errors import complaint
 
@@ -40,6 +41,20 @@ REMEDIES = {
 def one_of(*values: str) -> Any:
     """A text that the OpenAPI document lists; a validator says what is wrong with another one."""
     return Field(json_schema_extra={"enum": list(values)})
+
+
+def text_only(kinds: Sequence[str]) -> AfterValidator:
+    """The check of a content part's type: one of these kinds of text, and nothing else yet."""
+
+    def check(kind: str) -> str:
+        if kind not in kinds:
+            raise ValueError(
+                f"a part of type {kind!r} is not supported: images, audio and files are refused; "
+                "send text parts only"
+            )
+        return kind
+
+    return AfterValidator(check)
 
 
 class Body(BaseModel):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from flashdraft.server.field_errors import check_kind, complaint
 from flashdraft.server.schemas_chat import ReasoningEffort
-from flashdraft.server.schemas_common import Advisory, Body, Extended, Many, one_of
+from flashdraft.server.schemas_common import Advisory, Body, Extended, Many, one_of, text_only
 
 _TEXT_PARTS = ("input_text", "output_text", "text", "refusal", "summary_text", "reasoning_text")
 
@@ -16,7 +16,7 @@ _TEXT_PARTS = ("input_text", "output_text", "text", "refusal", "summary_text", "
 class ResponsePart(Body):
     """A part of an item's content."""
 
-    type: Annotated[str, one_of(*_TEXT_PARTS)]
+    type: Annotated[str, one_of(*_TEXT_PARTS), text_only(_TEXT_PARTS)]
     text: str | None = None
     refusal: str | None = None
     annotations: Advisory
@@ -29,16 +29,6 @@ class ResponsePart(Body):
     filename: Any = None
     detail: Any = None
     input_audio: Any = None
-
-    @field_validator("type")
-    @classmethod
-    def _is_text(cls, kind: str) -> str:
-        if kind not in _TEXT_PARTS:
-            raise ValueError(
-                f"a part of type {kind!r} is not supported: images, audio and files are refused; "
-                "send text parts only"
-            )
-        return kind
 
     @model_validator(mode="after")
     def _is_whole(self) -> ResponsePart:

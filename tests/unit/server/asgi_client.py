@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -72,3 +73,37 @@ async def call_async(
 
 def call(app: ASGIApp, *arguments: Any, **named: Any) -> Answer:
     return asyncio.run(call_async(app, *arguments, **named))
+
+
+def call_and_watch(
+    app: ASGIApp,
+    path: str,
+    headers: Iterable[tuple[str, str]],
+    data: bytes,
+    meanwhile: Callable[[], Awaitable[None]] | None = None,
+) -> tuple[Answer, float]:
+    """Post some bytes; the answer, and the longest that the event loop let anybody wait.
+
+    `meanwhile` is done over and over while the request is served, and is part of what is timed.
+    """
+
+    async def watch(done: asyncio.Event) -> float:
+        worst = 0.0
+        while not done.is_set():
+            began = time.perf_counter()
+            if meanwhile is not None:
+                await meanwhile()
+            await asyncio.sleep(0.002)
+            worst = max(worst, time.perf_counter() - began)
+        return worst
+
+    async def ask() -> tuple[Answer, float]:
+        done = asyncio.Event()
+        watching = asyncio.create_task(watch(done))
+        await asyncio.sleep(0.01)
+        answer = await call_async(app, "POST", path, headers, [data])
+        await asyncio.sleep(0)
+        done.set()
+        return answer, await watching
+
+    return asyncio.run(ask())

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import json
-import time
 from typing import Any
 
 import pytest
@@ -13,7 +11,7 @@ from starlette.types import ASGIApp
 
 from flashdraft.server.app import create_app
 from flashdraft.server.structure import MAX_TOKEN_VALUES, MAX_VALUES
-from tests.unit.server.asgi_client import Answer, call, call_async
+from tests.unit.server.asgi_client import Answer, call, call_and_watch
 from tests.unit.server.scripted import MODEL
 from tests.unit.server.test_loop_lag import HEADERS, make_serving
 
@@ -95,25 +93,8 @@ CASES += [(path, call_arguments(path, LONG_ARGUMENTS)) for path in (CHAT, RESPON
 
 
 def ask_and_measure(app: ASGIApp, path: str, data: bytes) -> tuple[Answer, float]:
-    async def watch(done: asyncio.Event) -> float:
-        worst = 0.0
-        while not done.is_set():
-            began = time.perf_counter()
-            await asyncio.sleep(0.002)
-            worst = max(worst, time.perf_counter() - began)
-        return worst
-
-    async def ask() -> tuple[Answer, float]:
-        done = asyncio.Event()
-        watching = asyncio.create_task(watch(done))
-        await asyncio.sleep(0.01)
-        answer = await call_async(app, "POST", path, HEADERS, [data])
-        await asyncio.sleep(0)
-        done.set()
-        return answer, await watching
-
     gc.collect()
-    return asyncio.run(ask())
+    return call_and_watch(app, path, HEADERS, data)
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,6 @@ import asyncio
 import dataclasses
 import json
 import threading
-import time
 from typing import Any
 
 import pytest
@@ -18,7 +17,7 @@ from flashdraft.server.metrics import Metrics
 from flashdraft.server.serving import LONG_AT_ONCE, LONG_TEXT, Serving
 from flashdraft.server.settings import ServerSettings
 from tests.tiny import make_tiny_tokenizer
-from tests.unit.server.asgi_client import call_async
+from tests.unit.server.asgi_client import call_and_watch, call_async
 from tests.unit.server.scripted import MODEL, ScriptedEngine, make_tokenizer
 
 TEXT = ("the quick brown fox jumps over the lazy dog; " * 20_000)[:900_000]
@@ -51,27 +50,11 @@ def test_the_loop_goes_on_while_a_long_prompt_is_read(path: str, body: dict[str,
     app = create_app(make_serving(), lambda line: None)
     data = json.dumps(body).encode()
 
-    async def poll(done: asyncio.Event) -> float:
-        worst = 0.0
-        while not done.is_set():
-            began = time.perf_counter()
-            health = await call_async(app, "GET", "/version", HEADERS)
-            assert health.status == 200
-            await asyncio.sleep(0.002)
-            worst = max(worst, time.perf_counter() - began)
-        return worst
+    async def poll() -> None:
+        assert (await call_async(app, "GET", "/version", HEADERS)).status == 200
 
-    async def ask() -> tuple[int, float]:
-        done = asyncio.Event()
-        polling = asyncio.create_task(poll(done))
-        await asyncio.sleep(0.01)
-        answer = await call_async(app, "POST", path, HEADERS, [data])
-        await asyncio.sleep(0)
-        done.set()
-        return answer.status, await polling
-
-    status, lag_s = asyncio.run(ask())
-    assert status == (400 if body.get("prompt") == WRONG else 200)
+    answer, lag_s = call_and_watch(app, path, HEADERS, data, poll)
+    assert answer.status == (400 if body.get("prompt") == WRONG else 200)
     assert lag_s < MAX_LAG_S
 
 

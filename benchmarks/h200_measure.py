@@ -24,8 +24,9 @@ from flashdraft.engine.engine import Engine
 from flashdraft.models.config import ModelConfig
 
 AT_SPEED = 1.25  # a first step is at speed if it takes no longer than so many typical ones
-MIN_WARM_UPS, MAX_WARM_UPS = 3, 7  # runs before measuring: until the policy has settled
-SETTLED = 0.03  # a run within so much of the last one
+MIN_WARM_UPS, MAX_WARM_UPS = 3, 10  # runs before measuring: until the policy has settled
+SETTLED = 0.03  # a run within so much of the last one, with no new graph
+CAPTURES = "flashdraft.engine.streams"  # logs every graph that is captured
 
 
 @dataclass
@@ -184,25 +185,25 @@ def measure_load(
 ) -> dict[str, Any]:
     """Warm-up, then the same load `repeats` times: the median run, and all of them."""
     config = engine.target.config
+
+    def run(tokens: int, turn: int) -> tuple[Timeline, int]:
+        with collect_logs(CAPTURES, logging.DEBUG) as captured:
+            requests = random_requests(count, prompt_tokens, tokens, config, seed + turn)
+            return run_requests(engine, requests), len(captured)
+
     last = 0.0
     warm_ups = 0
     for turn in range(MAX_WARM_UPS):
-        one = run_requests(
-            engine, random_requests(count, prompt_tokens, warm_up_tokens, config, seed + turn)
-        )
+        one, num_captured = run(warm_up_tokens, turn)
         warm_ups += 1
-        is_settled = engine.proposer is None or abs(one.tokens_per_s - last) < SETTLED * last
-        if warm_ups >= MIN_WARM_UPS and is_settled:  # plain decoding has nothing to learn
-            break
+        is_settled = abs(one.tokens_per_s - last) < SETTLED * last and not num_captured
+        if warm_ups >= MIN_WARM_UPS and (is_settled or engine.proposer is None):
+            break  # plain decoding has nothing to learn
         last = one.tokens_per_s
-    runs = [
-        describe(
-            run_requests(
-                engine, random_requests(count, prompt_tokens, max_tokens, config, seed + 100 + turn)
-            )
-        )
-        for turn in range(repeats)
-    ]
+    runs = []
+    for turn in range(repeats):
+        one, num_captured = run(max_tokens, 100 + turn)
+        runs.append(describe(one) | {"graphs_captured": num_captured})
     median = sorted(runs, key=lambda run: run["tok_s"])[(len(runs) - 1) // 2]
     return {
         "requests": count,
@@ -287,8 +288,8 @@ def cold_start(build: Callable[[], Engine], prompt_tokens: int, seed: int) -> Co
 
 
 class _Collector(logging.Handler):
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
+    def __init__(self, level: int) -> None:
+        super().__init__(level)
         self.lines: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -296,11 +297,14 @@ class _Collector(logging.Handler):
 
 
 @contextmanager
-def collect_warnings() -> Iterator[list[str]]:
-    """What the package warns of meanwhile: a figure with a warning is not a figure."""
-    collector, logger = _Collector(), logging.getLogger("flashdraft")
+def collect_logs(name: str = "flashdraft", level: int = logging.WARNING) -> Iterator[list[str]]:
+    """What a part of the package logs meanwhile; a figure with a warning is not a figure."""
+    collector, logger = _Collector(level), logging.getLogger(name)
+    before = logger.level
     logger.addHandler(collector)
+    logger.setLevel(level)
     try:
         yield collector.lines
     finally:
         logger.removeHandler(collector)
+        logger.setLevel(before)

@@ -22,7 +22,7 @@ from benchmarks.h200_inject import PrescribedAcceptance, Routing, expected_lengt
 from benchmarks.h200_measure import (
     Deadline,
     cold_start,
-    collect_warnings,
+    collect_logs,
     measure_context,
     measure_load,
 )
@@ -305,7 +305,7 @@ class Run:
                 "tiny": self.arguments.tiny,
             },
         }
-        with collect_warnings() as warnings:
+        with collect_logs() as warnings:
             try:
                 function(record, Deadline(begin + self.arguments.section_seconds))
             except Exception as error:

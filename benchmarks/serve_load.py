@@ -410,7 +410,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--pid", type=int, help="of the server; its memory is watched")
     parser.add_argument("--throughput", action="store_true", help="drafted against plain instead")
-    parser.add_argument("--prompts", type=int, default=8, help="with --throughput")
+    parser.add_argument("--prompts", type=int, default=len(PROMPTS), help="with --throughput")
     parser.add_argument("--tokens", type=int, default=96, help="with --throughput, at most")
     parser.add_argument("--rounds", type=int, default=3, help="with --throughput")
     parser.add_argument("--output", type=Path)

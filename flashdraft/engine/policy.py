@@ -175,11 +175,12 @@ class VerifyPolicy:
         surprises = [momentum.surprise for momentum in self._asked]
         num_new = sum(momentum.is_new for momentum in self._asked)
         looks = num_new > 0 and self._affords_a_look(costs, num_sequences, num_new)
+        is_probe = self._is_time_to_probe(costs, num_sequences)
         for momentum in self._asked:
             momentum.was_drafted = (
                 momentum.is_drafting
                 or (momentum.is_new and looks)
-                or self._probes(momentum, num_sequences, BLOCK_SOURCE, surprises)
+                or self._probes(momentum, num_sequences, BLOCK_SOURCE, surprises, is_probe)
             )
             momentum.is_new = False
         return [self._reach(momentum) if limit is None else limit for momentum, limit in pairs]
@@ -219,6 +220,7 @@ class VerifyPolicy:
             self._compete(self._costs, lengths, curves, num_rows)
             surprises = [momenta[index].surprise for index in curves]
             count = len(self._asked) or len(drafts)
+            is_probe = bool(curves) and self._is_time_to_probe(self._costs, count)
             for index, curve in curves.items():
                 momentum, length, draft = momenta[index], lengths[index], drafts[index]
                 assert draft is not None
@@ -226,7 +228,7 @@ class VerifyPolicy:
                     momentum.remember(curve, len(draft.tokens))
                     momentum.stretch(length)
                     momentum.was_drafted = False
-                if length == 0 and self._probes(momentum, count, draft.source, surprises):
+                if length == 0 and self._probes(momentum, count, draft.source, surprises, is_probe):
                     lengths[index] = 1  # only what is verified can be learnt from
             self._num_steps += 1
         return lengths
@@ -271,13 +273,14 @@ class VerifyPolicy:
         gains = {id(m): [0.0, *accumulate(m.extra)] for m in asked}
         asked.sort(key=lambda momentum: -gains[id(momentum)][-1])
         best, best_count = (1.0 - MIN_GAIN) * size * costs.target(size), 0
+        slots = accumulate(momentum.reach for momentum in asked)
+        drafting = [costs.drafter(count, total) for count, total in enumerate(slots, start=1)]
         for length in PLANNED_LENGTHS:
-            steps, slots = float(size), 0.0
+            steps = float(size)
             for count, momentum in enumerate(asked, start=1):
                 gain = gains[id(momentum)][: length + 1][-1]
                 steps += 1.0 / (1.0 + max(0.0, gain)) - 1.0
-                slots += momentum.reach
-                seconds = costs.target(size + count * length) + costs.drafter(count, slots)
+                seconds = costs.target(size + count * length) + drafting[count - 1]
                 if steps * seconds < best:
                     best, best_count = steps * seconds, count
         for place, momentum in enumerate(asked):
@@ -290,22 +293,29 @@ class VerifyPolicy:
         self._num_drafting = sum(momentum.is_drafting for momentum in asked)
         self._typical = asked[len(asked) // 2]
 
-    def _probes(
-        self, momentum: Momentum, num_sequences: int, source: str, surprises: Sequence[str]
-    ) -> bool:
+    def _is_time_to_probe(self, costs: CostModel, num_sequences: int) -> bool:
         """Whether this step tries again what did not pay. All requests try in the same step."""
-        costs = self._costs
-        assert costs is not None
+        if self._num_steps % MIN_PROBE_PERIOD != 0:
+            return False
+        plain = costs.target(num_sequences)
+        probe = costs.target(2 * num_sequences) - plain + costs.drafter(num_sequences)
+        period = max(MIN_PROBE_PERIOD, probe / (PROBE_COST * plain))
+        return bool(self._num_steps % 2 ** math.ceil(math.log2(period)) == 0)
+
+    def _probes(
+        self,
+        momentum: Momentum,
+        num_sequences: int,
+        source: str,
+        surprises: Sequence[str],
+        is_probe: bool,
+    ) -> bool:
+        """Whether one request tries what did not pay: it is time, or it was surprised last time."""
         if momentum.surprise == source:
             num_tried = surprises.count(source)
             num_drafting = min(self._num_drafting, num_sequences - num_tried)
             return self._could_pay(num_sequences, num_tried, num_drafting, source)
-        plain = costs.target(num_sequences)
-        probe = costs.target(2 * num_sequences) - plain + costs.drafter(num_sequences)
-        period = max(MIN_PROBE_PERIOD, probe / (PROBE_COST * plain))
-        if self._num_steps % 2 ** math.ceil(math.log2(period)) != 0:
-            return False
-        return self._could_pay(num_sequences, num_sequences, 0, source)
+        return is_probe and self._could_pay(num_sequences, num_sequences, 0, source)
 
     def _affords_a_look(self, costs: CostModel, num_sequences: int, num_new: int) -> bool:
         """Whether new requests may try the drafter once, whatever the last ones thought of it."""

@@ -33,7 +33,7 @@ from flashdraft.kernels.triton_rows import add_norm_rows, gate_rows, norm_rows, 
 
 MAX_TILES = 1 << 15
 EXACT_ROWS = 1024
-FUSED_HEAD_ROWS = 256  # more of them are multiplied faster by torch, which writes the logits
+FUSED_HEAD_ROWS = 128  # more of them are multiplied faster by torch, which writes the logits
 MAX_LOGITS_BYTES = 300 << 20
 
 

@@ -15,10 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from flashdraft.kernels.interface import Best
-from flashdraft.kernels.triton_launch import (
-    overlap,
-    wait,
-)
+from flashdraft.kernels.triton_launch import overlap, wait
 from flashdraft.kernels.triton_linear import tile_product
 from flashdraft.kernels.triton_plan import LinearPlan
 
@@ -55,7 +52,7 @@ def best_columns(
         EVEN=depth % plan.block_k == 0,
         SWAP=plan.swap,
         CAPPED=softcap is not None,
-        **overlap(device, weight.nbytes),
+        **overlap(device),
         num_warps=plan.num_warps,
         num_stages=plan.num_stages,
     )

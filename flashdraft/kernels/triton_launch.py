@@ -14,8 +14,7 @@ signalled or ended: its programs then lie ready. Every kernel keeps two rules:
    signals: it keeps the rule by itself.
 2. A program signals right after its wait: so when a kernel starts, everything *before* its
    predecessor is complete, and no more than two kernels share the processors. (Were they to signal
-   at once, programs of many later kernels would lie ready and take the room of those at work.) A
-   kernel that reads large weights does not signal at all: it needs all the room there is.
+   at once, programs of many later kernels would lie ready and take the room of those at work.)
 """
 
 from __future__ import annotations
@@ -28,10 +27,6 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-MAX_BYTES = 64 << 20  # of weights: the successor of a kernel that reads more gets no head start
-# How a kernel is launched: plainly; so that it waits itself; so that it lets the next one start too
-PLAIN, WAITS, SIGNALS = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
-
 
 @functools.cache
 def can_overlap(device: torch.device) -> bool:
@@ -41,18 +36,14 @@ def can_overlap(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device) >= (9, 0)
 
 
-def overlap(device: torch.device, weight_bytes: int = 0) -> dict[str, Any]:
+def overlap(device: torch.device) -> dict[str, Any]:
     """What every launch of ours takes besides its own arguments."""
-    if not can_overlap(device):
-        return {"PDL": PLAIN.value}
-    mode = SIGNALS if weight_bytes <= MAX_BYTES else WAITS
-    return {"PDL": mode.value, "launch_pdl": True}
+    return {"PDL": True, "launch_pdl": True} if can_overlap(device) else {"PDL": False}
 
 
 @triton.jit
 def wait(PDL: tl.constexpr) -> None:
     """Wait until all earlier kernels are complete; then the next one may start."""
-    if PDL != PLAIN:
+    if PDL:
         gdc_wait()
-    if PDL == SIGNALS:
         gdc_launch_dependents()

@@ -19,10 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from flashdraft.kernels.triton_launch import (
-    overlap,
-    wait,
-)
+from flashdraft.kernels.triton_launch import overlap, wait
 from flashdraft.kernels.triton_plan import LinearPlan
 
 
@@ -61,7 +58,7 @@ def multiply_rows(x: Tensor, weight: Tensor, plan: LinearPlan, arrivals: Tensor)
         BLOCK_K=plan.block_k,
         EVEN=depth % plan.block_k == 0,
         SWAP=plan.swap,
-        **overlap(x.device, weight.nbytes),
+        **overlap(x.device),
         num_warps=plan.num_warps,
         num_stages=plan.num_stages,
     )

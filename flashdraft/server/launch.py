@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
+import gc
 import os
 import signal
 import socket
@@ -26,6 +28,10 @@ from flashdraft.server.settings import ServerSettings
 FLUSH_S = 5  # for responses to reach their clients once the engine is done
 MAX_HEADER_BYTES = 64 * 1024
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+MALLOC_ARENAS, MALLOC_TRIM = (
+    (-8, 2),
+    (-1, 1 << 20),
+)  # glibc's M_ARENA_MAX, M_TRIM_THRESHOLD in bytes
 
 
 class _Server(uvicorn.Server):
@@ -86,6 +92,7 @@ async def serve(
             await asyncio.wait({answering, starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
             if starting.done():
                 starting.result()
+                _keep_memory_flat()
                 on_ready(engine.info)
                 await asyncio.wait({answering, stopping}, return_when=asyncio.FIRST_COMPLETED)
             if not stop.is_set():
@@ -98,6 +105,20 @@ async def serve(
                 task.cancel()
             await asyncio.gather(answering, starting, stopping, return_exceptions=True)
             await engine.stop()
+
+
+def _keep_memory_flat() -> None:
+    """What was loaded stays for good; what requests leave behind goes back to the system.
+
+    By default every thread gets an arena of its own, which never shrinks, and full collections walk
+    through everything that was imported, so that they come late.
+    """
+    gc.collect()
+    gc.freeze()
+    with contextlib.suppress(OSError, AttributeError):  # another C library
+        mallopt = ctypes.CDLL("libc.so.6").mallopt
+        for parameter, value in (MALLOC_ARENAS, MALLOC_TRIM):
+            mallopt(parameter, value)
 
 
 def _install_signals(stop: asyncio.Event, engine: EngineClient) -> None:

@@ -56,7 +56,6 @@ ATTENTION: dict[str, tuple[torch.dtype, int, tuple[int, int], int, int, int | No
 KERNELS = {"_attend", "_merge", "_norm", "_gate", "_prepare", "_multiply", "_best_of_tile"}
 KERNELS |= {"_best_of_tiles", "_best_of_piece"}
 TRAINING = {"_loss_row"}  # launched plainly, among torch's kernels
-LARGE = {"_multiply", "_best_of_tile"}  # may have weights that are too large for it
 STREAMING = {"_attend", "_multiply", "_best_of_tile"}  # these must copy while they compute
 
 
@@ -115,8 +114,7 @@ class Catcher:
 def check_overlap(name: str, launch_pdl: bool, ptx: str) -> None:
     """Every kernel may start early, and touches memory only after it has waited."""
     assert launch_pdl, f"{name} is launched plainly"
-    signals = "griddepcontrol.launch_dependents" in ptx
-    assert signals or name in LARGE, f"{name} does not signal"
+    assert "griddepcontrol.launch_dependents" in ptx, f"{name} does not signal"
     before, found, after = ptx.partition("griddepcontrol.wait")
     assert found and "griddepcontrol.wait" not in after, f"{name} must wait exactly once"
     early = set(re.findall(r"\b(st|ld|atom|red|cp)\.[\w.:]*global", before))

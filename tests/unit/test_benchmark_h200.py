@@ -148,16 +148,17 @@ def test_a_miniature_run_fills_the_results_file(
 ) -> None:
     path = tmp_path / "h200.json"
     assert (
-        h200.main(["--model", "26b", "--sections", "drafted uniform", *TINY, "--output", str(path)])
-        == 0
+        h200.main(["--model", "26b", "--sections", "ed uniform", *TINY, "--output", str(path)]) == 0
     )
     sections = read_results(path)["sections"]
-    assert set(sections) == {"26b load", "26b drafted uniform"}
+    assert set(sections) == {"26b load", "26b drafted uniform", "26b fixed uniform"}
+    # how much the policy drafts depends on what steps take here and now; a fixed width does not
+    assert sections["26b fixed uniform"]["load"]["c=1"]["median"]["accepted_length"] > 1.5
     found = sections["26b drafted uniform"]
     row = found["load"]["c=2"]
     assert "random weights, prescribed acceptance 0.893" in row["conditions"]
     assert "uniform routing" in row["conditions"]
-    assert row["median"]["accepted_length"] > 1.5 and len(row["runs"]) == 3
+    assert row["median"]["accepted_length"] >= 1.0 and len(row["runs"]) == 3
     assert row["distinct_experts_per_layer"] > 4 and row["bytes"]["total_gb"] > 0
     assert found["profile"]["c=1"]["kernels"][0]["share"] > 0
     assert found["skipped"] == ["profile c=32"] and found["status"] == "cut short"

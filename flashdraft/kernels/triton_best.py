@@ -52,7 +52,7 @@ def best_columns(
         EVEN=depth % plan.block_k == 0,
         SWAP=plan.swap,
         CAPPED=softcap is not None,
-        **overlap(device),
+        **overlap(x),
         num_warps=plan.num_warps,
         num_stages=plan.num_stages,
     )
@@ -74,7 +74,7 @@ def best_of_logits(logits: Tensor, multiplier: float, softcap: float | None) -> 
             1.0 if softcap is None else float(softcap),
             BLOCK=LOOK_BLOCK,
             CAPPED=softcap is not None,
-            **overlap(logits.device),
+            **overlap(logits),
             num_warps=4,
         )
     return _best_of_all(*found)
@@ -102,7 +102,7 @@ def _best_of_all(peaks: Tensor, totals: Tensor, places: Tensor) -> Best:
             log_total,
             num_tiles,
             BLOCK=triton.next_power_of_2(num_tiles),
-            **overlap(device),
+            **overlap(peaks),
             num_warps=4,
         )
     return Best(index, logit, log_total)

@@ -51,7 +51,7 @@ def mix_one_row(
         BLOCK_N=plan.up.block_n,
         BLOCK_K=plan.up.block_k,
         STAGES=plan.up.num_stages,
-        **overlap(x.device),
+        **overlap(x),
         num_warps=plan.up.num_warps,
     )
     _down_one[(num_tiles,)](
@@ -67,7 +67,7 @@ def mix_one_row(
         BLOCK_N=plan.down.block_n,
         BLOCK_K=plan.down.block_k,
         STAGES=plan.down.num_stages,
-        **overlap(x.device),
+        **overlap(x),
         num_warps=plan.down.num_warps,
     )
     return output

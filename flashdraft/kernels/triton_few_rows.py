@@ -74,7 +74,7 @@ def mix_few_rows(
         GELU=activation is Activation.GELU_TANH,
         BLOCK_N=plan.up.block_n,
         BLOCK_K=plan.up.block_k,
-        **overlap(x.device),
+        **overlap(x),
         num_warps=plan.up.num_warps,
         num_stages=plan.up.num_stages,
     )
@@ -90,7 +90,7 @@ def mix_few_rows(
         SPLITS=plan.splits,
         BLOCK_N=plan.down.block_n,
         BLOCK_K=plan.down.block_k,
-        **overlap(x.device),
+        **overlap(x),
         num_warps=plan.down.num_warps,
         num_stages=plan.down.num_stages,
     )

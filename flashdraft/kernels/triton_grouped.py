@@ -71,7 +71,7 @@ def multiply_up(
         NUM_CHOSEN=num_pairs // x.shape[0],
         GELU=activation is Activation.GELU_TANH,
         **_tile(plan.up, plan.block_m),
-        **overlap(x.device),
+        **overlap(x),
     )
     return between
 
@@ -91,7 +91,7 @@ def multiply_down(
         INNER=inner,
         HIDDEN=hidden,
         **_tile(plan.down, plan.block_m),
-        **overlap(down.device),
+        **overlap(between),
     )
     return parts
 
@@ -107,7 +107,7 @@ def mix_parts(parts: Tensor, weights: Tensor) -> Tensor:
         HIDDEN=hidden,
         NUM_CHOSEN=num_chosen,
         BLOCK=MIX_BLOCK,
-        **overlap(parts.device),
+        **overlap(weights),
         num_warps=4,
     )
     return output

@@ -15,6 +15,8 @@ signalled or ended: its programs then lie ready. Every kernel keeps two rules:
 2. A program signals right after its wait: so when a kernel starts, everything *before* its
    predecessor is complete, and no more than two kernels share the processors. (Were they to signal
    at once, programs of many later kernels would lie ready and take the room of those at work.)
+
+It pays where kernels are short: in steps of few rows.
 """
 
 from __future__ import annotations
@@ -25,7 +27,11 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+
+MAX_ROWS = 8  # with more, programs that lie ready take more room than their start is worth
 
 
 @functools.cache
@@ -36,9 +42,11 @@ def can_overlap(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device) >= (9, 0)
 
 
-def overlap(device: torch.device) -> dict[str, Any]:
-    """What every launch of ours takes besides its own arguments."""
-    return {"PDL": True, "launch_pdl": True} if can_overlap(device) else {"PDL": False}
+def overlap(rows: Tensor) -> dict[str, Any]:
+    """What a launch over these rows takes besides its own arguments."""
+    if rows.shape[0] <= MAX_ROWS and can_overlap(rows.device):
+        return {"PDL": True, "launch_pdl": True}
+    return {"PDL": False}
 
 
 @triton.jit

@@ -58,7 +58,7 @@ def multiply_rows(x: Tensor, weight: Tensor, plan: LinearPlan, arrivals: Tensor)
         BLOCK_K=plan.block_k,
         EVEN=depth % plan.block_k == 0,
         SWAP=plan.swap,
-        **overlap(x.device),
+        **overlap(x),
         num_warps=plan.num_warps,
         num_stages=plan.num_stages,
     )

@@ -59,7 +59,7 @@ def residual_norm_rows(
         eps,
         WIDTH=width,
         BLOCK=block,
-        **overlap(x.device),
+        **overlap(x),
         num_warps=min(16, max(1, block // 512)),
     )
     return stream, normed

@@ -51,7 +51,7 @@ def choose_rows(logits: Tensor, num_chosen: int, scale: Tensor) -> tuple[Tensor,
             NUM_CHOSEN=num_chosen,
             BLOCK_E=triton.next_power_of_2(num_experts),
             BLOCK_C=triton.next_power_of_2(num_chosen),
-            **overlap(logits.device),
+            **overlap(logits),
             num_warps=1,
         )
     return chosen, weights
@@ -75,7 +75,7 @@ def sort_pairs(chosen: Tensor, num_experts: int, tile_size: int) -> SortedPairs:
         TILE=tile_size,
         BLOCK_E=triton.next_power_of_2(num_experts),
         BLOCK_P=min(SORT_BLOCK, max(MIN_SORT_BLOCK, triton.next_power_of_2(num_pairs))),
-        **overlap(chosen.device),
+        **overlap(chosen),
         num_warps=4,
     )
     return SortedPairs(order, table[0], table[1], table[2], num_tiles)

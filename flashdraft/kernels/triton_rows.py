@@ -59,7 +59,7 @@ def _launch_norm(
         eps,
         num_features,
         block,
-        **overlap(x.device),
+        **overlap(x),
         num_warps=min(8, max(1, block // 512)),
     )
 
@@ -77,7 +77,7 @@ def gate_rows(gate_up: Tensor, activation: Activation) -> Tensor:
             width // 2,
             gelu,
             GATE_BLOCK,
-            **overlap(output.device),
+            **overlap(output),
             num_warps=4,
         )
     return output
@@ -124,7 +124,7 @@ def prepare_heads(
         key_cache.shape[1],
         spec.v_norm,
         spec.share_kv,
-        **overlap(qkv.device),
+        **overlap(qkv),
         num_warps=min(4, heads * (1 if spec.head_dim <= 256 else 2)),
     )
     return query

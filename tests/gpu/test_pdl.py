@@ -122,6 +122,7 @@ def allow_overlap(monkeypatch: pytest.MonkeyPatch, allowed: bool) -> None:
     from flashdraft.kernels import triton_launch
 
     monkeypatch.setattr(triton_launch, "can_overlap", lambda device: allowed)
+    monkeypatch.setattr(triton_launch, "MAX_ROWS", 1 << 30)  # also where it does not pay
 
 
 @pytest.fixture(autouse=True)

@@ -195,6 +195,7 @@ def compile_everything() -> dict[str, Any]:
     )
 
     triton_launch.can_overlap = functools.cache(lambda device: True)
+    triton_launch.MAX_ROWS = 1 << 30  # of any number of rows
     compiled: list[tuple[str, int]] = []
     catchers: dict[str, Catcher] = {}
     for module in (triton_attention, triton_best, triton_linear, triton_rows):

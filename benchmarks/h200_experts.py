@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from benchmarks.accepted_length import describe_environment
 from benchmarks.h200_timing import (
     BANDWIDTH,
     Deadline,
@@ -267,7 +268,9 @@ def main() -> None:
     kernels = TritonKernels(device, torch.bfloat16)
     processors = torch.cuda.get_device_properties(device).multi_processor_count
     weights = make_weights()
-    report: dict[str, Any] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
+    report: dict[str, Any] = {
+        "environment": describe_environment("benchmarks.h200_experts", device)
+    }
     report["parity"] = check_parity(kernels, weights)
     print(f"parity: largest relative error {max(report['parity'].values()):.1e}", flush=True)
     report["small"] = time_small(kernels)

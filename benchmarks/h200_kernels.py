@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import triton
 
+from benchmarks.accepted_length import describe_environment
 from benchmarks.h200_attention import compile_attention, sweep_attention
 from benchmarks.h200_linear import compile_heads, compile_linears, sweep_heads, sweep_linears
 from benchmarks.h200_timing import BANDWIDTH, Deadline
@@ -49,9 +50,10 @@ def main() -> None:
     chosen = [name for name in SECTIONS if options[name]] or list(SECTIONS)
     torch.manual_seed(0)
     results: dict[str, Any] = {
-        "gpu": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "triton": triton.__version__,
+        "environment": {
+            **describe_environment("benchmarks.h200_kernels", torch.device("cuda")),
+            "triton": triton.__version__,
+        },
         "bandwidth": BANDWIDTH,
     }
     for name in chosen:

@@ -8,23 +8,24 @@ margin between the two likeliest tokens says whether rounding can explain it.
 from __future__ import annotations
 
 import gc
+import logging
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from benchmarks.accepted_length import TASKS, read_task
-from benchmarks.h200_measure import Deadline, Timeline, run_requests
+from benchmarks.h200_measure import CAPTURES, Deadline, Timeline, collect_logs, run_requests
 from flashdraft import LLM
 from flashdraft.core import Generation, Request, SamplingParams
 from flashdraft.engine.accept import accept_length
 
 Report = Callable[[str], None]
 CONCURRENCY = (1, 8)
-NUM_WARM_UP = 8  # prompts of a task that only warm up
+NUM_WARM_UP, WARM_UP_AT_ONCE = 48, 8  # prompts of a task that only warm up: until all is captured
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,19 @@ def run_batch(llm: LLM, requests: Sequence[Request], concurrency: int) -> list[T
         return [run_requests(llm.engine, [request]) for request in requests]
     assert concurrency == llm.engine.config.max_batch
     return [run_requests(llm.engine, requests)]
+
+
+def warm_up(llm: LLM, requests: Sequence[Request], concurrency: int) -> None:
+    """Other prompts, until the engine captures no more graphs over them."""
+    for first in range(0, len(requests), WARM_UP_AT_ONCE):
+        some = [
+            replace(request, id=f"{request.id} warm {concurrency}")
+            for request in requests[first : first + WARM_UP_AT_ONCE]
+        ]
+        with collect_logs(CAPTURES, logging.DEBUG) as captured:
+            run_batch(llm, some, concurrency)
+        if first and not captured:
+            break
 
 
 def summarise(timelines: Sequence[Timeline]) -> dict[str, Any]:
@@ -143,18 +157,20 @@ def measure_tasks(
             rows.setdefault("skipped", []).append(task)
             continue
         found = rows.setdefault("tasks", {})[task] = {}
-        count = NUM_WARM_UP + len(CONCURRENCY) * settings.prompts
-        requests = read_requests(llms["plain"], settings, task, count)
-        warm, rest = requests[:NUM_WARM_UP], requests[NUM_WARM_UP:]
+        asked = len(CONCURRENCY) * settings.prompts
+        requests = read_requests(llms["plain"], settings, task, NUM_WARM_UP + asked)
+        warm, rest = requests[:-asked], requests[-asked:]
         share = len(rest) // len(CONCURRENCY)
         for place, concurrency in enumerate(CONCURRENCY):
             mine = rest[place * share : (place + 1) * share]
             said = {}
             for name, llm in llms.items():
-                run_batch(llm, warm[:concurrency], concurrency)
-                timelines = run_batch(llm, mine, concurrency)
+                warm_up(llm, warm, concurrency)
+                with collect_logs(CAPTURES, logging.DEBUG) as captured:
+                    timelines = run_batch(llm, mine, concurrency)
                 said[name] = answers(timelines)
-                found[f"{name} c={concurrency}"] = row = summarise(timelines)
+                row = summarise(timelines) | {"graphs_captured": len(captured)}
+                found[f"{name} c={concurrency}"] = row
                 report(f"{task} {name} c={concurrency}: {row['tok_s']} tok/s")
             ours, base = found[f"drafted c={concurrency}"], found[f"plain c={concurrency}"]
             found[f"speedup c={concurrency}"] = round(ours["tok_s"] / base["tok_s"], 3)

@@ -9,6 +9,7 @@ is the engine's own loop, for which `land` brings the host up to date.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ from flashdraft.engine.width import WidthChooser
 BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 MOST_IN_FLIGHT = 2
 CHANCES_PERIOD = 8  # steps between two looks at how the drafter's confidences come true
+NEW_SHARE, NEW_S = 0.1, 1.0  # of the steps' time, and seconds at first, that new shapes may take
 AHEAD_MARGIN = 64  # positions beyond a sequence's end that steps in flight may write to
 
 
@@ -57,6 +59,7 @@ class Ahead:
         self._known: dict[RunningSequence, list[int]] = {}  # pages entered so far, by pool
         self._in_flight: deque[_InFlight] = deque()
         self._num_launched = 0
+        self._new_s, self._steady_s = 0.0, 0.0  # spent on first steps of a shape, and on the others
 
     @property
     def is_flying(self) -> bool:
@@ -70,7 +73,7 @@ class Ahead:
         where somebody is new, everybody boards again.
         """
         aboard = [slot for slot, sequence in enumerate(self._slots) if sequence is not None]
-        batch = smallest_batch(len(sequences))
+        batch = self._batch_for(len(sequences))
         if {self._slots[slot] for slot in aboard} == set(sequences):
             if batch < len(self._slots):
                 empty = [slot for slot, sequence in enumerate(self._slots) if sequence is None]
@@ -108,12 +111,13 @@ class Ahead:
         while len(self._in_flight) < MOST_IN_FLIGHT:
             if self._in_flight and not self._is_worth_it():
                 return True
-            width = self._chooser.choose(len(self._slots), self._steps.max_width, fixed)
+            among = None if self._affords_new() else self._ready_widths(drawing)
+            width = self._chooser.choose(len(self._slots), self._steps.max_width, fixed, among)
             if not self._reserve():
                 return bool(self._in_flight)
             if self._num_launched % CHANCES_PERIOD == 0 and width:
                 self._steps.set_chances(self._chooser.chances())
-            flight = self._steps.launch(self._shape(width, drawing))
+            flight = self._start(self._shape(width, drawing))
             self._in_flight.append(_InFlight(flight, list(self._slots), width))
             self._num_launched += 1
         return True
@@ -124,6 +128,7 @@ class Ahead:
         results = first.flight.land()
         seconds = first.flight.seconds
         if seconds is not None:
+            self._steady_s += seconds
             self._chooser.remember_time(first.flight.shape.batch, first.width, seconds)
         landed = [
             Landed(sequence, result)
@@ -199,6 +204,33 @@ class Ahead:
         self._steps.write_pages(np.asarray(places, np.int64), np.asarray(pages, np.int64))
 
     # -- shapes --------------------------------------------------------------------------------
+
+    def _start(self, shape: StepShape) -> Flight:
+        """Launch a step, and note what it takes the host if the shape is new."""
+        is_ready, begin = self._steps.is_ready(shape), time.perf_counter()
+        flight = self._steps.launch(shape)
+        if not is_ready:
+            self._new_s += time.perf_counter() - begin
+        return flight
+
+    def _affords_new(self) -> bool:
+        """Whether a shape may be tried that is not captured: that takes as long as many steps."""
+        return self._new_s <= NEW_S + NEW_SHARE * self._steady_s
+
+    def _batch_for(self, count: int) -> int:
+        """The smallest batch for so many; where it would be new, a larger one may have to do."""
+        if self._affords_new():
+            return smallest_batch(count)
+        ready = {shape.batch for shape in self._steps.captured if shape.batch >= count}
+        return min(ready, default=smallest_batch(count))
+
+    def _ready_widths(self, drawing: Drawing) -> set[int]:
+        batch = len(self._slots)
+        return {
+            shape.num_slots // batch
+            for shape in self._steps.captured
+            if shape.batch == batch and shape.drawing is drawing
+        }
 
     def _shape(self, width: int, drawing: Drawing) -> StepShape:
         batch = len(self._slots)

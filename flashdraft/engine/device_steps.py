@@ -9,7 +9,7 @@ ahead.py feeds it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
@@ -187,12 +187,21 @@ class DeviceSteps:
 
     # -- the step ------------------------------------------------------------------------------
 
+    @property
+    def captured(self) -> Iterable[StepShape]:
+        """Shapes that are graphs by now."""
+        return self.graphs
+
+    def is_ready(self, shape: StepShape) -> bool:
+        """Whether a step of this shape takes no longer than any later one."""
+        return self.graphs.is_ready(shape)
+
     @torch.no_grad()
     def launch(self, shape: StepShape) -> Flight:
         """Start a step behind whatever was started before; it reads the slots as they are then."""
         assert shape.width <= self.max_width and shape.num_slots <= shape.batch * shape.width
         begin = Mark(self._device)
-        is_typical = self.graphs.is_ready(shape)
+        is_typical = self.is_ready(shape)
         self.graphs.call(shape, lambda: self._advance(shape))
         record = self._downloads.receive(self._record_of(shape))
         return Flight(shape, record, Clock(begin, Mark(self._device), is_typical))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any, Generic, TypeVar, cast
 
 import numpy as np
@@ -18,7 +18,7 @@ from torch import Tensor
 
 log = logging.getLogger(__name__)
 
-RUNS_BEFORE = 2  # a function is captured
+RUNS_BEFORE = 1  # a function is captured
 MOST_GRAPHS = 96  # those that were not used for longest give way
 
 Key = TypeVar("Key", bound=Hashable)
@@ -26,10 +26,10 @@ Result = TypeVar("Result")
 
 
 class Graphs(Generic[Key]):
-    """Functions by key, each captured as a CUDA graph when it is run for the third time.
+    """Functions by key, each captured as a CUDA graph when it is run for the second time.
 
-    The first run compiles what there is to compile, and one that is hardly ever needed is not worth
-    the capture. What captured functions allocate lives in one pool: the next one that is replayed
+    The first run compiles what there is to compile, and one that is needed once is not worth the
+    capture. What captured functions allocate lives in one pool: the next one that is replayed
     may overwrite it. Off CUDA, functions are simply run.
     """
 
@@ -42,6 +42,10 @@ class Graphs(Generic[Key]):
 
     def __len__(self) -> int:
         return len(self._graphs)
+
+    def __iter__(self) -> Iterator[Key]:
+        """The keys of what is captured."""
+        return iter(self._graphs)
 
     def is_ready(self, key: Key) -> bool:
         """Whether a call will take as long as any later one: nothing is left to be captured."""

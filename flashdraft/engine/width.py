@@ -9,7 +9,7 @@ top wherever the guesses were wrong. Zero is always a candidate. No torch.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import accumulate
 
 from flashdraft.engine.costs import CostModel
@@ -61,12 +61,24 @@ class WidthChooser:
             return batch * sum(UNKNOWN**slot for slot in range(width + 1))
         return batch + batch / self._num_drafted * self._gains[width * self._num_drafted]
 
-    def choose(self, batch: int, max_width: int, fixed: int | None = None) -> int:
-        """The mean verify length of the next step over `batch` sequences."""
+    def choose(
+        self,
+        batch: int,
+        max_width: int,
+        fixed: int | None = None,
+        among: Collection[int] | None = None,
+    ) -> int:
+        """The mean verify length of the next step over `batch` sequences.
+
+        Where `among` is given nothing else is tried: zero, one of these, or the best guess if there
+        are none.
+        """
         fixed = self._fixed if fixed is None else fixed
         if fixed is not None:
             return min(fixed, max_width)
         widths = [width for width in WIDTHS if width <= max_width]
+        if among:
+            widths = [width for width in widths if width == 0 or width in among]
         if self._costs is None or len(widths) == 1:
             return widths[-1]
         pace = {w: self._guess(batch, w) / self.expected_tokens(batch, w) for w in widths}
@@ -79,7 +91,7 @@ class WidthChooser:
         if best > 0 and pace[best] > (1.0 - MIN_GAIN) * pace[0]:
             best = 0
         self._steps_since_draft = 0 if best else self._steps_since_draft + 1
-        if self._steps_since_draft >= PROBE_PERIOD:
+        if self._steps_since_draft >= PROBE_PERIOD and len(widths) > 1:
             self._steps_since_draft = 0
             return widths[1]
         return best

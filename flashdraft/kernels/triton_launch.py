@@ -30,8 +30,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-
-MAX_ROWS = 8  # with more, programs that lie ready take more room than their start is worth
+MAX_ROWS = 4  # with more, programs that lie ready take more room than their start is worth
 
 
 @functools.cache

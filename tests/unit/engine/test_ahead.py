@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import time
+from collections import Counter
 
 import pytest
 import torch
 
 from flashdraft.core import FinishReason, Request, SamplingParams
+from flashdraft.engine import ahead
 from flashdraft.engine.accept import Acceptance
 from flashdraft.engine.config import EngineConfig
 from flashdraft.engine.device_steps import DeviceSteps
@@ -282,3 +285,36 @@ def test_a_lookup_without_a_drafter_needs_the_host():
     target = zoo.tiny_target("llama", zoo.kernels("float32"))
     engine = Engine(target, config=EngineConfig(ngram=True, cache_gb=0.01, run_ahead=True))
     assert engine._ahead is None
+
+
+class SlowToBegin:
+    """Graphs as they are on a GPU: a shape's first two runs take the host long."""
+
+    def __init__(self):
+        self.runs = Counter()
+
+    def __iter__(self):
+        return (key for key, runs in self.runs.items() if runs > 1)
+
+    def is_ready(self, key):
+        return self.runs[key] > 1
+
+    def call(self, key, function):
+        time.sleep(0.0 if self.is_ready(key) else 0.02)
+        self.runs[key] += 1
+        return function()
+
+
+@pytest.mark.parametrize("share", [0.0, 1e9])
+def test_what_is_captured_is_used_while_new_shapes_cost_too_much(share, monkeypatch):
+    monkeypatch.setattr(ahead, "NEW_S", 0.0)
+    monkeypatch.setattr(ahead, "NEW_SHARE", share)
+    target, engine = build(max_batch=4)
+    requests = [
+        Request(f"r{i}", [5 + i], SamplingParams(max_tokens=30 - 6 * i, ignore_eos=True), seed=i)
+        for i in range(4)
+    ]
+    engine._ahead._steps.graphs = graphs = SlowToBegin()
+    assert tokens(zoo.run(engine, requests)) == plain_tokens(target, requests)
+    batches = {shape.batch for shape in graphs.runs}
+    assert batches == ({4} if share == 0.0 else {1, 2, 3, 4})

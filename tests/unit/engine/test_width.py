@@ -108,3 +108,14 @@ def test_there_is_a_chance_for_every_bucket_of_confidence():
     chances = chooser(FLAT, 0.9).chances()
     assert len(chances) == len(BUCKET_EDGES) + 1
     assert all(0.0 < chance < 1.0 for chance in chances)
+
+
+def test_nothing_new_is_tried_where_that_is_not_to_be_had():
+    one = chooser(FLAT, 0.9, batch=8)
+    assert {one.choose(8, 15, among={3, 7}) for _ in range(50)} == {7}
+    assert one.choose(8, 15, among=set()) == 15  # there is nothing to go by but the guess
+    never = chooser(STEEP, 0.02, batch=8)
+    assert [never.choose(8, 15, among={7}) for _ in range(PROBE_PERIOD)].count(
+        0
+    ) >= PROBE_PERIOD - 1
+    assert {never.choose(8, 15, among={0}) for _ in range(2 * PROBE_PERIOD)} == {0}

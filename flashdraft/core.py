@@ -190,7 +190,11 @@ class StepStats:
 
 @dataclass
 class GenerationStats:
-    """Statistics of one request. `histogram[n]` counts decode steps that committed n tokens."""
+    """Statistics of one request. `histogram[n]` counts decode steps that committed n tokens.
+
+    `slots_verified[k]` counts the decode steps that sent draft slot k+1 to the target,
+    `slots_accepted[k]` those of them in which it was accepted.
+    """
 
     prompt_tokens: int = 0
     cached_tokens: int = 0  # prompt tokens found in the prefix cache
@@ -199,14 +203,30 @@ class GenerationStats:
     accepted: int = 0
     decode_tokens: int = 0  # tokens committed by decode steps
     histogram: dict[int, int] = field(default_factory=dict)
+    slots_verified: list[int] = field(default_factory=list)
+    slots_accepted: list[int] = field(default_factory=list)
     preemptions: int = 0
+    queue_s: float = 0.0  # from arrival until it was first admitted
+    prefill_s: float = 0.0  # from then to the first token, without the drafter's part
+    drafter_prefill_s: float = 0.0  # the drafter's context of the prompt, before or after that
     ttft_s: float = 0.0
-    decode_s: float = 0.0
+    decode_s: float = 0.0  # from the first token to the last
 
     @property
     def mean_accepted_length(self) -> float:
         """Tokens committed by decode steps ÷ decode steps; the prefill's token is not in it."""
         return self.decode_tokens / self.steps if self.steps else 0.0
+
+    @property
+    def buckets(self) -> dict[str, float]:
+        """Every second from arrival to the last token, each in one bucket."""
+        before = self.queue_s + self.prefill_s + self.drafter_prefill_s
+        return {
+            "queue_s": self.queue_s,
+            "prefill_s": self.prefill_s,
+            "drafter_prefill_s": self.drafter_prefill_s,
+            "decode_s": self.ttft_s + self.decode_s - before,
+        }
 
     @property
     def tokens_per_s(self) -> float:

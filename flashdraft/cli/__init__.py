@@ -12,7 +12,19 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from flashdraft.cli import chat, connect, export, generate, models, serve, synth, train
+from flashdraft.cli import (
+    bench,
+    chat,
+    connect,
+    doctor,
+    export,
+    generate,
+    models,
+    plan,
+    serve,
+    synth,
+    train,
+)
 from flashdraft.core import VERSION
 from flashdraft.errors import FlashdraftError
 
@@ -32,7 +44,19 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"flashdraft {VERSION}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for module in (generate, chat, serve, connect, models, train, synth, export):
+    for module in (
+        generate,
+        chat,
+        serve,
+        connect,
+        models,
+        bench,
+        plan,
+        doctor,
+        train,
+        synth,
+        export,
+    ):
         module.add_command(commands)
     return parser
 

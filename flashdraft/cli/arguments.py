@@ -21,7 +21,7 @@ from flashdraft.models.sources import default_drafter
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
-_LLM_DEFAULTS = {name: p.default for name, p in inspect.signature(LLM).parameters.items()}
+LLM_DEFAULTS = {name: p.default for name, p in inspect.signature(LLM).parameters.items()}
 
 
 class Flag(NamedTuple):
@@ -52,7 +52,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("model")
 
     def add(name: str, type_: Callable[[str], Any], metavar: str, text: str) -> None:
-        default = _LLM_DEFAULTS[name]
+        default = LLM_DEFAULTS[name]
         shown = "" if default is None else " (default: %(default)s)"
         flag = "--" + name.replace("_", "-")
         group.add_argument(flag, type=type_, default=default, metavar=metavar, help=text + shown)
@@ -113,8 +113,8 @@ def add_json_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def load_model(arguments: argparse.Namespace) -> LLM:
-    """The model that the flags name."""
+def load_model(arguments: argparse.Namespace, max_batch: int = 1) -> LLM:
+    """The model that the flags name; most commands ask it one thing at a time."""
     return LLM(
         arguments.model,
         draft=None if arguments.draft == "none" else arguments.draft,
@@ -122,7 +122,7 @@ def load_model(arguments: argparse.Namespace) -> LLM:
         device=arguments.device,
         dtype=arguments.dtype,
         max_context=arguments.max_context,
-        max_batch=1,  # a command asks one thing at a time
+        max_batch=max_batch,
         cache_gb=arguments.cache_gb,
     )
 

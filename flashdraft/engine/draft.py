@@ -13,6 +13,7 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -27,6 +28,7 @@ from flashdraft.engine.policy import BLOCK_SOURCE, Draft
 from flashdraft.engine.sampling import RequestSampler, draft_rows
 from flashdraft.engine.scheduler import Work
 from flashdraft.engine.sequence import Sequence as RunningSequence
+from flashdraft.engine.streams import Mark
 from flashdraft.kernels.interface import BIDIRECTIONAL, CAUSAL
 from flashdraft.models.drafter import Attend, PackedDrafter
 from flashdraft.models.layers import LayerCache, Target
@@ -169,7 +171,13 @@ class BlockProposer:
             return
         taps = torch.cat([piece for s in behind for piece in self._buffered.pop(s)])
         spans = [Span(s, s.num_folded, s.num_cached - s.num_folded) for s in behind]
+        prompts = [s for s in behind if s.num_folded < s.num_prompt]
+        begin = Mark(self._target.kernels.device) if prompts else None
         self.write_context(taps, self._cache.rows(self._book, spans))
+        if begin is not None:
+            seconds = partial(_seconds, begin, Mark(self._target.kernels.device))
+            for sequence in prompts:
+                sequence.prompt_folds.append(seconds)
         for sequence in behind:
             sequence.num_folded = sequence.num_cached
 
@@ -319,3 +327,8 @@ class BlockProposer:
             drafts.append(Draft(ids[place:end], confidence[place:end], BLOCK_SOURCE))
             place = end
         return drafts
+
+
+def _seconds(begin: Mark, end: Mark) -> float:
+    end.wait()  # for nothing, where a later result has been read
+    return begin.seconds_until(end)

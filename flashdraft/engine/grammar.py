@@ -7,6 +7,7 @@ of bits, token 0's is the lowest of the first byte.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
@@ -21,9 +22,15 @@ from flashdraft.errors import FlashdraftError, RequestError
 Mask = NDArray[np.uint8]
 TOO_COMPLEX = "The grammar is too complex"  # how every message about that begins
 
+log = logging.getLogger(__name__)
+
 
 class GrammarError(FlashdraftError):
     """A grammar that cannot be followed any further."""
+
+
+class DeadEndError(GrammarError):
+    """A place in a grammar from which none of the model's tokens leads on."""
 
 
 class GrammarTooComplexError(RequestError):
@@ -200,7 +207,7 @@ class Constraint:
             if self._may_stop(matcher, is_last=not mask.any()):
                 mask |= self._stop_mask
             if not mask.any():
-                raise GrammarError("no token can come next")
+                raise DeadEndError("no token can come next")
             self._masks[self._place] = mask
         return mask
 
@@ -235,6 +242,21 @@ class Constraint:
             # Ctrl-C may have come between two of its steps; a panic in native code is no Exception
             if isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit):
                 raise
-            # what a matcher tells by a GrammarError is the grammar's fault, not the engine's
-            what = TOO_COMPLEX if isinstance(error, GrammarError) else "The grammar failed"
-            self.failure = f"{what} (at output token {failed_at}): {error}"
+            log.warning(
+                "a grammar failed at output token %d: %s: %s",
+                failed_at,
+                type(error).__name__,
+                " ".join(str(error).split()),
+            )
+            self.failure = _failure(error, failed_at)
+
+
+def _failure(error: BaseException, failed_at: int) -> str:
+    """What whoever sent the grammar is told; a library's own words are for the log."""
+    where = f"(at output token {failed_at})"
+    # what a matcher tells by a GrammarError is the grammar's fault, not the engine's
+    if isinstance(error, DeadEndError):
+        return f"{TOO_COMPLEX} {where}: none of the model's tokens leads on. Loosen it there."
+    if isinstance(error, GrammarError):
+        return f"{TOO_COMPLEX} {where}: to go on takes too much work. Repeat less, or split it."
+    return f"The grammar failed {where}; the log says how. Send it again, or make it simpler."

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -70,11 +69,7 @@ class Live:
         constraint = self.sampler.constraint
         if not tokens:
             return None
-        now = time.perf_counter()
-        if sequence.first_token_at is None:
-            sequence.first_token_at = now
-            sequence.stats.ttft_s = now - sequence.arrived_at
-        sequence.stats.decode_s = now - sequence.first_token_at
+        sequence.clock()
         for place, token in enumerate(tokens):
             sequence.tokens.append(token)
             sequence.drafted.append(place < num_accepted)
@@ -97,7 +92,14 @@ class Live:
         stats = self.sequence.stats
         stats.steps += 1
         stats.drafted += num_drafted
-        stats.accepted += min(num_accepted, num_kept)
+        accepted = min(num_accepted, num_kept)
+        stats.accepted += accepted
+        unseen = [0] * (num_drafted - len(stats.slots_verified))
+        stats.slots_verified += unseen
+        stats.slots_accepted += unseen
+        for slot in range(num_drafted):
+            stats.slots_verified[slot] += 1
+            stats.slots_accepted[slot] += slot < accepted
         stats.decode_tokens += num_kept
         stats.histogram[num_kept] = stats.histogram.get(num_kept, 0) + 1
 

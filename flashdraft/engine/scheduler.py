@@ -8,6 +8,7 @@ Drafts never cost another sequence its pages or its turn: their room is what is 
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from dataclasses import dataclass, replace
 
@@ -132,6 +133,7 @@ class Scheduler:
         sequence.num_cached = sequence.num_folded = cached
         if sequence.stats.preemptions == 0:  # later it would find its own pages
             sequence.stats.cached_tokens = cached
+            sequence.stats.queue_s = time.perf_counter() - sequence.arrived_at
         return _work(sequence, cached, count)
 
     def preempt_all(self) -> None:

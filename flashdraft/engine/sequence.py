@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from flashdraft.core import GenerationStats, Request, TokenLogprob
@@ -30,6 +31,8 @@ class Sequence:
     stats: GenerationStats = field(default_factory=GenerationStats)
     arrived_at: float = field(default_factory=time.perf_counter)
     first_token_at: float | None = None
+    # seconds of each writing of the prompt's drafter context, asked for once the device is done
+    prompt_folds: list[Callable[[], float]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.tokens = list(self.request.prompt_ids)
@@ -65,6 +68,17 @@ class Sequence:
         """Take in the logprobs of the prompt's next tokens."""
         if self.prompt_logprobs is not None:
             self.prompt_logprobs += logprobs
+
+    def clock(self) -> None:
+        """Note that tokens are committed now; all earlier work for them is done."""
+        now, stats = time.perf_counter(), self.stats
+        while self.prompt_folds:
+            stats.drafter_prefill_s += self.prompt_folds.pop()()
+        if self.first_token_at is None:
+            self.first_token_at = now
+            stats.ttft_s = now - self.arrived_at
+            stats.prefill_s = stats.ttft_s - stats.queue_s - stats.drafter_prefill_s
+        stats.decode_s = now - self.first_token_at
 
     @property
     def num_left(self) -> int:

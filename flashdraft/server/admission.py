@@ -148,4 +148,9 @@ class Admission:
             errors.append(refusal)
         except Exception as mistake:  # of our own, yet this request's alone
             log.exception("a grammar could not be compiled")
-            errors.append(FlashdraftError(f"{type(mistake).__name__}: {mistake}"))
+            errors.append(
+                FlashdraftError(
+                    f"The grammar could not be compiled ({type(mistake).__name__}); the server's "
+                    "log says how. Send it again, or make it simpler."
+                )
+            )

@@ -17,6 +17,7 @@ from flashdraft.core import FinishReason, Generation, TokenEvent, TokenLogprob
 from flashdraft.engine.grammar import TOO_COMPLEX, GrammarTooComplexError
 from flashdraft.models.tokenizer import Tokenizer
 from flashdraft.server.api_errors import GenerationFailedError
+from flashdraft.server.places import Hold
 from flashdraft.server.questions import Question
 from flashdraft.server.serving import Serving
 
@@ -60,28 +61,33 @@ async def answers(
 ) -> AsyncGenerator[Part]:
     """The parts of all answers as they come. Closing it cancels what still runs.
 
+    A queue without room for all that run together refuses the request before any of them begins.
     Counts requests that end well or are given up; failures are counted where they are told.
     """
-    streams = [_answer(serving, number, one) for number, one in enumerate(questions)]
     places = serving.engine.info.max_batch + serving.settings.max_queue
-    together = min(MAX_TOGETHER, max(1, places))  # all at once would be refused, and for ever
-    parts = streams[0] if len(streams) == 1 else _merge(streams, together)
+    together = min(MAX_TOGETHER, len(questions), max(1, places))  # more would never be let in
     ends: list[End] = []
     try:
-        async with contextlib.aclosing(parts):
-            async for part in parts:
-                if part.end is not None:
-                    ends.append(part.end)
-                yield part
+        with serving.engine.reserve(together) as hold:
+            streams = [_answer(serving, number, one, hold) for number, one in enumerate(questions)]
+            parts = streams[0] if len(streams) == 1 else _merge(streams, together)
+            async with contextlib.aclosing(parts):
+                async for part in parts:
+                    if part.end is not None:
+                        ends.append(part.end)
+                        hold.keep(len(questions) - len(ends))
+                    yield part
     except (asyncio.CancelledError, GeneratorExit):
         serving.metrics.finished(route, "cancelled", None)
         raise
     serving.metrics.finished(route, ends[-1].reason, ends[-1].generation)
 
 
-async def _answer(serving: Serving, index: int, question: Question) -> AsyncGenerator[Part]:
+async def _answer(
+    serving: Serving, index: int, question: Question, hold: Hold
+) -> AsyncGenerator[Part]:
     reader = _Reader(serving.tokenizer, index, question, serving.engine.info.eos_token_ids)
-    async with contextlib.aclosing(serving.engine.generate(question.request())) as events:
+    async with contextlib.aclosing(serving.engine.generate(question.request(), hold)) as events:
         async for event in events:
             yield reader.read(event)
             if event.generation is not None:

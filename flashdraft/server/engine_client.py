@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +29,7 @@ from flashdraft.errors import (
 from flashdraft.server.engine_process import WORKER_COMMAND
 from flashdraft.server.logs import current_record
 from flashdraft.server.metrics import Metrics
+from flashdraft.server.places import Hold, Places
 from flashdraft.server.request_stream import RequestStream
 from flashdraft.server.settings import ServerSettings
 from flashdraft.server.supervisor import EngineState, Supervisor
@@ -92,6 +93,7 @@ class EngineClient:
         self.metrics = metrics or Metrics()
         self._info: EngineInfo | None = None
         self._streams: dict[str, RequestStream] = {}
+        self._places = Places()
         self._idle = asyncio.Event()
         self._idle.set()
         self._last_step_at = 0.0
@@ -136,12 +138,36 @@ class EngineClient:
 
     # -- requests ------------------------------------------------------------------------------
 
-    async def generate(self, request: Request) -> AsyncGenerator[TokenEvent]:
+    @contextlib.contextmanager
+    def reserve(self, count: int) -> Iterator[Hold]:
+        """Hold places for answers that are asked for together: all of them, or QueueFullError."""
+        if self.state is not EngineState.READY:
+            raise EngineLostError(self.detail, RESTART_S)
+        taken, most = self._places.num_taken, self.settings.max_queue
+        if taken + count > most + self.info.max_batch:
+            more = f", and this one needs {count} places" if count > 1 else ""
+            raise QueueFullError(
+                f"{taken} requests are running or waiting{more}; no more than {most} may wait. "
+                "Try again later.",
+                self._retry_after(),
+            )
+        with self._places.hold(count) as hold:
+            yield hold
+
+    async def generate(
+        self, request: Request, hold: Hold | None = None
+    ) -> AsyncGenerator[TokenEvent]:
         """A request's events; the last one carries its generation. Closing it cancels the request.
 
         The first `anext` submits the request. It or a later one raises RequestError,
-        QueueFullError, CapacityError or EngineLostError.
+        QueueFullError, CapacityError or EngineLostError. Whoever holds places for it passes them.
         """
+        with self.reserve(1) if hold is None else contextlib.nullcontext():
+            async with contextlib.aclosing(self._events(request)) as events:
+                async for event in events:
+                    yield event
+
+    async def _events(self, request: Request) -> AsyncGenerator[TokenEvent]:
         stream = self._open(request)
         try:
             while True:
@@ -162,13 +188,6 @@ class EngineClient:
             raise EngineLostError(self.detail, RESTART_S)
         if request.id in self._streams:
             raise RequestError(f"A request with id {request.id!r} is already running.")
-        limit = self.settings.max_queue + self.info.max_batch
-        if self.num_open >= limit:
-            raise QueueFullError(
-                f"{self.num_open} requests are running or waiting, and no more than "
-                f"{self.settings.max_queue} may wait; try again later.",
-                self._retry_after(),
-            )
         if len(request.prompt_ids) >= self.info.max_context:  # too long even to send
             raise ContextLengthError(
                 f"The prompt has {len(request.prompt_ids)} tokens; the context holds "
@@ -209,7 +228,7 @@ class EngineClient:
     def _retry_after(self) -> float:
         """Seconds until those that wait now have begun, by the answers' durations so far."""
         batch = self.info.max_batch
-        waiting = max(1, self.num_open - batch)
+        waiting = max(1, self._places.num_taken - batch)
         return min(MAX_RETRY_AFTER_S, max(1.0, self._mean_duration_s * waiting / batch))
 
     # -- what the engine says ------------------------------------------------------------------

@@ -1,7 +1,8 @@
 """What a request's body may be, before anything parses it; and how long a client may not read.
 
 Every body here is JSON of a bounded size, so it is read as a whole, checked, and handed on in one
-piece. The size is checked while it arrives: a header that lies, or none, changes nothing.
+piece. The size is checked while it arrives: a header that lies, or none, changes nothing. What all
+bodies on their way may have together is arrivals.py's.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ import numpy as np
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from flashdraft.server.api_errors import SETTINGS, ApiError
+from flashdraft.server.arrivals import Arrivals, CrowdedOutError
 from flashdraft.server.asgi import header, send_error
+from flashdraft.server.connections import BUSY_RETRY_S
 from flashdraft.server.logs import MAX_LOGGED_BODY, current_record
 from flashdraft.server.settings import ServerSettings
 from flashdraft.server.structure import (
@@ -49,6 +52,7 @@ class Limits:
     def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
         self._app = app
         self._settings = settings
+        self._arrivals = Arrivals(settings.max_arriving_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -74,28 +78,33 @@ class Limits:
             raise _BadBodyError(self._too_large())
         if header(scope, b"content-encoding") not in (None, b"identity"):
             raise _BadBodyError(ApiError(415, "Send the body without a Content-Encoding."))
-        chunks = bytearray()
+        body = await self._receive_all(receive)
+        if body is not None:
+            await self._check(body, scope["path"])
+        return body
+
+    async def _receive_all(self, receive: Receive) -> bytes | None:
+        has_more = True
         try:
-            async with asyncio.timeout(self._settings.body_timeout_s):
-                while True:
+            async with self._arrivals.begin(self._settings.body_timeout_s) as arrival:
+                while has_more and len(arrival.data) <= self._settings.max_body_bytes:
                     message = await receive()
                     if message["type"] != "http.request":
                         return None
-                    chunks += message.get("body", b"")
                     has_more = message.get("more_body", False)
-                    if len(chunks) > limit:
-                        chunks.clear()
-                        if has_more:
-                            await self._discard(receive)
-                        raise _BadBodyError(self._too_large())
-                    if not has_more:
-                        break
+                    arrival.add(message.get("body", b""))
+                if len(arrival.data) <= self._settings.max_body_bytes:
+                    return bytes(arrival.data)
+            refusal = self._too_large()
         except TimeoutError:
             raise _BadBodyError(
                 ApiError(408, "The body did not arrive in time.", headers={"Connection": "close"})
             ) from None
-        await self._check(bytes(chunks), scope["path"])
-        return bytes(chunks)
+        except CrowdedOutError:
+            refusal = self._crowded_out()
+        if has_more:
+            await self._discard(receive)
+        raise _BadBodyError(refusal)
 
     async def _check(self, body: bytes, path: str) -> None:
         try:
@@ -148,6 +157,16 @@ class Limits:
             f"The body is larger than {limit} bytes.",
             code="body_too_large",
             headers={"Connection": "close"},
+        )
+
+    def _crowded_out(self) -> ApiError:
+        limit = self._settings.max_arriving_bytes
+        return ApiError(
+            503,
+            f"The bodies of requests on their way are more than {limit} bytes together, and this "
+            "one has been on its way for the longest; send it again.",
+            code="busy",
+            headers={"Retry-After": str(BUSY_RETRY_S), "Connection": "close"},
         )
 
     def _impatient(self, send: Send) -> Send:

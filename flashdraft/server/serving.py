@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
@@ -18,6 +19,7 @@ from flashdraft.errors import ContextLengthError
 from flashdraft.models.tokenizer import Tokenizer
 from flashdraft.server.api_errors import ApiError, UnknownModelError
 from flashdraft.server.engine_client import EngineInfo
+from flashdraft.server.places import Hold
 from flashdraft.server.settings import ServerSettings
 from flashdraft.server.token_texts import TokenTexts
 
@@ -31,7 +33,11 @@ class Engine(Protocol):
     @property
     def info(self) -> EngineInfo: ...
 
-    def generate(self, request: Request) -> AsyncGenerator[TokenEvent]: ...
+    def reserve(self, count: int) -> AbstractContextManager[Hold]: ...
+
+    def generate(
+        self, request: Request, hold: Hold | None = None
+    ) -> AsyncGenerator[TokenEvent]: ...
 
 
 class Metrics(Protocol):

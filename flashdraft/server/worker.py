@@ -30,6 +30,7 @@ from flashdraft.engine.engine import Engine
 from flashdraft.errors import FlashdraftError
 from flashdraft.llm import LLM
 from flashdraft.server.admission import Admission, Admitted
+from flashdraft.server.logs import structured_logging, write_line
 from flashdraft.server.wire import (
     FrameReader,
     Message,
@@ -45,7 +46,8 @@ ORPHAN_GRACE_S = 5.0  # for the loop to see by itself that the front has gone
 EXIT_FAILED = 3
 _RECEIVE_BYTES = 256 * 1024
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("flashdraft.server.worker")  # as a program it is called __main__
+FAILED = "The engine failed on this request ({kind}); the server's log says how. Send it again."
 
 
 class Worker:
@@ -55,9 +57,7 @@ class Worker:
         self._connection = connection
         self._engine = engine
         self._frames = FrameReader()
-        compiler = (
-            engine.compile_grammar
-        )  # the one that it compiles with: what the thread made is kept
+        compiler = engine.compile_grammar  # the engine's own: what the thread made is kept
         self._admission = None if compiler is None else Admission(compiler)
         self._queued: dict[str, float] = {}  # requests no step has begun, and when they came
 
@@ -118,8 +118,8 @@ class Worker:
         except FlashdraftError as error:
             self._refuse(request.id, type(error).__name__, str(error))
         except Exception as error:  # our own mistake, yet this request's alone
-            log.exception("a request could not be submitted")
-            self._refuse(request.id, "FlashdraftError", f"{type(error).__name__}: {error}")
+            log.exception("request %s could not be submitted", request.id)
+            self._refuse(request.id, "FlashdraftError", FAILED.format(kind=type(error).__name__))
 
     def _refuse(self, request_id: str, kind: str, message: str) -> None:
         self._send({"type": "refused", "id": request_id, "kind": kind, "message": message})
@@ -130,7 +130,7 @@ class Worker:
             events = self._engine.step()
         except Exception as error:
             log.exception("a step failed, and the engine could not go on by itself")
-            events = self._end_all(f"The engine failed: {type(error).__name__}: {error}")
+            events = self._end_all(FAILED.format(kind=type(error).__name__))
         self._send(
             {
                 "type": "step",
@@ -235,7 +235,6 @@ def _load(connection: socket.socket, arguments: Mapping[str, Any]) -> LLM | None
 def main() -> int:
     """The process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches both: the front decides
-    logging.basicConfig(level=logging.WARNING, format="flashdraft engine: %(message)s")
     try:
         descriptor, arguments = int(sys.argv[1]), json.loads(sys.argv[2])
     except (IndexError, ValueError):
@@ -243,7 +242,18 @@ def main() -> int:
         return 2
     connection = socket.socket(fileno=descriptor)
     threading.Thread(target=_end_with_front, args=(descriptor,), daemon=True).start()
-    return serve(connection, arguments)
+    logging.captureWarnings(True)
+    with structured_logging(_write_line):
+        try:
+            return serve(connection, arguments)
+        except Exception:
+            log.exception("the engine's process has failed")
+            return EXIT_FAILED
+
+
+def _write_line(content: dict[str, Any]) -> None:
+    """A line of the log, on stdout: for this process that is the front's stderr."""
+    write_line({**content, "process": "engine"})
 
 
 def _end_with_front(descriptor: int) -> None:

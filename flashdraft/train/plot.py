@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from xml.sax.saxutils import escape
 
+from flashdraft.svg import ticks
+
 LOG_NAME, PLOT_NAME = "log.jsonl", "plot.svg"
 WIDTH, PANEL_HEIGHT = 760, 260
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 20, 34, 40
@@ -70,15 +72,6 @@ def draw_svg(rows: Sequence[Mapping[str, Any]], title: str) -> str:
         f'width="{WIDTH}" height="{height}"><style>{_STYLE}</style>'
         f'<rect width="100%" height="100%" fill="white"/>{"".join(panels)}</svg>\n'
     )
-
-
-def ticks(low: float, high: float, count: int = 5) -> list[float]:
-    """Round numbers between two values, about `count` of them."""
-    rough = (high - low) / count
-    scale = 10.0 ** math.floor(math.log10(rough))
-    step = next(m * scale for m in (1, 2, 5, 10) if m * scale >= rough * (1 - 1e-9))
-    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
-    return [round(n * step, 12) for n in range(first, last + 1)]
 
 
 def _panel(index: int, title: str, points: Sequence[Point], colour: str) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import httpx2
@@ -27,6 +28,7 @@ from flashdraft.engine.output import TextOutput
 from flashdraft.models.tokenizer import StreamDecoder, Tokenizer
 from flashdraft.server import anthropic, openai_chat, openai_completions, openai_responses
 from flashdraft.server.engine_client import EngineInfo
+from flashdraft.server.places import Hold, Places
 from flashdraft.server.serving import Serving
 from flashdraft.server.settings import ServerSettings
 from tests.tiny import END_OF_TURN, make_tiny_tokenizer
@@ -86,6 +88,7 @@ class ScriptedEngine:
         self.width = width
         self.requests: list[Request] = []
         self.cancelled: list[str] = []
+        self.places = Places()
         self.pause: Callable[[int], Any] | None = None  # awaited before every step
         self.info = EngineInfo(
             model=MODEL,
@@ -99,7 +102,12 @@ class ScriptedEngine:
             supports_grammar=True,
         )
 
-    async def generate(self, request: Request) -> AsyncGenerator[TokenEvent]:
+    def reserve(self, count: int) -> AbstractContextManager[Hold]:
+        return self.places.hold(count)
+
+    async def generate(
+        self, request: Request, hold: Hold | None = None
+    ) -> AsyncGenerator[TokenEvent]:
         self.requests.append(request)
         script = self.scripts[(len(self.requests) - 1) % len(self.scripts)]
         done = False

@@ -13,7 +13,7 @@ import pytest
 
 from flashdraft.chat.grammar import LlguidanceMatcher
 from flashdraft.core import FinishReason, GrammarSpec, Request, SamplingParams
-from flashdraft.engine.grammar import GrammarError, GrammarTooComplexError
+from flashdraft.engine.grammar import DeadEndError, GrammarError, GrammarTooComplexError
 from flashdraft.llm import LLM
 from flashdraft.server.admission import MAX_STUCK, Admission
 from flashdraft.server.wire import Message
@@ -226,8 +226,21 @@ def test_every_api_says_400(path: str, body: dict[str, Any], when: str) -> None:
     assert scripted.metrics.seen == [(path, "refused")]
 
 
-def test_a_matcher_that_gives_up_in_the_middle_is_the_grammars_fault(
-    llm: LLM, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("error", "begins"),
+    [
+        (GrammarError("too many states"), "The grammar is too complex (at output token"),
+        (DeadEndError("too many states"), "The grammar is too complex (at output token"),
+        (RuntimeError("too many states"), "The grammar failed (at output token"),
+    ],
+    ids=["complex", "dead end", "broken"],
+)
+def test_a_matcher_that_gives_up_in_the_middle_is_told_in_our_words(
+    llm: LLM,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    error: BaseException,
+    begins: str,
 ) -> None:
     allowed = LlguidanceMatcher.allowed
     calls: list[int] = []
@@ -235,7 +248,7 @@ def test_a_matcher_that_gives_up_in_the_middle_is_the_grammars_fault(
     def fail(self: LlguidanceMatcher) -> bytes:
         calls.append(1)
         if len(calls) > 5:
-            raise GrammarError("too many states")
+            raise error
         return allowed(self)
 
     monkeypatch.setattr(LlguidanceMatcher, "allowed", fail)
@@ -243,4 +256,7 @@ def test_a_matcher_that_gives_up_in_the_middle_is_the_grammars_fault(
         front.send(submit("a", grammar=GrammarSpec("regex", "[a-z ]{200}"), max_tokens=50))
         generation = front.answers("a")["a"][-1].generation
     assert generation is not None and generation.finish_reason is FinishReason.ERROR
-    assert str(generation.error).startswith("The grammar is too complex (at output token")
+    told = str(generation.error)
+    assert told.startswith(begins)
+    assert told.endswith(("Repeat less, or split it.", "Loosen it there.", "make it simpler."))
+    assert "too many states" not in told and "too many states" in caplog.text

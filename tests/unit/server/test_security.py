@@ -58,6 +58,7 @@ def test_loopback_needs_none(host: str) -> None:
         {"port": 65536},
         {"max_queue": -1},
         {"max_body_bytes": 0},
+        {"max_body_bytes": 1000, "max_arriving_bytes": 999},
     ],
 )
 def test_unusable_settings_are_refused(bad: dict[str, Any]) -> None:

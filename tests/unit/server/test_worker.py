@@ -118,7 +118,7 @@ def test_a_request_can_be_cancelled_before_its_first_step(llm: LLM) -> None:
 
 
 def test_an_engine_that_fails_fails_its_requests_and_lives_on(
-    llm: LLM, monkeypatch: pytest.MonkeyPatch
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with running(llm) as front:
         with monkeypatch.context() as patched:
@@ -132,7 +132,9 @@ def test_an_engine_that_fails_fails_its_requests_and_lives_on(
         for name in ("a", "b"):
             generation = events[name][-1].generation
             assert generation is not None and generation.finish_reason is FinishReason.ERROR
-            assert "out of luck" in str(generation.error)
+            assert "log" in str(generation.error) and "RuntimeError" in str(generation.error)
+            assert "out of luck" not in str(generation.error)  # that is for the log
+        assert "out of luck" in caplog.text
         front.send(submit("c"))
         assert front.answers("c")["c"][-1].generation is not None
 
@@ -190,6 +192,33 @@ def test_the_process_ends_with_the_fronts_end_of_the_socket(tmp_path: Path) -> N
     front.read_until(lambda message: bool(message.get("events")))
     ours.close()  # as the kernel does for a front that was killed
     assert process.wait(20) == 0
+
+
+def test_the_process_logs_lines_of_json(tmp_path: Path) -> None:
+    folder = make_tiny_checkpoint(tmp_path)
+    ours, theirs = socket.socketpair()
+    arguments = json.dumps({"model": str(folder), "dtype": "float32"})
+    with theirs:
+        process = subprocess.Popen(
+            [*WORKER_COMMAND, str(theirs.fileno()), arguments],
+            pass_fds=[theirs.fileno()],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    ours.settimeout(60)
+    front = Front(ours)
+    front.read_until(lambda message: message["type"] == "ready")
+    front.send(submit("a", [61, 62, 63, 64]))
+    front.answers("a")
+    front.send({"type": "surprise"})
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == worker.EXIT_FAILED and err == ""
+    (line,) = map(json.loads, out.splitlines())
+    assert (line["event"], line["level"], line["process"]) == ("log", "error", "engine")
+    assert line["logger"] == "flashdraft.server.worker" and line["time"] and line["message"]
+    assert "WireError" in line["exception"] and "61, 62" not in out
+    ours.close()
 
 
 def test_bad_arguments_are_a_usage_error(

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from flashdraft.train.plot import LOG_NAME, PLOT_NAME, draw_plot, draw_svg, keep_rows, ticks
+from flashdraft.train.plot import LOG_NAME, PLOT_NAME, draw_plot, draw_svg, keep_rows
 
 SVG = "{http://www.w3.org/2000/svg}"
 ROWS = [
@@ -34,13 +34,6 @@ def test_both_curves_are_drawn_in_their_panels() -> None:
 @pytest.mark.parametrize("rows", [[], ROWS[:1], [{"step": 1, "loss": 0.0}] * 2])
 def test_little_to_draw_is_no_error(rows: list[dict[str, float]]) -> None:
     ElementTree.fromstring(draw_svg(rows, "run"))
-
-
-@pytest.mark.parametrize(("low", "high"), [(0, 10), (1.13, 1.17), (0, 123456), (-3, 4)])
-def test_ticks_are_few_round_and_inside(low: float, high: float) -> None:
-    found = ticks(low, high)
-    assert 3 <= len(found) <= 7
-    assert all(low <= tick <= high for tick in found)
 
 
 def test_log_is_cut_and_drawn(tmp_path: Path) -> None:

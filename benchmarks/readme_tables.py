@@ -1,0 +1,155 @@
+"""The README's results tables, from the committed results files of `flashdraft bench`.
+
+    python -m benchmarks.readme_tables           # write them
+    python -m benchmarks.readme_tables --check   # 1 and a diff where the README is out of date
+
+Every benchmarks/results/bench_*.json becomes one table between two markers, in the order of their
+names; everything outside the markers is left alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from flashdraft.bench.reading import read_document
+from flashdraft.bench.table import (
+    UNKNOWN,
+    Line,
+    accepted_length,
+    describe_run,
+    mean_speedups,
+    partial_notice,
+    speed,
+    table_lines,
+    task_title,
+)
+from flashdraft.errors import FlashdraftError, RequestError
+
+ROOT = Path(__file__).parents[1]
+README, RESULTS = ROOT / "README.md", ROOT / "benchmarks" / "results"
+PATTERN = "bench_*.json"
+BEGIN = "<!-- bench results: written by python -m benchmarks.readme_tables -->"
+END = "<!-- end of bench results -->"
+COLUMNS_NOTE = (
+    "Tokens per second, plain → drafted, and the speedup, by requests in flight; accepted length is"
+    " tokens per decode step, mean over requests, in the same order."
+)
+
+
+def readme_section(documents: Mapping[str, Mapping[str, Any]]) -> str:
+    """What belongs between the markers: a table for each results file by its name."""
+    if not documents:
+        return "\nNo results are committed yet.\n\n"
+    parts = [COLUMNS_NOTE, ""]
+    for name, document in documents.items():
+        parts += [*_table(document), "", *_source(name, document), ""]
+    return "\n".join(["", *parts, ""])
+
+
+def read_documents(folder: Path) -> dict[str, Mapping[str, Any]]:
+    """The committed results by file name; there may be none."""
+    return {path.name: read_document(path) for path in sorted(folder.glob(PATTERN))}
+
+
+def with_section(text: str, section: str) -> str:
+    """A text with the section between its markers."""
+    if [text.count(BEGIN), text.count(END)] != [1, 1] or text.index(BEGIN) > text.index(END):
+        raise RequestError(
+            f"README.md needs one line {BEGIN!r} and after it one line {END!r}: the tables are "
+            "written between them."
+        )
+    head, rest = text.split(BEGIN)
+    return f"{head}{BEGIN}\n{section}{END}{rest.split(END)[1]}"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write the tables, or say whether they are up to date."""
+    parser = argparse.ArgumentParser(description="The README's results tables.")
+    parser.add_argument("--check", action="store_true", help="write nothing; 1 if out of date")
+    options = parser.parse_args(arguments)
+    try:
+        old = README.read_text(encoding="utf-8")
+        new = with_section(old, readme_section(read_documents(RESULTS)))
+        if not options.check:
+            _write(new)
+    except (FlashdraftError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    if options.check and new != old:
+        sys.stdout.writelines(_diff(old, new))
+        print("README.md is out of date: run python -m benchmarks.readme_tables", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _table(document: Mapping[str, Any]) -> Iterator[str]:
+    lines = table_lines(document)
+    levels = sorted({line.concurrency for line in lines})
+    heads = [f"{level} in flight" for level in levels]
+    yield _row(["task", *heads, "accepted length", "identical texts"])
+    yield _row(["---"] * (len(levels) + 3))
+    for task in dict.fromkeys(line.task for line in lines):
+        here = {line.concurrency: line for line in lines if line.task == task}
+        speeds = [_speeds(here.get(level)) for level in levels]
+        lengths = ", ".join(_length(here.get(level)) for level in levels)
+        yield _row([task_title(task), *speeds, lengths, _identical(here.values())])
+    means = mean_speedups(lines)
+    if means:
+        ratios = [f"{means[level]:.2f}×" if level in means else "" for level in levels]
+        yield _row(["geometric mean", *ratios, "", ""])
+
+
+def _speeds(line: Line | None) -> str:
+    if line is None:
+        return UNKNOWN
+    ratio = "" if line.speedup is None else f" ({line.speedup:.2f}×)"
+    return f"{speed(line.plain)} → {speed(line.drafted)}{ratio}"
+
+
+def _length(line: Line | None) -> str:
+    return UNKNOWN if line is None else accepted_length(line.drafted)
+
+
+def _identical(lines: Iterable[Line]) -> str:
+    known = [(line.same or 0, line.total) for line in lines if line.total]
+    if not known:
+        return UNKNOWN
+    return f"{sum(same for same, _ in known)} of {sum(total or 0 for _, total in known)}"
+
+
+def _source(name: str, document: Mapping[str, Any]) -> Iterator[str]:
+    partial = "".join(f"**{notice}** " for notice in partial_notice(document))
+    date = str(document["environment"].get("date") or "")[:10]
+    dated = f" {date}," if date else ""
+    yield f"{partial}{_cell(describe_run(document))}{dated} [file](benchmarks/results/{name})"
+
+
+def _row(cells: Iterable[str]) -> str:
+    return "| " + " | ".join(map(_cell, cells)) + " |"
+
+
+def _cell(text: str) -> str:
+    """Text that cannot break out of its cell or become markup."""
+    for character in "\\|<>[]`*_":
+        text = text.replace(character, "\\" + character)
+    return " ".join(text.split())
+
+
+def _diff(old: str, new: str) -> Iterator[str]:
+    names = ("README.md", "README.md as it should be")
+    return difflib.unified_diff(old.splitlines(True), new.splitlines(True), *names)
+
+
+def _write(text: str) -> None:
+    part = README.with_name(README.name + ".part")
+    part.write_text(text, encoding="utf-8", newline="\n")
+    part.replace(README)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

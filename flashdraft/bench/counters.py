@@ -1,0 +1,129 @@
+"""How well a server drafted, from its metrics page: flashdraft's, vLLM's and SGLang's counters.
+
+A row's share is the difference of two looks. SGLang has a gauge alone, which is looked at now and
+again. Pages are Prometheus text; nothing here sends a question.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+import threading
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+from flashdraft.bench.results import Acceptance
+from flashdraft.bench.stream import Endpoint
+from flashdraft.errors import EngineLostError
+
+SAMPLE_S = 0.5  # between two looks at a gauge
+OURS, VLLM, SGLANG, OTHER = "flashdraft", "vllm", "sglang", "other"
+SGLANG_GAUGE = "sglang:spec_accept_length"
+_VLLM = "vllm:spec_decode_num_"
+_LINE = re.compile(r"([A-Za-z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)")
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+
+Page: TypeAlias = dict[str, list[tuple[dict[str, str], float]]]  # by name: labels and value
+
+
+def read_page(text: str) -> Page:
+    """The samples of a metrics page, counters by their name without _total."""
+    page: Page = {}
+    for line in text.splitlines():
+        match = _LINE.match(line)
+        if match is None:
+            continue
+        try:
+            value = float(match[3])
+        except ValueError:
+            continue
+        labels = dict(_LABEL.findall(match[2] or ""))
+        page.setdefault(match[1].removesuffix("_total"), []).append((labels, value))
+    return page
+
+
+def look(endpoint: Endpoint) -> Page | None:
+    """The endpoint's metrics; None if it has none."""
+    try:
+        status, text = endpoint.get("/metrics")
+    except EngineLostError:  # whether the server lives is for its answers to show
+        return None
+    page = read_page(text) if status == 200 else {}
+    return page or None
+
+
+def acceptance_between(kind: str, before: Page, after: Page) -> Acceptance | None:
+    """What was drafted and accepted between two looks; None if the pages do not say."""
+    if kind == OURS:
+        return _ours(before, after)
+    if f"{_VLLM}drafts" in after:
+        return _vllm(before, after)
+    return None
+
+
+def _ours(before: Page, after: Page) -> Acceptance:
+    """Slots alone: every answer brings its own histogram."""
+    hits = _by_label("flashdraft_accepted_tokens_by_position", "position", before, after)
+    lengths = _by_label("flashdraft_verify_lengths", "length", before, after)
+    longest = max((length for length, count in lengths.items() if count), default=0)
+    tries = [sum(n for length, n in lengths.items() if length > slot) for slot in range(longest)]
+    return Acceptance({}, tries, [hits[slot + 1] for slot in range(longest)])
+
+
+def _vllm(before: Page, after: Page) -> Acceptance | None:
+    drafts = _total(f"{_VLLM}drafts", after) - _total(f"{_VLLM}drafts", before)
+    accepted = f"{_VLLM}accepted_tokens"
+    if drafts <= 0:
+        return None
+    hits = _by_label(f"{accepted}_per_pos", "position", before, after)
+    if not hits:
+        total = _total(accepted, after) - _total(accepted, before)
+        return Acceptance(pooled=1 + total / drafts)
+    reached = [drafts, *(hits[slot] for slot in range(max(hits) + 1)), 0]
+    pairs = zip(reached, reached[1:], strict=False)
+    histogram = {n: round(here - further) for n, (here, further) in enumerate(pairs, 1)}
+    slots = [round(count) for count in reached[1:-1]]
+    return Acceptance(histogram, [round(drafts)] * len(slots), slots)
+
+
+def _total(name: str, page: Page) -> float:
+    return sum(value for _, value in page.get(name, []))
+
+
+def _by_label(name: str, label: str, before: Page, after: Page) -> Counter[int]:
+    """Differences of a counter by the number in one of its labels."""
+    found = Counter[int]()
+    for page, sign in ((after, 1), (before, -1)):
+        for labels, value in page.get(name, []):
+            if labels.get(label, "").isdigit():
+                found[int(labels[label])] += sign * round(value)
+    return found
+
+
+class GaugeWatch:
+    """Looks at a gauge now and again while a row runs; `mean` is of what it showed."""
+
+    def __init__(self, endpoint: Endpoint, name: str = SGLANG_GAUGE) -> None:
+        self._endpoint, self._name = endpoint, name
+        self._values: list[float] = []
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+
+    def mean(self) -> float | None:
+        """The gauge's mean over the row; ends the watch."""
+        self._end.set()
+        self._thread.join()
+        self._look()
+        return statistics.fmean(self._values) if self._values else None
+
+    def _watch(self) -> None:
+        while not self._end.wait(SAMPLE_S):
+            self._look()
+
+    def _look(self) -> None:
+        shown: Sequence[tuple[Mapping[str, str], float]] = (look(self._endpoint) or {}).get(
+            self._name, []
+        )
+        self._values += [value for _, value in shown if value > 0]  # 0 while it has nothing to say

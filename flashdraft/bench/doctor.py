@@ -1,0 +1,138 @@
+"""`flashdraft doctor`: is this pair healthy here, and if it accepts little, why.
+
+It orders the checks and spends the time; what each looks at stands in doctor_checks.py and
+doctor_causes.py. It prints nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+
+from flashdraft.bench.doctor_causes import Examination, find_causes
+from flashdraft.bench.doctor_checks import (
+    check_accepted,
+    check_environment,
+    check_kernels,
+    check_law,
+)
+from flashdraft.bench.doctor_probe import MAX_TOKENS, Accepted, Patient, Probe, greedy, is_on_gpu
+from flashdraft.bench.doctor_report import (
+    OK,
+    PROBLEM,
+    WARNING,
+    Finding,
+    Measured,
+    Report,
+    Settings,
+)
+from flashdraft.bench.expected import expected_range
+from flashdraft.core import Generation, SamplingParams
+
+_GREEDY_SHARE, _SEEDED_SHARE = 0.55, 0.7  # of the time, when each ends; the rest is for causes
+_LAW_TEMPERATURE, _LAW_PROMPTS, _LAW_TOKENS = 0.8, 4, 32  # where nobody asked for a temperature
+
+
+def examine(settings: Settings, on_progress: Callable[[str], None] = lambda _: None) -> Report:
+    """Load the pair and run every check; `on_progress` hears what is being done."""
+    on_progress(f"loading {settings.model}")
+    begin = time.monotonic()
+    patient = Patient.load(
+        settings.model, settings.draft, settings.device, settings.dtype, settings.mode
+    )
+    report = examine_patient(patient, settings, on_progress)
+    report.seconds = time.monotonic() - begin
+    return report
+
+
+def examine_patient(
+    patient: Patient, settings: Settings, on_progress: Callable[[str], None] = lambda _: None
+) -> Report:
+    """Run every check on a pair that is loaded."""
+    begin = time.monotonic()
+    report = Report(settings, patient.llm.drafter_name)
+    on_progress("checking the machine and the kernels")
+    report.findings += check_environment(patient.llm.kernels)
+    report.findings += check_kernels(patient.llm.kernels)
+    on_progress("decoding plainly and drafted")
+    measured = _measure(patient, report, begin)
+    if measured is not None:
+        on_progress("looking for causes")
+        _explain(report, find_causes(patient, measured, begin + settings.seconds))
+    report.seconds = time.monotonic() - begin
+    return report
+
+
+def _measure(patient: Patient, report: Report, begin: float) -> Measured | None:
+    """The law, greedy and seeded, and the accepted length; None without a drafter."""
+    looks_up = patient.drafter is None and patient.llm.engine.config.ngram
+    probe = Probe(patient.target, patient.drafter, ngram=looks_up)
+    prompts = patient.prompts()
+    if probe.verify == 0:
+        report.findings.append(Finding("law", OK, "plain decoding only: there is nothing drafted"))
+        return None
+    gpu = is_on_gpu(patient.target)
+
+    def both(
+        params: SamplingParams, count: int, share: float
+    ) -> tuple[list[Generation], list[Generation]]:
+        watched = dataclasses.replace(params, logprobs=2) if gpu else params
+        asked, deadline = prompts[:count], begin + share * report.settings.seconds
+        drafted = probe.answer(asked, params, deadline=deadline)
+        return probe.answer(asked, watched, drafted=False, deadline=deadline), drafted
+
+    plain, drafted = both(greedy(), len(prompts), _GREEDY_SHARE)
+    report.findings.append(check_law("greedy", plain, drafted, gpu))
+    temperature = patient.mode.temperature
+    if temperature:
+        params = SamplingParams(max_tokens=MAX_TOKENS, temperature=temperature)
+        seeded, drawn = both(params, len(prompts), _SEEDED_SHARE)
+    else:
+        params = SamplingParams(max_tokens=_LAW_TOKENS, temperature=_LAW_TEMPERATURE)
+        seeded, drawn = both(params, _LAW_PROMPTS, _SEEDED_SHARE)
+    label = f"seeded, temperature {params.temperature:g}"
+    report.findings.append(check_law(label, seeded, drawn, gpu, is_drawn=True))
+    if patient.folder is None or patient.llm.drafter_name is None:
+        text = "n-gram lookup drafts, which has no expected accepted length"
+        report.findings.append(Finding("accepted length", OK, text))
+        return None
+    name, folder = patient.llm.drafter_name, patient.folder
+    measured = Measured(
+        prompts,
+        Accepted.of(drafted),
+        Accepted.of(drawn) if temperature else None,
+        plain,
+        expected_range(name, folder, 0.0),
+        expected_range(name, folder, temperature),
+    )
+    report.accepted, report.expected = measured.sampled or measured.greedy, measured.expected_here
+    how = f"temperature {temperature:g}" if temperature else "greedy"
+    how += ", thinking" if patient.mode.thinking else ""
+    report.findings += check_accepted(report.accepted, report.expected, how)
+    return measured
+
+
+def _explain(report: Report, examination: Examination) -> None:
+    """Every cause as a problem; and if nothing explains what was found, that is said."""
+    report.causes = examination.causes
+    for cause in examination.causes:
+        text = f"{cause.name}: {cause.text}"
+        report.findings.append(Finding("cause", PROBLEM, text, cause.remedy))
+    if examination.skipped:
+        text = f"no time was left to try: {', '.join(examination.skipped)}"
+        report.findings.append(Finding("cause", WARNING, text, "give more time with --seconds"))
+    if examination.causes or examination.skipped:
+        return
+    if report.is_healthy:
+        report.findings.append(Finding("cause", OK, "none of the known faults was found"))
+        return
+    report.findings.append(
+        Finding(
+            "cause",
+            WARNING,
+            "none of the known causes explains it: the drafter may be unfinished, or trained for "
+            "another target",
+            "compare with flashdraft bench, or train a drafter with flashdraft train",
+        )
+    )

@@ -1,0 +1,156 @@
+"""Why a pair accepts little: six causes, each found by an experiment or by looking, none guessed.
+
+An experiment undoes one thing and runs the pair again. What the pair does as it stands is measured
+before (doctor.py); running it is doctor_probe.py's and doctor_replay.py's business.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from flashdraft.bench.doctor_drafter import inspect_config, try_configs
+from flashdraft.bench.doctor_probe import Accepted, Patient, Probe, greedy
+from flashdraft.bench.doctor_report import (
+    CLEAR_GAIN,
+    QUANTISED,
+    SCALE,
+    TAPS,
+    TEMPERATURE,
+    TEMPLATE,
+    THINKING,
+    Cause,
+    Measured,
+)
+from flashdraft.bench.doctor_target import find_low_precision, find_other_weights
+
+
+@dataclass(frozen=True)
+class Examination:
+    """The causes, likeliest first, and the experiments for which no time was left."""
+
+    causes: list[Cause]
+    skipped: list[str]
+
+
+def find_causes(patient: Patient, measured: Measured, deadline: float) -> Examination:
+    """Try the causes, cheap ones first; trials that take long only while nothing is found."""
+    if patient.drafter is None:
+        return Examination([], [])
+    causes = inspect_config(patient)
+    skipped: list[str] = []
+
+    def attempt(name: str, find: Callable[[], list[Cause]]) -> None:
+        if time.monotonic() > deadline:
+            skipped.append(name)
+        else:
+            causes.extend(find())
+
+    attempt(TEMPERATURE, lambda: _temperature(patient, measured))
+    attempt(THINKING, lambda: _thinking(patient, measured))
+    attempt(TEMPLATE, lambda: _template(patient, measured, is_explained=bool(causes)))
+    if not causes and measured.is_low:
+        attempt(QUANTISED, lambda: find_other_weights(patient, measured))
+    if not causes:
+        attempt(f"{SCALE}, {TAPS}", lambda: try_configs(patient, measured, deadline, skipped))
+    if not causes and measured.is_low:
+        attempt(QUANTISED, lambda: find_low_precision(patient, measured))
+    causes.sort(key=lambda cause: (not cause.is_certain, -cause.gain))
+    return Examination(causes, list(dict.fromkeys(skipped)))
+
+
+# -- how the pair is asked -------------------------------------------------------------------------
+
+
+def _temperature(patient: Patient, measured: Measured) -> list[Cause]:
+    sampled = measured.sampled
+    if sampled is None or sampled.length >= measured.expected_here.low or measured.is_low:
+        return []
+    return [
+        Cause(
+            TEMPERATURE,
+            f"at temperature {patient.mode.temperature:g} {sampled.length:.2f} tokens a step are "
+            f"accepted, greedy {measured.greedy.length:.2f}: the target draws tokens that nothing "
+            "can foresee",
+            "lower the temperature (most models recommend 1 or less), or add top_p or min_p; "
+            "drafting still costs nothing, as verify 'auto' shortens the draft",
+            sampled.length,
+            measured.greedy.length,
+        )
+    ]
+
+
+def _template(patient: Patient, measured: Measured, is_explained: bool) -> list[Cause]:
+    tokenizer, mode = patient.tokenizer, patient.mode
+    if mode.template is None:
+        return _own_template(patient, measured)
+    if tokenizer.chat_template is None:
+        return []
+    own = patient.prompts(replace(mode, template=None))
+    if own == list(measured.prompts):
+        return []
+    special = {token for prompt in own for token in prompt} & tokenizer.special_ids
+    missing = special - {token for prompt in measured.prompts for token in prompt}
+    if not missing and (is_explained or not measured.is_low):
+        return []
+    after = Accepted.of(_probe(patient).answer(own, greedy()))
+    cause = Cause(
+        TEMPLATE,
+        f"the prompts are not in the model's chat format: with the checkpoint's own template "
+        f"{after.length:.2f} tokens a step are accepted, with this one "
+        f"{measured.greedy.length:.2f}",
+        "leave --template out, or give the template that the checkpoint carries",
+        measured.greedy.length,
+        after.length,
+        is_certain=bool(missing),
+    )
+    if missing:
+        names = ", ".join(tokenizer.decode([token], skip_special=False) for token in missing)
+        return [replace(cause, text=f"{cause.text}; it lacks the special tokens {names}")]
+    return [cause] if cause.gain >= CLEAR_GAIN else []
+
+
+def _own_template(patient: Patient, measured: Measured) -> list[Cause]:
+    """Without another template to compare with: does the checkpoint's own mark its turns?"""
+    tokenizer = patient.tokenizer
+    if not measured.is_low or not tokenizer.special_ids:
+        return []
+    if any(token in tokenizer.special_ids for prompt in measured.prompts for token in prompt):
+        return []
+    what = "has no chat template" if tokenizer.chat_template is None else "marks no turns"
+    return [
+        Cause(
+            TEMPLATE,
+            f"the checkpoint {what}: its prompts hold none of the tokenizer's "
+            f"{len(tokenizer.special_ids)} special tokens",
+            "take chat_template.jinja or tokenizer_config.json from the original model, or give "
+            "its template with --template",
+            is_certain=True,
+        )
+    ]
+
+
+def _thinking(patient: Patient, measured: Measured) -> list[Cause]:
+    if not measured.is_low:
+        return []
+    now = patient.mode.thinking
+    other = patient.prompts(replace(patient.mode, thinking=not now))
+    if other == list(measured.prompts):  # the template knows no such switch
+        return []
+    after = Accepted.of(_probe(patient).answer(other, greedy()))
+    here, there = ("with", "without") if now else ("without", "with")
+    cause = Cause(
+        THINKING,
+        f"{there} thinking {after.length:.2f} tokens a step are accepted, {here} it "
+        f"{measured.greedy.length:.2f}: the drafter was trained on text {there} thinking",
+        f"ask {there} thinking (enable_thinking={str(not now).lower()} in the chat template), or "
+        "use a drafter that was trained on both: flashdraft train makes one",
+        measured.greedy.length,
+        after.length,
+    )
+    return [cause] if cause.gain >= CLEAR_GAIN else []
+
+
+def _probe(patient: Patient) -> Probe:
+    return Probe(patient.target, patient.drafter)

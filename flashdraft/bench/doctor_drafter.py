@@ -1,0 +1,132 @@
+"""Does the drafter's config fit its weights: embedding scale and taps?
+
+By looking, where the weights are known; and by drafting with other values at the same places.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from flashdraft.bench.doctor_probe import Patient, reconfigured
+from flashdraft.bench.doctor_replay import Comparison, Text, read_text, try_drafter
+from flashdraft.bench.doctor_report import SCALE, TAPS, Cause, Measured
+from flashdraft.bench.expected import right_config
+from flashdraft.models.drafter import Drafter
+from flashdraft.models.drafter_config import DrafterConfig
+
+# on the same text: four standard errors, and two in a hundred to be worth a word
+_SURE_DEVIATIONS, _WORTHWHILE = 4.0, 1.02
+_SAME_SCALE = 0.02  # bf16 rounds a scale by a part of that
+
+
+class _Change(NamedTuple):
+    """A drafter with one other value in its config."""
+
+    cause: str
+    drafter: Drafter
+    text: str
+
+
+def inspect_config(patient: Patient) -> list[Cause]:
+    """The drafter's config against the one that its weights were published with, where known."""
+    drafter, folder, name = patient.drafter, patient.folder, patient.llm.drafter_name
+    assert drafter is not None and folder is not None and name is not None
+    known = right_config(name, folder)
+    if known is None:
+        return []
+    causes = []
+    if known.tap_layers != drafter.config.tap_layers:
+        text = _taps_text(drafter.config.tap_layers, known.tap_layers)
+        causes.append(_cause(TAPS, f"{text}, by the config that these weights were published with"))
+    now, right = (_scale_of(patient, config) for config in (drafter.config, known))
+    if not math.isclose(now, right, rel_tol=_SAME_SCALE):
+        text = _scale_text(now, right)
+        causes.append(
+            _cause(SCALE, f"{text}, by the config that these weights were published with")
+        )
+    return [replace(cause, is_certain=True) for cause in causes]
+
+
+def try_configs(
+    patient: Patient, measured: Measured, deadline: float, skipped: list[str]
+) -> list[Cause]:
+    """Draft with other scales and other taps at the same places of the same text.
+
+    Adds to `skipped` the causes for whose trials no time was left.
+    """
+    drafter, target = patient.drafter, patient.target
+    assert drafter is not None
+    changes = [*_scales(patient, drafter), *_shifts(patient, drafter)]
+    layers = {tap for change in changes for tap in change.drafter.config.tap_layers}
+    texts = _texts(patient, measured, sorted(layers | set(drafter.config.tap_layers)))
+    if not texts:
+        return []
+    before = try_drafter(target, drafter, texts)
+    best: dict[str, Cause] = {}
+    for change in changes:
+        if time.monotonic() > deadline:
+            skipped.append(change.cause)
+            continue
+        found = Comparison.of(before, try_drafter(target, change.drafter, texts))
+        if found.deviations < _SURE_DEVIATIONS or found.gain < _WORTHWHILE:
+            continue
+        text = (
+            f"{change.text}: drafts at the same places then agree for {found.after:.2f} tokens in "
+            f"place of {found.before:.2f}"
+        )
+        cause = replace(_cause(change.cause, text), before=found.before, after=found.after)
+        if change.cause not in best or cause.gain > best[change.cause].gain:
+            best[change.cause] = cause
+    return list(best.values())
+
+
+def _cause(name: str, text: str) -> Cause:
+    key = "input_embedding_scale" if name == SCALE else "target_layer_ids"
+    remedy = f"correct {key} in the drafter's config.json, or fetch the drafter again"
+    return Cause(name, text, remedy)
+
+
+def _scale_of(patient: Patient, config: DrafterConfig) -> float:
+    return patient.target.config.embed_scale if config.embed_scale is None else config.embed_scale
+
+
+def _scale_text(now: float, right: float) -> str:
+    return f"the drafter embeds with a scale of {now:g}; it was trained with {right:g}"
+
+
+def _taps_text(now: Sequence[int], right: Sequence[int]) -> str:
+    return f"the drafter reads the layers {list(now)}; it was trained with {list(right)}"
+
+
+def _scales(patient: Patient, drafter: Drafter) -> list[_Change]:
+    """Other embedding scales: the target's own, none, the root of the width."""
+    now = _scale_of(patient, drafter.config)
+    scales = [patient.target.config.embed_scale, 1.0, math.sqrt(drafter.config.hidden_size)]
+    return [
+        _Change(SCALE, reconfigured(drafter, embed_scale=scale), _scale_text(now, scale))
+        for scale in dict.fromkeys(scales)
+        if not math.isclose(scale, now, rel_tol=_SAME_SCALE)
+    ]
+
+
+def _shifts(patient: Patient, drafter: Drafter) -> list[_Change]:
+    """All taps one layer lower, or one higher."""
+    taps, changes = drafter.config.tap_layers, []
+    for shift in (-1, 1):
+        moved = tuple(tap + shift for tap in taps)
+        if min(moved) >= 0 and max(moved) < len(patient.target.config.layers):
+            other = reconfigured(drafter, tap_layers=moved)
+            changes.append(_Change(TAPS, other, _taps_text(taps, moved)))
+    return changes
+
+
+def _texts(patient: Patient, measured: Measured, layers: Sequence[int]) -> list[Text]:
+    return [
+        read_text(patient.target, prompt, answer.token_ids, layers)
+        for prompt, answer in zip(measured.prompts, measured.answers, strict=True)
+        if len(answer.token_ids) > 16  # shorter ones have next to no place to draft at
+    ]

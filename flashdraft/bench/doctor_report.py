@@ -1,0 +1,110 @@
+"""What doctor says: findings, causes, and the report that holds them. It measures nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from flashdraft.bench.doctor_probe import Accepted, Mode
+from flashdraft.bench.expected import Expected
+from flashdraft.core import Generation
+
+FORMAT = "flashdraft-doctor/1"
+DEFAULT_SECONDS = 30.0
+OK, WARNING, PROBLEM = "ok", "warning", "problem"
+THINKING, SCALE, TAPS = "thinking mismatch", "embedding scale", "shifted taps"
+QUANTISED, TEMPLATE, TEMPERATURE = "quantised target", "wrong template", "temperature"
+CLEAR_GAIN = 1.25  # other text accepts otherwise: so much more than before is no accident
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report."""
+
+    area: str  # environment, kernels, law, accepted length or cause
+    status: str  # ok, warning or problem
+    text: str
+    remedy: str | None = None
+
+
+@dataclass(frozen=True)
+class Cause:
+    """What keeps the accepted length down, how it was found, and what to do."""
+
+    name: str
+    text: str
+    remedy: str
+    before: float | None = None  # accepted length as it is, in the experiment's own measure
+    after: float | None = None  # and with the cause undone
+    is_certain: bool = False  # seen in the files, whatever it does to the accepted length
+
+    @property
+    def gain(self) -> float:
+        """How many times more is accepted once it is undone."""
+        if self.before is None or self.after is None:
+            return 1.0
+        return self.after / max(1.0, self.before)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What doctor knows of the pair before it looks for causes."""
+
+    prompts: Sequence[Sequence[int]]
+    greedy: Accepted
+    sampled: Accepted | None  # at the user's own temperature
+    answers: Sequence[Generation]  # plain and greedy
+    expected: Expected  # greedy
+    expected_here: Expected  # at the user's temperature
+
+    @property
+    def is_low(self) -> bool:
+        """Whether greedy decoding alone accepts too little."""
+        return self.greedy.length < self.expected.low
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Which pair is examined, how it is asked, and for how long."""
+
+    model: str
+    draft: str = "auto"
+    device: str = "auto"
+    dtype: str = "auto"
+    mode: Mode = Mode()
+    seconds: float = DEFAULT_SECONDS  # once the pair is loaded; a step that runs is not cut
+
+
+@dataclass
+class Report:
+    """Everything doctor found."""
+
+    settings: Settings
+    drafter: str | None = None
+    findings: list[Finding] = field(default_factory=list)
+    causes: list[Cause] = field(default_factory=list)
+    accepted: Accepted | None = None  # in the user's own mode
+    expected: Expected | None = None
+    seconds: float = 0.0
+
+    @property
+    def is_healthy(self) -> bool:
+        return all(finding.status != PROBLEM for finding in self.findings)
+
+    def to_json(self) -> dict[str, Any]:
+        """One JSON object; lists are in the report's own order, causes likeliest first."""
+        settings = dataclasses.asdict(self.settings)
+        mode = settings.pop("mode")
+        mode["template"] = "given" if mode["template"] is not None else "own"
+        return {
+            "format": FORMAT,
+            "is_healthy": self.is_healthy,
+            "settings": {**settings, **mode, "drafter": self.drafter},
+            "findings": [dataclasses.asdict(finding) for finding in self.findings],
+            "causes": [dataclasses.asdict(cause) for cause in self.causes],
+            "accepted": None if self.accepted is None else dataclasses.asdict(self.accepted),
+            "expected": None if self.expected is None else dataclasses.asdict(self.expected),
+            "seconds": round(self.seconds, 2),
+        }

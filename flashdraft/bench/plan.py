@@ -1,0 +1,201 @@
+"""`flashdraft plan` as numbers: what fits on a card, in which format, how fast, and what to type.
+
+Brings sizes (plan_sizes.py), speeds (plan_speed.py) and a card (gpus.py) together and draws the
+conclusions. The engine's own budget decides what fits; no weights are read, nothing is run.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from flashdraft.bench.gpus import GB, Card, cards_by_memory
+from flashdraft.bench.plan_pairs import Pair
+from flashdraft.bench.plan_sizes import (
+    CPU_FORMATS,
+    GPU_FORMATS,
+    CachePlan,
+    Format,
+    count_drafter,
+    count_target,
+    drafter_bytes,
+    plan_cache,
+    weight_bytes,
+)
+from flashdraft.bench.plan_speed import Prediction, predict, predict_best
+from flashdraft.engine.config import EngineConfig
+from flashdraft.engine.memory import DEFAULT_CPU_GB, GPU_SHARE
+from flashdraft.errors import RequestError
+
+DEFAULT_CONTEXT = 8192
+MAX_CONCURRENCY = 1024  # no search goes beyond
+
+
+@dataclass(frozen=True)
+class Fit:
+    """The pair on the card in one format."""
+
+    form: Format
+    weights_bytes: float
+    drafter_bytes: float
+    budget_bytes: int  # for the cache: a share of what the weights leave, the rest is activations'
+    cache: CachePlan | None  # None = the weights alone do not fit
+    max_context: int  # of so many sequences as were asked for; 0 = none
+    max_concurrency: int  # of sequences as long as was asked for
+    plain: Prediction | None  # of those that fit; None = none does, or the bandwidth is not known
+    drafted: Prediction | None  # at the best verify length; None = nothing is known of drafts
+
+    @property
+    def fits(self) -> bool:
+        return self.cache is not None and self.cache.fits
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A pair, a card and a load, with every format's outcome; the first ones are loadable."""
+
+    pair: Pair
+    card: Card
+    context: int
+    concurrency: int
+    fits: tuple[Fit, ...]
+
+    @property
+    def best(self) -> Fit:
+        """What this version would run: the loadable format that holds the most of the load."""
+        loadable = [fit for fit in self.fits if fit.form.is_loadable]
+        return max(loadable, key=lambda fit: (fit.fits, fit.max_concurrency > 0))
+
+    @property
+    def shown(self) -> Fit | None:
+        """Whose speed is of interest: what would run, else the first format that would."""
+        order = [self.best, *self.fits]
+        return next((fit for fit in order if fit.fits or fit.max_concurrency), None)
+
+    @property
+    def num_at_once(self) -> int:
+        """How many of the sequences asked for can run at once, each at its full length."""
+        return self.concurrency if self.best.fits else self.best.max_concurrency
+
+    @property
+    def command(self) -> str | None:
+        """What serves this load, as much of it at once as fits; None = not even one."""
+        if not self.num_at_once:
+            return None
+        words = ["flashdraft", "serve", self.pair.model]
+        if self.pair.draft != "auto":
+            words += ["--draft", self.pair.draft]
+        if self.card.is_cpu:
+            words += ["--device", "cpu", "--dtype", self.best.form.name]
+        words += ["--max-context", str(self.context), "--max-batch", str(self.num_at_once)]
+        return shlex.join(words)
+
+
+def make_plan(pair: Pair, card: Card, *, context: int | None = None, concurrency: int = 1) -> Plan:
+    """Every format on this card, for so many sequences of so many tokens."""
+    longest = pair.target.max_position
+    if context is None:
+        context = min(DEFAULT_CONTEXT, longest)
+    if not 2 <= context <= longest:
+        raise RequestError(
+            f"--context is {context}; {pair.model} takes 2 to {longest} tokens, prompt and answer."
+        )
+    if not 1 <= concurrency <= MAX_CONCURRENCY:
+        raise RequestError(f"--concurrency is {concurrency}; it must be 1 to {MAX_CONCURRENCY}.")
+    formats = CPU_FORMATS if card.is_cpu else GPU_FORMATS
+    fits = tuple(_fit(pair, card, form, context, concurrency) for form in formats)
+    return Plan(pair, card, context, concurrency, fits)
+
+
+def advice(plan: Plan) -> list[str]:
+    """What would fit where the load does not: less of it, another format, a larger card."""
+    best = plan.best
+    if best.fits:
+        return []
+    found, wanted = [], f"{plan.concurrency} × {plan.context:,} tokens"
+    if best.max_context:
+        found.append(f"--context {best.max_context}: the longest for {plan.concurrency} at once")
+    if best.max_concurrency:
+        found.append(f"--concurrency {best.max_concurrency}: the most at {plan.context:,} tokens")
+    for fit in plan.fits:
+        if not fit.form.is_loadable and fit.max_context:
+            longest = "" if fit.fits else f", up to {fit.max_context:,} tokens"
+            found.append(f"a format that cannot be loaded yet: {fit.form.name}{longest}")
+    form = GPU_FORMATS[0]
+    for card in cards_by_memory():
+        if _fit(plan.pair, card, form, plan.context, plan.concurrency).fits:
+            found.append(f"a larger card: {wanted} in {form.name} fit on the {card.title}")
+            break
+    else:
+        found.append(f"no single card of the table holds {wanted} in {form.name}")
+    return found
+
+
+def break_even(plan: Plan, fit: Fit) -> float:
+    """The accepted length from which drafting pays, at the verify length chosen or the longest."""
+    pair, plain = plan.pair, fit.plain
+    assert pair.drafter is not None and plain is not None
+    chosen = fit.drafted.verify if fit.drafted is not None else 0
+    drafted = predict(
+        pair,
+        plan.card,
+        requests=plain.requests,
+        context=plain.context,
+        verify=chosen or pair.drafter.block_size - 1,
+        form=fit.form,
+        accepted_length=1.0,
+    )
+    return drafted.step_s / plain.step_s
+
+
+def _fit(pair: Pair, card: Card, form: Format, context: int, concurrency: int) -> Fit:
+    drafter = None if pair.drafter is None else count_drafter(pair.drafter)
+    weights = weight_bytes(count_target(pair.target), form)
+    drafting = drafter_bytes(drafter, form)
+    left = card.free_bytes - weights - drafting
+    device, dtype, budget = "cuda", torch.bfloat16, int(max(0.0, left) * GPU_SHARE)
+    if card.is_cpu:
+        device, dtype, budget = "cpu", torch.float32, int(min(max(0.0, left), DEFAULT_CPU_GB * GB))
+
+    def cache(length: int, batch: int) -> CachePlan:
+        config = EngineConfig.for_device(device, max_batch=batch, max_context=length)
+        return plan_cache(pair, dtype, budget, config, length)
+
+    longest, found = pair.target.max_position, None
+    max_context = max_concurrency = 0
+    if left > 0:
+        found = cache(context, concurrency)
+        max_context = _largest(2, longest, lambda length: cache(length, concurrency).fits)
+        max_concurrency = _largest(1, MAX_CONCURRENCY, lambda batch: cache(context, batch).fits)
+    plain = drafted = None
+    batch = concurrency if found is not None and found.fits else max_concurrency
+    if batch and card.bandwidth_tb_s is not None:
+        plain = predict(pair, card, requests=batch, context=context, verify=0, form=form)
+        if pair.accepted is not None:
+            drafted = predict_best(pair, card, requests=batch, context=context, form=form)
+    return Fit(
+        form=form,
+        weights_bytes=weights,
+        drafter_bytes=drafting,
+        budget_bytes=budget,
+        cache=found,
+        max_context=max_context,
+        max_concurrency=max_concurrency,
+        plain=plain,
+        drafted=drafted,
+    )
+
+
+def _largest(low: int, high: int, fits: Callable[[int], bool]) -> int:
+    """The largest number from low to high that fits, where all below it do; 0 = none."""
+    if not fits(low):
+        return 0
+    if fits(high):
+        return high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low

@@ -1,0 +1,209 @@
+"""How fast a step is expected to be: bytes over bandwidth, arithmetic, and kernels to start.
+
+    step = sum over the step's parts of √(reading² + arithmetic²)  +  kernels × time per kernel
+    reading = bytes ÷ (bandwidth × its share),  arithmetic = operations ÷ (rate × its share)
+
+A part's reading and arithmetic overlap, though not wholly, hence the root. The shares belong to a
+card (gpus.py) and are the same for every model and load. Nothing is run here.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from flashdraft.bench.gpus import GB, Card
+from flashdraft.bench.plan_pairs import Pair, expected_length
+from flashdraft.bench.plan_sizes import BF16, Format, count_drafter, count_target
+from flashdraft.engine.width import WIDTHS
+from flashdraft.models.config import ExpertsConfig
+
+CACHE_ITEM = 2  # bytes of a key's or a value's number: bfloat16 in every format
+# launches per captured step, as profiled on the H200
+KERNELS_PER_LAYER, KERNELS_PER_EXPERT_LAYER, KERNELS_PER_DRAFT = 10.4, 14.8, 90
+TERA = 1e12
+
+
+@dataclass(frozen=True)
+class Part:
+    """One kind of work of a step: bytes it reads, operations it makes of them."""
+
+    name: str
+    num_bytes: float
+    operations: float
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A step at one verify length, for a whole batch."""
+
+    verify: int
+    requests: int
+    context: int
+    accepted_length: float  # tokens per request and step; 1 without drafts
+    parts: tuple[Part, ...]
+    distinct_experts: float | None  # that a layer reads
+    reading_s: float
+    arithmetic_s: float  # what it adds to reading
+    kernels_s: float
+    num_kernels: float
+    floor_s: float  # the same bytes at the data sheet's bandwidth and nothing else
+
+    @property
+    def step_s(self) -> float:
+        return self.reading_s + self.arithmetic_s + self.kernels_s
+
+    @property
+    def num_bytes(self) -> float:
+        return sum(part.num_bytes for part in self.parts)
+
+    @property
+    def operations(self) -> float:
+        return sum(part.operations for part in self.parts)
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.requests * self.accepted_length / self.step_s
+
+
+def distinct_experts(experts: ExpertsConfig, num_rows: int) -> float:
+    """Experts that rows which choose independently and evenly reach: E(1 - (1 - k/E)^n).
+
+    Real routing is skewed and neighbours agree, so this is the most that is to be expected.
+    """
+    return experts.num_experts * (1 - (1 - experts.num_chosen / experts.num_experts) ** num_rows)
+
+
+def predict(
+    pair: Pair,
+    card: Card,
+    *,
+    requests: int,
+    context: int,
+    verify: int,
+    form: Format = BF16,
+    experts_read: float | None = None,
+    accepted_length: float | None = None,
+) -> Prediction:
+    """One decode step of `requests` sequences at this context and verify length.
+
+    `experts_read` and `accepted_length` stand in for the even routing and the pair's known
+    acceptance where they are known better. The card must have a bandwidth; a drafted step needs a
+    drafter and an accepted length.
+    """
+    assert card.bandwidth_tb_s is not None
+    if accepted_length is None:
+        accepted_length = 1.0
+        if verify:
+            assert pair.accepted is not None
+            accepted_length = expected_length(pair.accepted.chance, verify)
+    rows, moe = requests * (verify + 1), pair.target.experts
+    if moe is not None and experts_read is None:
+        experts_read = distinct_experts(moe, rows)
+    parts = _target_parts(pair, form, requests, context, rows, experts_read)
+    per_layer = KERNELS_PER_LAYER if moe is None else KERNELS_PER_EXPERT_LAYER
+    kernels = per_layer * len(pair.target.layers)
+    if verify:
+        parts += _drafter_parts(pair, form, requests, context, rows)
+        kernels += KERNELS_PER_DRAFT
+    use = card.efficiency
+    rate = math.inf if card.tflops is None else card.tflops * use.arithmetic * TERA
+    bandwidth = card.bandwidth_tb_s * TERA
+    reading = [part.num_bytes / (bandwidth * use.bandwidth) for part in parts]
+    both = [
+        math.hypot(read, part.operations / rate) for read, part in zip(reading, parts, strict=True)
+    ]
+    return Prediction(
+        verify=verify,
+        requests=requests,
+        context=context,
+        accepted_length=accepted_length,
+        parts=tuple(parts),
+        distinct_experts=experts_read,
+        reading_s=sum(reading),
+        arithmetic_s=sum(both) - sum(reading),
+        kernels_s=kernels * use.kernel_us / 1e6,
+        num_kernels=kernels,
+        floor_s=sum(part.num_bytes for part in parts) / bandwidth,
+    )
+
+
+def predict_best(
+    pair: Pair, card: Card, *, requests: int, context: int, form: Format = BF16
+) -> Prediction:
+    """The verify length with the most tokens per second, of those that the engine tries.
+
+    Zero is among them; without a drafter or a known accepted length it is the only one.
+    """
+    longest = 0
+    if pair.drafter is not None and pair.accepted is not None:
+        longest = pair.drafter.block_size - 1
+    steps = [
+        predict(pair, card, requests=requests, context=context, verify=width, form=form)
+        for width in WIDTHS
+        if width <= longest
+    ]
+    return max(steps, key=lambda step: step.tokens_per_s)
+
+
+def _target_parts(
+    pair: Pair, form: Format, requests: int, context: int, rows: int, experts: float | None
+) -> list[Part]:
+    size, config = count_target(pair.target), pair.target
+    layers = (size.layers * form.bits + size.small * form.small_bits) / 8
+    parts = [
+        Part("layers", layers, 2.0 * size.layers * rows),
+        Part("head", size.head * form.head_bits / 8, 2.0 * size.head * rows),
+    ]
+    if config.experts is not None and experts is not None:
+        read = size.experts * experts
+        chosen = 2.0 * size.experts * config.experts.num_chosen * rows
+        parts.append(Part("experts", read * form.bits / 8, chosen))
+    read = keys = 0.0
+    for layer in config.layers:
+        seen = min(context, layer.window or context)
+        read += 2 * layer.num_kv_heads * layer.head_dim * seen
+        keys += layer.num_heads * layer.head_dim * seen
+    parts.append(Part("cache", CACHE_ITEM * read * requests, 4.0 * keys * rows))
+    return parts
+
+
+def _drafter_parts(pair: Pair, form: Format, requests: int, context: int, rows: int) -> list[Part]:
+    """One pass over every request's whole block, and the context made of the verified rows."""
+    config = pair.drafter
+    assert config is not None
+    size, item = count_drafter(config), BF16.bits / 8
+    block = requests * config.block_size
+    body = size.total - size.own_head - size.fold
+    fold = size.fold + size.copies
+    head, head_bits = size.own_head, BF16.head_bits
+    if not head:
+        head, head_bits = count_target(pair.target).head, form.head_bits
+    seen = sum(min(context, window or context) for window in config.windows)
+    key, query = config.num_kv_heads * config.head_dim, config.num_heads * config.head_dim
+    return [
+        Part("drafter's layers", body * item, 2.0 * body * block),
+        Part("drafter's context", fold * item, 2.0 * fold * rows),
+        Part("head for the drafts", head * head_bits / 8, 2.0 * head * block),
+        Part(
+            "drafter's cache", CACHE_ITEM * 2.0 * key * seen * requests, 4.0 * query * seen * block
+        ),
+    ]
+
+
+def explain(step: Prediction, card: Card) -> list[str]:
+    """The formula with this step's numbers in it, a line for each of its terms."""
+    use = card.efficiency
+    assert card.bandwidth_tb_s is not None
+    rate = "the card's rate is not known"
+    if card.tflops is not None:
+        rate = f"{step.operations / TERA:.2f} TFLOP at {use.arithmetic:g} × {card.tflops:g} TFLOP/s"
+    each = f"{step.accepted_length:.2f} tokens" if step.verify else "1 token"
+    times = f"{step.requests} × " if step.requests > 1 else ""
+    return [
+        f"reading: {step.num_bytes / GB:.2f} GB ÷ ({use.bandwidth:g} × {card.bandwidth_tb_s:g} "
+        f"TB/s) = {1e3 * step.reading_s:.2f} ms",
+        f"arithmetic that reading does not hide: + {1e3 * step.arithmetic_s:.2f} ms ({rate})",
+        f"kernels: {step.num_kernels:.0f} × {use.kernel_us:g} µs = {1e3 * step.kernels_s:.2f} ms",
+        f"{times}{each} ÷ {1e3 * step.step_s:.2f} ms = {step.tokens_per_s:,.0f} tokens/s",
+    ]

@@ -1,0 +1,160 @@
+"""The sweep: its order, its warm-up, its progress, and what stops it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from flashdraft.bench.measure import WARM_UP_TOKENS, Estimate, OnReply, Run, Sweep, run_sweep
+from flashdraft.bench.results import DRAFT, PLAIN, Acceptance, Measurement, Reply, Results
+from flashdraft.bench.tasks import BenchPrompt, Task
+from flashdraft.errors import EngineLostError
+
+MODES = (PLAIN, DRAFT)
+
+
+def make_task(name: str, count: int = 3) -> Task:
+    messages = [({"role": "user", "content": f"{name} {n}"},) for n in range(count)]
+    return Task(name, tuple(BenchPrompt(one) for one in messages), name)
+
+
+class ScriptedRunner:
+    """Answers at once; `at` says what happens in a run instead, by its place among all."""
+
+    def __init__(self, at: dict[int, Callable[[], None]] | None = None) -> None:
+        self.modes: tuple[str, ...] = MODES
+        self.runs: list[Run] = []
+        self._at = at or {}
+
+    def run(self, run: Run, on_reply: OnReply) -> Measurement:
+        self.runs.append(run)
+        self._at.get(len(self.runs) - 1, lambda: None)()
+        replies = {}
+        for place in range(len(run.prompts)):
+            reply = Reply("text", "text", 1.0, 0.5, 4, 8)
+            on_reply(reply)
+            replies[place] = [reply]
+        return Measurement(replies, 1.0, Acceptance())
+
+
+class Lines:
+    """Progress that is kept."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def show(self, text: str) -> None:
+        self.lines.append(text)
+
+
+def sweep_with(runner: ScriptedRunner, sweep: Sweep) -> tuple[Results, list[int], list[str]]:
+    results, saved, progress = Results(sweep.tasks, {}, {}), list[int](), Lines()
+    run_sweep(runner, sweep, results, progress, lambda: saved.append(num_rows(results)))
+    return results, saved, progress.lines
+
+
+def num_rows(results: Results) -> int:
+    return len(results.document()["rows"])
+
+
+def raising(error: BaseException) -> Callable[[], None]:
+    def throw() -> None:
+        raise error
+
+    return throw
+
+
+def test_modes_take_turns_and_so_does_who_begins() -> None:
+    sweep = Sweep([make_task("a"), make_task("b")], (1, 4), 16, repeats=2)
+    order = [(run.task, run.concurrency, run.mode) for run in sweep.runs(MODES)]
+    first = [(PLAIN, DRAFT), (DRAFT, PLAIN)]
+    cells = [("a", 1), ("a", 4), ("b", 1), ("b", 4)]
+    expected = [
+        (*cell, mode)
+        for repeat in range(2)
+        for number, cell in enumerate(cells)
+        for mode in first[(number + repeat) % 2]
+    ]
+    assert order == expected
+
+
+def test_the_warm_up_fills_every_concurrency_in_every_mode_with_marked_prompts() -> None:
+    sweep = Sweep([make_task("a", 2), make_task("b", 2)], (1, 3, 8), 256)
+    runs = list(sweep.warm_ups(MODES))
+    assert [(run.concurrency, run.mode, len(run.prompts)) for run in runs] == [
+        (1, PLAIN, 1),
+        (1, DRAFT, 1),
+        (3, PLAIN, 3),
+        (3, DRAFT, 3),
+        (8, PLAIN, 4),
+        (8, DRAFT, 4),
+    ]
+    assert sweep.num_warm_ups() == 8
+    assert {run.max_tokens for run in runs} == {WARM_UP_TOKENS}
+    texts = [prompt.messages[0]["content"] for run in runs for prompt in run.prompts]
+    assert len(set(texts)) == len(texts)  # a prefix cache knows none of them
+    assert not any(text.startswith(("a ", "b ")) for text in texts)
+
+
+def test_more_requests_in_flight_than_prompts_is_said() -> None:
+    assert Sweep([make_task("a", 3)], (1, 3), 16).problems() == []
+    [problem] = Sweep([make_task("a", 3)], (1, 8), 16).problems()
+    assert problem.startswith("a has 3 prompts: at concurrency 8 no more")
+
+
+def test_every_row_is_saved_as_soon_as_it_is_measured() -> None:
+    runner = ScriptedRunner()
+    results, saved, lines = sweep_with(runner, Sweep([make_task("a")], (1, 2), 16))
+    assert saved == [1, 2, 3, 4, 4] and not results.is_partial
+    assert lines[0].startswith("warming up") and lines[-1].startswith("100 %")
+
+
+@pytest.mark.parametrize("place", [4, 6])
+def test_an_engine_that_is_lost_leaves_what_was_measured(place: int) -> None:
+    runner = ScriptedRunner({place: raising(EngineLostError("The server is gone."))})
+    results, saved, _ = sweep_with(runner, Sweep([make_task("a")], (1, 2), 16))
+    document = results.document()
+    assert len(document["rows"]) == place - 4 == saved[-1] and document["is_partial"]
+    assert "The server is gone." in document["problems"][-1]
+    assert "which is not in the results" in document["problems"][-1]
+    assert len(runner.runs) == place + 1
+
+
+def test_an_interrupt_keeps_the_finished_rows_and_goes_on_up() -> None:
+    runner = ScriptedRunner({5: raising(KeyboardInterrupt())})
+    sweep = Sweep([make_task("a")], (1, 2), 16)
+    results, saved = Results(sweep.tasks, {}, {}), list[int]()
+    with pytest.raises(KeyboardInterrupt):
+        run_sweep(runner, sweep, results, Lines(), lambda: saved.append(num_rows(results)))
+    document = results.document()
+    assert document["is_partial"] and saved == [1, 1]
+    assert document["problems"] == [
+        "Interrupted in a, concurrency 1, draft: that row is not in the results."
+    ]
+
+
+def test_a_row_without_an_answer_ends_the_sweep_in_words() -> None:
+    class Silent(ScriptedRunner):
+        def run(self, run: Run, on_reply: OnReply) -> Measurement:
+            super().run(run, lambda reply: None)
+            return Measurement({}, 1.0, Acceptance(), ["prompt 1: HTTP 500"], len(run.prompts))
+
+    results, _, _ = sweep_with(Silent(), Sweep([make_task("a")], (1,), 16))
+    assert results.is_partial and num_rows(results) == 0
+    assert "Nothing was measured" in results.problems[-1]
+    assert "prompt 1: HTTP 500" in results.problems[-1]
+
+
+def test_the_estimate_grows_with_what_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    runs = list(Sweep([make_task("a", 4)], (1,), 16).runs(MODES))
+    estimate = Estimate(runs)
+    assert estimate.describe(runs[0], 0) == "  0 %  a, concurrency 1, plain  0/4"
+    now += 30
+    assert estimate.describe(runs[0], 2).endswith(" 2/4  about 1 min 30 s left")
+    estimate.add(runs[0])
+    now += 30
+    assert estimate.describe(runs[1], 0).startswith(" 50 %")
+    assert estimate.describe(runs[1], 4).endswith("about 0 s left")

@@ -1,0 +1,167 @@
+"""`flashdraft doctor` on tiny random checkpoints: what it refuses, says, and exits with."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from flashdraft.bench import doctor
+from flashdraft.bench.doctor_causes import find_causes
+from flashdraft.bench.doctor_probe import Mode, Patient, reconfigured
+from flashdraft.bench.doctor_replay import agreement, read_text, try_drafter
+from flashdraft.bench.doctor_target import weight_bits
+from flashdraft.cli import main
+from flashdraft.models.config import RopeConfig
+from flashdraft.models.drafter import Drafter
+from flashdraft.models.drafter_config import DrafterConfig
+from flashdraft.models.drafter_loading import save_drafter
+from tests.tiny import VOCAB_SIZE, make_tiny_checkpoint
+
+DRAFTER = DrafterConfig(
+    hidden_size=32,
+    intermediate_size=48,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=8,
+    num_layers=1,
+    vocab_size=VOCAB_SIZE,
+    max_position=1024,
+    norm_eps=1e-6,
+    rope=RopeConfig(10000.0, 8, 8),
+    windows=(None,),
+    causal=(False,),
+    block_size=5,
+    mask_token_id=1,
+    tap_layers=(0, 1),
+)
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_checkpoint(tmp_path_factory.mktemp("target"), "llama")
+
+
+@pytest.fixture(scope="module")
+def drafter(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("drafter")
+    torch.manual_seed(0)
+    save_drafter(Drafter(DRAFTER), folder, torch.float32)
+    return folder
+
+
+def run_doctor(*arguments: str | Path) -> int:
+    shown = ["doctor", "--device", "cpu", "--dtype", "float32", *map(str, arguments)]
+    return main(shown)
+
+
+def test_plain_decoding_is_healthy(target: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_doctor("--model", target, "--draft", "none") == 0
+    shown = capsys.readouterr().out
+    assert "nothing drafted" in shown and shown.splitlines()[-1].startswith("healthy")
+
+
+def test_lookup_keeps_the_law_and_has_no_range(target: Path, tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    assert run_doctor("--model", target, "--draft", "ngram", "--json", path) == 0
+    report = json.loads(path.read_text())
+    law = [finding for finding in report["findings"] if finding["area"] == "law"]
+    assert len(law) == 2 and all("identical" in finding["text"] for finding in law)
+    assert report["accepted"] is None and report["causes"] == []
+
+
+def test_an_untrained_drafter_is_a_problem_that_no_cause_explains(
+    target: Path, drafter: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_doctor("--model", target, "--draft", drafter, "--json") == 1
+    report: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert report["format"] == "flashdraft-doctor/1" and report["is_healthy"] is False
+    assert report["accepted"]["length"] < report["expected"]["low"]
+    by_area = {finding["area"]: finding for finding in report["findings"]}
+    assert by_area["cause"]["status"] == "warning" and "unfinished" in by_area["cause"]["text"]
+    assert report["causes"] == []
+    assert str(target) == report["settings"]["model"] and report["settings"]["template"] == "own"
+
+
+def test_time_that_runs_out_is_said(
+    target: Path, drafter: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(doctor, "find_causes", lambda who, what, _: find_causes(who, what, 0.0))
+    run_doctor("--model", target, "--draft", drafter)
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "no time was left to try: temperature, thinking mismatch" in shown
+    assert "--seconds" in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--seconds", "0"], "--seconds is 0"),
+        (["--seconds", "nan"], "--seconds is nan"),
+        (["--temperature", "-1"], "temperature is -1"),
+        (["--template", "missing.jinja"], "missing.jinja cannot be read"),
+        (["--model", "no-such-model"], "no-such-model"),
+        (["--json", "no/such/folder/x.json"], "no folder"),
+    ],
+)
+def test_bad_input_is_refused_in_words(
+    arguments: list[str], said: str, target: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_doctor("--model", target, *arguments) == 2
+    shown = capsys.readouterr()
+    assert said in shown.err and "Traceback" not in shown.err
+
+
+def test_a_template_that_is_no_template_is_refused(
+    target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = tmp_path / "broken.jinja"
+    broken.write_text("{% for message in messages %}")
+    assert run_doctor("--model", target, "--template", broken) == 2
+    assert "template" in capsys.readouterr().err
+
+
+def test_replay_drafts_what_the_drafter_would(target: Path, drafter: Path) -> None:
+    """A text made of the drafter's own first tokens agrees; with other taps it does not."""
+    patient = Patient.load(str(target), str(drafter), "cpu", "float32", Mode())
+    assert patient.drafter is not None
+    prompt = patient.prompts()[0]
+    text = read_text(patient.target, prompt, list(range(40, 100)), [0, 1])
+    trial = try_drafter(patient.target, patient.drafter, [text])
+    swapped = reconfigured(patient.drafter, tap_layers=(1, 0))
+    other = try_drafter(patient.target, swapped, [text])
+    assert len(trial.scores) == len(other.scores) > 10
+    assert not torch.equal(trial.scores, other.scores)
+    again = try_drafter(patient.target, patient.drafter, [text])
+    assert torch.equal(trial.scores, again.scores)
+
+
+def test_a_target_agrees_with_its_own_greedy_answer(target: Path) -> None:
+    patient = Patient.load(str(target), "none", "cpu", "float32", Mode())
+    prompt = patient.prompts()[0]
+    long = patient.llm.engine.target
+    answer: list[int] = []
+    for _ in range(6):  # one token at a time: whatever the target finds likeliest
+        for token in range(VOCAB_SIZE):
+            if agreement(long, [*prompt, *answer], [token]) == (1, 1):
+                answer.append(token)
+                break
+    assert len(answer) == 6 and agreement(long, prompt, answer) == (6, 6)
+    assert agreement(long, prompt, [(token + 1) % VOCAB_SIZE for token in answer])[0] < 6
+
+
+def test_few_bits_are_seen_in_the_weights(target: Path, tmp_path: Path) -> None:
+    assert weight_bits(str(target)) is None
+    tensors = load_file(target / "model.safetensors")
+    for name, weight in tensors.items():
+        if weight.dim() == 2 and "embed" not in name:
+            step = weight.abs().amax(1, keepdim=True) / 3.5
+            tensors[name] = ((weight / step - 0.5).round() + 0.5) * step  # 8 levels
+    for file in target.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    assert weight_bits(str(tmp_path)) == pytest.approx(3.0)

@@ -1,0 +1,175 @@
+"""What fits where, what is said when nothing does, and how cards are found."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from flashdraft.bench.gpus import GB, MIB, cards_by_memory, custom_card, find_card, recognise
+from flashdraft.bench.plan import Plan, advice, break_even, make_plan
+from flashdraft.bench.plan_pairs import find_pair
+from flashdraft.errors import CheckpointError, ModelNotFoundError, RequestError
+from tests.tiny import make_tiny_checkpoint
+from tests.unit.models.gguf_factory import LLAMA, random_values, write_gguf
+
+DENSE, MOE = "google/gemma-4-31B-it", "google/gemma-4-26B-A4B-it"
+
+
+def plan(model: str, gpu: str, context: int | None = None, concurrency: int = 1) -> Plan:
+    return make_plan(find_pair(model), find_card(gpu), context=context, concurrency=concurrency)
+
+
+def test_what_fits_on_which_card() -> None:
+    fits = {
+        (model, gpu): plan(model, gpu).best.fits
+        for model in (DENSE, MOE, "Qwen/Qwen3-8B")
+        for gpu in ("rtx4090", "rtx5090", "a6000", "a100-80", "rtxpro6000", "h200")
+    }
+    assert [fits[DENSE, gpu] for gpu in ("a6000", "a100-80", "h200")] == [False, True, True]
+    assert [fits[MOE, gpu] for gpu in ("rtx5090", "a6000", "a100-80")] == [False, False, True]
+    assert all(fits["Qwen/Qwen3-8B", gpu] for gpu in ("rtx4090", "rtx5090", "h200"))
+
+
+def test_limits_are_the_last_that_fit() -> None:
+    asked = plan(DENSE, "a100", concurrency=2)
+    best = asked.best
+    assert best.fits and best.max_context < 262144
+    assert plan(DENSE, "a100", best.max_context, 2).best.fits
+    assert not plan(DENSE, "a100", best.max_context + 16, 2).best.fits
+    assert plan(DENSE, "a100", concurrency=best.max_concurrency).best.fits
+    assert not plan(DENSE, "a100", concurrency=best.max_concurrency + 1).best.fits
+
+
+def test_more_memory_never_holds_less() -> None:
+    pair = find_pair(DENSE)
+    bests = [make_plan(pair, card).best for card in cards_by_memory()]
+    batches = [best.max_concurrency for best in bests]
+    assert batches == sorted(batches) and batches[0] == 0 and batches[-1] > 8
+
+
+def test_a_load_that_fits_is_served_as_it_was_asked_for() -> None:
+    found = plan(DENSE, "h200", 16384, 8)
+    assert found.command == f"flashdraft serve {DENSE} --max-context 16384 --max-batch 8"
+    assert advice(found) == []
+    best = found.best
+    assert best.form.name == "bf16" and best.plain is not None and best.drafted is not None
+    assert best.plain.requests == 8 and best.drafted.tokens_per_s > 3 * best.plain.tokens_per_s
+
+
+def test_a_load_that_fits_in_part_is_served_in_part() -> None:
+    found = plan(DENSE, "a100", 8192, 8)
+    at_once = found.num_at_once
+    assert 0 < at_once < 8 and f"--max-batch {at_once}" in str(found.command)
+    assert found.best.plain is not None and found.best.plain.requests == at_once
+    assert any("--context" in line for line in advice(found))
+
+
+def test_what_would_fit_is_named() -> None:
+    found = plan(DENSE, "rtx5090")
+    assert found.command is None and not found.best.fits and found.best.plain is None
+    lines = advice(found)
+    assert any("int4" in line and "cannot be loaded yet" in line for line in lines)
+    assert any("larger card" in line and "80 GB" in line for line in lines)
+    assert found.shown is not None and not found.shown.form.is_loadable
+    nowhere = plan(DENSE, "rtx3090", 262144, 64)
+    assert any("no single card" in line for line in advice(nowhere))
+
+
+def test_at_break_even_drafted_is_as_fast_as_plain() -> None:
+    found = plan(MOE, "h200")
+    plain, drafted = found.best.plain, found.best.drafted
+    assert plain is not None and drafted is not None
+    length = break_even(found, found.best)
+    assert 1 < length < drafted.accepted_length
+    assert length / drafted.step_s == pytest.approx(plain.tokens_per_s)
+
+
+def test_a_cpu_holds_what_its_own_formats_take() -> None:
+    card = replace(custom_card(16, None), is_cpu=True, title="a CPU")
+    found = make_plan(find_pair("smollm2-135m"), card)
+    assert [fit.form.name for fit in found.fits] == ["int8", "float32"]
+    assert found.best.fits and found.best.budget_bytes == GB and found.best.plain is None
+    assert "--device cpu --dtype int8" in str(found.command)
+
+
+@pytest.mark.parametrize(("context", "concurrency"), [(262145, 1), (1, 1), (4096, 0), (4096, -3)])
+def test_loads_that_cannot_be_are_refused(context: int, concurrency: int) -> None:
+    with pytest.raises(RequestError, match=str(context if concurrency == 1 else concurrency)):
+        plan(DENSE, "h200", context, concurrency)
+
+
+def test_cards_by_name() -> None:
+    names = ("h200", "H200", "NVIDIA H200", "RTX 5090", "rtx-5090", "a100-80", "a6000/48")
+    titles = [find_card(name).title for name in names]
+    assert titles == ["H200 (141 GB)"] * 3 + ["RTX 5090 (32 GB)"] * 2 + [
+        "A100 (80 GB)",
+        "RTX A6000 (48 GB)",
+    ]
+    with pytest.raises(RequestError, match="rtx9999.*known are .*h200.*--memory"):
+        find_card("rtx9999")
+    with pytest.raises(RequestError, match="a100-40"):
+        find_card("a100-40")
+
+
+def test_cards_by_figures() -> None:
+    card = custom_card(40, 1.5)
+    assert card.memory_bytes == 40 * GB and card.bandwidth_tb_s == 1.5
+    half = custom_card(70, None, find_card("h200"))
+    assert half.memory_bytes == 70 * GB and half.bandwidth_tb_s == 4.8
+    for memory, bandwidth in ((-1.0, None), (0.0, None), (24.0, -1.0), (float("nan"), None)):
+        with pytest.raises(RequestError, match="must be above 0"):
+            custom_card(memory, bandwidth)
+    with pytest.raises(RequestError, match="--memory or --gpu"):
+        custom_card(None, 2.0)
+
+
+def test_cards_by_the_drivers_name() -> None:
+    found = recognise("NVIDIA H100 PCIe", 81559 * MIB, 70 * GB)
+    assert found.bandwidth_tb_s == 2.0 and found.free_bytes == 70 * GB
+    assert recognise("NVIDIA H100 80GB HBM3", 81559 * MIB, 70 * GB).bandwidth_tb_s == 3.35
+    assert recognise("NVIDIA A100-SXM4-40GB", 40960 * MIB, 40 * GB).bandwidth_tb_s is None
+    assert recognise("Some other card", 8 * GB, 8 * GB).tflops is None
+    laptop = recognise("NVIDIA GeForce RTX 4090 Laptop GPU", 24564 * MIB, 8 * GB)
+    assert laptop.bandwidth_tb_s is None
+
+
+def test_folders_and_files_bring_their_own_config(tmp_path: Path) -> None:
+    folder = make_tiny_checkpoint(tmp_path / "tiny", "gemma4")
+    pair = find_pair(str(folder))
+    assert pair.drafter is None and pair.target.family == "gemma4"
+    found = make_plan(pair, find_card("h200"), context=512)
+    assert found.best.fits and found.best.plain is not None and found.best.drafted is None
+    for file in folder.glob("*.safetensors"):
+        file.unlink()  # sizes come from config.json alone
+    assert find_pair(str(folder)).target == pair.target
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    with pytest.raises(CheckpointError, match="lacks the key"):
+        find_pair(str(folder))
+
+
+def test_a_gguf_file_brings_its_own_config(tmp_path: Path) -> None:
+    table = {"token_embd.weight": random_values(96, 64)}
+    path = write_gguf(tmp_path / "tiny.gguf", "llama", LLAMA, table)
+    assert make_plan(find_pair(str(path)), find_card("rtx4090"), context=16).best.fits
+
+
+def test_drafters_are_known_or_folders() -> None:
+    assert find_pair(MOE, "none").drafter is None
+    included = find_pair("smollm2-135m").drafter_name
+    assert included is not None
+    assert find_pair("smollm2-135m", included).accepted is not None
+    with pytest.raises(ModelNotFoundError, match="known are z-lab/"):
+        find_pair(MOE, "somebody/else")
+    with pytest.raises(CheckpointError):
+        find_pair(MOE, included)  # of another target
+
+
+def test_unknown_models_are_refused_with_what_is_known() -> None:
+    for name in ("meta/other", "", "x" * 5000, "no\0where"):
+        with pytest.raises(ModelNotFoundError, match="known are smollm2-135m, google.*folder"):
+            find_pair(name)
+    with pytest.raises(ModelNotFoundError, match="not a .gguf"):
+        find_pair(__file__)

@@ -7,6 +7,7 @@ limited here, so that no grammar can hold up the engine.
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import json
 import re
@@ -16,6 +17,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
+from flashdraft.chat.grammar_matcher import LlguidanceGrammar
 from flashdraft.chat.schema import common_multiple, is_deeper_than
 from flashdraft.core import GrammarSpec
 from flashdraft.engine.grammar import (
@@ -32,7 +34,6 @@ MAX_DEPTH = 64  # of a schema
 MAX_CHOICES = 4096
 MAX_MULTIPLE = 10_000  # the least common one of a schema's multipleOf: so many states it has
 MAX_KEPT = 32  # compiled grammars: requests often come with the same one
-MAX_REASON = 400  # characters of a compiler's message that are passed on
 
 # They bound the work that a grammar may cause: at worst some 500 ms at first, and 50 ms per mask.
 _LIMITS: dict[str, Any] = {
@@ -101,13 +102,14 @@ class LlguidanceCompiler:
         try:
             tokenizer = self._llguidance_tokenizer()
             limits = llguidance.LLParserLimits(**_LIMITS)
-            matcher = llguidance.LLMatcher(tokenizer, _source(spec), log_level=0, limits=limits)
-            # on the matcher that is copied: its copies have this work done
-            first = LlguidanceMatcher(matcher, tokenizer.eos_tokens)
+            make = functools.partial(
+                llguidance.LLMatcher, tokenizer, _source(spec), log_level=0, limits=limits
+            )
+            grammar = LlguidanceGrammar(make, tokenizer.eos_tokens)
+            first = grammar.start()
             mask = first.allowed()
             if not any(mask) and not first.may_end():
                 raise GrammarError(_NOTHING_MATCHES)
-            grammar = LlguidanceGrammar(matcher, tokenizer.eos_tokens)
             _try_first_token(grammar, mask)
         except (RequestError, KeyboardInterrupt, SystemExit):
             raise
@@ -233,58 +235,3 @@ def _load(spec: GrammarSpec) -> Any:
         return json.loads(spec.text)
     except (ValueError, RecursionError) as error:
         raise RequestError(f"The text of the {spec.kind} grammar is no JSON: {error}.") from None
-
-
-class LlguidanceGrammar:
-    """A compiled grammar: a matcher that nobody advances, copied for every request."""
-
-    def __init__(self, matcher: Any, eos_token_ids: Sequence[int]) -> None:
-        self._matcher = matcher
-        self._eos_ids = eos_token_ids
-
-    def start(self) -> LlguidanceMatcher:
-        return LlguidanceMatcher(self._matcher.deep_copy(), self._eos_ids)
-
-
-class LlguidanceMatcher:
-    """A place in a grammar."""
-
-    def __init__(self, matcher: Any, eos_token_ids: Sequence[int]) -> None:
-        self._matcher = matcher
-        self._eos_ids = frozenset(eos_token_ids)
-        self._check()
-
-    def advance(self, token: int) -> bool:
-        if token in self._eos_ids or self._matcher.is_stopped():
-            return False
-        taken = self._matcher.try_consume_tokens([token])
-        self._check()
-        return taken == 1
-
-    def rollback(self, count: int) -> None:
-        self._matcher.rollback(count)
-        self._check()
-
-    def allowed(self) -> bytes:
-        mask = bytearray(self._matcher.compute_bitmask())
-        self._check()
-        for token in self._eos_ids:
-            mask[token // 8] &= ~(1 << token % 8) & 0xFF
-        return bytes(mask)
-
-    def forced(self) -> list[int]:
-        tokens = self._matcher.compute_ff_tokens()
-        self._check()
-        return tokens
-
-    def may_end(self) -> bool:
-        ends = self._matcher.is_accepting()
-        self._check()
-        return ends
-
-    def is_complete(self) -> bool:
-        return self._matcher.is_stopped() and self.may_end()
-
-    def _check(self) -> None:
-        if self._matcher.is_error():
-            raise GrammarError(" ".join(self._matcher.get_error().split())[:MAX_REASON])

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -95,6 +95,7 @@ class Constraint:
         self.stop_ids = frozenset(stop_ids)
         self.failure: str | None = None  # why the last rows asked for were not all reached
         self._grammar = grammar
+        self._first_failure: _Failure | None = None  # since which nothing is drafted
         self._min_tokens = min_tokens
         bits = np.zeros(-(-vocab_size // 8) * 8, dtype=np.uint8)
         bits[[token for token in self.stop_ids if token < vocab_size]] = 1
@@ -115,8 +116,8 @@ class Constraint:
         """
         self.failure = None
         rows: list[Mask] = []
-        with self.guard():
-            self.seek(history)
+        with self._guard(history):
+            self._seek(history)
             rows.append(self.allowed())
             for token in drafts:
                 if token in self.stop_ids or not self.follow(token):
@@ -128,8 +129,8 @@ class Constraint:
         """Whether nothing can come after these tokens, not even a stop token."""
         complete = False
         if not self.stop_ids:
-            with self.guard():
-                self.seek(history)
+            with self._guard():
+                self._seek(history)
                 complete = self._here().is_complete()
         return complete
 
@@ -169,7 +170,16 @@ class Constraint:
     # -- places --------------------------------------------------------------------------------
 
     def seek(self, history: Sequence[int]) -> None:
-        """Go to the state after these tokens of the answer."""
+        """Go to the state after these tokens of the answer, to draft what follows them.
+
+        Drafts try more than the answer needs. After a failure, which they may have caused, there
+        are none.
+        """
+        if self._first_failure is not None:
+            raise _NoDraftsError
+        self._seek(history)
+
+    def _seek(self, history: Sequence[int]) -> None:
         history = list(history)
         start = min(self._num_settled, len(history))
         if self._taken[:start] != history[:start]:
@@ -232,31 +242,62 @@ class Constraint:
 
     @contextmanager
     def guard(self) -> Iterator[None]:
-        """Begin anew after any failure, and swallow it: a matcher that failed is no use."""
+        """For drafts: begin anew after any failure, and swallow it."""
+        try:
+            with self._guard():
+                yield
+        except _NoDraftsError:
+            pass
+
+    @contextmanager
+    def _guard(self, wanted: Sequence[int] | None = None) -> Iterator[None]:
+        """Begin anew after any failure: a matcher that failed is no use.
+
+        Where rows after the answer's tokens are `wanted`, that is the end, and `failure` says why.
+        """
         try:
             yield
+        except _NoDraftsError:
+            raise
         except BaseException as error:
-            failed_at, self._place = self._place, 0
+            failed = _Failure(error, self._place)
+            self._place = 0
             self._taken, self._num_settled, self._masks = [], 0, {}
             self._matcher = self._grammar.start()
             # Ctrl-C may have come between two of its steps; a panic in native code is no Exception
             if isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit):
                 raise
-            log.warning(
-                "a grammar failed at output token %d: %s: %s",
-                failed_at,
-                type(error).__name__,
-                " ".join(str(error).split()),
-            )
-            self.failure = _failure(error, failed_at)
+            if self._first_failure is None:
+                self._first_failure = failed
+                log.warning(
+                    "a grammar failed at output token %d: %s: %s",
+                    failed.place,
+                    type(error).__name__,
+                    " ".join(str(error).split()),
+                )
+            if wanted is not None:
+                # on the way to where it has been before: what went wrong there is the reason
+                is_replay = failed.place < len(wanted)
+                self.failure = (self._first_failure if is_replay else failed).told
 
 
-def _failure(error: BaseException, failed_at: int) -> str:
-    """What whoever sent the grammar is told; a library's own words are for the log."""
-    where = f"(at output token {failed_at})"
-    # what a matcher tells by a GrammarError is the grammar's fault, not the engine's
-    if isinstance(error, DeadEndError):
-        return f"{TOO_COMPLEX} {where}: none of the model's tokens leads on. Loosen it there."
-    if isinstance(error, GrammarError):
-        return f"{TOO_COMPLEX} {where}: to go on takes too much work. Repeat less, or split it."
-    return f"The grammar failed {where}; the log says how. Send it again, or make it simpler."
+class _NoDraftsError(Exception):
+    """Nothing is drafted under this grammar any more."""
+
+
+class _Failure(NamedTuple):
+    """What went wrong, and at which token of the answer."""
+
+    error: BaseException
+    place: int
+
+    @property
+    def told(self) -> str:
+        """What whoever sent the grammar is told; a library's own words are for the log."""
+        where = f"(at output token {self.place})"
+        # what a matcher tells by a GrammarError is the grammar's fault, not the engine's
+        if isinstance(self.error, DeadEndError):
+            return f"{TOO_COMPLEX} {where}: none of the model's tokens leads on. Loosen it there."
+        if isinstance(self.error, GrammarError):
+            return f"{TOO_COMPLEX} {where}: to go on takes too much work. Repeat less, or split it."
+        return f"The grammar failed {where}; the log says how. Send it again, or make it simpler."

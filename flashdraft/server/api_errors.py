@@ -39,6 +39,7 @@ from flashdraft.server.structure import check_structure
 logger = logging.getLogger(__name__)
 
 SETTINGS = "flashdraft.settings"  # the limits' place in a request's scope
+HELD_BODY = "flashdraft.body"  # where it is what counts the body as long as it is not parsed
 _RETRY_AFTER_S = 5.0  # where nobody knows better
 
 _MAX_COMPLAINTS = 64  # looked at, of those that pydantic has
@@ -268,6 +269,11 @@ async def _check_body(request: Request) -> None:
         body = await request.json()  # which the request keeps
     except (ValueError, RecursionError):
         return
+    if request._body:
+        request._body = b" "  # no more than that there is one: an answer takes long
+    held = request.scope.get(HELD_BODY)
+    if held is not None:
+        held.release()
     check_structure(body, request.scope.get(SETTINGS) or ServerSettings())
 
 

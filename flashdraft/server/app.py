@@ -20,6 +20,7 @@ from flashdraft.server import (
 )
 from flashdraft.server.access import CLIENT_LEFT, Access
 from flashdraft.server.api_errors import as_api_error, error_response
+from flashdraft.server.arrivals import Arrivals
 from flashdraft.server.asgi import shape_of
 from flashdraft.server.connections import Capacity
 from flashdraft.server.disconnect import ClientDisconnectedError
@@ -56,7 +57,8 @@ def create_app(serving: Serving, sink: Sink = write_line) -> FastAPI:
     app.openapi = lambda: _name_models(document(), serving.model_names)  # type: ignore[method-assign]
     # the last one added is the outermost
     app.add_middleware(Capacity, settings=serving.settings)
-    app.add_middleware(Limits, settings=serving.settings)
+    arrivals = app.state.arrivals = Arrivals(serving.settings.max_arriving_bytes)
+    app.add_middleware(Limits, settings=serving.settings, arrivals=arrivals)
     app.add_middleware(Gate, settings=serving.settings)
     app.add_middleware(Access, metrics=cast(Metrics, serving.metrics), sink=sink)
     return app

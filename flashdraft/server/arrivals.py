@@ -1,6 +1,7 @@
-"""Bodies on their way: how much of them the server holds in all, and which one gives way.
+"""Bodies that are not parsed yet: how much of them is held in all, and which one gives way.
 
-Each body has a limit of its own (limits.py); this is about their sum. A body that comes slowly
+Each body has a limit of its own (limits.py); this is about their sum. One that has come whole
+counts until it is parsed, and gives way no more. A body that comes slowly
 holds its memory for long, so where they are too much together the one that began first is given up,
 and those who send many slow bodies stand in their own way. Knows neither HTTP nor what bodies are.
 """
@@ -16,12 +17,17 @@ class CrowdedOutError(Exception):
     """The bodies on their way are too much together, and this one gives way."""
 
 
+class ShuttingDownError(Exception):
+    """The server ends before the body has come."""
+
+
 class Arrival:
     """One body, as far as it has come."""
 
     def __init__(self, arrivals: Arrivals, deadline: asyncio.Timeout) -> None:
         self.data = bytearray()
         self.is_crowded_out = False
+        self.is_given_up = False  # for the server's end
         self._arrivals = arrivals
         self._deadline = deadline
 
@@ -42,8 +48,26 @@ class Arrival:
         """Drop it all, and wake whoever waits for more."""
         self.is_crowded_out = True
         self.drop()
+        self.wake()
+
+    def wake(self) -> None:
+        """End the wait for more."""
         if not self._deadline.expired():
             self._deadline.reschedule(asyncio.get_running_loop().time())
+
+
+class Held:
+    """A body that has come whole."""
+
+    def __init__(self, arrivals: Arrivals, num_bytes: int) -> None:
+        self._arrivals = arrivals
+        self._num_bytes = num_bytes
+        arrivals.num_bytes += num_bytes
+
+    def release(self) -> None:
+        """Its bytes are no longer held, or count no more."""
+        self._arrivals.num_bytes -= self._num_bytes
+        self._num_bytes = 0
 
 
 class Arrivals:
@@ -66,11 +90,24 @@ class Arrivals:
         except TimeoutError:
             if arrival is not None and arrival.is_crowded_out:
                 raise CrowdedOutError from None
+            if arrival is not None and arrival.is_given_up:
+                raise ShuttingDownError from None
             raise
         finally:
             if arrival is not None:
                 del self._open[arrival]
                 arrival.drop()
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether any is on its way."""
+        return bool(self._open)
+
+    def give_up(self) -> None:
+        """Wait no longer for any that is on its way: the server ends."""
+        for one in self._open:
+            one.is_given_up = True
+            one.wake()
 
     def make_room(self, wanted_by: Arrival, count: int) -> None:
         """Let the oldest bodies give way until so many bytes fit."""
@@ -83,3 +120,4 @@ class Arrivals:
                 one.give_way()
             if self.num_bytes + count <= self._max_bytes:
                 return
+        raise CrowdedOutError

@@ -112,6 +112,9 @@ class _Connection(H11Protocol):
                 if not cycle.response_complete and not cycle.disconnected:
                     cycle.disconnected = True
                     self.drop()
+            except asyncio.CancelledError:  # the server ends, and its patience has
+                cycle.disconnected = True
+                self.drop()
             finally:
                 self.loop.call_soon(self._linger_if_closed)  # once uvicorn has closed it
 

@@ -25,6 +25,7 @@ async def run_until_disconnect(request: Request, work: Coroutine[Any, Any, T]) -
 
     The request's body must have been read. Raises ClientDisconnectedError in that case.
     """
+    _forget_body(request)
     task = asyncio.ensure_future(work)
     watcher = asyncio.ensure_future(_wait_for_disconnect(request.receive))
     try:
@@ -36,6 +37,13 @@ async def run_until_disconnect(request: Request, work: Coroutine[Any, Any, T]) -
         watcher.cancel()
         task.cancel()
         await asyncio.gather(task, watcher, return_exceptions=True)
+
+
+def _forget_body(request: Request) -> None:
+    """Nobody reads the parsed body again, and the framework would keep it until the end."""
+    parsed = request.__dict__.get("_json")
+    if isinstance(parsed, dict):
+        parsed.clear()
 
 
 async def _wait_for_disconnect(receive: Receive) -> None:

@@ -151,8 +151,12 @@ class EngineClient:
                 "Try again later.",
                 self._retry_after(),
             )
-        with self._places.hold(count) as hold:
-            yield hold
+        try:
+            with self._places.hold(count) as hold:
+                self._idle.clear()
+                yield hold
+        finally:
+            self._note_idle()
 
     async def generate(
         self, request: Request, hold: Hold | None = None
@@ -184,7 +188,7 @@ class EngineClient:
             self._close(stream)
 
     def _open(self, request: Request) -> RequestStream:
-        if self.state is not EngineState.READY:
+        if not self._supervisor.is_running:  # one that holds places is answered in a drain too
             raise EngineLostError(self.detail, RESTART_S)
         if request.id in self._streams:
             raise RequestError(f"A request with id {request.id!r} is already running.")
@@ -196,7 +200,6 @@ class EngineClient:
         stream = RequestStream(request.id, self.settings.max_buffered_tokens)
         self._supervisor.send({"type": "submit", "request": request_to_dict(request)})
         self._streams[request.id] = stream
-        self._idle.clear()
         timeout = self.settings.request_timeout_s
         stream.timer = asyncio.get_running_loop().call_later(timeout, self._expire, stream)
         return stream
@@ -207,7 +210,11 @@ class EngineClient:
         self._abandon(stream)
         if stream.timer is not None:
             stream.timer.cancel()
-        if not self._streams:
+        self._note_idle()
+
+    def _note_idle(self) -> None:
+        """A request that holds places may be between two of its answers."""
+        if not self._streams and not self._places.num_taken:
             self._idle.set()
 
     def _abandon(self, stream: RequestStream) -> None:
@@ -226,10 +233,13 @@ class EngineClient:
         stream.fail(error)
 
     def _retry_after(self) -> float:
-        """Seconds until those that wait now have begun, by the answers' durations so far."""
-        batch = self.info.max_batch
+        """Seconds until those that wait now have begun: answers take as long as earlier ones did,
+        and as those that run have taken already."""
+        batch, now = self.info.max_batch, time.monotonic()
         waiting = max(1, self._places.num_taken - batch)
-        return min(MAX_RETRY_AFTER_S, max(1.0, self._mean_duration_s * waiting / batch))
+        ages = sorted((now - one.opened_at for one in self._streams.values()), reverse=True)[:batch]
+        duration = max(self._mean_duration_s, sum(ages) / max(1, len(ages)))
+        return min(MAX_RETRY_AFTER_S, max(1.0, duration * waiting / batch))
 
     # -- what the engine says ------------------------------------------------------------------
 
@@ -310,6 +320,11 @@ class EngineClient:
     async def start(self) -> None:
         """Start the engine and wait until it is ready; raises why it cannot be."""
         await self._supervisor.start()
+
+    async def wait_given_up(self) -> str:
+        """Wait until the engine has died so often that it is not started again; say why."""
+        await self._supervisor.given_up.wait()
+        return self.detail
 
     async def drain(self, timeout_s: float) -> None:
         """Take no more requests; let the running ones end, and cancel what is left at the end."""

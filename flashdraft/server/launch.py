@@ -15,7 +15,7 @@ from typing import Any
 import uvicorn
 from starlette.types import ASGIApp
 
-from flashdraft.errors import FlashdraftError
+from flashdraft.errors import EngineLostError, FlashdraftError
 from flashdraft.models.tokenizer import Tokenizer
 from flashdraft.server.app import create_app
 from flashdraft.server.connections import connection_class
@@ -72,7 +72,8 @@ async def serve(
 ) -> None:
     """Serve until a signal, then drain; a second signal ends the process at once.
 
-    Answers from the beginning, while the model is being loaded; raises why it cannot be. `on_stop`
+    Answers from the beginning, while the model is being loaded; raises why it cannot be, and when
+    the engine has died too often. `on_stop`
     hears of the first signal, and whether the model was loaded by then.
     """
     # Connections inherit it. asyncio sets it only where a socket names its protocol, and without it
@@ -88,22 +89,29 @@ async def serve(
         answering = asyncio.create_task(server.serve(sockets=[listener]))
         starting = asyncio.create_task(engine.start())
         stopping = asyncio.create_task(stop.wait())
+        losing = asyncio.create_task(engine.wait_given_up())
         try:
             await asyncio.wait({answering, starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
             if starting.done():
                 starting.result()
                 _keep_memory_flat()
                 on_ready(engine.info)
-                await asyncio.wait({answering, stopping}, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait(
+                    {answering, stopping, losing}, return_when=asyncio.FIRST_COMPLETED
+                )
+            if losing.done():  # whoever supervises this process starts it again
+                raise EngineLostError(losing.result())
             if not stop.is_set():
                 raise FlashdraftError("The HTTP server has stopped by itself.")
             on_stop(starting.done())
+            app.state.arrivals.give_up()
             await engine.drain(settings.drain_timeout_s if starting.done() else 0.0)
         finally:
+            app.state.arrivals.give_up()
             server.should_exit = True
-            for task in (starting, stopping):
+            for task in (starting, stopping, losing):
                 task.cancel()
-            await asyncio.gather(answering, starting, stopping, return_exceptions=True)
+            await asyncio.gather(answering, starting, stopping, losing, return_exceptions=True)
             await engine.stop()
 
 

@@ -13,8 +13,8 @@ import contextlib
 import numpy as np
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from flashdraft.server.api_errors import SETTINGS, ApiError
-from flashdraft.server.arrivals import Arrivals, CrowdedOutError
+from flashdraft.server.api_errors import HELD_BODY, SETTINGS, ApiError
+from flashdraft.server.arrivals import Arrivals, CrowdedOutError, Held, ShuttingDownError
 from flashdraft.server.asgi import header, send_error
 from flashdraft.server.connections import BUSY_RETRY_S
 from flashdraft.server.logs import MAX_LOGGED_BODY, current_record
@@ -49,10 +49,12 @@ class _BadBodyError(Exception):
 class Limits:
     """Refuses bodies that are too large, too deep, too slow or no UTF-8; gives up slow readers."""
 
-    def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
+    def __init__(
+        self, app: ASGIApp, settings: ServerSettings, arrivals: Arrivals | None = None
+    ) -> None:
         self._app = app
         self._settings = settings
-        self._arrivals = Arrivals(settings.max_arriving_bytes)
+        self._arrivals = arrivals or Arrivals(settings.max_arriving_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -60,13 +62,21 @@ class Limits:
             return
         send = self._impatient(send)
         scope[SETTINGS] = self._settings  # for what counts a body's entries, once it is parsed
+        held: Held | None = None
         try:
             body = await self._read_body(scope, receive)
+            if body is None:
+                return
+            held = scope[HELD_BODY] = Held(self._arrivals, len(body))
+            await self._check(body, scope["path"])
+            replayed = _replayed(body, receive)
+            del body  # what answers the request drops it once it is parsed
+            await self._app(scope, replayed, send)
         except _BadBodyError as bad:
             await send_error(scope, send, bad.error)
-            return
-        if body is not None:
-            await self._app(scope, _replayed(body, receive), send)
+        finally:
+            if held is not None:
+                held.release()
 
     async def _read_body(self, scope: Scope, receive: Receive) -> bytes | None:
         """The whole body; None if the client leaves before it is there."""
@@ -78,10 +88,7 @@ class Limits:
             raise _BadBodyError(self._too_large())
         if header(scope, b"content-encoding") not in (None, b"identity"):
             raise _BadBodyError(ApiError(415, "Send the body without a Content-Encoding."))
-        body = await self._receive_all(receive)
-        if body is not None:
-            await self._check(body, scope["path"])
-        return body
+        return await self._receive_all(receive)
 
     async def _receive_all(self, receive: Receive) -> bytes | None:
         has_more = True
@@ -100,6 +107,8 @@ class Limits:
             raise _BadBodyError(
                 ApiError(408, "The body did not arrive in time.", headers={"Connection": "close"})
             ) from None
+        except ShuttingDownError:
+            raise _BadBodyError(_shutting_down()) from None
         except CrowdedOutError:
             refusal = self._crowded_out()
         if has_more:
@@ -108,7 +117,7 @@ class Limits:
 
     async def _check(self, body: bytes, path: str) -> None:
         try:
-            text = body.decode("utf-8")
+            logged = body.decode("utf-8")[:MAX_LOGGED_BODY]
         except UnicodeDecodeError as error:
             raise _BadBodyError(
                 ApiError(400, f"The body is not UTF-8: byte {error.start} begins no character.")
@@ -121,8 +130,8 @@ class Limits:
         if refusal is not None:
             raise _BadBodyError(refusal)
         record = current_record()
-        if self._settings.log_prompts and record is not None and text:
-            record.body = text[:MAX_LOGGED_BODY]
+        if self._settings.log_prompts and record is not None and logged:
+            record.body = logged
 
     def _refusal(self, body: bytes, most: int) -> ApiError | None:
         """What is wrong with the body's structure, if anything; parsing it comes later."""
@@ -164,7 +173,7 @@ class Limits:
         return ApiError(
             503,
             f"The bodies of requests on their way are more than {limit} bytes together, and this "
-            "one has been on its way for the longest; send it again.",
+            "one gives way; send it again.",
             code="busy",
             headers={"Retry-After": str(BUSY_RETRY_S), "Connection": "close"},
         )
@@ -182,6 +191,15 @@ class Limits:
         return send_in_time
 
 
+def _shutting_down() -> ApiError:
+    return ApiError(
+        503,
+        "The server is shutting down and takes no more requests.",
+        code="engine_unavailable",
+        headers={"Retry-After": str(BUSY_RETRY_S), "Connection": "close"},
+    )
+
+
 def is_deeper_than(body: bytes, limit: int) -> bool:
     """Whether brackets outside strings nest deeper than a limit; needs no valid JSON."""
     if body.count(b"[") + body.count(b"{") <= limit:  # as of nearly every honest body
@@ -193,13 +211,11 @@ def is_deeper_than(body: bytes, limit: int) -> bool:
 
 def _replayed(body: bytes, receive: Receive) -> Receive:
     """The body in one piece, then whatever comes: the client's leaving."""
-    is_given = False
+    waiting = [body]  # only until it is taken: it may be large, and an answer takes long
 
     async def receive_again() -> Message:
-        nonlocal is_given
-        if is_given:
+        if not waiting:
             return await receive()
-        is_given = True
-        return {"type": "http.request", "body": body, "more_body": False}
+        return {"type": "http.request", "body": waiting.pop(), "more_body": False}
 
     return receive_again

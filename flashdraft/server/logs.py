@@ -128,12 +128,17 @@ class SinkHandler(logging.Handler):
 def structured_logging(sink: Sink) -> Iterator[None]:
     """Send this process's logging to a sink, for as long as it serves."""
     handler = SinkHandler(sink)
-    root = logging.getLogger()
+    root, ours = logging.getLogger(), logging.getLogger("flashdraft")
+    set_aside = list(ours.handlers)  # the command line's: nothing is said twice
+    for one in set_aside:
+        ours.removeHandler(one)
     root.addHandler(handler)
     try:
         yield
     finally:
         root.removeHandler(handler)
+        for one in set_aside:
+            ours.addHandler(one)
 
 
 def _now() -> str:

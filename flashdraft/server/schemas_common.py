@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from flashdraft.server.field_errors import complaint
 
@@ -18,7 +18,12 @@ Entry = TypeVar("Entry")
 # one complaint is enough: of a million wrong entries a million would be made
 Many = Annotated[list[Entry], Field(fail_fast=True)]
 
-Advisory = Annotated[Any, Field(default=None, description="Accepted, without effect.")]
+# dropped at once: it may be large, and a body is kept as long as its answer takes
+Advisory = Annotated[
+    Any,
+    BeforeValidator(lambda _: None),
+    Field(default=None, description="Accepted, without effect."),
+]
 
 Penalty = Annotated[float, Field(ge=-2, le=2)]  # as OpenAI and vLLM have it
 

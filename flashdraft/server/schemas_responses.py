@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from flashdraft.server.field_errors import check_kind, complaint
 from flashdraft.server.schemas_chat import ReasoningEffort
 from flashdraft.server.schemas_common import Advisory, Body, Extended, Many, one_of, text_only
+
+MAX_ECHOED = 16 * 1024  # characters; OpenAI takes 16 pairs of 64 and 512
+
+
+def _is_short(value: Any) -> Any:
+    """Every event of an answer repeats it, and it is kept as long as the answer takes."""
+    size = len(value) if isinstance(value, str) else len(json.dumps(value))
+    if size > MAX_ECHOED:
+        raise ValueError(f"it has {size} characters; at most {MAX_ECHOED}. Shorten it")
+    return value
+
+
+Echoed = Annotated[
+    Any,
+    AfterValidator(_is_short),
+    Field(default=None, description="Accepted and repeated in the answer, without effect."),
+]
 
 _TEXT_PARTS = ("input_text", "output_text", "text", "refusal", "summary_text", "reasoning_text")
 
@@ -175,9 +193,9 @@ class ResponsesRequest(Extended):
     background: Literal[False] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     include: Many[str] | None = None
-    metadata: Advisory
+    metadata: Echoed
     store: Advisory
-    user: Advisory
+    user: Echoed
     service_tier: Advisory
     safety_identifier: Advisory
     prompt_cache_key: Advisory

@@ -66,6 +66,12 @@ class Supervisor:
         self._was_ready = False
         self._end_reason: str | None = None  # where it is known better than from the exit code
         self._restarts_in_a_row = 0
+        self.given_up = asyncio.Event()  # it has died too often
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the process takes requests, also those that a drain has still to finish."""
+        return self._state is EngineState.READY
 
     @property
     def state(self) -> EngineState:
@@ -134,10 +140,7 @@ class Supervisor:
             self._metrics.engine_up.set(0)
             may_restart = self._restarts_in_a_row < self._settings.max_restarts
             if self._is_draining or not self._was_ready or not may_restart:
-                self._set_state(EngineState.FAILED, f"The engine has ended: {reason}.")
-                if not self._ready.done():
-                    self._ready.set_exception(EngineLostError(self.detail))
-                self._on_end(self.detail)
+                self._give_up(reason)
                 return
             self._restarts_in_a_row += 1
             self._metrics.restarts.add(1)
@@ -146,6 +149,20 @@ class Supervisor:
             self._set_state(EngineState.RESTARTING, detail)
             self._on_end(detail)
             await asyncio.sleep(min(MAX_BACKOFF_S, 0.25 * 2**self._restarts_in_a_row - 0.5))
+
+    def _give_up(self, reason: str) -> None:
+        """No life follows: say so to whoever waits, and where that was not wanted, in the log."""
+        assert self._ready is not None
+        detail = f"The engine has ended: {reason}."
+        if self._was_ready and not self._is_draining:
+            lives = self._restarts_in_a_row + 1
+            detail = f"The engine has ended {lives} times in a row and is given up: {reason}."
+            log.error("the engine has ended %d times in a row and is given up: %s", lives, reason)
+            self.given_up.set()
+        self._set_state(EngineState.FAILED, detail)
+        if not self._ready.done():
+            self._ready.set_exception(EngineLostError(self.detail))
+        self._on_end(self.detail)
 
     async def _live(self) -> str:
         """One life of the process, from start to end; how it ended."""

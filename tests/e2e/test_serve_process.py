@@ -265,6 +265,55 @@ def test_a_second_signal_ends_at_once_and_leaves_nobody(folder: Path, tmp_path: 
         until(lambda: not is_alive(engine))
 
 
+def test_sigterm_finishes_a_list_longer_than_what_runs_together(
+    folder: Path, tmp_path: Path
+) -> None:
+    with serving(folder, tmp_path) as running:
+        body = running.completion(prompt=[PROMPT] * 40, max_tokens=40)
+        answers: list[tuple[int, Any]] = []
+        asking = threading.Thread(
+            target=lambda: answers.append(running.ask("/v1/completions", body))
+        )
+        asking.start()
+        head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+        with socket.create_connection(("127.0.0.1", running.port), timeout=30) as arriving:
+            arriving.sendall(f"{head}Content-Length: 500\r\n\r\n{{".encode())
+            until(lambda: running.metric("requests_running") == 4)
+            running.process.send_signal(signal.SIGTERM)
+            told = "".join(iter(lambda: arriving.recv(1 << 16).decode(), ""))
+        assert told.startswith("HTTP/1.1 503") and "retry-after" in told.lower()
+        assert '"error"' in told
+        asking.join(60)
+        status, answer = answers[0]
+        assert status == 200 and len(answer["choices"]) == 40
+        assert answer["usage"]["completion_tokens"] == 40 * 40
+        assert running.process.wait(20) == 0
+        assert "Traceback" not in running.log.read_text()
+
+
+def test_an_engine_that_dies_again_and_again_ends_the_server_with_an_error(
+    folder: Path, tmp_path: Path
+) -> None:
+    with serving(folder, tmp_path) as running:
+        killed: set[int] = set()
+
+        def kill() -> bool:
+            with contextlib.suppress(OSError, ValueError):
+                pid = running.engine_pid
+                if pid not in killed:
+                    os.kill(pid, signal.SIGKILL)
+                    killed.add(pid)
+            return running.process.poll() is not None
+
+        until(kill, 120)
+        assert running.process.returncode == 2
+        lines = [json.loads(line) for line in running.log.read_text().splitlines()]
+        errors = [line for line in lines if line.get("level") == "error"]
+        assert len(errors) == 1 and "given up" in errors[0]["message"]
+        said = running.log.with_name("err.log").read_text()
+        assert said.count("given up") == 1 and "started again" not in said
+
+
 # -- what ends before the model is loaded ----------------------------------------------------------
 
 

@@ -11,7 +11,8 @@ import random
 
 import pytest
 
-from flashdraft.chat.grammar import LlguidanceCompiler, LlguidanceMatcher
+from flashdraft.chat.grammar import LlguidanceCompiler
+from flashdraft.chat.grammar_matcher import LlguidanceMatcher
 from flashdraft.core import GrammarSpec
 from flashdraft.models.tokenizer import Tokenizer
 from tests.tiny import END_OF_TURN, VOCAB_SIZE, make_tiny_tokenizer

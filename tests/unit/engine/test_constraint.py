@@ -13,7 +13,7 @@ import torch
 from flashdraft.core import FinishReason, GrammarSpec, Request, SamplingParams
 from flashdraft.engine.config import EngineConfig
 from flashdraft.engine.engine import Engine
-from flashdraft.engine.grammar import Constraint
+from flashdraft.engine.grammar import Constraint, GrammarError
 from flashdraft.engine.mask import apply_masks, mask_on_device
 from flashdraft.engine.policy import FORCED_SOURCE, Draft
 from flashdraft.errors import RequestError
@@ -351,3 +351,66 @@ def test_a_grammar_costs_one_mask_per_verified_row():
     engine = Engine(target(), config=config, grammar_compiler=counting)
     done = zoo.run(engine, [Request("a", [5, 9], SamplingParams(max_tokens=40), 1, grammar=SPEC)])
     assert grammars[0].num_masks == len(done["a"].token_ids)
+
+
+class _UsedUp:
+    """A grammar whose matchers fail once their masks were too many, and then refuse to go on."""
+
+    def __init__(self, places):
+        self.places = places  # at which a mask is too much
+        self.is_used_up = False
+        self.inner = zoo.TokenGrammar(zoo.phrases)
+
+    def start(self):
+        grammar = self
+
+        class Matcher(zoo.TokenMatcher):
+            def allowed(self):
+                if len(self._tokens) in grammar.places:
+                    grammar.is_used_up = True
+                    raise GrammarError("too many states")
+                return super().allowed()
+
+            def advance(self, token):
+                return not grammar.is_used_up and super().advance(token)
+
+        return Matcher(self.inner)
+
+
+@pytest.mark.parametrize("config", [PLAIN, DRAFTED])
+@pytest.mark.parametrize("drafter", [False, True])
+def test_the_first_failure_is_told_and_not_that_of_the_replay(config, drafter, caplog):
+    request = Request("a", [5, 9], SamplingParams(max_tokens=40), 1, grammar=SPEC)
+    small = zoo.tiny_drafter(target().kernels) if drafter else None
+    engine = Engine(target(), small, config, grammar_compiler=lambda spec: _UsedUp({7}))
+    failed = zoo.run(engine, [request])["a"]
+    assert failed.finish_reason is FinishReason.ERROR
+    assert failed.error.startswith("The grammar is too complex (at output token 7)")
+    assert caplog.text.count("a grammar failed") == 1
+
+
+def test_after_a_failure_nothing_is_drafted_and_the_answer_goes_on():
+    class Grammar(zoo.TokenGrammar):
+        num_left = 1
+
+        def start(self):
+            grammar = self
+
+            class Matcher(zoo.TokenMatcher):
+                def forced(self):
+                    if len(self._tokens) >= 4 and grammar.num_left:
+                        grammar.num_left -= 1
+                        raise GrammarError("too many states")
+                    return super().forced()
+
+            return Matcher(self)
+
+    config = EngineConfig(verify=7, ngram=False, cache_gb=0.01)
+    request = Request("a", [5, 9], SamplingParams(max_tokens=40), 1, grammar=SPEC)
+    whole = zoo.run(engine_of(config), [request])["a"]
+    grammar = Grammar(zoo.phrases)
+    engine = Engine(target(), config=config, grammar_compiler=lambda spec: grammar)
+    done = zoo.run(engine, [request])["a"]
+    assert grammar.num_left == 0
+    assert done.token_ids == whole.token_ids and done.finish_reason is FinishReason.STOP
+    assert done.stats.drafted < whole.stats.drafted

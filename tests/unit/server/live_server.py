@@ -14,6 +14,7 @@ from typing import Any
 
 from flashdraft.models.tokenizer import Tokenizer
 from flashdraft.server.app import create_app
+from flashdraft.server.arrivals import Arrivals
 from flashdraft.server.engine_client import EngineClient
 from flashdraft.server.launch import make_server
 from flashdraft.server.logs import structured_logging
@@ -35,6 +36,7 @@ class Live:
     lines: list[dict[str, Any]]
     engine: EngineClient
     connections: Collection[Any]
+    arrivals: Arrivals
 
     async def connect(self, sent: bytes = b"") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         reader, writer = await asyncio.open_connection(*self.address)
@@ -76,14 +78,16 @@ async def live(tmp_path: Path, step_s: float = 0, **settings: Any) -> AsyncItera
     )
     lines: list[dict[str, Any]] = []
     serving = Serving(engine, tokenizer, chosen, engine.metrics)
-    server = make_server(create_app(serving, lines.append), chosen)
+    app = create_app(serving, lines.append)
+    server = make_server(app, chosen)
     server.config.timeout_graceful_shutdown = 1
     with structured_logging(lines.append), socket.create_server(("127.0.0.1", 0)) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8192)
         await engine.start()
         task = asyncio.create_task(server.serve([listener]))
         try:
-            yield Live(listener.getsockname(), lines, engine, server.server_state.connections)
+            connections = server.server_state.connections
+            yield Live(listener.getsockname(), lines, engine, connections, app.state.arrivals)
         finally:
             server.should_exit = True
             await task

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from flashdraft.chat.grammar import LlguidanceMatcher
+from flashdraft.chat.grammar_matcher import LlguidanceMatcher
 from flashdraft.core import FinishReason, GrammarSpec, Request, SamplingParams
 from flashdraft.engine.grammar import DeadEndError, GrammarError, GrammarTooComplexError
 from flashdraft.llm import LLM

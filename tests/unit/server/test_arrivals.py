@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from flashdraft.server import limits
+from flashdraft.server.api_errors import HELD_BODY
 from flashdraft.server.arrivals import Arrivals, CrowdedOutError
 from flashdraft.server.limits import Limits
 from flashdraft.server.settings import ServerSettings
@@ -146,5 +148,103 @@ def test_many_slow_bodies_hold_little_and_lock_nobody_out(
                 writer.close()
             lines = [line for line in one.lines if line["event"] == "request"]
             assert sum(line["status"] == 503 for line in lines) == refused
+
+    run(scenario)
+
+
+def test_a_body_counts_until_it_is_parsed() -> None:
+    """One that has come whole, and waits or is looked at, leaves less room for others."""
+
+    async def scenario() -> None:
+        parsed, done = asyncio.Event(), asyncio.Event()
+        held: list[int] = []
+
+        async def slow(scope: Scope, receive: Receive, send: Send) -> None:
+            await parsed.wait()
+            await Request(scope, receive).body()
+            scope[HELD_BODY].release()
+            held.append(arrivals.num_bytes)
+            await done.wait()
+            await Response(b"")(scope, receive, send)
+
+        arrivals = Arrivals(100)
+        layer = Limits(slow, ServerSettings(max_body_bytes=100, max_arriving_bytes=100), arrivals)
+
+        async def ask(size: int) -> int:
+            statuses: list[int] = []
+
+            async def receive() -> Message:
+                return {"type": "http.request", "body": b"1" * size, "more_body": False}
+
+            async def send(message: Message) -> None:
+                statuses.extend([message["status"]] if "status" in message else [])
+
+            await layer(make_scope("POST", "/v1/completions", ()), receive, send)
+            return statuses[0]
+
+        first = asyncio.create_task(ask(80))
+        await asyncio.sleep(0.01)
+        assert arrivals.num_bytes == 80
+        assert await ask(30) == 503
+        parsed.set()
+        await asyncio.sleep(0.01)
+        assert held == [0]
+        second = asyncio.create_task(ask(30))
+        await asyncio.sleep(0.01)
+        done.set()
+        assert [await first, await second] == [200, 200]
+        assert arrivals.num_bytes == 0
+
+    asyncio.run(asyncio.wait_for(scenario(), 20))
+
+
+def test_a_body_still_on_its_way_when_the_server_ends_is_told_so(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with live(tmp_path) as one:
+            reader, _ = await one.connect(post(CHATS, CHAT, length=5_000))
+            while not one.arrivals.is_waiting:
+                await asyncio.sleep(0.01)
+            one.arrivals.give_up()
+            status, headers, answer = await asyncio.wait_for(read_answer(reader), 5)
+            assert status == 503 and int(headers["retry-after"]) > 0
+            assert "shutting down" in answer["error"]["message"]
+            assert await is_closed(reader)
+            assert (await one.ask(post(CHATS, CHAT)))[0] == 200
+            assert not [line for line in one.lines if "exception" in line]
+
+    run(scenario)
+
+
+def test_a_request_that_is_cut_off_at_the_end_leaves_no_trace(tmp_path: Path) -> None:
+    lines = []
+
+    async def scenario() -> None:
+        async with live(tmp_path) as one:
+            lines.append(one.lines)
+            reader, _ = await one.connect(post(CHATS, CHAT, length=5_000))
+            while not one.arrivals.is_waiting:
+                await asyncio.sleep(0.01)
+        assert await is_closed(reader)
+
+    run(scenario)
+    assert not [line for line in lines[0] if "exception" in line or line.get("status") == 500]
+
+
+@pytest.mark.parametrize("path", [CHATS, "/v1/messages"])
+def test_what_has_no_effect_is_not_kept_while_the_answer_runs(tmp_path: Path, path: str) -> None:
+    async def scenario() -> None:
+        async with live(tmp_path, step_s=0.05) as one:
+            body = {**CHAT, "max_tokens": 1000, "metadata": {"a": "x" * 2_000_000}}
+            tracemalloc.start()
+            try:
+                asked = [await one.connect(post(path, body)) for _ in range(6)]
+                async with asyncio.timeout(20):
+                    while one.engine.num_open < len(asked):
+                        await asyncio.sleep(0.01)
+                assert tracemalloc.get_traced_memory()[0] < 4_000_000
+            finally:
+                tracemalloc.stop()
+            for _, writer in asked:
+                writer.close()
 
     run(scenario)

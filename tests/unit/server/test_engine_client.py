@@ -305,6 +305,61 @@ def test_draining_finishes_what_runs_and_takes_nothing_new(tmp_path: Path) -> No
     run(scenario)
 
 
+def test_retry_after_looks_at_what_runs_and_not_at_short_answers_alone(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with engine(tmp_path, max_queue=0, step_s=0.1) as client:
+            client._mean_duration_s = 0.1  # of many short ones
+            running = [client.generate(request(name, tokens=1000)) for name in "ab"]
+            for one in running:
+                await anext(one)
+            for stream in client._streams.values():
+                stream.opened_at -= 40
+            with pytest.raises(QueueFullError) as full:
+                await answer(client, request("c"))
+            assert 15 < full.value.retry_after_s < 30
+            for one in running:
+                await one.aclose()
+
+    run(scenario)
+
+
+def test_a_request_that_holds_places_may_open_its_other_answers_in_a_drain(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with engine(tmp_path, step_s=0.02) as client:
+            with client.reserve(1) as hold:
+                first = client.generate(request("a"), hold)
+                await anext(first)
+                drained = asyncio.create_task(client.drain(10))
+                await asyncio.sleep(0)
+                assert len([event async for event in first]) == 4
+                await asyncio.sleep(0.05)  # between two answers nothing is open
+                assert not drained.done()
+                assert len([event async for event in client.generate(request("b"), hold)]) == 5
+                with pytest.raises(EngineLostError):
+                    await answer(client, request("c"))
+            await asyncio.wait_for(drained, 1)
+
+    run(scenario)
+
+
+def test_an_engine_that_is_given_up_is_an_error_in_the_log_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        async with engine(tmp_path, "always dies", max_restarts=1) as client:
+            waiting = asyncio.create_task(client.wait_given_up())
+            for _ in range(2):
+                assert not waiting.done()
+                with pytest.raises(EngineLostError):
+                    await answer(client, request(tokens=50))
+                await until(lambda: client.state in (EngineState.READY, EngineState.FAILED))
+            assert "2 times in a row" in await asyncio.wait_for(waiting, 5)
+
+    run(scenario)
+    errors = [one for one in caplog.records if one.levelname == "ERROR"]
+    assert len(errors) == 1 and "given up" in errors[0].getMessage()
+
+
 def test_draining_cancels_what_does_not_end_in_time(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with engine(tmp_path) as client:

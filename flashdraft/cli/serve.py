@@ -1,4 +1,7 @@
-"""`flashdraft serve [MODEL]`: the HTTP server, for OpenAI and Anthropic clients and browsers."""
+"""`flashdraft serve [MODEL]`: the HTTP server, for OpenAI and Anthropic clients and browsers.
+
+With `--engine vllm` or `sglang` it is theirs, and serve_external.py starts it.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,11 @@ import importlib
 import os
 import re
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from flashdraft.cli import serve_external
 from flashdraft.cli.arguments import Commands, add_model_arguments
 from flashdraft.cli.display import Screen
 from flashdraft.engine.config import EngineConfig
@@ -27,6 +32,19 @@ KEY_VARIABLE = "FLASHDRAFT_API_KEY"  # a flag shows in the list of processes; th
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 
 
+class _ServeParser(argparse.ArgumentParser):
+    """Sets aside what follows `--`: it is for another program, whatever it looks like."""
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: Any = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        words = list(args or [])
+        cut = words.index("--") if "--" in words else len(words)
+        found, unknown = super().parse_known_args(words[:cut], namespace)
+        found.extra = words[cut + 1 :]
+        return found, unknown
+
+
 def add_command(commands: Commands) -> None:
     """Add `serve` to the command line."""
     parser = commands.add_parser(
@@ -34,8 +52,10 @@ def add_command(commands: Commands) -> None:
         help="serve a model over HTTP",
         description="Serve a model with OpenAI's and Anthropic's APIs, and a web page at /. Ends "
         "with Ctrl-C or SIGTERM once the running answers are done; a second one ends at once.",
+        epilog="What follows -- goes to the outside engine as it is.",
         allow_abbrev=False,
     )
+    parser.__class__ = _ServeParser  # argparse gives one class to all commands
     parser.add_argument(
         "name",
         nargs="?",
@@ -50,6 +70,7 @@ def add_command(commands: Commands) -> None:
         help="answers written at once; more wait (default: 8, and 32 on a GPU)",
     )
     _add_server_arguments(parser)
+    serve_external.add_arguments(parser)
     parser.set_defaults(run=run)
 
 
@@ -106,7 +127,12 @@ def run(arguments: argparse.Namespace) -> int:
         max_queue=arguments.max_queue,
         log_prompts=arguments.log_prompts,
     )
-    _check_engine(arguments)
+    _check_values(arguments)
+    if arguments.engine != serve_external.NATIVE:
+        return serve_external.run(arguments, model, settings, lambda: _free_port(settings))
+    serve_external.refuse_engine_flags(arguments)
+    if arguments.draft not in ("auto", "none", "ngram"):
+        resolve_source(arguments.draft)
     launch = _load_server()
     screen = Screen.detect()
     try:
@@ -136,7 +162,7 @@ def _api_key(arguments: argparse.Namespace) -> str | None:
     return os.environ.get(KEY_VARIABLE) if given is None else given
 
 
-def _check_engine(arguments: argparse.Namespace) -> None:
+def _check_values(arguments: argparse.Namespace) -> None:
     """Refuse what the engine would refuse, before its process begins to load."""
     given = {name: getattr(arguments, name) for name in ("max_batch", "max_context", "cache_gb")}
     if isinstance(arguments.verify, int):
@@ -147,8 +173,6 @@ def _check_engine(arguments: argparse.Namespace) -> None:
         raise RequestError(f"dtype is {arguments.dtype!r}; it must be one of {known}.")
     if not _DEVICE.fullmatch(arguments.device):
         raise RequestError(f"device is {arguments.device!r}; it must be auto, cpu or cuda.")
-    if arguments.draft not in ("auto", "none", "ngram"):
-        resolve_source(arguments.draft)
 
 
 def _model_name(arguments: argparse.Namespace) -> str:
@@ -204,6 +228,11 @@ def _listen(settings: ServerSettings) -> socket.socket:
             f"Cannot listen on {host}:{port}: {error.strerror or error}. Is another server running "
             "there? Choose another --port."
         ) from None
+
+
+def _free_port(settings: ServerSettings) -> int:
+    with _listen(settings) as listener:
+        return int(listener.getsockname()[1])
 
 
 def _address(listener: socket.socket) -> str:

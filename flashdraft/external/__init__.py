@@ -1,0 +1,1 @@
+"""vLLM and SGLang: the same pair on the engines people already run."""

@@ -7,16 +7,16 @@ Counted from configs alone. How many pages of the cache fit a budget follows the
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import torch
 
 from flashdraft.bench.plan_pairs import Pair
-from flashdraft.engine.cache import CacheLayer, bytes_per_token, plan_pages, window_pages
+from flashdraft.engine.cache import CacheLayer, bytes_per_token, window_pages
 from flashdraft.engine.config import EngineConfig
 from flashdraft.engine.draft import MAX_BUFFERED
-from flashdraft.engine.memory import LOOKAHEAD, SPARE_WINDOWS
+from flashdraft.engine.memory import LOOKAHEAD, plan_pools
 from flashdraft.models.config import LayerConfig, ModelConfig
 from flashdraft.models.drafter import Drafter
 from flashdraft.models.drafter_config import DrafterConfig
@@ -186,45 +186,14 @@ def plan_cache(
     lag = 0
     if pair.drafter is not None:
         lag = MAX_BUFFERED + max(0, pair.drafter.block_size - LOOKAHEAD)
-    windows = SPARE_WINDOWS * config.max_batch
-    pages = _pages(layers, dtype, budget, config, context, slack + lag, windows)
-    while windows > 1 and not _holds_one(pages, context, slack + lag, size):
-        windows //= 2  # a context that was asked for comes before windows for many sequences
-        pages = _pages(layers, dtype, budget, config, context, slack + lag, windows)
+    asked = replace(config, max_context=context)
+    pages = plan_pools(layers, dtype, budget, asked, context, slack + lag)
     needed = _needed(costs, config, context, lag)
     return CachePlan(
         pages,
         needed,
         sum(count * size * costs[window] for window, count in needed.items()),
         sum(count * size * costs[window] for window, count in pages.items()),
-    )
-
-
-def _pages(
-    layers: Sequence[CacheLayer],
-    dtype: torch.dtype,
-    budget: int,
-    config: EngineConfig,
-    context: int,
-    slack: int,
-    num_windows: int,
-) -> dict[int | None, int]:
-    every_token = config.max_batch * -(-(context + slack) // config.page_size)
-    most = {
-        window: every_token
-        if window is None
-        else min(every_token, num_windows * window_pages(window, slack, config.page_size))
-        for window in {layer.window for layer in layers}
-    }
-    return plan_pages(layers, dtype, config.page_size, budget, most)
-
-
-def _holds_one(pages: Mapping[int | None, int], context: int, slack: int, page_size: int) -> bool:
-    """Whether one sequence can run to its end, if need be alone."""
-    return all(
-        count * page_size >= context
-        or (window is not None and count >= window_pages(window, slack, page_size))
-        for window, count in pages.items()
     )
 
 

@@ -74,15 +74,8 @@ def build_cache(
     max_position = target.config.max_position
     longest = min(max_position, config.max_context or max_position)
     slack = _slack(drafter, config)
-    num_windows = SPARE_WINDOWS * config.max_batch
-    while True:
-        most = _most_pages(layers, config, longest, slack, num_windows)
-        pages = plan_pages(layers, kernels.dtype, config.page_size, budget, most)
-        fits = min([max_position, *_length_limits(pages, config.page_size, slack)])
-        # a context that was asked for comes before windows for many sequences
-        if config.max_context is None or fits >= longest or num_windows == 1:
-            break
-        num_windows //= 2
+    pages = plan_pools(layers, kernels.dtype, budget, config, longest, slack)
+    fits = min([max_position, *_length_limits(pages, config.page_size, slack)])
     if fits < 2:
         per_page = sum(bytes_per_token(layers, kernels.dtype).values()) * config.page_size
         raise CapacityError(
@@ -97,6 +90,31 @@ def build_cache(
             cure = f"the cache of {budget / GB:.3f} GB holds no more; raise cache_gb"
         raise CapacityError(f"max_context is {wanted}; at most {fits} is possible: {cure}.")
     return KVCache(layers, pages, config.page_size, kernels), wanted or fits
+
+
+def plan_pools(
+    layers: Sequence[CacheLayer],
+    dtype: torch.dtype,
+    budget: int,
+    config: EngineConfig,
+    longest: int,
+    slack: int,
+) -> dict[int | None, int]:
+    """Pages of every pool: windows to spare for cached prefixes, unless sequences need the room.
+
+    A context that was asked for comes before windows for many sequences, and all sequences at that
+    length come before spare windows.
+    """
+    num_windows = SPARE_WINDOWS * config.max_batch
+    while True:
+        most = _most_pages(layers, config, longest, slack, num_windows)
+        pages = plan_pages(layers, dtype, config.page_size, budget, most)
+        fits_one = all(n >= longest for n in _length_limits(pages, config.page_size, slack))
+        fits_all = None not in pages or pages[None] >= most[None]
+        is_settled = fits_one and (fits_all or num_windows <= config.max_batch)
+        if config.max_context is None or is_settled or num_windows == 1:
+            return pages
+        num_windows //= 2
 
 
 def _slack(drafter: PackedDrafter | None, config: EngineConfig) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import re
 from types import SimpleNamespace
@@ -120,6 +121,25 @@ def test_windows_make_room_for_a_long_context_that_was_asked_for() -> None:
     assert build_cache(target, None, config)[1] == 4000, "windows for all 64 take their share"
     config = EngineConfig(max_batch=64, cache_gb=gb(target, 4000), max_context=20_000)
     assert build_cache(target, None, config)[1] == 20_000
+
+
+def test_spare_windows_make_room_for_all_sequences_at_full_length() -> None:
+    target = fake_target([None, *[1024] * 10], max_position=100_000)
+    config = EngineConfig(max_batch=8, max_context=8192)
+    every_token = 8 * -(-(8192 + 256 + LOOKAHEAD) // 16)
+    per_sequence = window_pages(1024, 256 + LOOKAHEAD, 16)
+    page_bytes = 16 * 2 * 4 * 4  # of one layer: keys and values of one head of four floats
+
+    def pools(num_windows: float) -> tuple[int, int]:
+        size = (every_token + 10 * num_windows * per_sequence) * page_bytes
+        config_ = dataclasses.replace(config, cache_gb=(size + 4 * 11 * page_bytes) / GB)
+        full, windowed = (one.num_pages for one in build_cache(target, None, config_)[0].book_pools)
+        return full, windowed
+
+    assert pools(16) == (every_token, 16 * per_sequence), "room for both"
+    full, windowed = pools(12)
+    assert full == every_token and windowed >= 8 * per_sequence, "all eight come before spare ones"
+    assert pools(6)[0] < every_token, "there is not enough for all"
 
 
 def test_a_model_without_full_attention_is_limited_by_its_positions_alone() -> None:

@@ -13,7 +13,7 @@ import textwrap
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from flashdraft.bench.mathematics import number_of, same_answer
+from flashdraft.bench.mathematics import is_list, number_of, same_answer
 from flashdraft.bench.sandbox import CodeTest, passes, sandbox_problem
 
 _BOX = re.compile(r"\\f?boxed\s*\{|\\fbox\s*\{")
@@ -105,7 +105,7 @@ def _field(row: Mapping[str, Any], name: str) -> str:
 def _check_number(row: Mapping[str, Any], text: str) -> bool:
     """A task whose answers are numbers: what else stands in the box does not matter."""
     given, wanted = final_answer(text), _field(row, "answer")
-    if given is None or number_of(given) is None:
+    if given is None or (number_of(given) is None and not is_list(given)):
         given = _last_number(given or "") or _last_number(text)
     return given is not None and same_answer(given, wanted)
 

@@ -6,6 +6,7 @@ again. Pages are Prometheus text; nothing here sends a question.
 
 from __future__ import annotations
 
+import math
 import re
 import statistics
 import threading
@@ -15,8 +16,9 @@ from typing import TypeAlias
 
 from flashdraft.bench.results import Acceptance
 from flashdraft.bench.stream import Endpoint
-from flashdraft.errors import EngineLostError
+from flashdraft.errors import EngineLostError, FlashdraftError
 
+MAX_POSITION = 64  # of a draft: no drafter drafts that far, and a page may say anything
 SAMPLE_S = 0.5  # between two looks at a gauge
 OURS, VLLM, SGLANG, OTHER = "flashdraft", "vllm", "sglang", "other"
 SGLANG_GAUGE = "sglang:spec_accept_length"
@@ -25,6 +27,10 @@ _LINE = re.compile(r"([A-Za-z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
 Page: TypeAlias = dict[str, list[tuple[dict[str, str], float]]]  # by name: labels and value
+
+
+class CountersError(FlashdraftError):
+    """A page's counters make no sense: what they count is not known."""
 
 
 def read_page(text: str) -> Page:
@@ -54,7 +60,10 @@ def look(endpoint: Endpoint) -> Page | None:
 
 
 def acceptance_between(kind: str, before: Page, after: Page) -> Acceptance | None:
-    """What was drafted and accepted between two looks; None if the pages do not say."""
+    """What was drafted and accepted between two looks; None if the pages do not say.
+
+    CountersError where they cannot be right: the server was started anew in between, most likely.
+    """
     if kind == OURS:
         return _ours(before, after)
     if f"{_VLLM}drafts" in after:
@@ -72,33 +81,55 @@ def _ours(before: Page, after: Page) -> Acceptance:
 
 
 def _vllm(before: Page, after: Page) -> Acceptance | None:
-    drafts = _total(f"{_VLLM}drafts", after) - _total(f"{_VLLM}drafts", before)
+    drafts = _total(f"{_VLLM}drafts", before, after)
     accepted = f"{_VLLM}accepted_tokens"
     if drafts <= 0:
         return None
     hits = _by_label(f"{accepted}_per_pos", "position", before, after)
     if not hits:
-        total = _total(accepted, after) - _total(accepted, before)
-        return Acceptance(pooled=1 + total / drafts)
+        return Acceptance(pooled=1 + _total(accepted, before, after) / drafts)
     reached = [drafts, *(hits[slot] for slot in range(max(hits) + 1)), 0]
     pairs = zip(reached, reached[1:], strict=False)
     histogram = {n: round(here - further) for n, (here, further) in enumerate(pairs, 1)}
+    if min(histogram.values()) < 0:
+        raise CountersError(f"{accepted}_per_pos and {_VLLM}drafts do not add up")
     slots = [round(count) for count in reached[1:-1]]
     return Acceptance(histogram, [round(drafts)] * len(slots), slots)
 
 
-def _total(name: str, page: Page) -> float:
-    return sum(value for _, value in page.get(name, []))
+def _total(name: str, before: Page, after: Page) -> float:
+    """How far a counter has gone, whatever its labels."""
+    begin, end = (sum(value for _, value in page.get(name, [])) for page in (before, after))
+    return _growth(name, begin, end)
 
 
 def _by_label(name: str, label: str, before: Page, after: Page) -> Counter[int]:
-    """Differences of a counter by the number in one of its labels."""
-    found = Counter[int]()
-    for page, sign in ((after, 1), (before, -1)):
+    """How far a counter has gone, by the number in one of its labels."""
+    totals: dict[int, list[float]] = {}
+    for side, page in enumerate((before, after)):
         for labels, value in page.get(name, []):
-            if labels.get(label, "").isdigit():
-                found[int(labels[label])] += sign * round(value)
-    return found
+            number = labels.get(label, "")
+            if not number.isdecimal():
+                continue
+            if len(number) > len(str(MAX_POSITION)) or int(number) > MAX_POSITION:
+                raise CountersError(
+                    f"{name} has the {label} {number[:20]!r}; the highest that is read is "
+                    f"{MAX_POSITION}"
+                )
+            totals.setdefault(int(number), [0.0, 0.0])[side] += value
+    return Counter(
+        {
+            number: round(_growth(f"{name} at {label} {number}", *both))
+            for number, both in totals.items()
+        }
+    )
+
+
+def _growth(name: str, begin: float, end: float) -> float:
+    """The difference of two looks at a counter, which only grows while its server lives."""
+    if not math.isfinite(end - begin) or end < begin:
+        raise CountersError(f"{name} went from {begin:g} to {end:g}")
+    return end - begin
 
 
 class GaugeWatch:
@@ -126,4 +157,5 @@ class GaugeWatch:
         shown: Sequence[tuple[Mapping[str, str], float]] = (look(self._endpoint) or {}).get(
             self._name, []
         )
-        self._values += [value for _, value in shown if value > 0]  # 0 while it has nothing to say
+        # 0 while it has nothing to say
+        self._values += [value for _, value in shown if 0 < value < math.inf]

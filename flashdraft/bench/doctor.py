@@ -17,7 +17,15 @@ from flashdraft.bench.doctor_checks import (
     check_kernels,
     check_law,
 )
-from flashdraft.bench.doctor_probe import MAX_TOKENS, Accepted, Patient, Probe, greedy, is_on_gpu
+from flashdraft.bench.doctor_probe import (
+    MAX_TOKENS,
+    Accepted,
+    Patient,
+    Probe,
+    are_cut,
+    greedy,
+    is_on_gpu,
+)
 from flashdraft.bench.doctor_report import (
     OK,
     PROBLEM,
@@ -59,7 +67,12 @@ def examine_patient(
     measured = _measure(patient, report, begin)
     if measured is not None:
         on_progress("looking for causes")
-        _explain(report, find_causes(patient, measured, begin + settings.seconds))
+        is_late = report.not_judged is not None and (
+            measured.greedy.is_cut or are_cut(measured.answers)
+        )
+        # without figures an experiment has nothing to be compared with
+        deadline = 0.0 if is_late else begin + settings.seconds
+        _explain(report, find_causes(patient, measured, deadline))
     report.seconds = time.monotonic() - begin
     return report
 
@@ -93,6 +106,9 @@ def _measure(patient: Patient, report: Report, begin: float) -> Measured | None:
         seeded, drawn = both(params, _LAW_PROMPTS, _SEEDED_SHARE)
     label = f"seeded, temperature {params.temperature:g}"
     report.findings.append(check_law(label, seeded, drawn, gpu, is_drawn=True))
+    pairs = zip([*plain, *seeded], [*drafted, *drawn], strict=True)
+    if not any(one.token_ids and other.token_ids for one, other in pairs):
+        report.not_judged = "no token was compared"
     if patient.folder is None or patient.llm.drafter_name is None:
         text = "n-gram lookup drafts, which has no expected accepted length"
         report.findings.append(Finding("accepted length", OK, text))
@@ -107,6 +123,8 @@ def _measure(patient: Patient, report: Report, begin: float) -> Measured | None:
         expected_range(name, folder, temperature),
     )
     report.accepted, report.expected = measured.sampled or measured.greedy, measured.expected_here
+    if report.not_judged is None and not report.accepted.num_steps and report.accepted.is_cut:
+        report.not_judged = "no drafted step was counted"
     how = f"temperature {temperature:g}" if temperature else "greedy"
     how += ", thinking" if patient.mode.thinking else ""
     report.findings += check_accepted(report.accepted, report.expected, how)

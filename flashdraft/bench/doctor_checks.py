@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from flashdraft.bench.doctor_probe import Accepted
+from flashdraft.bench.doctor_probe import Accepted, are_cut
 from flashdraft.bench.doctor_report import OK, PROBLEM, WARNING, Finding
 from flashdraft.bench.expected import Expected
 from flashdraft.core import VERSION, Generation
@@ -236,9 +236,11 @@ def check_law(
         if margin is not None:
             parted.append(margin)
     counted = f"{label}: {len(plain)} answers, {tokens} tokens"
-    if not tokens:
+    if not tokens and are_cut([*plain, *drafted]):
         text = f"{label}: the answers were cut before a token came"
         return Finding("law", WARNING, text, "give more time with --seconds")
+    if not tokens:
+        return Finding("law", WARNING, f"{label}: the answers have no token to compare")
     if not parted:
         return Finding("law", OK, f"{counted}, drafted and plain are identical")
     if on_gpu and max(parted) <= MARGIN:
@@ -274,6 +276,9 @@ def first_difference(plain: Generation, drafted: Generation) -> tuple[int, float
 def check_accepted(accepted: Accepted, expected: Expected, how: str) -> list[Finding]:
     """Accepted length, pooled and per position, against what this pair should have."""
     area = "accepted length"
+    if not accepted.num_steps and accepted.is_cut:
+        text = f"{how}: not enough time to judge: no drafted step was made before it ran out"
+        return [Finding(area, WARNING, text, "raise --seconds")]
     if not accepted.num_steps:
         text = f"{how}: the target ends its answers at once, so there is nothing to draft"
         return [Finding(area, PROBLEM, text, "see the causes below")]

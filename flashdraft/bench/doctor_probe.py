@@ -63,6 +63,7 @@ class Accepted:
     by_position: tuple[float, ...]  # share of steps in which draft slot 1, 2, … was committed
     num_tokens: int
     num_steps: int
+    is_cut: bool = False  # whether time ran out before an answer's end
 
     @classmethod
     def of(cls, answers: Sequence[Generation]) -> Accepted:
@@ -76,7 +77,7 @@ class Accepted:
             sum(count for length, count in histogram.items() if length > slot) / steps
             for slot in range(1, max(histogram, default=0))
         )
-        return cls(tokens / steps if steps else 0.0, shares, tokens, steps)
+        return cls(tokens / steps if steps else 0.0, shares, tokens, steps, are_cut(answers))
 
 
 class Probe:
@@ -187,6 +188,11 @@ class Patient:
             )
             for prompt in PROMPTS
         ]
+
+
+def are_cut(answers: Sequence[Generation]) -> bool:
+    """Whether time ran out before the end of any of them."""
+    return any(answer.finish_reason is FinishReason.CANCELLED for answer in answers)
 
 
 def drafter_for(llm: LLM, folder: Path) -> Drafter:

@@ -88,10 +88,15 @@ class Report:
     accepted: Accepted | None = None  # in the user's own mode
     expected: Expected | None = None
     seconds: float = 0.0
+    not_judged: str | None = None  # what kept the pair from being judged, if something did
+
+    @property
+    def has_problems(self) -> bool:
+        return any(finding.status == PROBLEM for finding in self.findings)
 
     @property
     def is_healthy(self) -> bool:
-        return all(finding.status != PROBLEM for finding in self.findings)
+        return self.not_judged is None and not self.has_problems
 
     def to_json(self) -> dict[str, Any]:
         """One JSON object; lists are in the report's own order, causes likeliest first."""
@@ -101,6 +106,7 @@ class Report:
         return {
             "format": FORMAT,
             "is_healthy": self.is_healthy,
+            "not_judged": self.not_judged,
             "settings": {**settings, **mode, "drafter": self.drafter},
             "findings": [dataclasses.asdict(finding) for finding in self.findings],
             "causes": [dataclasses.asdict(cause) for cause in self.causes],

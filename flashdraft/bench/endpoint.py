@@ -22,6 +22,7 @@ from flashdraft.bench.counters import (
     SGLANG,
     SGLANG_GAUGE,
     VLLM,
+    CountersError,
     GaugeWatch,
     Page,
     acceptance_between,
@@ -121,11 +122,16 @@ class EndpointRunner:
         wall_s = time.perf_counter() - begin
         replies = {place: done[place] for place in sorted(done)}
         every = [reply for one in replies.values() for reply in one]
-        acceptance = self._acceptance(run, every, before, watch)
         problems = [*_tell(run, failures), *_tell_waits(run, work.waits)]
+        acceptance, why_unknown = self._acceptance(run, every, before, watch)
         is_told = bool(acceptance.histogram) or acceptance.pooled is not None
         can_tell = before is not None and served.kind in (VLLM, SGLANG)
-        if run.mode == DRAFT and can_tell and not is_told:
+        if why_unknown is not None and run.mode == DRAFT:
+            what = "accepted length" + (" by position" if served.kind == OURS else "")
+            problems.append(
+                f"The {what} of {served.endpoint.url} is not known in {run.label}: {why_unknown}."
+            )
+        elif run.mode == DRAFT and can_tell and not is_told:
             problems.append(f"The metrics of {served.endpoint.url} tell of no drafts.")
         return Measurement(
             replies,
@@ -250,17 +256,21 @@ class EndpointRunner:
 
     def _acceptance(
         self, run: Run, replies: Sequence[Reply], before: Page | None, watch: GaugeWatch | None
-    ) -> Acceptance:
+    ) -> tuple[Acceptance, str | None]:
+        """How drafting went, and why that is not known where the counters make no sense."""
         served = self._served[run.mode]
         gauge = watch.mean() if watch is not None else None
         after = look(served.endpoint) if before is not None else None
-        counted = None
-        if before is not None and after is not None:
-            counted = acceptance_between(served.kind, before, after)
+        counted = why_unknown = None
+        try:
+            if before is not None and after is not None:
+                counted = acceptance_between(served.kind, before, after)
+        except CountersError as error:
+            why_unknown = str(error)
         if served.kind == OURS:
             slots = counted or Acceptance()
-            return acceptance_of(replies, slots.verified, slots.accepted)
-        return counted or Acceptance(pooled=gauge)
+            return acceptance_of(replies, slots.verified, slots.accepted), why_unknown
+        return counted or Acceptance(pooled=gauge), why_unknown
 
 
 def _tell(run: Run, failures: Sequence[str]) -> list[str]:

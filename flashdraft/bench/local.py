@@ -126,8 +126,12 @@ class LocalRunner:
 
     def _submit(self, talk: _Talk, run: Run, flying: dict[str, _Talk], failures: list[str]) -> None:
         switches = {THINKING_SWITCH: self._thinking}
-        text = render_chat(self._tokenizer, talk.messages, extra=switches)
-        talk.prompt_ids = self._tokenizer.encode(text)
+        try:
+            text = render_chat(self._tokenizer, talk.messages, extra=switches)
+            talk.prompt_ids = self._tokenizer.encode(text)
+        except (RequestError, ValueError, TypeError) as error:  # a template's no, half a character
+            failures.append(f"prompt {talk.place + 1} was refused: {error}")
+            return
         talk.pieces, talk.gaps, talk.last_at = [], [], None
         params = SamplingParams(
             max_tokens=run.max_tokens,

@@ -59,6 +59,7 @@ def normalise(text: str) -> str:
     text = text.strip().strip("$").strip()
     text = re.sub(r"\\[()\[\]]", "", text).replace("\\$", "").replace("$", "")
     text = re.sub(r"\{,\}|,\\!\s*", ",", text)
+    text = re.sub(r"(?<![a-zA-Z\\])pi(?![a-zA-Z])", r"\\pi ", text)  # and no unit
     text = text.replace("−", "-").replace("π", "\\pi ").replace("∞", "\\infty ")
     text = _SPACING.sub("", _DEGREES.sub("", text)).replace("\\%", "").replace("%", "")
     text = re.sub(r"\\[dtc]frac(?![a-zA-Z])", r"\\frac", text)
@@ -78,7 +79,14 @@ def normalise(text: str) -> str:
 
 def number_of(text: str) -> Number | None:
     """The value of an expression without letters; None where it has none that is known."""
-    return _evaluate(normalise(text), Fraction(0)) if not _letters(text) else None
+    spelled = normalise(text)
+    return _evaluate(spelled, Fraction(0)) if not _letters(spelled) else None
+
+
+def is_list(text: str) -> bool:
+    """Whether a final answer is several numbers, parted by commas."""
+    items = _items(normalise(text))
+    return len(items) > 1 and all(number_of(item) is not None for item in items)
 
 
 def _full_fraction(found: re.Match[str]) -> str:

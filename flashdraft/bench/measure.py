@@ -1,7 +1,8 @@
 """The sweep: every task at every concurrency, plain and drafted in turns, in one run.
 
-Which mode goes first changes from cell to cell and from repeat to repeat, so that a machine that
-grows slower or faster favours neither. It knows engines only as a `Runner`.
+Which mode goes first changes from task to task, from concurrency to concurrency and from repeat to
+repeat, so that a machine that grows slower or faster favours neither. It knows engines only as a
+`Runner`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from flashdraft.bench.tasks import BenchPrompt, Task
 from flashdraft.errors import FlashdraftError
 
 WARM_UP_TOKENS = 32
+MAX_REASON = 300  # characters of another library's error
 OnReply: TypeAlias = Callable[[Reply], None]
 
 
@@ -64,12 +66,11 @@ class Sweep:
     def runs(self, modes: Sequence[str]) -> Iterator[Run]:
         """All of them, in order."""
         for repeat in range(self.repeats):
-            cell = repeat
-            for task in self.tasks:
-                for concurrency in self.concurrencies:
-                    for mode in modes if cell % 2 == 0 else reversed(modes):
+            for row, task in enumerate(self.tasks):
+                for column, concurrency in enumerate(self.concurrencies):
+                    is_even = (repeat + row + column) % 2 == 0
+                    for mode in modes if is_even else reversed(modes):
                         yield Run(task.name, task.prompts, concurrency, mode, self.max_tokens)
-                    cell += 1
 
     def warm_ups(self, modes: Sequence[str]) -> Iterator[Run]:
         """Short runs that fill every concurrency once in every mode; they are not counted."""
@@ -158,10 +159,11 @@ def run_sweep(
     """Run the sweep into `results`; `on_row` is called after every row.
 
     What stops it early is said in the results, which keep every finished row: an interrupt, an
-    engine that is lost, a run in which nothing was answered.
+    engine that is lost, memory that runs out, a run in which nothing was answered.
     """
     runs = list(sweep.runs(runner.modes))
     run = runs[0]
+    results.is_running = True
     try:
         for run in sweep.warm_ups(runner.modes):
             progress.show(f"warming up: concurrency {run.concurrency}, {run.mode}")
@@ -173,10 +175,16 @@ def run_sweep(
     except KeyboardInterrupt:
         results.stop(f"Interrupted in {run.label}: that row is not in the results.")
         raise
-    except FlashdraftError as error:
-        results.stop(f"Stopped in {run.label}, which is not in the results: {error}")
+    except Exception as error:  # of any kind: hours of finished rows must not go with it
+        why = str(error) if isinstance(error, FlashdraftError) else _one_line(error)
+        results.stop(f"Stopped in {run.label}, which is not in the results: {why}")
     finally:
+        results.is_running = False
         on_row()
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:MAX_REASON].rstrip(": ")
 
 
 def _run_one(

@@ -21,6 +21,7 @@ from flashdraft.bench.tasks import Task
 from flashdraft.errors import RequestError
 
 FORMAT = "flashdraft-bench/1"
+UNENDED = "The run has not ended."
 PLAIN, DRAFT = "plain", "draft"
 BUCKETS = ("queue_s", "prefill_s", "drafter_prefill_s", "decode_s")
 CACHED_SHARE = 0.1  # of prompt tokens; chat templates alone begin alike
@@ -97,14 +98,16 @@ class Results:
         self._verdicts: dict[Cell, list[bool]] = {}
         self.problems: list[str] = [problem for task in tasks for problem in task.problems]
         self.is_partial = False
+        self.is_running = False  # whoever saves a document then may be stopped before the end
 
     def add(self, cell: Cell, measured: Measurement) -> None:
         """Take in a row, or one more repeat of it."""
         self.problems += [one for one in measured.problems if one not in self.problems]
         self.is_partial |= measured.num_failed > 0
         if measured.replies:
+            verdicts = self._judge(cell[0], measured)
             self._cells.setdefault(cell, []).append(measured)
-            self._verdicts.setdefault(cell, []).extend(self._judge(cell[0], measured))
+            self._verdicts.setdefault(cell, []).extend(verdicts)
 
     def stop(self, why: str) -> None:
         """The run ends before its time; what is here stays."""
@@ -116,8 +119,8 @@ class Results:
         rows = [self._row(cell, measured) for cell, measured in self._cells.items()]
         return {
             "format": FORMAT,
-            "is_partial": self.is_partial,
-            "problems": [*self.problems, *self._cached()],
+            "is_partial": self.is_partial or self.is_running,
+            "problems": [*self.problems, *self._cached(), *[UNENDED] * self.is_running],
             "environment": dict(self._environment),
             "settings": dict(self._settings),
             "prompts_sha256": {name: task.digest() for name, task in self._tasks.items()},

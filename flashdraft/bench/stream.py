@@ -23,6 +23,7 @@ TIMEOUT_S = 300.0  # without a byte
 ALIVE_S = 10.0  # for a look whether the server is there
 MAX_WAIT_S = 60.0  # that a server may ask for before the next attempt
 MAX_ATTEMPTS = 10
+MAX_COUNT = 10_000_000  # tokens or steps of one answer
 _BUSY = (429, 503)
 _NOT_ANSWERED = (OSError, http.client.HTTPException)
 
@@ -163,43 +164,47 @@ class Answer:
             return
         if event.get("error"):
             raise AnswerError(f"the stream failed: {_message(event)}")
-        usage = event.get("usage") or {}
+        usage = _object("usage", event.get("usage"))
         self.usage = usage or self.usage
-        count = usage.get("completion_tokens")
+        count = _count(usage, "completion_tokens")
+        choices = event.get("choices") or []
+        if not isinstance(choices, list):
+            raise AnswerError(_unreadable("choices", choices, "list"))
         length = 0
-        for choice in event.get("choices") or []:
-            delta = choice.get("delta") or {}
-            thought = delta.get("reasoning_content") or delta.get("reasoning") or ""
-            content = delta.get("content") or ""
+        for choice in choices:
+            choice = _object("a choice", choice)
+            delta = _object("delta", choice.get("delta"))
+            thought = _text(delta, "reasoning_content") or _text(delta, "reasoning")
+            content = _text(delta, "content")
             self.text += [thought, content]
             self.content.append(content)
             length += len(thought) + len(content)
-            told = event.get("flashdraft") or choice.get("flashdraft") or {}
+            told = _object("flashdraft", event.get("flashdraft") or choice.get("flashdraft"))
             self.statistics = told if "steps" in told else self.statistics
         before = self.chunks[-1][2] or 0 if self.chunks else 0
-        has_tokens = bool(event.get("choices")) and count is not None and count > before
+        has_tokens = bool(choices) and count is not None and count > before
         if length or has_tokens:  # tokens may come before their text, which is held back
             self.chunks.append((now, length, count))
 
     def reply(self) -> Reply:
         """The finished answer; without text and tokens it is none."""
-        tokens = self.usage.get("completion_tokens")
+        tokens = _count(self.usage, "completion_tokens")
         if not self.chunks or tokens is None:
             missing = "a usage at its end" if self.chunks else "any text"
             raise AnswerError(f"the stream had not {missing}")
         stats = self.statistics
-        histogram = {int(n): int(count) for n, count in (stats.get("histogram") or {}).items()}
-        details = self.usage.get("prompt_tokens_details") or {}
+        histogram = _histogram(_object("histogram", stats.get("histogram")))
+        details = _object("prompt_tokens_details", self.usage.get("prompt_tokens_details"))
         return Reply(
             text="".join(self.text),
             content="".join(self.content),
             seconds=self.chunks[-1][0] - self.begun_at,
             ttft_s=self.chunks[0][0] - self.begun_at,
-            prompt_tokens=self.usage.get("prompt_tokens") or 0,
+            prompt_tokens=_count(self.usage, "prompt_tokens") or 0,
             output_tokens=tokens,
             token_gaps=self._gaps(tokens),
-            cached_tokens=details.get("cached_tokens") or 0,
-            steps=stats.get("steps"),
+            cached_tokens=_count(details, "cached_tokens") or 0,
+            steps=_count(stats, "steps"),
             histogram=histogram if stats else None,
         )
 
@@ -220,6 +225,45 @@ class Answer:
                 count = max(1, round(share * (num_tokens - 1)))
             gaps += [seconds / count] * count if count > 0 else []
         return gaps
+
+
+# -- what a server says, of whatever form ---------------------------------------------------------
+
+
+def _unreadable(name: str, value: Any, wanted: str) -> str:
+    return f"the answer cannot be read: {name} is {repr(value)[:80]}, no {wanted}"
+
+
+def _object(name: str, value: Any) -> Mapping[str, Any]:
+    """An object of the stream; none where it is null or absent."""
+    if value is not None and not isinstance(value, Mapping):
+        raise AnswerError(_unreadable(name, value, "object"))
+    return value or {}
+
+
+def _text(holder: Mapping[str, Any], name: str) -> str:
+    value = holder.get(name)
+    if value is not None and not isinstance(value, str):
+        raise AnswerError(_unreadable(name, value, "text"))
+    return value or ""
+
+
+def _count(holder: Mapping[str, Any], name: str) -> int | None:
+    value = holder.get(name)
+    if value is not None and not _is_count(value):
+        raise AnswerError(_unreadable(name, value, f"count from 0 to {MAX_COUNT}"))
+    return value
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_COUNT
+
+
+def _histogram(told: Mapping[str, Any]) -> dict[int, int]:
+    """Decode steps by tokens committed, as flashdraft tells them."""
+    if not all(n.isdecimal() and len(n) < 5 and _is_count(count) for n, count in told.items()):
+        raise AnswerError(_unreadable("histogram", told, "object of counts by length"))
+    return {int(n): count for n, count in told.items()}
 
 
 def _events(response: http.client.HTTPResponse) -> Iterator[Mapping[str, Any] | None]:

@@ -264,7 +264,13 @@ def _from_messages(messages: Sequence[Any], row: Mapping[str, Any]) -> BenchProm
 
 
 def _is_text(value: Any) -> bool:
-    return isinstance(value, str) and bool(value.strip())
+    if not isinstance(value, str) or not value.strip():
+        return False
+    try:
+        value.encode()  # JSON can spell half a character, which nobody can be sent
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _from_hub(name: str) -> Task:

@@ -283,7 +283,7 @@ def _load_tasks(arguments: argparse.Namespace) -> list[Task]:
     names = arguments.tasks
     if names is None and arguments.prompts is None:
         names = tasks_in(arguments.data)
-    tasks = load_tasks(names, arguments.data, count, seed) if names else []
+    tasks = [] if names is None else load_tasks(names, arguments.data, count, seed)
     if arguments.prompts is not None:
         tasks.append(load_prompts(arguments.prompts, count, seed))
     return tasks
@@ -328,8 +328,17 @@ def _check(arguments: argparse.Namespace) -> None:
                 )
     if arguments.json not in (None, STDOUT):
         check_writable(Path(arguments.json))
-    if arguments.report is not None and arguments.report.exists() and not arguments.report.is_dir():
-        raise RequestError(f"--report is {arguments.report}, which is a file; name a folder.")
+    if arguments.report is not None:
+        _check_folder(arguments.report)
+
+
+def _check_folder(folder: Path) -> None:
+    """Refuse a report's folder that can neither be written in nor made."""
+    nearest = next(one for one in (folder, *folder.absolute().parents) if one.exists())
+    if not nearest.is_dir():
+        raise RequestError(f"--report is {folder}, but {nearest} is a file; name a folder.")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise RequestError(f"--report is {folder}; {nearest} cannot be written: permission denied.")
 
 
 def _names(text: str) -> list[str]:

@@ -39,7 +39,8 @@ def add_command(commands: Commands) -> None:
         "doctor",
         help="check a target and its drafter on this machine",
         description="Check the machine, the kernels, that drafted text is the plain text, and the "
-        "accepted length; name what keeps it low. Exit status 0: healthy, 1: a problem.",
+        "accepted length; name what keeps it low. Exit status 0: healthy, 1: a problem, "
+        "or too little time to judge.",
         allow_abbrev=False,
     )
     shown = " (default: %(default)s)"
@@ -114,6 +115,8 @@ def render(report: Report, has_colours: bool = False) -> list[str]:
         lines += _render_finding(finding, has_colours)
     counts = {s: sum(f.status == s for f in report.findings) for s in (PROBLEM, WARNING)}
     state = "healthy" if report.is_healthy else "not healthy"
+    if report.not_judged is not None and not report.has_problems:
+        state = f"not judged: {report.not_judged}; raise --seconds"
     if report.causes:
         state += f": {report.causes[0].name}"
     found = ", ".join(f"{n} {s}{'s' if n > 1 else ''}" for s, n in counts.items() if n)

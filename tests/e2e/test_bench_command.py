@@ -13,7 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from flashdraft.bench.local import LocalRunner
+from flashdraft.bench.measure import OnReply
+from flashdraft.bench.measure import Run as BenchRun
 from flashdraft.bench.reading import read_document
+from flashdraft.bench.results import Measurement
 from flashdraft.cli import main
 from tests.tiny import make_tiny_checkpoint
 from tests.unit.bench.openai_server import OpenAIServer, answer, chunk, stream_of
@@ -57,10 +61,10 @@ def test_a_run_in_this_process(run: Run, folder: str, tmp_path: Path) -> None:
         ("sample-arithmetic", 1, "draft"),
         ("sample-arithmetic", 2, "draft"),
         ("sample-arithmetic", 2, "plain"),
-        ("sample-chat", 1, "plain"),
         ("sample-chat", 1, "draft"),
-        ("sample-chat", 2, "draft"),
+        ("sample-chat", 1, "plain"),
         ("sample-chat", 2, "plain"),
+        ("sample-chat", 2, "draft"),
     ]
     for task, by_concurrency in document["identical"].items():
         assert by_concurrency == {c: {"same": 2, "total": 2} for c in "12"}, task
@@ -142,9 +146,31 @@ def test_nothing_measured_is_an_error(run: Run) -> None:
     assert "Nothing was measured" in err and "no such adapter" in err
 
 
+def test_memory_that_runs_out_keeps_the_finished_rows(
+    run: Run, folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measure = LocalRunner.run
+
+    def run_out(self: LocalRunner, run: BenchRun, on_reply: OnReply) -> Measurement:
+        if run.concurrency == 2 and not run.is_warm_up:
+            raise RuntimeError("CUDA out of memory.\nTried to allocate 2 GiB")
+        return measure(self, run, on_reply)
+
+    monkeypatch.setattr(LocalRunner, "run", run_out)
+    path = tmp_path / "results.json"
+    flags = ("--tasks", "sample-arithmetic", "--json", str(path))
+    code, out, err = run(*in_process(folder), *QUICK, *flags)
+    document = read_document(path)
+    assert code == 1 and document["is_partial"] and len(document["rows"]) == 2
+    assert "CUDA out of memory. Tried" in document["problems"][-1]
+    assert "CUDA out of memory" in out and "Traceback" not in out + err
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
+        (("--tasks", ","), "No task is named"),
+        (("--report", "/dev/null/report"), "--report"),
         (("--url", "http://127.0.0.1:9"), "cannot be reached"),
         (("--plain-url", "http://127.0.0.1:9"), "--plain-url is the baseline of --url"),
         (("--api-key", "x"), "--api-key is for --url"),

@@ -126,6 +126,22 @@ def test_arithmetic(text: str) -> None:
     assert check_answer("gsm8k", {"answer": "12"}, text) is False
 
 
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("\\boxed{4 pi}", "4"),
+        ("\\boxed{4\\pi}", "4"),
+        ("\\boxed{4 π}", "4"),
+        ("\\boxed{18,18}", "18"),
+        ("\\boxed{3, 18}", "18"),
+    ],
+)
+def test_more_than_the_number_is_not_the_number(text: str, answer: str) -> None:
+    for task in ("gsm8k", "math500"):
+        assert check_answer(task, {"answer": answer}, text) is False
+    assert check_answer("math500", {"answer": "4\\pi"}, text) is text.startswith("\\boxed{4")
+
+
 def test_mathematics() -> None:
     row = {"answer": "\\frac{3}{8}"}
     assert check_answer("math500", row, "Hence \\boxed{0.375}.") is True

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from flashdraft.bench import counters
-from flashdraft.bench.counters import GaugeWatch, acceptance_between, look, read_page
+from flashdraft.bench.counters import CountersError, GaugeWatch, acceptance_between, look, read_page
 from flashdraft.bench.stream import Endpoint
 from tests.unit.bench.openai_server import OpenAIServer
 
@@ -62,6 +62,37 @@ def test_a_server_that_drafted_nothing_has_no_accepted_length() -> None:
     assert acceptance_between("other", {}, read_page("up 1")) is None
 
 
+def per_position(position: str, count: str = "1") -> str:
+    name = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
+    return vllm_page(9, [4]) + f'{name}{{position="{position}"}} {count}\n'
+
+
+@pytest.mark.parametrize(
+    ("after", "said"),
+    [
+        (vllm_page(2, [1]), "num_drafts went from 5 to 2"),
+        (vllm_page(9, [0]), "per_pos at position 0 went from 3 to 0"),
+        (vllm_page(9, []), "per_pos at position 0 went from 3 to 0"),
+        (vllm_page(9, [3]).replace(" 9.0", " NaN"), "num_drafts went from 5 to nan"),
+        (vllm_page(9, [3]).replace(" 9.0", " +Inf"), "num_drafts went from 5 to inf"),
+        (per_position("1", "NaN"), "per_pos at position 1 went from 0 to nan"),
+        (per_position("999999999"), "position '999999999'; the highest that is read is 64"),
+        (per_position("7" * 5000), "the highest that is read is 64"),
+        (vllm_page(9, [3, 4]), "do not add up"),
+    ],
+)
+def test_counters_that_make_no_sense_are_refused_in_words(after: str, said: str) -> None:
+    with pytest.raises(CountersError) as caught:
+        acceptance_between("vllm", read_page(vllm_page(5, [3])), read_page(after))
+    assert said in str(caught.value) and len(str(caught.value)) < 200
+
+
+def test_a_position_that_is_no_number_is_passed_over() -> None:
+    after = read_page(vllm_page(9, [4]) + per_position("²").splitlines()[-1])
+    found = acceptance_between("vllm", read_page(vllm_page(5, [3])), after)
+    assert found is not None and list(found.accepted) == [1]
+
+
 def test_our_own_slots_are_those_of_the_verify_lengths() -> None:
     text = (
         'flashdraft_verify_lengths_total{length="0"} 5\n'
@@ -84,11 +115,11 @@ def test_odd_lines_of_a_page_are_passed_over() -> None:
 
 def test_a_gauge_is_watched_while_a_row_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(counters, "SAMPLE_S", 0.01)
-    values = itertools.chain([0.0, 2.0, 4.0], itertools.repeat(3.0))
+    values = itertools.chain([0.0, 2.0, "NaN", "+Inf", 4.0], itertools.repeat(3.0))
     with OpenAIServer("sglang") as server:
         server.metrics = lambda: f'sglang:spec_accept_length{{model_name="m"}} {next(values)}\n'
         watch = GaugeWatch(Endpoint.parse(server.url))
-        while len(server.paths) < 3:
+        while len(server.paths) < 5:
             time.sleep(0.01)
         mean = watch.mean()
     assert mean == pytest.approx(3.0)  # while it shows 0 it has nothing to say

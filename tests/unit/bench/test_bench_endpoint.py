@@ -209,6 +209,18 @@ def test_vllms_metrics_are_read_around_the_row() -> None:
     assert list(measured.acceptance.accepted) == [20, 0]
 
 
+def test_counters_that_make_no_sense_leave_the_accepted_length_unknown() -> None:
+    pages = [vllm_page(100, [50, 20])] * 2 + [vllm_page(3, [2, 1])] * 9  # it was started anew
+    with OpenAIServer("vllm") as server:
+        server.metrics = lambda: pages.pop(0)
+        measured = ask(server)
+    assert not measured.acceptance.histogram and measured.acceptance.pooled is None
+    assert len(measured.replies) == 4 and measured.num_failed == 0
+    [problem] = measured.problems
+    assert problem.startswith(f"The accepted length of {server.url} is not known in task, conc")
+    assert "vllm:spec_decode_num_drafts went from 100 to 3" in problem
+
+
 def test_an_endpoint_without_metrics_is_told() -> None:
     with OpenAIServer("vllm") as server:
         problems = make_runner(server).problems()
@@ -248,6 +260,14 @@ def test_a_server_that_asks_for_an_hour_is_not_waited_for() -> None:
     assert "asks to wait 3600 s; the limit is 60 s" in measured.problems[0]
 
 
+def told_usage(usage: Any) -> dict[str, Any]:
+    return chunk("a", None) | {"usage": usage}
+
+
+def told_end(**usage: Any) -> tuple[dict[str, Any], str]:
+    return told_usage({"completion_tokens": 1, **usage}), "[DONE]"
+
+
 USAGE = {"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 1}}
 
 
@@ -261,7 +281,23 @@ USAGE = {"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 1}}
         (stream_of("{nonsense"), "no JSON"),
         (stream_of(chunk("a", None), "[DONE]"), "had not a usage"),
         (stream_of(USAGE | {"usage": None}, "[DONE]"), "had not any text"),
-        (stream_of({"choices": [3]}), "cannot be read"),
+        (stream_of({"choices": [3]}), "a choice is 3, no object"),
+        (stream_of({"choices": 3}), "choices is 3, no list"),
+        (stream_of({"choices": [{"delta": "a"}]}), "delta is 'a', no object"),
+        (stream_of({"choices": [{"delta": {"content": ["a"]}}]}), "content is ['a'], no text"),
+        (stream_of(told_usage(3)), "usage is 3, no object"),
+        (stream_of(told_usage({"completion_tokens": "7"})), "completion_tokens is '7'"),
+        (stream_of(told_usage({"completion_tokens": -7})), "completion_tokens is -7"),
+        (stream_of(told_usage({"completion_tokens": 10**15})), "completion_tokens is 1000000"),
+        (stream_of(*told_end(prompt_tokens=1.5)), "prompt_tokens is 1.5"),
+        (stream_of(*told_end(prompt_tokens_details=[1])), "prompt_tokens_details is [1]"),
+        (
+            stream_of(*told_end(prompt_tokens_details={"cached_tokens": -1})),
+            "cached_tokens is -1, no count",
+        ),
+        (answer("a", statistics={"steps": 1, "histogram": {"x": 1}}), "histogram"),
+        (answer("a", statistics={"steps": 1, "histogram": {"1": -1}}), "histogram"),
+        (answer("a", statistics={"steps": "1"}), "steps is '1', no count"),
     ],
 )
 def test_an_answer_that_fails_is_counted_and_the_others_go_on(act: Any, message: str) -> None:
@@ -271,7 +307,7 @@ def test_an_answer_that_fails_is_counted_and_the_others_go_on(act: Any, message:
     assert measured.num_failed == 1 and list(measured.replies) == [0, 2, 3]
     [problem] = measured.problems
     assert problem.startswith("task, concurrency 1, draft: 1 of 4 prompts got no answer")
-    assert message in problem
+    assert message in problem and "Error" not in problem
 
 
 def test_a_silent_server_is_given_up() -> None:

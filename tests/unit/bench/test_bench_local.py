@@ -134,6 +134,14 @@ def test_a_prompt_that_does_not_fit_is_named_and_the_others_run(llm: LLM) -> Non
     assert problem.startswith("task, concurrency 2, plain: prompt 2 was refused")
 
 
+def test_a_prompt_that_cannot_be_encoded_is_named_and_the_others_run(llm: LLM) -> None:
+    half = BenchPrompt(({"role": "user", "content": "\ud83d"},))
+    measured = measure(llm, PLAIN, prompts=(PROMPTS[0], half, PROMPTS[1]))
+    assert list(measured.replies) == [0, 2] and measured.num_failed == 1
+    assert "prompt 2 was refused" in measured.problems[0]
+    assert measure(llm, PLAIN, prompts=(half,)).num_failed == 1
+
+
 def test_a_model_that_cannot_think_aloud_is_not_asked_to(llm: LLM) -> None:
     with pytest.raises(RequestError, match="Drop --thinking"):
         LocalRunner(llm, SamplingParams(), thinking=True, seed=0)

@@ -69,11 +69,11 @@ def test_modes_take_turns_and_so_does_who_begins() -> None:
     sweep = Sweep([make_task("a"), make_task("b")], (1, 4), 16, repeats=2)
     order = [(run.task, run.concurrency, run.mode) for run in sweep.runs(MODES)]
     first = [(PLAIN, DRAFT), (DRAFT, PLAIN)]
-    cells = [("a", 1), ("a", 4), ("b", 1), ("b", 4)]
+    cells = {("a", 1): 0, ("a", 4): 1, ("b", 1): 1, ("b", 4): 0}  # no concurrency has one beginner
     expected = [
         (*cell, mode)
         for repeat in range(2)
-        for number, cell in enumerate(cells)
+        for cell, number in cells.items()
         for mode in first[(number + repeat) % 2]
     ]
     assert order == expected
@@ -108,6 +108,33 @@ def test_every_row_is_saved_as_soon_as_it_is_measured() -> None:
     results, saved, lines = sweep_with(runner, Sweep([make_task("a")], (1, 2), 16))
     assert saved == [1, 2, 3, 4, 4] and not results.is_partial
     assert lines[0].startswith("warming up") and lines[-1].startswith("100 %")
+
+
+def test_what_is_saved_before_the_end_says_that_it_is_partial() -> None:
+    sweep = Sweep([make_task("a")], (1,), 16)
+    results, saved = Results(sweep.tasks, {}, {}), list[tuple[bool, list[str]]]()
+
+    def save() -> None:
+        document = results.document()
+        saved.append((document["is_partial"], document["problems"]))
+
+    run_sweep(ScriptedRunner(), sweep, results, Lines(), save)
+    assert saved == [(True, ["The run has not ended."])] * 2 + [(False, [])]
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("CUDA out of memory.\nTried to allocate 2 GiB"), MemoryError()]
+)
+def test_any_failure_keeps_the_finished_rows_and_is_said_in_a_line(error: Exception) -> None:
+    runner = ScriptedRunner({4: raising(error)})
+    results, saved, _ = sweep_with(runner, Sweep([make_task("a")], (1, 2), 16))
+    assert saved == [0] and results.document()["is_partial"]
+    runner = ScriptedRunner({6: raising(error)})
+    results, saved, _ = sweep_with(runner, Sweep([make_task("a")], (1, 2), 16))
+    [problem] = results.document()["problems"]
+    assert saved == [1, 2, 2] and results.document()["is_partial"]
+    assert problem.startswith("Stopped in a, concurrency 2, draft, which is not in the results: ")
+    assert type(error).__name__ in problem and "\n" not in problem
 
 
 @pytest.mark.parametrize("place", [4, 6])

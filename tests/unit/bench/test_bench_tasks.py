@@ -75,6 +75,15 @@ def test_the_tasks_of_a_folder_are_those_whose_files_it_has(tmp_path: Path) -> N
     assert tasks_in(str(tmp_path)) == ["mbpp", "mt_bench"]
 
 
+def test_half_a_character_is_a_broken_line(tmp_path: Path) -> None:
+    """JSON can spell half of a pair of surrogates, which no encoding has."""
+    halves = ['{"prompt": "\\ud83d"}', '{"turns": ["a", "\\udc00"]}']
+    rows = [*halves, {"messages": [{"role": "user", "content": "fine \U0001f600"}]}]
+    path = write_rows(tmp_path / "mine.jsonl", [*rows])
+    task = load_prompts(path, None, seed=0)
+    assert len(task.prompts) == 1 and "2 of 4 lines of mine.jsonl are broken" in task.problems[0]
+
+
 def test_broken_lines_are_counted_and_left_out(tmp_path: Path) -> None:
     rows: list[object] = [
         {"prompt": "good"},

@@ -132,6 +132,10 @@ def test_accepted_length_is_held_against_its_range() -> None:
     assert few[0].status == WARNING and "few" in (few[0].remedy or "")
     none = check_accepted(Accepted.of([answer([])]), EXPECTED, "greedy")
     assert [finding.status for finding in none] == [PROBLEM]
+    cut = Generation("", [], FinishReason.CANCELLED, GenerationStats(), None)
+    [late] = check_accepted(Accepted.of([cut]), EXPECTED, "greedy")
+    assert late.status == WARNING and "not enough time to judge" in late.text
+    assert late.remedy == "raise --seconds"
 
 
 def shipped(folder: Path) -> Path:

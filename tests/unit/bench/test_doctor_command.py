@@ -97,6 +97,43 @@ def test_time_that_runs_out_is_said(
     assert "--seconds" in shown
 
 
+@pytest.mark.parametrize("draft", ["ngram", "drafter"])
+@pytest.mark.parametrize("temperature", ["0", "0.7"])
+def test_without_time_a_pair_is_neither_healthy_nor_ill(
+    target: Path,
+    drafter: Path,
+    draft: str,
+    temperature: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name in ("_GREEDY_SHARE", "_SEEDED_SHARE"):
+        monkeypatch.setattr(doctor, name, 0.0)
+    path = tmp_path / "report.json"
+    flags = ("--draft", drafter if draft == "drafter" else draft, "--temperature", temperature)
+    assert run_doctor("--model", target, *flags, "--json", path) == 1
+    shown = " ".join(capsys.readouterr().out.split())
+    report = json.loads(path.read_text())
+    assert "problem" not in {finding["status"] for finding in report["findings"]}
+    assert report["is_healthy"] is False and report["not_judged"] == "no token was compared"
+    assert "not judged: no token was compared; raise --seconds" in shown
+    assert "ends its answers at once" not in shown and "unfinished" not in shown
+    assert ("not enough time to judge" in shown) == (draft == "drafter")
+
+
+def test_an_accepted_length_that_got_no_time_is_not_judged(
+    target: Path, drafter: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(doctor, "_SEEDED_SHARE", 0.0)
+    flags = ("--draft", drafter, "--temperature", "0.7")
+    assert run_doctor("--model", target, *flags, "--json") == 1
+    report = json.loads(capsys.readouterr().out)
+    [accepted] = [one for one in report["findings"] if one["area"] == "accepted length"]
+    assert accepted["status"] == "warning" and "not enough time to judge" in accepted["text"]
+    assert report["not_judged"] == "no drafted step was counted"
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

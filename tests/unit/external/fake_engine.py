@@ -116,7 +116,8 @@ def make_engine(
         metadata.write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
     python = folder / "bin" / "python"
     python.parent.mkdir()
-    python.write_text(f'#!/bin/sh\nPYTHONPATH="{site}" exec "{sys.executable}" "$@"\n')
+    # -S: what this environment has, the plugin above all, is not the fake engine's
+    python.write_text(f'#!/bin/sh\nPYTHONPATH="{site}" exec "{sys.executable}" -S "$@"\n')
     python.chmod(0o755)
     return python
 

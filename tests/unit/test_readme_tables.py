@@ -100,3 +100,7 @@ def test_names_cannot_break_the_table() -> None:
     document["speedup"], document["identical"] = {}, {}
     text = readme_section({"bench_a.json": document})
     assert "x\\|y" in text and "\\<b\\>a\\|b\\</b\\> c" in text
+
+
+def test_the_readme_is_up_to_date() -> None:
+    assert readme_tables.main(["--check"]) == 0

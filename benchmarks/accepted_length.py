@@ -30,7 +30,9 @@ import torch
 
 import flashdraft
 from flashdraft import LLM
+from flashdraft.bench.environment import shown_path
 from flashdraft.engine.engine import Engine
+from flashdraft.files import write_whole
 from flashdraft.models.drafter import Drafter
 from flashdraft.models.drafter_loading import load_drafter
 from flashdraft.models.sources import default_drafter, resolve_source
@@ -180,13 +182,7 @@ def table(tasks: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 def shown_command(module: str, arguments: Iterable[str]) -> str:
     """The command without the folders of the machine it ran on."""
-
-    def shown(argument: str) -> str:
-        name, equals, value = argument.rpartition("=")
-        is_elsewhere = os.path.isabs(value) or value.startswith("..")
-        return name + equals + (Path(value).name if is_elsewhere else value)
-
-    return " ".join(["python -m", module, *map(shown, arguments)])
+    return " ".join(["python -m", module, *map(shown_path, arguments)])
 
 
 def describe_environment(module: str, device: torch.device) -> dict[str, Any]:
@@ -216,9 +212,7 @@ def write_results(path: Path | None, result: Mapping[str, Any]) -> None:
     """The results file, whole or not at all."""
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(path.name + ".part")
-        part.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-        part.replace(path)
+        write_whole(path, json.dumps(result, indent=1) + "\n")
 
 
 def report_progress(line: str) -> None:

@@ -50,11 +50,6 @@ class PrescribedAcceptance:
         return Acceptance(accepted, samples[start + accepted])
 
 
-def expected_length(alpha: float, width: int) -> float:
-    """Tokens per step, bonus token included, if `width` draft tokens are verified."""
-    return (1.0 - alpha ** (width + 1)) / (1.0 - alpha)
-
-
 class Routing:
     """Kernels whose experts are chosen as the weights have it, or uniformly at random.
 

@@ -7,6 +7,7 @@ steps did, those in which every request decoded and none began or ended.
 
 from __future__ import annotations
 
+import gc
 import logging
 import random
 import statistics
@@ -285,6 +286,14 @@ def cold_start(build: Callable[[], Engine], prompt_tokens: int, seed: int) -> Co
                 found["first_drafted_step_at_speed_s"] = round(step.end - begin, 3)
                 break
     return ColdStart(engine, found)
+
+
+def free_memory() -> None:
+    """Give back what nobody holds, and measure the peak anew."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
 
 
 class _Collector(logging.Handler):

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flashdraft.bench.plan_pairs import DRAFTERS, TARGETS
 from flashdraft.kernels.interface import Kernels
 from flashdraft.models.config import LayerConfig, ModelConfig
 from flashdraft.models.drafter import Drafter, PackedDrafter
@@ -27,49 +28,22 @@ from flashdraft.models.registry import build_target
 
 SPREAD = 0.02  # standard deviation of every matrix: sandwich norms keep activations finite
 
+# what a published config says beside the sizes
 _TARGET: dict[str, Any] = {
     "architectures": ["Gemma4ForCausalLM"],
-    "model_type": "gemma4_text",
-    "vocab_size": 262144,
-    "head_dim": 256,
-    "global_head_dim": 512,
-    "attention_k_eq_v": True,
     "num_kv_shared_layers": 0,
     "hidden_size_per_layer_input": 0,
-    "sliding_window": 1024,
-    "max_position_embeddings": 262144,
     "final_logit_softcapping": 30.0,
-    "rope_parameters": {
-        "full_attention": {
-            "rope_type": "proportional",
-            "partial_rotary_factor": 0.25,
-            "rope_theta": 1000000.0,
-        },
-        "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
-    },
-    "tie_word_embeddings": True,
     "rms_norm_eps": 1e-6,
     "hidden_activation": "gelu_pytorch_tanh",
     "bos_token_id": 2,
     "eos_token_id": 1,
 }
 _DRAFTER: dict[str, Any] = {
-    "architectures": ["DFlashDraftModel"],
-    "model_type": "qwen3",
-    "vocab_size": 262144,
-    "head_dim": 128,
     "hidden_act": "silu",
     "attention_bias": False,
-    "block_size": 16,
     "final_logit_softcapping": 30.0,
-    "layer_types": ["sliding_attention"] * 4 + ["full_attention"],
-    "max_position_embeddings": 262144,
-    "num_hidden_layers": 5,
-    "num_key_value_heads": 8,
     "rms_norm_eps": 1e-6,
-    "rope_theta": 1000000.0,
-    "sliding_window": 2048,
-    "use_sliding_window": True,
 }
 
 
@@ -93,54 +67,20 @@ class RandomModel:
         return DrafterConfig.from_hf(self.drafter)
 
 
+def _published(name: str, target: str, drafter: str, alpha: float) -> RandomModel:
+    sizes = TARGETS[target]
+    more = _DRAFTER | {"num_target_layers": len(sizes["layer_types"])}
+    return RandomModel(name, {**sizes, **_TARGET}, {**DRAFTERS[drafter], **more}, alpha)
+
+
 MODELS = {
-    "31b": RandomModel(
-        "Gemma 4 31B",
-        _TARGET
-        | {
-            "hidden_size": 5376,
-            "intermediate_size": 21504,
-            "num_hidden_layers": 60,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 16,
-            "num_global_key_value_heads": 4,
-            "layer_types": _layer_types(10),
-            "enable_moe_block": False,
-        },
-        _DRAFTER
-        | {
-            "hidden_size": 5376,
-            "intermediate_size": 10752,
-            "num_attention_heads": 64,
-            "num_target_layers": 60,
-            "dflash_config": {"mask_token_id": 4, "target_layer_ids": [1, 12, 23, 35, 46, 57]},
-        },
-        alpha=0.909,
+    "31b": _published(
+        "Gemma 4 31B", "google/gemma-4-31B-it", "z-lab/gemma-4-31B-it-DFlash", alpha=0.909
     ),
-    "26b": RandomModel(
+    "26b": _published(
         "Gemma 4 26B-A4B",
-        _TARGET
-        | {
-            "hidden_size": 2816,
-            "intermediate_size": 2112,
-            "num_hidden_layers": 30,
-            "num_attention_heads": 16,
-            "num_key_value_heads": 8,
-            "num_global_key_value_heads": 2,
-            "layer_types": _layer_types(5),
-            "enable_moe_block": True,
-            "num_experts": 128,
-            "top_k_experts": 8,
-            "moe_intermediate_size": 704,
-        },
-        _DRAFTER
-        | {
-            "hidden_size": 2816,
-            "intermediate_size": 5632,
-            "num_attention_heads": 32,
-            "num_target_layers": 30,
-            "dflash_config": {"mask_token_id": 4, "target_layer_ids": [1, 6, 11, 17, 22, 27]},
-        },
+        "google/gemma-4-26B-A4B-it",
+        "z-lab/gemma-4-26B-A4B-it-DFlash",
         alpha=0.893,
     ),
 }
@@ -162,7 +102,7 @@ def tiny(model: RandomModel) -> RandomModel:
         "num_global_key_value_heads": 1,
     }
     target |= {"num_hidden_layers": 6, "layer_types": _layer_types(1), "sliding_window": 32}
-    if model.target["enable_moe_block"]:
+    if model.target.get("enable_moe_block"):
         target |= {"num_experts": 16, "top_k_experts": 4, "moe_intermediate_size": 24}
     drafter: dict[str, Any] = {"head_dim": 16, "sliding_window": 48, "num_target_layers": 6}
     drafter |= {"dflash_config": {"mask_token_id": 4, "target_layer_ids": [1, 4]}}

@@ -7,7 +7,6 @@ margin between the two likeliest tokens says whether rounding can explain it.
 
 from __future__ import annotations
 
-import gc
 import logging
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -15,10 +14,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from benchmarks.accepted_length import TASKS, read_task
-from benchmarks.h200_measure import CAPTURES, Deadline, Timeline, collect_logs, run_requests
+from benchmarks.h200_measure import (
+    CAPTURES,
+    Deadline,
+    Timeline,
+    collect_logs,
+    free_memory,
+    run_requests,
+)
 from flashdraft import LLM
 from flashdraft.core import Generation, Request, SamplingParams
 from flashdraft.engine.accept import accept_length
@@ -199,13 +203,7 @@ def measure_exact(settings: RealSettings, rows: dict[str, Any], report: Report) 
                 rows[f"divergences {kind}"] = parted
                 report(f"{kind}: {parted['divergences']} of {parted['answers']} answers part")
             del llm
-            _free()
+            free_memory()
     for name in ("plain", "drafted"):
         ratio = rows[f"default {name}"]["tok_s"] / rows[f"exact {name}"]["tok_s"]
         rows[f"cost of exact, {name}"] = round(ratio, 3)
-
-
-def _free() -> None:
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import gc
 import importlib.metadata
 import os
 import sys
@@ -18,11 +17,12 @@ from typing import Any
 import torch
 
 from benchmarks.accepted_length import describe_environment
-from benchmarks.h200_inject import PrescribedAcceptance, Routing, expected_length
+from benchmarks.h200_inject import PrescribedAcceptance, Routing
 from benchmarks.h200_measure import (
     Deadline,
     cold_start,
     collect_logs,
+    free_memory,
     measure_context,
     measure_load,
 )
@@ -30,6 +30,7 @@ from benchmarks.h200_models import MODELS, RandomPair, build_pair, tiny
 from benchmarks.h200_profile import count_bytes, measure_bandwidth, profile_steps
 from benchmarks.h200_real import RealSettings, measure_exact, measure_tasks
 from benchmarks.h200_table import merge_section
+from flashdraft.bench.plan_pairs import expected_length
 from flashdraft.engine.config import MAX_VERIFY, EngineConfig
 from flashdraft.engine.engine import Engine
 from flashdraft.kernels.select import select_kernels
@@ -101,7 +102,7 @@ class Run:
         kernels = select_kernels(arguments.device, arguments.dtype)
         record["kernels"] = kernels.name
         record["bandwidth"] = measure_bandwidth(kernels.device)
-        _free()
+        free_memory()
         self.read_tb_s = record["bandwidth"]["read_tb_s"]
         config = model.target_config()
         if config.experts is not None:
@@ -319,7 +320,7 @@ class Run:
         record["seconds"] = round(time.perf_counter() - begin, 1)
         merge_section(self.arguments.output, name, record)
         self.say(f"section {name}: {record['status']}, {record['seconds']} s")
-        _free()
+        free_memory()
         return record["status"] != "failed"
 
     @property
@@ -358,10 +359,3 @@ def _memory() -> Record:
 def _triton_cache_is_empty() -> bool:
     folder = Path(os.environ.get("TRITON_CACHE_DIR", Path.home() / ".triton" / "cache"))
     return not folder.is_dir() or not any(folder.iterdir())
-
-
-def _free() -> None:
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()

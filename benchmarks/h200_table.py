@@ -1,7 +1,6 @@
 """The results file of h200.py: merging sections into it, and its figures as Markdown.
 
-The bars are the project's own; vLLM's figures are of version 0.26.0 on the same card with the same
-shapes, over whole requests (torch.compile, CUDA graphs, dummy weights, 15 draft tokens).
+The bars are the project's own; vLLM's figures stand in a results file of their own.
 """
 
 from __future__ import annotations
@@ -14,6 +13,8 @@ from typing import Any, NamedTuple
 from benchmarks.accepted_length import TASKS, write_results
 
 Results = Mapping[str, Any]
+VLLM = Path(__file__).parent / "results" / "h200_vllm.json"
+RANDOM = "random weights"  # said in every line that has such figures
 
 
 class Bar(NamedTuple):
@@ -22,35 +23,22 @@ class Bar(NamedTuple):
     label: str
     section: str
     floors: Mapping[int, float | None]  # tok/s by concurrency
-    vllm: Mapping[int, float]
 
 
 BARS = (
-    Bar("31B plain", "31b plain", {1: 60, 8: 450, 32: 1500}, {1: 54.9, 8: 410, 32: 1405}),
-    Bar(
-        "31B drafted, α 0.909",
-        "31b drafted",
-        {1: 450, 8: 2700, 32: 4500},
-        {1: 384, 8: 2391, 32: 3939},
-    ),
-    Bar(
-        "26B-A4B plain, degenerate routing",
-        "26b plain degenerate",
-        {1: 330, 8: 2000, 32: 5500},
-        {1: 239, 8: 860, 32: 4819},
-    ),
-    Bar("26B-A4B plain, uniform routing", "26b plain uniform", {1: 300, 8: 1100, 32: 2400}, {}),
+    Bar("31B plain", "31b plain", {1: 60, 8: 450, 32: 1500}),
+    Bar("31B drafted, α 0.909", "31b drafted", {1: 450, 8: 2700, 32: 4500}),
+    Bar("26B-A4B plain, degenerate routing", "26b plain degenerate", {1: 330, 8: 2000, 32: 5500}),
+    Bar("26B-A4B plain, uniform routing", "26b plain uniform", {1: 300, 8: 1100, 32: 2400}),
     Bar(
         "26B-A4B drafted, α 0.893, degenerate",
         "26b drafted degenerate",
         {1: 1600, 8: 5500, 32: 13000},
-        {1: 1115, 8: 4777, 32: 11916},
     ),
     Bar(
         "26B-A4B drafted, α 0.893, uniform",
         "26b drafted uniform",
         {1: 600, 8: None, 32: None},
-        {},
     ),
 )
 
@@ -84,17 +72,19 @@ def _section(results: Results, name: str) -> Mapping[str, Any]:
 def _throughput(results: Results) -> Iterator[str]:
     yield (
         "| tok/s | c | bar | vLLM 0.26 | whole requests | steady state | tokens a step and request"
-        " | mean verify width | experts a layer |"
+        " | mean verify width | experts a layer | conditions |"
     )
-    yield "|---|---|---|---|---|---|---|---|---|"
+    yield "|---|---|---|---|---|---|---|---|---|---|"
+    vllm = json.loads(VLLM.read_text(encoding="utf-8"))["tok_s"]
     for bar in BARS:
         rows = _section(results, bar.section).get("load", {})
         for concurrency, floor in bar.floors.items():
             row = rows.get(f"c={concurrency}")
             ours = ["not measured", "", "", "", ""] if row is None else _cells(row, floor)
             wanted = "report" if floor is None else f"≥ {floor:g}"
-            theirs = bar.vllm.get(concurrency)
+            theirs = vllm.get(bar.section, {}).get(str(concurrency))
             cells = [bar.label, concurrency, wanted, "" if theirs is None else f"{theirs:g}", *ours]
+            cells.append(f"{RANDOM}, α prescribed" if "α" in bar.label else RANDOM)
             yield "| " + " | ".join(map(str, cells)) + " |"
 
 
@@ -121,28 +111,32 @@ def _single_figures(results: Results) -> Iterator[str]:
     yield "|---|---|---|"
     for model in ("31b", "26b"):
         suffix = "" if model == "31b" else " degenerate"
-        cold = _section(results, f"{model} drafted{suffix}").get("cold_start", {})
+        section = _section(results, f"{model} drafted{suffix}")
+        cold = section.get("cold_start", {})
         if cold:
+            cache = "an empty" if section.get("triton_cache_was_empty") else "a filled"
+            start = f"{model}, {RANDOM}, {cache} Triton cache"
             first, at_speed = cold["first_token_s"], cold["first_drafted_step_at_speed_s"]
-            yield f"| {model}: weights resident to first token | ≤ 20 s | {first} s |"
-            yield f"| {model}: to the first drafted step at speed | | {at_speed} s |"
+            yield f"| {start}: weights resident to first token | ≤ 20 s | {first} s |"
+            yield f"| {start}: to the first drafted step at speed | | {at_speed} s |"
         fixed = _section(results, f"{model} fixed{suffix}").get("load", {}).get("c=1")
         if fixed:
             speed = f"{fixed['median']['tok_s']:g} tok/s"
-            yield f"| {model} drafted, verify 15 always, c=1 | | {speed} |"
+            what = f"{RANDOM}, α prescribed, verify 15 always, c=1"
+            yield f"| {model} drafted, {what} | | {speed} |"
         loaded = _section(results, f"{model} load").get("model", {})
         if "peak_gb" in loaded:
             sizes = f"{loaded['target_gb']} + {loaded['drafter_gb']} GB"
             what = f"target and drafter in memory (read in {loaded['reading_s']} s)"
-            yield f"| {model}: {what} | | {sizes} |"
+            yield f"| {model}, {RANDOM}: {what} | | {sizes} |"
     drafted = _section(results, "31b contexts drafted").get("contexts", {})
     if "1024" in drafted and "32768" in drafted:
         ratio = drafted["32768"]["step_ms"] / drafted["1024"]["step_ms"]
-        yield f"| 31b: drafted step at 32k over 1k context | ≤ 1.3 | {ratio:.2f} |"
+        yield f"| 31b, {RANDOM}: drafted step at 32k over 1k context | ≤ 1.3 | {ratio:.2f} |"
     plain = _section(results, "31b contexts plain").get("contexts", {})
     if "8192" in plain:
         seconds = plain["8192"]["prefill_s"]
-        yield f"| 31b: prefill of 8192 tokens | ≤ 1.1 s | {seconds} s |"
+        yield f"| 31b, {RANDOM}: prefill of 8192 tokens | ≤ 1.1 s | {seconds} s |"
 
 
 def _contexts(results: Results) -> Iterator[str]:
@@ -154,7 +148,7 @@ def _contexts(results: Results) -> Iterator[str]:
         one, other = plain.get(length), drafted.get(length)
         first = one or other
         cells = [
-            length,
+            f"{length}, {RANDOM}",
             first["prefill_s"],
             first["prefill_tflops_s"],
             "" if one is None else one.get("step_ms", ""),

@@ -29,6 +29,7 @@ from flashdraft.bench.table import (
     task_title,
 )
 from flashdraft.errors import FlashdraftError, RequestError
+from flashdraft.files import write_whole
 
 ROOT = Path(__file__).parents[1]
 README, RESULTS = ROOT / "README.md", ROOT / "benchmarks" / "results"
@@ -76,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         old = README.read_text(encoding="utf-8")
         new = with_section(old, readme_section(read_documents(RESULTS)))
         if not options.check:
-            _write(new)
+            write_whole(README, new)
     except (FlashdraftError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -143,12 +144,6 @@ def _cell(text: str) -> str:
 def _diff(old: str, new: str) -> Iterator[str]:
     names = ("README.md", "README.md as it should be")
     return difflib.unified_diff(old.splitlines(True), new.splitlines(True), *names)
-
-
-def _write(text: str) -> None:
-    part = README.with_name(README.name + ".part")
-    part.write_text(text, encoding="utf-8", newline="\n")
-    part.replace(README)
 
 
 if __name__ == "__main__":

@@ -18,31 +18,19 @@ from typing import Any
 import numpy as np
 import torch
 
+from flashdraft.bench.plan_pairs import TARGETS
 from flashdraft.kernels.select import select_kernels
 from flashdraft.models.config import ModelConfig
 from flashdraft.models.drafter import Drafter
 from flashdraft.models.drafter_config import DrafterConfig
 from flashdraft.models.registry import build_target
+from flashdraft.models.sources import DEFAULT_MODEL
 from flashdraft.train.answers import Answer, AnswerSet
 from flashdraft.train.batches import BatchPlan, PackedBatch, prefetch
 from flashdraft.train.step import TrainingStep
 from tests import zoo
 
-TARGET = {
-    "model_type": "llama",
-    "architectures": ["LlamaForCausalLM"],
-    "vocab_size": 49152,
-    "hidden_size": 576,
-    "intermediate_size": 1536,
-    "num_hidden_layers": 30,
-    "num_attention_heads": 9,
-    "num_key_value_heads": 3,
-    "max_position_embeddings": 8192,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 100000.0,
-    "tie_word_embeddings": True,
-    "eos_token_id": 2,
-}
+TARGET = {**TARGETS[DEFAULT_MODEL], "rms_norm_eps": 1e-5, "eos_token_id": 2}
 DRAFTER = {
     "architectures": ["DFlashDraftModel"],
     "model_type": "qwen3",

@@ -18,6 +18,11 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 
+from flashdraft.models.config import RopeConfig
+from flashdraft.models.drafter import Drafter
+from flashdraft.models.drafter_config import DrafterConfig
+from flashdraft.models.drafter_loading import save_drafter
+
 VOCAB_SIZE = 300
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")  # ids 0, 1, 2
 END_OF_TURN = 2
@@ -104,6 +109,30 @@ def make_tiny_checkpoint(folder: Path, family: str = "llama") -> Path:
             "chat_template": CHAT_TEMPLATE,
         },
     )
+    return folder
+
+
+def make_tiny_drafter(folder: Path) -> Path:
+    """Write a random drafter of one layer for any of these targets into the folder."""
+    config = DrafterConfig(
+        hidden_size=32,
+        intermediate_size=48,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=8,
+        num_layers=1,
+        vocab_size=VOCAB_SIZE,
+        max_position=1024,
+        norm_eps=1e-6,
+        rope=RopeConfig(10000.0, 8, 8),
+        windows=(None,),
+        causal=(False,),
+        block_size=5,
+        mask_token_id=1,
+        tap_layers=(0, 1),
+    )
+    torch.manual_seed(0)
+    save_drafter(Drafter(config), folder, torch.float32)
     return folder
 
 

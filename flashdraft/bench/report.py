@@ -6,7 +6,6 @@ nothing from anywhere, has no script, and follows the reader's dark or light set
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -31,6 +30,7 @@ from flashdraft.bench.table import (
     task_title,
 )
 from flashdraft.errors import RequestError
+from flashdraft.files import write_whole
 from flashdraft.svg import STYLE, inline_panel, key_mark
 
 REPORT_NAME = "report.html"
@@ -83,8 +83,8 @@ def write_report(document: Document, folder: Path) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for plot in plots:
-            _write(folder / f"{plot.name}.svg", plot.to_svg())
-        _write(path, render_report(document, plots))
+            write_whole(folder / f"{plot.name}.svg", plot.to_svg())
+        write_whole(path, render_report(document, plots))
     except OSError as error:
         reason = error.strerror or error
         raise RequestError(
@@ -272,13 +272,3 @@ def _time(seconds: float | None) -> str:
     if seconds is None:
         return UNKNOWN
     return f"{seconds * 1000:.1f} ms" if seconds < 1 else f"{seconds:.2f} s"
-
-
-def _write(path: Path, text: str) -> None:
-    """Through a file beside it: a reader sees the old page or the new one, whole."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        part.write_text(text, encoding="utf-8", newline="\n")
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)

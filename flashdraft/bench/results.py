@@ -7,7 +7,6 @@ comparison) is in it; nothing here knows how an answer was had.
 from __future__ import annotations
 
 import json
-import os
 import re
 import statistics
 from collections import Counter
@@ -19,6 +18,7 @@ from typing import Any, TypeAlias
 
 from flashdraft.bench.tasks import Task
 from flashdraft.errors import RequestError
+from flashdraft.files import write_whole
 
 FORMAT = "flashdraft-bench/1"
 UNENDED = "The run has not ended."
@@ -265,14 +265,10 @@ def to_json(document: Mapping[str, Any]) -> str:
 
 def save_results(path: Path, document: Mapping[str, Any]) -> None:
     """Write the document, whole or not at all."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        part.write_text(to_json(document), encoding="utf-8", newline="\n")
-        os.replace(part, path)
+        write_whole(path, to_json(document))
     except OSError as error:
         raise RequestError(f"{path} cannot be written: {error.strerror or error}.") from None
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def load_results(path: Path) -> Document:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from flashdraft.errors import RequestError
+from flashdraft.files import write_whole
 
 STDOUT = "-"
 PROSE_SUFFIXES = frozenset({"", ".log", ".markdown", ".md", ".rst", ".txt"})  # others hold code
@@ -35,12 +36,7 @@ def write_text(path: Path, text: str) -> None:
         if target.exists() and not target.is_file():  # a device or a pipe takes what it is given
             target.write_text(text, encoding="utf-8")
             return
-        part = target.with_name(f".{target.name}.{os.getpid()}.part")
-        try:
-            part.write_text(text, encoding="utf-8", newline="\n")
-            os.replace(part, target)
-        finally:
-            part.unlink(missing_ok=True)
+        write_whole(target, text)
     except OSError as error:
         raise RequestError(f"{path} cannot be written: {error.strerror or error}.") from None
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from flashdraft.errors import CapacityError
+from flashdraft.external.command import EngineSettings
 from flashdraft.external.pairs import EnginePair
-from flashdraft.external.versions import Gpu
+from flashdraft.external.versions import Gpu, Installation
 
 GB = 1e9
 MOST_BATCHED_TOKENS = 32768  # what the drafters' makers recommend
@@ -46,6 +47,19 @@ def check_fits(pair: EnginePair, gpus: Sequence[Gpu], num_gpus: int, total_gpus:
         f"{'' if total_gpus == 1 else 's'}; the {used[-1].name} has {room / GB:.0f} GB free of "
         f"{total / GB:.0f} GB: {remedy}."
     )
+
+
+def fit_notes(
+    pair: EnginePair, settings: EngineSettings, installation: Installation, is_rehearsal: bool
+) -> list[str]:
+    """Refuse what does not fit; where it may yet, on another machine or by a flag, say so only."""
+    try:
+        check_fits(pair, installation.gpus, settings.gpus_here, settings.tensor_parallel)
+    except CapacityError as error:
+        if not (is_rehearsal or settings.extra):
+            raise
+        return [str(error)]
+    return []
 
 
 def batched_tokens(pair: EnginePair, gpus: Sequence[Gpu], total_gpus: int) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from flashdraft.errors import CapacityError, RequestError
 from flashdraft.external.command import EngineCommand, EngineSettings
-from flashdraft.external.memory import check_fits
+from flashdraft.external.memory import fit_notes
 from flashdraft.external.pairs import EnginePair
 from flashdraft.external.versions import Installation
 
@@ -23,20 +23,14 @@ def compose(
     """The command; a rehearsal may be for another machine, so what this one lacks is no error."""
     _check(settings)
     pair.check_split(settings.tensor_parallel)
-    notes = []
-    if not installation.gpus:
-        if not is_rehearsal:
-            raise CapacityError(
-                f"SGLang drafts on a GPU only, and {installation.python} sees none; use --engine "
-                "vllm or the native engine on a CPU."
-            )
-    else:
-        try:
-            check_fits(pair, installation.gpus, settings.gpus_here, settings.tensor_parallel)
-        except CapacityError as error:
-            if not (is_rehearsal or settings.extra):  # a flag of the user's may make it fit
-                raise
-            notes.append(str(error))
+    notes: list[str] = []
+    if installation.gpus:
+        notes = fit_notes(pair, settings, installation, is_rehearsal)
+    elif not is_rehearsal:
+        raise CapacityError(
+            f"SGLang drafts on a GPU only, and {installation.python} sees none; use --engine "
+            "vllm or the native engine on a CPU."
+        )
     arguments = [*_program(installation), "--model-path", pair.model]
     arguments += [*_serving_flags(pair, settings), *_drafting_flags(pair, settings)]
     arguments += [*_parallel_flags(settings), *settings.extra]

@@ -13,7 +13,7 @@ from typing import Any
 
 from flashdraft.errors import CapacityError, RequestError
 from flashdraft.external.command import EngineCommand, EngineSettings
-from flashdraft.external.memory import batched_tokens, check_fits
+from flashdraft.external.memory import batched_tokens, fit_notes
 from flashdraft.external.pairs import EnginePair
 from flashdraft.external.versions import VLLM, Installation
 
@@ -31,12 +31,7 @@ def compose(
     if on_cpu:
         _check_cpu(pair, settings)
     elif installation.gpus and settings.ray_address is None:
-        try:
-            check_fits(pair, installation.gpus, settings.gpus_here, settings.tensor_parallel)
-        except CapacityError as error:
-            if not (is_rehearsal or settings.extra):  # a flag of the user's may make it fit
-                raise
-            notes.append(str(error))
+        notes += fit_notes(pair, settings, installation, is_rehearsal)
     arguments = [*_program(installation), "serve", pair.model]
     arguments += _serving_flags(settings)
     arguments += ["--dtype", _dtype(pair, settings, on_cpu), "--enable-prefix-caching"]

@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from flashdraft.errors import CheckpointError, UnsupportedModelError
+from flashdraft.files import write_whole
 from flashdraft.models.config import Json, ModelConfig
 from flashdraft.models.drafter import Drafter
 from flashdraft.models.drafter_config import DrafterConfig
@@ -179,9 +180,7 @@ def _write(folder: Path, tensors: dict[str, Tensor], config: Mapping[str, Any]) 
     unfinished = folder / "model.safetensors.part"
     save_file(tensors, unfinished, metadata={"format": "pt"})
     unfinished.replace(folder / "model.safetensors")
-    text = folder / "config.json.part"
-    text.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    text.replace(folder / "config.json")
+    write_whole(folder / "config.json", json.dumps(config, indent=2) + "\n")
 
 
 def check_fit(config: DrafterConfig, target: ModelConfig) -> None:

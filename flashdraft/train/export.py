@@ -22,6 +22,7 @@ from safetensors import SafetensorError
 
 from flashdraft.core import VERSION
 from flashdraft.errors import CheckpointError, RequestError
+from flashdraft.files import write_whole
 from flashdraft.models.drafter_loading import load_drafter, save_drafter, save_speculators
 from flashdraft.models.loading import open_checkpoint, read_json
 from flashdraft.models.sources import resolve_source
@@ -102,9 +103,7 @@ def provenance(
 def write_provenance(folder: str | Path, record: Mapping[str, Any]) -> None:
     """Put the record beside a checkpoint."""
     path = Path(folder) / PROVENANCE
-    part = path.with_name(path.name + ".part")
-    part.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-    part.replace(path)
+    write_whole(path, json.dumps(record, indent=2) + "\n")
 
 
 def read_provenance(folder: str | Path) -> dict[str, Any] | None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 from xml.sax.saxutils import escape
 
+from flashdraft.files import write_whole
 from flashdraft.svg import ticks
 
 LOG_NAME, PLOT_NAME = "log.jsonl", "plot.svg"
@@ -34,17 +34,13 @@ def keep_rows(folder: Path, step: int) -> list[dict[str, Any]]:
     """Drop the rows of steps that a resumed run makes again; return the others."""
     rows = [row for row in read_log(folder) if row["step"] <= step]
     log = folder / LOG_NAME
-    part = log.with_name(log.name + ".part")
-    part.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    os.replace(part, log)
+    write_whole(log, "".join(json.dumps(row) + "\n" for row in rows))
     return rows
 
 
 def draw_plot(folder: Path) -> None:
     """Draw the run's curves from its log."""
-    part = folder / (PLOT_NAME + ".part")
-    part.write_text(draw_svg(read_log(folder), folder.parent.name or "run"), encoding="utf-8")
-    os.replace(part, folder / PLOT_NAME)
+    write_whole(folder / PLOT_NAME, draw_svg(read_log(folder), folder.parent.name or "run"))
 
 
 class Point(NamedTuple):

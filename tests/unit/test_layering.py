@@ -10,7 +10,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[2] / "flashdraft"
 ORDER = (
-    "errors, interrupts, svg | core | kernels | models | engine | chat | llm"
+    "errors, files, interrupts, svg | core | kernels | models | engine | chat | llm"
     " | server, bench, train, external | cli | __main__"
 )
 RANK = {name: i for i, group in enumerate(ORDER.split(" | ")) for name in group.split(", ")}

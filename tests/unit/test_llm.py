@@ -16,11 +16,7 @@ import torch
 from flashdraft import LLM, SamplingParams
 from flashdraft.core import FinishReason
 from flashdraft.errors import CapacityError, FlashdraftError, RequestError
-from flashdraft.models.config import RopeConfig
-from flashdraft.models.drafter import Drafter
-from flashdraft.models.drafter_config import DrafterConfig
-from flashdraft.models.drafter_loading import save_drafter
-from tests.tiny import VOCAB_SIZE, make_tiny_checkpoint
+from tests.tiny import make_tiny_checkpoint, make_tiny_drafter
 
 OPTIONS = {"device": "cpu", "dtype": "float32", "cache_gb": 0.01}
 SHORT = SamplingParams(max_tokens=12, ignore_eos=True)
@@ -35,27 +31,7 @@ def folder(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def drafter_folder(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("drafter")
-    config = DrafterConfig(
-        hidden_size=32,
-        intermediate_size=48,
-        num_heads=4,
-        num_kv_heads=2,
-        head_dim=8,
-        num_layers=1,
-        vocab_size=VOCAB_SIZE,
-        max_position=1024,
-        norm_eps=1e-6,
-        rope=RopeConfig(10000.0, 8, 8),
-        windows=(None,),
-        causal=(False,),
-        block_size=5,
-        mask_token_id=1,
-        tap_layers=(0, 1),
-    )
-    torch.manual_seed(0)
-    save_drafter(Drafter(config), folder, torch.float32)
-    return folder
+    return make_tiny_drafter(tmp_path_factory.mktemp("drafter"))
 
 
 @pytest.fixture(scope="module")

@@ -16,29 +16,7 @@ from flashdraft.bench.doctor_probe import Mode, Patient, reconfigured
 from flashdraft.bench.doctor_replay import agreement, read_text, try_drafter
 from flashdraft.bench.doctor_target import weight_bits
 from flashdraft.cli import main
-from flashdraft.models.config import RopeConfig
-from flashdraft.models.drafter import Drafter
-from flashdraft.models.drafter_config import DrafterConfig
-from flashdraft.models.drafter_loading import save_drafter
-from tests.tiny import VOCAB_SIZE, make_tiny_checkpoint
-
-DRAFTER = DrafterConfig(
-    hidden_size=32,
-    intermediate_size=48,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=8,
-    num_layers=1,
-    vocab_size=VOCAB_SIZE,
-    max_position=1024,
-    norm_eps=1e-6,
-    rope=RopeConfig(10000.0, 8, 8),
-    windows=(None,),
-    causal=(False,),
-    block_size=5,
-    mask_token_id=1,
-    tap_layers=(0, 1),
-)
+from tests.tiny import VOCAB_SIZE, make_tiny_checkpoint, make_tiny_drafter
 
 
 @pytest.fixture(scope="module")
@@ -48,10 +26,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def drafter(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("drafter")
-    torch.manual_seed(0)
-    save_drafter(Drafter(DRAFTER), folder, torch.float32)
-    return folder
+    return make_tiny_drafter(tmp_path_factory.mktemp("drafter"))
 
 
 def run_doctor(*arguments: str | Path) -> int:

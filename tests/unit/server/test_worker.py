@@ -175,16 +175,21 @@ def test_the_front_is_told_what_was_loaded(llm: LLM) -> None:
     assert (info["device"], info["dtype"]) == ("cpu", "float32")
 
 
-def test_the_process_ends_with_the_fronts_end_of_the_socket(tmp_path: Path) -> None:
+def start_process(
+    tmp_path: Path, **streams: int
+) -> tuple[subprocess.Popen[str], socket.socket, Front]:
     folder = make_tiny_checkpoint(tmp_path)
     ours, theirs = socket.socketpair()
-    arguments = json.dumps({"model": str(folder), "dtype": "float32"})
+    command = [*WORKER_COMMAND, str(theirs.fileno())]
+    command.append(json.dumps({"model": str(folder), "dtype": "float32"}))
     with theirs:
-        process = subprocess.Popen(
-            [*WORKER_COMMAND, str(theirs.fileno()), arguments], pass_fds=[theirs.fileno()]
-        )
+        process = subprocess.Popen(command, pass_fds=[theirs.fileno()], text=True, **streams)
     ours.settimeout(60)
-    front = Front(ours)
+    return process, ours, Front(ours)
+
+
+def test_the_process_ends_with_the_fronts_end_of_the_socket(tmp_path: Path) -> None:
+    process, ours, front = start_process(tmp_path)
     front.read_until(lambda message: message["type"] == "loading")
     process.send_signal(signal.SIGINT)  # Ctrl-C is the front's to hear
     front.read_until(lambda message: message["type"] == "ready")
@@ -195,19 +200,7 @@ def test_the_process_ends_with_the_fronts_end_of_the_socket(tmp_path: Path) -> N
 
 
 def test_the_process_logs_lines_of_json(tmp_path: Path) -> None:
-    folder = make_tiny_checkpoint(tmp_path)
-    ours, theirs = socket.socketpair()
-    arguments = json.dumps({"model": str(folder), "dtype": "float32"})
-    with theirs:
-        process = subprocess.Popen(
-            [*WORKER_COMMAND, str(theirs.fileno()), arguments],
-            pass_fds=[theirs.fileno()],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-    ours.settimeout(60)
-    front = Front(ours)
+    process, ours, front = start_process(tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     front.read_until(lambda message: message["type"] == "ready")
     front.send(submit("a", [61, 62, 63, 64]))
     front.answers("a")

@@ -29,6 +29,7 @@ from flashdraft.engine.accept import accept_length
 
 Report = Callable[[str], None]
 CONCURRENCY = (1, 8)
+PREPARE_S = 30.0
 NUM_WARM_UP, WARM_UP_AT_ONCE = 48, 8  # prompts of a task that only warm up: until all is captured
 
 
@@ -80,7 +81,8 @@ def run_batch(llm: LLM, requests: Sequence[Request], concurrency: int) -> list[T
 
 
 def warm_up(llm: LLM, requests: Sequence[Request], concurrency: int) -> None:
-    """Other prompts, until the engine captures no more graphs over them."""
+    """Every shape of step that may come, then other prompts until nothing new is captured."""
+    llm.engine.prepare(concurrency, PREPARE_S)
     for first in range(0, len(requests), WARM_UP_AT_ONCE):
         some = [
             replace(request, id=f"{request.id} warm {concurrency}")

@@ -27,6 +27,7 @@ from flashdraft.errors import RequestError
 from flashdraft.llm import LLM
 
 THINKING_SWITCH = "enable_thinking"
+PREPARE_S = 30.0  # of a warm-up, at most: to capture the steps that may come
 
 
 @dataclass
@@ -78,6 +79,8 @@ class LocalRunner:
         """Answer every prompt with `run.concurrency` of them in flight."""
         engine = self._llm.engine
         engine.book.forget_cached()
+        if run.is_warm_up:
+            engine.prepare(run.concurrency, PREPARE_S)
         if self._llm.kernels.device.type == "cuda":
             torch.cuda.synchronize(self._llm.kernels.device)
         waiting = deque(_Talk.of(place, prompt) for place, prompt in enumerate(run.prompts))

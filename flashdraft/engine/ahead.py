@@ -9,6 +9,7 @@ is the engine's own loop, for which `land` brings the host up to date.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -27,6 +28,8 @@ from flashdraft.engine.device_steps import (
 from flashdraft.engine.pages import NO_PAGE, PageBook
 from flashdraft.engine.sequence import Sequence as RunningSequence
 from flashdraft.engine.width import WidthChooser
+
+log = logging.getLogger(__name__)
 
 BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 MOST_IN_FLIGHT = 2
@@ -151,6 +154,37 @@ class Ahead:
         for sequence in self._known:
             truncate(sequence)
         self.abandon()
+
+    def prepare(self, at_once: int, seconds: float) -> None:
+        """Have shapes of up to so many sequences captured, likeliest first, for about so long.
+
+        Nobody is aboard: all slots are empty, and what they write goes to the page of nobody.
+        """
+        self.abandon()  # what may still be in flight is for requests that have ended
+        deadline = time.perf_counter() + seconds
+        for batch, width in self._likeliest(at_once):
+            self._slots = [None] * batch
+            shape = self._shape(width, Drawing.GREEDY)
+            try:
+                while not self._steps.is_ready(shape) and time.perf_counter() < deadline:
+                    self._empty(range(batch))
+                    self._steps.launch(shape).land()
+            except RuntimeError as error:  # memory, most likely: steps that are needed will say so
+                log.warning("steps of %d requests cannot be prepared: %s", batch, error)
+                break
+        self.abandon()
+
+    def _likeliest(self, at_once: int) -> list[tuple[int, int]]:
+        """Batches and verify lengths: every batch's best guess, then its second best, and so on."""
+        batches = [size for size in reversed(BATCHES) if size <= smallest_batch(at_once)]
+        ranked = {batch: self._chooser.ranked(batch, self._steps.max_width) for batch in batches}
+        most = max((len(widths) for widths in ranked.values()), default=0)
+        return [
+            (batch, ranked[batch][place])
+            for place in range(most)
+            for batch in batches
+            if place < len(ranked[batch])
+        ]
 
     # -- pages ---------------------------------------------------------------------------------
 

@@ -81,14 +81,8 @@ class Engine:
         self._ahead: Ahead | None = None
         looks_up = drafter is None and self.config.ngram and self.config.verify != 0
         if runs_ahead and not looks_up and proposer is block_proposer:
-            steps = DeviceSteps(
-                target,
-                block_proposer,
-                cache,
-                smallest_batch(self.config.max_batch),
-                max_length,
-                accept,
-            )
+            batch = smallest_batch(self.config.max_batch)
+            steps = DeviceSteps(target, block_proposer, cache, batch, max_length, accept)
             chooser = WidthChooser(costs, self.policy.survival, self.config.verify)
             self._ahead = Ahead(steps, self.book, chooser)
         self._committer = Committer(self.book, self.proposer, self.policy)
@@ -162,6 +156,11 @@ class Engine:
     @property
     def has_work(self) -> bool:
         return bool(self._live)
+
+    def prepare(self, at_once: int, seconds: float) -> None:
+        """Capture steps of up to so many requests now, for about so long, and not while they run."""
+        if self._ahead is not None and not self.has_work:
+            self._ahead.prepare(min(at_once, self.config.max_batch), seconds)
 
     # -- the step ------------------------------------------------------------------------------
 

@@ -96,6 +96,15 @@ class WidthChooser:
             return widths[1]
         return best
 
+    def ranked(self, batch: int, max_width: int) -> list[int]:
+        """Verify lengths that `choose` may come to, the likeliest first and plain steps second."""
+        if self._fixed is not None:
+            return [min(self._fixed, max_width)]
+        widths = [width for width in WIDTHS if 0 < width <= max_width]
+        if self._costs is not None:
+            widths.sort(key=lambda w: self._guess(batch, w) / self.expected_tokens(batch, w))
+        return [*widths[:1], 0, *widths[1:]]
+
     def _untimed_neighbour(self, batch: int, widths: Sequence[int], best: int) -> int | None:
         """The next width up or down that was never tried; None until the best one itself was."""
         if (batch, best) not in self._seconds or self._steps_of_batch < SETTLED:

@@ -43,6 +43,7 @@ from flashdraft.server.wire import (
 
 SEND_TIMEOUT_S = 60.0  # the front reads all the time: if it does not, it hangs
 ORPHAN_GRACE_S = 5.0  # for the loop to see by itself that the front has gone
+PREPARE_S = 5.0  # at most, on a GPU: to capture steps before the first request comes
 EXIT_FAILED = 3
 _RECEIVE_BYTES = 256 * 1024
 
@@ -206,6 +207,7 @@ def serve(connection: socket.socket, arguments: Mapping[str, Any]) -> int:
         llm = _load(connection, arguments)
         if llm is None:
             return EXIT_FAILED
+        llm.engine.prepare(llm.engine.config.max_batch, PREPARE_S)
         ready = {"type": "ready", "info": describe(llm), "gauges": gauges(llm.engine)}
         connection.sendall(pack(ready))
         Worker(connection, llm.engine).run()

@@ -9,6 +9,7 @@ import dataclasses
 import random
 import time
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -318,3 +319,62 @@ def test_what_is_captured_is_used_while_new_shapes_cost_too_much(share, monkeypa
     assert tokens(zoo.run(engine, requests)) == plain_tokens(target, requests)
     batches = {shape.batch for shape in graphs.runs}
     assert batches == ({4} if share == 0.0 else {1, 2, 3, 4})
+
+
+def test_prepared_steps_are_not_captured_again_and_change_nothing():
+    target, engine = build(max_batch=4, verify=None)
+    engine._ahead._steps.graphs = graphs = SlowToBegin()
+    engine.prepare(4, seconds=60.0)
+    prepared = set(graphs)
+    assert {shape.batch for shape in prepared} == {1, 2, 3, 4}
+    assert {shape.num_slots // shape.batch for shape in prepared} >= {0, 1, 7}
+    requests = greedy_requests(9)
+    assert tokens(zoo.run(engine, requests)) == plain_tokens(target, requests)
+    assert set(graphs.runs) == prepared
+
+
+def test_preparing_stops_in_time_with_the_likeliest_of_every_batch(monkeypatch):
+    _, engine = build(max_batch=4)
+    engine._ahead._steps.graphs = graphs = SlowToBegin()
+    clock = iter(range(1000))
+    monkeypatch.setattr(ahead, "time", SimpleNamespace(perf_counter=lambda: float(next(clock))))
+    engine.prepare(4, seconds=8.5)  # two steps for each of the four batches
+    assert {shape.batch for shape in graphs} == {1, 2, 3, 4} and len(set(graphs)) == 4
+
+
+def test_steps_are_prepared_behind_one_that_nobody_reads_any_more():
+    target, engine = build(max_batch=2, verify=None)
+    engine._ahead._steps.graphs = graphs = SlowToBegin()
+    requests = greedy_requests(2)
+    free = Request("r0", [5, 6, 7], SamplingParams(max_tokens=90, ignore_eos=True), seed=0)
+    spoken = plain_tokens(target, [free])["r0"]
+    ends = dataclasses.replace(free.params, stop_token_ids=(spoken[4],))
+    zoo.run(engine, [dataclasses.replace(free, params=ends)])
+    assert engine._ahead.is_flying  # the step behind the one with the stop token
+    engine.prepare(2, seconds=60.0)
+    prepared = set(graphs)
+    assert tokens(zoo.run(engine, requests)) == plain_tokens(target, requests)
+    assert set(graphs) == prepared
+
+
+def test_nothing_is_prepared_while_requests_run():
+    _, engine = build(max_batch=4)
+    engine._ahead._steps.graphs = graphs = SlowToBegin()
+    engine.submit(greedy_requests(1)[0])
+    engine.prepare(4, seconds=60.0)
+    assert not graphs.runs
+
+
+def test_a_step_that_cannot_be_prepared_is_no_failure(monkeypatch, caplog):
+    target, engine = build(max_batch=4)
+    engine._ahead._steps.graphs = graphs = SlowToBegin()
+
+    def fail(key, function):
+        raise torch.OutOfMemoryError("no room")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(graphs, "call", fail)
+        engine.prepare(4, seconds=60.0)
+    assert "cannot be prepared: no room" in caplog.text
+    requests = greedy_requests(3)
+    assert tokens(zoo.run(engine, requests)) == plain_tokens(target, requests)

@@ -25,6 +25,7 @@ from benchmarks.h200_sections import Run
 from benchmarks.h200_table import markdown, read_results
 
 RESULTS = Path("benchmarks/results/h200.json")
+QUANTIZED_RESULTS = Path("benchmarks/results/h200_quantized.json")
 
 
 def _numbers(text: str) -> list[int]:
@@ -35,11 +36,12 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Full-size Gemma 4 on one GPU; the real pair.")
     parser.add_argument("--model", choices=[*MODELS, "real"])
     parser.add_argument("--table", action="store_true", help="print the results file as Markdown")
-    parser.add_argument("--output", type=Path, default=RESULTS, help="the results file")
+    parser.add_argument("--output", type=Path, help="the results file, merged into")
     parser.add_argument("--sections", help="only those whose name holds one of these words, a,b,…")
     parser.add_argument("--section-seconds", type=float, default=120.0, help="time for each")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--quantize", choices=["int4", "int8", "fp8"], help="weights in few bits")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tiny", action="store_true", help="in miniature, to try it out")
     parser.add_argument("--concurrency", type=_numbers, default=[1, 8, 32])
@@ -59,6 +61,8 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     found = parser.parse_args(arguments)
     if not found.table and found.model is None:
         parser.error("name a --model, or ask for the --table")
+    if found.output is None:
+        found.output = QUANTIZED_RESULTS if found.quantize else RESULTS
     if found.model == "real" and found.bench is None:
         parser.error("--model real needs --bench, a folder of task files")
     return found

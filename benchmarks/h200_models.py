@@ -143,6 +143,12 @@ class RandomSource:
             return empty.fill_(1.0)
         return empty.normal_(0.0, SPREAD, generator=self._generator)
 
+    def read_matrix(self, name: str, device: torch.device | None = None) -> Tensor:
+        return self.read(name).to(device)
+
+    def quantized_bytes(self, name: str) -> None:
+        return None
+
 
 def target_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Every tensor that a Gemma 4 target asks a checkpoint for."""

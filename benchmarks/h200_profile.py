@@ -104,12 +104,18 @@ def count_bytes(
     experts: float,
     step_s: float,
     read_tb_s: float,
+    scheme: str | None = None,
 ) -> dict[str, Any]:
     """Gigabytes of a step by what they are, and the share of the bandwidth that is used."""
     item = engine.target.kernels.dtype.itemsize
     parts = target_bytes(engine.target.config, item, requests, context, experts)
     if drafter is not None:
         parts |= drafter_bytes(drafter, item, requests, context)
+    if scheme is not None:
+        parts = {
+            name: value if name.endswith("_kv") else value / item * _bytes_of(name, scheme)
+            for name, value in parts.items()
+        }
     total = sum(parts.values())
     return {
         "gb": {name: round(value / 1e9, 4) for name, value in parts.items()},
@@ -118,6 +124,13 @@ def count_bytes(
         "step_ms": round(step_s * 1e3, 3),
         "bandwidth_fraction": round(total / step_s / (read_tb_s * 1e12), 4),
     }
+
+
+def _bytes_of(part: str, scheme: str) -> float:
+    """Of a weight and its share of the scales: head and drafter have 8 bits or more."""
+    if scheme == "int4" and part in ("target_dense", "target_experts"):
+        return 4.5 / 8
+    return 1.0 if scheme == "fp8" else 8.5 / 8
 
 
 def profile_steps(

@@ -38,6 +38,7 @@ from flashdraft.kernels.select import select_kernels
 PROMPT_TOKENS = 128
 WARM_UP_TOKENS_PLAIN = 48
 CONTEXT_TOKENS_PLAIN, CONTEXT_STEPS_DRAFTED = 24, 14
+RESIDENT = {"31b": (8192, 2.6), "26b": (32768, 2.0)}  # context, and gigabytes of cache for it
 MAX_CONTEXT = 1024  # of the engines under load
 Record = dict[str, Any]
 
@@ -63,14 +64,21 @@ class Run:
 
     # -- engines -------------------------------------------------------------------------------
 
-    def engine(self, *, drafted: bool, verify: int | None = None, context: int = 0) -> Engine:
+    def engine(
+        self,
+        *,
+        drafted: bool,
+        verify: int | None = None,
+        context: int = 0,
+        cache_gb: float | None = None,
+    ) -> Engine:
         """An engine for load, or with `context` for a single request of that length."""
         arguments, pair = self.arguments, self.loaded
         batch = 1 if context else max(arguments.concurrency)
         config = EngineConfig(
             max_batch=batch,
             max_context=context or MAX_CONTEXT,
-            cache_gb=arguments.cache_gb,
+            cache_gb=cache_gb or arguments.cache_gb,
             max_step_tokens=arguments.step_tokens,
             prefill_chunk=arguments.prefill_chunk,
             prefix_cache=False,  # prompts are random, and runs must not feed one another
@@ -86,7 +94,8 @@ class Run:
 
     def conditions(self, *, drafted: bool) -> str:
         alpha = self.loaded.model.alpha
-        text = "random weights, "
+        few = f" in {self.arguments.quantize}" if self.arguments.quantize else ""
+        text = f"random weights{few}, "
         text += f"prescribed acceptance {alpha} per slot" if drafted else "plain decoding"
         if self.routing is not None:
             text += f", {self.routing.name_of_routing} routing"
@@ -99,7 +108,7 @@ class Run:
         arguments = self.arguments
         model = MODELS[arguments.model]
         model = tiny(model) if arguments.tiny else model
-        kernels = select_kernels(arguments.device, arguments.dtype)
+        kernels = select_kernels(arguments.device, arguments.dtype, quantize=arguments.quantize)
         record["kernels"] = kernels.name
         record["bandwidth"] = measure_bandwidth(kernels.device)
         free_memory()
@@ -194,8 +203,24 @@ class Run:
             experts=experts,
             step_s=median["step_ms"] / 1e3,
             read_tb_s=self.read_tb_s,
+            scheme=self.arguments.quantize,
         )
         return row
+
+    def measure_resident(self, record: Record, deadline: Deadline) -> None:
+        """Memory with the drafter and one request of a long context, prompt and answer."""
+        context, cache_gb = RESIDENT[self.arguments.model]
+        context = min(context, self.loaded.target.config.max_position)
+        free_memory()
+        engine = self.engine(drafted=True, context=context, cache_gb=cache_gb)
+        record["conditions"] = self.conditions(drafted=True)
+        record["engine"] = _describe_engine(engine)
+        new_tokens = min(64, context // 4)
+        record["context"] = measure_context(
+            engine, context - 2 * new_tokens, new_tokens, seed=self.arguments.seed, repeats=1
+        )
+        record["memory"] = _memory()
+        self.say(f"resident with a context of {context}: {record['memory']}")
 
     def measure_contexts(self, record: Record, deadline: Deadline, *, drafted: bool) -> None:
         """Prefill and step times of one request, by the length of its context."""
@@ -250,6 +275,8 @@ class Run:
         drafted = partial(self.measure, drafted=True)
         plain = partial(self.measure, drafted=False, profiled=(1,))
         fixed = partial(self.measure, drafted=True, verify=MAX_VERIFY)
+        if self.arguments.quantize:
+            return self._quantized_sections(f"{name} {self.arguments.quantize}")
         found: dict[str, Callable[..., None]] = {f"{name} load": self.load_model}
         if name == "31b":
             found |= {
@@ -269,6 +296,19 @@ class Run:
             found[f"26b fixed {routing}"] = with_routing(fixed)
             found[f"26b plain {routing}"] = with_routing(plain)
         return found
+
+    def _quantized_sections(self, label: str) -> dict[str, Callable[..., None]]:
+        plain = partial(self.measure, drafted=False, profiled=(1,))
+        drafted = partial(self.measure, drafted=True, profiled=(1,))
+        found: dict[str, Callable[..., None]] = {f"{label} load": self.load_model}
+        if self.arguments.model == "31b":
+            found |= {f"{label} plain": plain, f"{label} drafted": drafted}
+        else:
+            for routing in ("degenerate", "uniform"):
+                with_routing = partial(self.with_routing, is_uniform=routing == "uniform")
+                found[f"{label} plain {routing}"] = with_routing(plain)
+                found[f"{label} drafted {routing}"] = with_routing(drafted)
+        return found | {f"{label} resident": self.measure_resident}
 
     def run_tasks(self, record: Record, deadline: Deadline) -> None:
         record["conditions"] = "real weights, real prompts, greedy"

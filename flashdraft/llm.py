@@ -27,6 +27,7 @@ from flashdraft.core import (
     SamplingParams,
     TokenEvent,
 )
+from flashdraft.engine.cache import stored_dtype
 from flashdraft.engine.config import EngineConfig
 from flashdraft.engine.engine import Engine
 from flashdraft.engine.live import OUT_OF_MEMORY
@@ -57,7 +58,10 @@ class LLM:
     `draft`: "auto" finds the target's known drafter and else looks n-grams up; None decodes
     plainly; "ngram" looks up only; anything else names a drafter. `verify`: "auto", or a fixed
     number of draft tokens to check per step. `exact`: on a GPU too, drafted and plain answers are
-    equal bit for bit, at some cost; a CPU is always exact. Threads may share an LLM: their requests
+    equal bit for bit, at some cost; a CPU is always exact. `kv_dtype`: "fp8" stores keys and values
+    in 8 bits, twice as many in a GPU's memory, roughly rounded. `quantize`: on a GPU, float weights
+    become "int4", "int8" or "fp8" as they are loaded, those of the head as `quantize_head` says;
+    weights that are stored in few bits stay as they are. Threads may share an LLM: their requests
     run together.
     """
 
@@ -69,10 +73,13 @@ class LLM:
         verify: str | int = "auto",
         device: str | torch.device = "auto",
         dtype: str = "auto",
+        quantize: str | None = None,
+        quantize_head: str | None = None,
         exact: bool = False,
         max_context: int | None = None,
         max_batch: int | None = None,
         cache_gb: float | None = None,
+        kv_dtype: str = EngineConfig.kv_dtype,
     ) -> None:
         self.model = _name("model", model)
         draft = None if draft is None or draft == "none" else _name("draft", draft)
@@ -80,10 +87,11 @@ class LLM:
             raise RequestError(f"exact is {exact!r}; it must be True or False.")
         if not isinstance(device, str | torch.device):
             raise RequestError(f"device is {device!r}; it must be 'auto', 'cpu' or 'cuda'.")
-        self.kernels = select_kernels(device, dtype, exact)
+        self.kernels = select_kernels(device, dtype, exact, quantize, quantize_head)
         config = _engine_config(
-            self.kernels.device.type, draft, verify, max_context, max_batch, cache_gb
+            self.kernels.device.type, draft, verify, max_context, max_batch, cache_gb, kv_dtype
         )
+        stored_dtype(self.kernels, config.kv_dtype)  # refused before anything is loaded
         path = resolve_source(self.model).path
         checkpoint = open_checkpoint(path)
         self.generation_config = checkpoint.generation_config
@@ -301,6 +309,7 @@ def _engine_config(
     max_context: int | None,
     max_batch: int | None,
     cache_gb: float | None,
+    kv_dtype: str,
 ) -> EngineConfig:
     if type(verify) is not int and not (isinstance(verify, str) and verify == "auto"):
         raise RequestError(f"verify is {verify!r}; it must be 'auto' or a number of draft tokens.")
@@ -310,6 +319,7 @@ def _engine_config(
         device,
         max_context=max_context,
         cache_gb=cache_gb,
+        kv_dtype=kv_dtype,
         verify=fixed,
         ngram=draft is not None,
         **sizes,

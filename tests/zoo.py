@@ -104,6 +104,12 @@ class Tensors:
     def read(self, name: str) -> Tensor:
         return self._tensors[name]
 
+    def read_matrix(self, name: str, device: torch.device | None = None) -> Tensor:
+        return self.read(name).to(device)
+
+    def quantized_bytes(self, name: str) -> None:
+        return None
+
 
 def random_tensors(config: ModelConfig, seed: int = 0) -> dict[str, Tensor]:
     """Every tensor of a checkpoint, with values of a trained model's order of magnitude."""

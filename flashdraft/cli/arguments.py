@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from flashdraft.core import SamplingParams
+from flashdraft.engine.config import KV_DTYPES
 from flashdraft.errors import RequestError
-from flashdraft.kernels.select import DTYPES
+from flashdraft.kernels.select import DTYPES, QUANTIZE
 from flashdraft.llm import LLM
 from flashdraft.models.sources import default_drafter
 
@@ -67,8 +68,12 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     add("verify", _verify_length, "N", "draft tokens to check per step, or auto")
     add("device", str, "DEVICE", "auto, cpu or cuda")
     add("dtype", str, "DTYPE", f"one of {', '.join(DTYPES)}")
+    schemes = f"one of {', '.join(QUANTIZE)}; on a GPU"
+    add("quantize", str, "SCHEME", f"what float weights become as they are loaded, {schemes}")
+    add("quantize_head", str, "SCHEME", f"the same for the head, {schemes}")
     add("max_context", int, "N", "longest prompt plus answer, in tokens")
     add("cache_gb", float, "GB", "memory for keys and values")
+    add("kv_dtype", str, "DTYPE", f"of keys and values, one of {', '.join(KV_DTYPES)}")
 
 
 def add_sampling_arguments(parser: argparse.ArgumentParser, model_decides: bool) -> None:
@@ -121,9 +126,12 @@ def load_model(arguments: argparse.Namespace, max_batch: int = 1) -> LLM:
         verify=arguments.verify,
         device=arguments.device,
         dtype=arguments.dtype,
+        quantize=arguments.quantize,
+        quantize_head=arguments.quantize_head,
         max_context=arguments.max_context,
         max_batch=max_batch,
         cache_gb=arguments.cache_gb,
+        kv_dtype=arguments.kv_dtype,
     )
 
 

@@ -44,7 +44,16 @@ GREEDY, RECOMMENDED = "greedy", "recommended"
 EXIT_PARTIAL = 1
 EXIT_INTERRUPTED = 130
 # flags that a server has been started with, and a client cannot change
-_SERVERS_OWN = ("draft", "device", "dtype", "max_context", "cache_gb")
+_SERVERS_OWN = (
+    "draft",
+    "device",
+    "dtype",
+    "quantize",
+    "quantize_head",
+    "max_context",
+    "cache_gb",
+    "kv_dtype",
+)
 
 
 def add_command(commands: Commands) -> None:

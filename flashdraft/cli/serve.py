@@ -21,7 +21,7 @@ from flashdraft.cli.display import Screen
 from flashdraft.engine.config import EngineConfig
 from flashdraft.errors import FlashdraftError, RequestError
 from flashdraft.interrupts import terminate_as_interrupt
-from flashdraft.kernels.select import DTYPES
+from flashdraft.kernels.select import DTYPES, read_scheme
 from flashdraft.models.sources import DEFAULT_MODEL, resolve_source
 from flashdraft.models.tokenizer import Tokenizer
 from flashdraft.server.settings import ServerSettings
@@ -164,13 +164,18 @@ def _api_key(arguments: argparse.Namespace) -> str | None:
 
 def _check_values(arguments: argparse.Namespace) -> None:
     """Refuse what the engine would refuse, before its process begins to load."""
-    given = {name: getattr(arguments, name) for name in ("max_batch", "max_context", "cache_gb")}
+    given = {
+        name: getattr(arguments, name)
+        for name in ("max_batch", "max_context", "cache_gb", "kv_dtype")
+    }
     if isinstance(arguments.verify, int):
         given["verify"] = arguments.verify
     EngineConfig(**{name: value for name, value in given.items() if value is not None})
     if arguments.dtype not in DTYPES:
         known = ", ".join(DTYPES)
         raise RequestError(f"dtype is {arguments.dtype!r}; it must be one of {known}.")
+    for name in ("quantize", "quantize_head"):
+        read_scheme(name, getattr(arguments, name))
     if not _DEVICE.fullmatch(arguments.device):
         raise RequestError(f"device is {arguments.device!r}; it must be auto, cpu or cuda.")
 
@@ -190,7 +195,17 @@ def _public_name(model: str) -> str:
 
 
 def _llm_arguments(arguments: argparse.Namespace, model: str) -> dict[str, Any]:
-    names = ("verify", "device", "dtype", "max_context", "max_batch", "cache_gb")
+    names = (
+        "verify",
+        "device",
+        "dtype",
+        "quantize",
+        "quantize_head",
+        "max_context",
+        "max_batch",
+        "cache_gb",
+        "kv_dtype",
+    )
     draft = None if arguments.draft == "none" else arguments.draft
     return {"model": model, "draft": draft, **{name: getattr(arguments, name) for name in names}}
 

@@ -21,6 +21,7 @@ from flashdraft.bench.plan_sizes import (
     weight_bytes,
 )
 from flashdraft.cli.display import Screen
+from flashdraft.engine.config import EngineConfig
 from flashdraft.errors import RequestError
 from flashdraft.external import sglang, vllm
 from flashdraft.external.command import EngineCommand, EngineSettings, Nodes
@@ -131,6 +132,9 @@ def _refuse_native_flags(arguments: argparse.Namespace) -> None:
         ("allow_origin", []),
         ("max_queue", ServerSettings.max_queue),
         ("log_prompts", False),
+        ("quantize", None),
+        ("quantize_head", None),
+        ("kv_dtype", EngineConfig.kv_dtype),
     ):
         if getattr(arguments, name) != default:
             raise RequestError(

@@ -3,6 +3,21 @@
 Layers with the same window share one pool, so one page table serves them all, and a page holds the
 target's and the drafter's keys and values of the same tokens. Who holds which page is pages.py's
 business; this module sizes the pools, owns the tensors and builds the views kernels read.
+
+With kv_dtype "fp8" both models' keys and values are stored as float8_e4m3fn: half the bytes of
+bfloat16, three bits of mantissa, +-448 for anything beyond. There are no scales. Gemma 4 needs
+none: its keys and values are normed per head, so that the weights of the norms bound them, whatever
+the text. Other families norm no values (nor Llama its keys): what they project beyond 448 is cut
+off and what is below 2^-10 is lost. Every row is attended through what was stored of it, the step's
+own rows too, so drafted and plain text are equal as ever: both are that of the target with this
+cache, which is not that of the target with another.
+
+Not done: on Gemma 4's full layers a key is RoPE(k_norm's weight * value), so the value alone would
+do, and these layers' bytes halve again. The layout is the smaller part (a CacheLayer with one
+tensor, and a `value` that a LayerCache may share). But every attention kernel would have to fold
+the weight into its queries, and to rotate values of all earlier positions as it reads them, or to
+be given the 128 rotated dimensions of 512 as a third tensor. In fp8 it would also round the key
+before the rotation, and so differently from a cache that holds both.
 """
 
 from __future__ import annotations
@@ -19,9 +34,11 @@ from torch import Tensor
 
 from flashdraft.engine.pages import PageBook, Pool
 from flashdraft.engine.sequence import Sequence as RunningSequence
-from flashdraft.errors import CapacityError
+from flashdraft.errors import CapacityError, RequestError
 from flashdraft.kernels.interface import Kernels, PageView
 from flashdraft.models.layers import LayerCache
+
+LEAST_FP8_CAPABILITY = (8, 9)  # Ada: older cards have no instruction between fp8 and floats
 
 
 @dataclass(frozen=True)
@@ -80,6 +97,7 @@ class KVCache:
         pages: dict[int | None, int],
         page_size: int,
         kernels: Kernels,
+        dtype: torch.dtype | None = None,  # the kernels' own
     ) -> None:
         self.page_size = page_size
         self.windows = list(pages)  # one pool each, in this order
@@ -91,7 +109,7 @@ class KVCache:
                 # one more: the page that rows of nobody are written to
                 shape = (pages[layer.window] + 1, page_size, layer.num_kv_heads, layer.head_dim)
                 # zeros, not empty: a masked key must never be NaN
-                one = torch.zeros(2, *shape, device=kernels.device, dtype=kernels.dtype)
+                one = torch.zeros(2, *shape, device=kernels.device, dtype=dtype or kernels.dtype)
                 self._storage.append((one[0], one[1]))
         except (RuntimeError, MemoryError) as error:
             raise CapacityError(
@@ -172,6 +190,34 @@ class KVCache:
 
     def _int32(self, values: NDArray[Any]) -> Tensor:
         return torch.from_numpy(values.astype(np.int32, copy=False)).to(self._device)
+
+
+def stored_dtype(kernels: Kernels, kv_dtype: str) -> torch.dtype:
+    """What keys and values are stored as; refuses what the kernels cannot read."""
+    if kv_dtype == "auto":
+        return kernels.dtype
+    missing = why_no_fp8(kernels)
+    if missing is not None:
+        raise RequestError(f"kv_dtype is 'fp8', but {missing}; or use kv_dtype='auto'.")
+    return torch.float8_e4m3fn
+
+
+def why_no_fp8(kernels: Kernels) -> str | None:
+    """What keeps these kernels from reading an fp8 cache, with the remedy."""
+    if kernels.name.startswith("cpu-"):
+        return (
+            f"flashdraft's native CPU kernels ({kernels.name}) read float32 only; use a GPU, or "
+            "dtype='bfloat16', which is plain torch on a CPU and slow"
+        )
+    if kernels.name == "triton" and kernels.device.type == "cuda":
+        capability = torch.cuda.get_device_capability(kernels.device)
+        if capability < LEAST_FP8_CAPABILITY:
+            found, least = (".".join(map(str, c)) for c in (capability, LEAST_FP8_CAPABILITY))
+            return (
+                f"this GPU has compute capability {found}, and reading 8-bit floats needs {least} "
+                "(Ada) or newer; use a newer GPU"
+            )
+    return None
 
 
 def bytes_per_token(layers: Sequence[CacheLayer], dtype: torch.dtype) -> dict[int | None, int]:

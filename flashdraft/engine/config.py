@@ -9,6 +9,7 @@ from typing import Any
 from flashdraft.errors import RequestError
 
 MAX_VERIFY = 15  # draft tokens per request and step
+KV_DTYPES = ("auto", "fp8")
 _GPU_SIZES = {"max_batch": 32, "max_step_tokens": 4096, "prefill_chunk": 2048}
 
 
@@ -19,6 +20,7 @@ class EngineConfig:
     max_batch: int = 8  # sequences running at once; more of them wait
     max_context: int | None = None  # tokens; None = what the model and the cache allow
     cache_gb: float | None = None  # of keys and values; None = 1 GB on a CPU, most of a GPU's rest
+    kv_dtype: str = "auto"  # of keys and values: the kernels' own, or 8-bit floats
     page_size: int = 16
     max_step_tokens: int = 512
     prefill_chunk: int = 256  # of one prompt in a step
@@ -49,6 +51,9 @@ class EngineConfig:
         size = self.cache_gb
         if size is not None and (type(size) not in (int, float) or not 0 < size < math.inf):
             raise RequestError(f"cache_gb is {size!r}; it must be None or a number above 0.")
+        if self.kv_dtype not in KV_DTYPES:
+            known = " or ".join(map(repr, KV_DTYPES))
+            raise RequestError(f"kv_dtype is {self.kv_dtype!r}; it must be {known}.")
 
     def _require(self, name: str, low: int, high: float, limit: str) -> None:
         value = getattr(self, name)

@@ -158,7 +158,7 @@ class Engine:
         return bool(self._live)
 
     def prepare(self, at_once: int, seconds: float) -> None:
-        """Capture steps of up to so many requests now, for about so long, and not while they run."""
+        """Capture steps of up to so many requests now, for about so long, not while they run."""
         if self._ahead is not None and not self.has_work:
             self._ahead.prepare(min(at_once, self.config.max_batch), seconds)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import math
 from collections.abc import Sequence
 
@@ -12,15 +14,20 @@ from flashdraft.engine.cache import (
     KVCache,
     bytes_per_token,
     plan_pages,
+    stored_dtype,
+    why_no_fp8,
     window_pages,
 )
 from flashdraft.engine.config import EngineConfig
 from flashdraft.engine.draft import MAX_BUFFERED
-from flashdraft.errors import CapacityError
+from flashdraft.errors import CapacityError, RequestError
 from flashdraft.kernels.interface import Kernels
+from flashdraft.kernels.quantized import Scheme, quantized_bytes
 from flashdraft.models.drafter import Drafter, PackedDrafter
 from flashdraft.models.layers import Target
 from flashdraft.models.weights import TensorSource
+
+log = logging.getLogger(__name__)
 
 GB = 10**9
 DEFAULT_CPU_GB = 1.0
@@ -36,19 +43,43 @@ def check_weights_fit(
     if kernels.device.type != "cuda":
         return
     free, total = torch.cuda.mem_get_info(kernels.device)
-    target_size = sum(math.prod(source.shape(name)) for name in source.names())
-    drafter_size = sum(one.numel() for one in drafter.parameters()) if drafter is not None else 0
-    needed = (target_size + drafter_size) * kernels.dtype.itemsize
+    shapes = [] if drafter is None else [one.shape for one in drafter.parameters()]
+    drafter_bytes = sum(_float_bytes(shape, kernels, kernels.quantize) for shape in shapes)
+    needed = target_bytes(source, kernels) + drafter_bytes
     if needed <= free:
         return
-    name = str(kernels.dtype).removeprefix("torch.")
+    name = kernels.quantize or str(kernels.dtype).removeprefix("torch.")
+    cure = "" if kernels.quantize else "make the weights smaller with quantize='int4', "
     raise CapacityError(
         f"{label} takes {needed / GB:.1f} GB of weights in {name}"
-        f" ({drafter_size * kernels.dtype.itemsize / GB:.1f} GB of it the drafter's); the GPU has "
+        f" ({drafter_bytes / GB:.1f} GB of it the drafter's); the GPU has "
         f"{free / GB:.1f} GB free of {total / GB:.1f}. That is room for about "
         f"{free / GB / kernels.dtype.itemsize:.0f} billion parameters without any context: end "
-        "other programs on the GPU, choose a smaller model, or use device='cpu'."
+        f"other programs on the GPU, {cure}choose a smaller model, or use device='cpu'."
     )
+
+
+def target_bytes(source: TensorSource, kernels: Kernels) -> int:
+    """What a target's weights take once they are packed."""
+    names = set(source.names())
+    head, table = "lm_head.weight", "model.embed_tokens.weight"
+    schemes = {table: kernels.quantize_head if head not in names else None}
+    schemes |= {head: kernels.quantize_head}
+    total = 0
+    for name in names:
+        stored = source.quantized_bytes(name)
+        if stored is None:
+            scheme = None if name.endswith(".router.proj.weight") else kernels.quantize
+            stored = _float_bytes(source.shape(name), kernels, schemes.get(name, scheme))
+        total += stored
+    return total
+
+
+def _float_bytes(shape: Sequence[int], kernels: Kernels, scheme: Scheme | None) -> int:
+    if scheme is not None and len(shape) > 1:
+        with contextlib.suppress(RequestError):  # rows of no group's length stay as they are
+            return quantized_bytes(shape, scheme)
+    return math.prod(shape) * kernels.dtype.itemsize
 
 
 def cache_layers(target: Target, drafter: PackedDrafter | None) -> list[CacheLayer]:
@@ -70,14 +101,15 @@ def build_cache(
 ) -> tuple[KVCache, int]:
     """The cache within its budget, and the longest sequence it can hold."""
     kernels, layers = target.kernels, cache_layers(target, drafter)
+    dtype = stored_dtype(kernels, config.kv_dtype)
     budget = _budget(kernels.device, config)
     max_position = target.config.max_position
     longest = min(max_position, config.max_context or max_position)
     slack = _slack(drafter, config)
-    pages = plan_pools(layers, kernels.dtype, budget, config, longest, slack)
+    pages = plan_pools(layers, dtype, budget, config, longest, slack)
     fits = min([max_position, *_length_limits(pages, config.page_size, slack)])
     if fits < 2:
-        per_page = sum(bytes_per_token(layers, kernels.dtype).values()) * config.page_size
+        per_page = sum(bytes_per_token(layers, dtype).values()) * config.page_size
         raise CapacityError(
             f"cache_gb is {budget / GB:.6f}; a single page of {config.page_size} tokens takes "
             f"{per_page / GB:.6f}. Raise cache_gb."
@@ -88,8 +120,15 @@ def build_cache(
             cure = f"the model knows {max_position} positions"
         else:
             cure = f"the cache of {budget / GB:.3f} GB holds no more; raise cache_gb"
+            is_whole = kernels.device.type == "cuda" and dtype == kernels.dtype
+            if is_whole and why_no_fp8(kernels) is None:
+                cure += ", or store keys and values in 8 bits with kv_dtype='fp8'"
         raise CapacityError(f"max_context is {wanted}; at most {fits} is possible: {cure}.")
-    return KVCache(layers, pages, config.page_size, kernels), wanted or fits
+    costs = bytes_per_token(layers, dtype)
+    size = sum(pages[window] * config.page_size * costs[window] for window in pages)
+    name = str(dtype).removeprefix("torch.")
+    log.info("cache: %.3f GB of %s, sequences up to %d tokens", size / GB, name, wanted or fits)
+    return KVCache(layers, pages, config.page_size, kernels, dtype), wanted or fits
 
 
 def plan_pools(

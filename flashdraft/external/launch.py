@@ -1,13 +1,13 @@
 """An outside engine's process, from its start to the end of its last child.
 
-The engine runs in a process group of its own. Its output passes through, signals are handed on, and
-whatever is left of the group when it or we end is ended: asked first, then forced. Which engine it
-is and what its flags mean is not known here.
+Its output passes through, signals are handed on, and whatever it leaves behind is ended
+(processes.py). Which engine it is and what its flags mean is not known here.
 """
 
 from __future__ import annotations
 
-import ctypes
+import codecs
+import io
 import os
 import re
 import signal
@@ -21,18 +21,20 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import FrameType
-from typing import IO
 
 from flashdraft.errors import FlashdraftError
 from flashdraft.external.command import EngineCommand
+from flashdraft.external.processes import Descendants, end_with_parent
 
 POLL_S = 0.25
+HEALTH_S = 2.0  # for an answer to whether it is ready
 REPORT_EVERY_S = 15.0
 DRAIN_S = 60.0  # for the engine to end after a signal
 TERMINATE_S = 10.0  # for what it leaves behind
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_SET_PARENT_DEATH_SIGNAL, _SET_CHILD_SUBREAPER = 1, 36
-_PRCTL = getattr(ctypes.CDLL(None), "prctl", None)  # Linux; looked up here, not after a fork
+_CHUNK_BYTES = 65536
+_LINE_END = re.compile(r"[\r\n]")
+_LINE_CHARACTERS = 4096  # of a line without end, what is searched for a reason
 # the last is how pydantic words what it refuses, under a headline that says nothing
 _REASON = re.compile(r"\b(?:(?:[\w.]*(?:Error|Exception|Exit)|error): |Value error, )\S.*")
 _CONSEQUENCE = "initialization failed"  # the error that only says there was one before it
@@ -53,7 +55,7 @@ class Health:
         # no proxy stands between this machine and itself
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         try:
-            with opener.open(request, timeout=2) as response:
+            with opener.open(request, timeout=HEALTH_S) as response:
                 return 200 <= response.status < 300
         except (OSError, urllib.error.URLError, ValueError):
             return False
@@ -70,7 +72,7 @@ def run_engine(
 
     Without `health` it answers nobody (a further node) and counts as ready at once.
     """
-    with _adopted_orphans(), _noted_signals() as received:
+    with Descendants() as descendants, _noted_signals() as received:
         process = _start(command, title)
         output = _Output(process)
         is_ready = False
@@ -80,7 +82,7 @@ def run_engine(
                 on_ready()
             status = _wait_for_end(process, title, received, report)
         finally:
-            _end_group(process)
+            descendants.end(process, TERMINATE_S)
             output.close()
     code = 128 - status if status < 0 else status
     if not is_ready and not received:
@@ -100,7 +102,7 @@ def _start(command: EngineCommand, title: str) -> subprocess.Popen[bytes]:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            preexec_fn=_end_with_parent,
+            preexec_fn=end_with_parent,
         )
     except OSError as error:
         raise FlashdraftError(
@@ -151,40 +153,13 @@ def _wait_for_end(
         time.sleep(POLL_S)
 
 
-def _end_group(process: subprocess.Popen[bytes]) -> None:
-    """End the engine and all it started; asked first, then forced."""
-    group = process.pid
-    for number, patience in ((signal.SIGTERM, TERMINATE_S), (signal.SIGKILL, TERMINATE_S)):
-        if not _is_group_alive(process):
-            return
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(group, number)
-        deadline = time.monotonic() + patience
-        while _is_group_alive(process) and time.monotonic() < deadline:
-            time.sleep(POLL_S / 5)
-
-
-def _is_group_alive(process: subprocess.Popen[bytes]) -> bool:
-    process.poll()
-    with suppress(ChildProcessError):  # the group's orphans are ours to bury
-        while os.waitpid(-process.pid, os.WNOHANG)[0]:
-            pass
-    try:
-        os.killpg(process.pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
-
-
 class _Output:
     """Passes the engine's output on, and remembers the last error it told of."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        assert process.stdout is not None
+        assert isinstance(process.stdout, io.BufferedReader)
         self.reason: str | None = None
-        self._stream: IO[bytes] = process.stdout
+        self._stream = process.stdout
         self._thread = threading.Thread(target=self._copy, daemon=True)
         self._thread.start()
 
@@ -193,16 +168,25 @@ class _Output:
         self._thread.join(timeout=2)
 
     def _copy(self) -> None:
-        out = sys.stderr
+        """Pass on what comes as it comes: a progress bar may not end its line for minutes."""
+        out, line = sys.stderr, ""
+        decode = codecs.getincrementaldecoder("utf-8")(errors="replace").decode
         with self._stream:
-            for line in self._stream:
-                text = line.decode("utf-8", errors="replace")
-                found = _REASON.search(text)
-                if found and _CONSEQUENCE not in text:
-                    self.reason = found[0].strip()[:300]
+            while chunk := self._stream.read1(_CHUNK_BYTES):
+                text = decode(chunk)
                 with suppress(ValueError, OSError):  # ours is closed; the engine's must drain
                     out.write(text)
                     out.flush()
+                *ended, line = _LINE_END.split(line + text)
+                for one in ended:
+                    self._search(one[:_LINE_CHARACTERS])
+                line = line[:_LINE_CHARACTERS]
+            self._search(line)
+
+    def _search(self, line: str) -> None:
+        found = _REASON.search(line)
+        if found and _CONSEQUENCE not in line:
+            self.reason = found[0].strip()[:300]
 
 
 def _explain_early_end(title: str, code: int, reason: str | None) -> str:
@@ -229,23 +213,3 @@ def _noted_signals() -> Iterator[list[int]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-@contextmanager
-def _adopted_orphans() -> Iterator[None]:
-    """Become the parent of what the engine leaves behind: in a container no one else may be."""
-    _prctl(_SET_CHILD_SUBREAPER, 1)
-    try:
-        yield
-    finally:
-        _prctl(_SET_CHILD_SUBREAPER, 0)
-
-
-def _end_with_parent() -> None:
-    """In the child: even if we are killed outright, the engine hears of it."""
-    _prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGTERM)
-
-
-def _prctl(option: int, value: int) -> None:
-    if _PRCTL is not None:
-        _PRCTL(option, value, 0, 0, 0)

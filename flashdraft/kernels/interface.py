@@ -16,6 +16,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from flashdraft.kernels.quantized import Matrix, Scheme
+
 
 class Activation(StrEnum):
     """The gate's activation function in a gated MLP."""
@@ -108,13 +110,36 @@ class Kernels(Protocol):
 
     name: str
     device: torch.device
-    dtype: torch.dtype  # of activations and of the key/value cache
+    dtype: torch.dtype  # of activations and, unless it is told otherwise, of the key/value cache
+    quantize: Scheme | None  # what float weights become as they are packed; None: this dtype
+    quantize_head: Scheme | None
 
-    def pack(self, weight: Tensor, quantize: bool = True) -> Any:
-        """Turn a weight [out, in] of any float dtype into this backend's own format, once.
+    def pack(self, *parts: Matrix, quantize: bool = True) -> Any:
+        """Turn weights [out, in] of any dtype into this backend's own format, once.
 
+        Several parts of the same inputs become one weight, stacked by output rows.
         `quantize=False` keeps full precision where the backend would quantise (a router).
         """
+        ...
+
+    def pack_head(self, *parts: Matrix) -> Any:
+        """The same for the head, which a backend may hold in a format of its own choice."""
+        ...
+
+    def pack_drafter(self, *parts: Matrix) -> Any:
+        """The same for a drafter, which may be kept in more bits than its target."""
+        ...
+
+    def pack_embedding(self, matrix: Matrix, head: Any | None) -> Any:
+        """Turn the embedding table [vocabulary, features] into what `embed` takes.
+
+        `head` is the tied head, packed of the same matrix: a backend may read rows from it instead
+        of keeping a second copy.
+        """
+        ...
+
+    def embed(self, token_ids: Tensor, table: Any) -> Tensor:
+        """Rows of a packed embedding table: [*token_ids.shape, features] in this dtype."""
         ...
 
     def linear(self, x: Tensor, weight: Any) -> Tensor:
@@ -212,7 +237,7 @@ class Kernels(Protocol):
         """The greedy head: the likeliest column of x @ weight.T, soft-capped after `multiplier`."""
         ...
 
-    def pack_experts(self, weight: Tensor) -> Any:
+    def pack_experts(self, weight: Matrix) -> Any:
         """Turn the weights of all experts, [num_experts, out, in], into this backend's format."""
         ...
 

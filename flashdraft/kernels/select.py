@@ -10,30 +10,55 @@ import torch
 from flashdraft.errors import RequestError
 from flashdraft.kernels import cpu_backend
 from flashdraft.kernels.interface import Kernels
+from flashdraft.kernels.quantized import Scheme
 from flashdraft.kernels.torch_backend import TorchKernels
 
 DTYPES = ("auto", "float32", "bfloat16", "float16", "int8")
+QUANTIZE = (Scheme.INT4, Scheme.INT8, Scheme.FP8)  # what float weights can become on a GPU
 _HOW_TO_BUILD = "install a C compiler (gcc or clang) and reinstall flashdraft"
 _TRITON_BACKEND = "flashdraft.kernels.triton_backend"
 _LEAST_CAPABILITY = (8, 0)  # bfloat16 tensor cores and asynchronous copies
 _log = logging.getLogger(__name__)
 
 
-def select_kernels(device: str | torch.device, dtype: str, exact: bool = False) -> Kernels:
+def select_kernels(
+    device: str | torch.device,
+    dtype: str,
+    exact: bool = False,
+    quantize: str | None = None,
+    quantize_head: str | None = None,
+) -> Kernels:
     """The fastest backend for a device and a dtype; "auto" takes the best there is.
 
     `exact`: a row's bits depend on nothing but its own past, at some cost on a GPU. On the CPU they
-    never do.
+    never do. `quantize`: what float weights become on a GPU, and `quantize_head` what the head and
+    a table tied to it become.
     """
     if dtype not in DTYPES:
         raise RequestError(f"dtype is {dtype!r}; it must be one of {', '.join(DTYPES)}.")
+    schemes = read_scheme("quantize", quantize), read_scheme("quantize_head", quantize_head)
     resolved = _resolve_device(device)
     if resolved.type == "cuda":
-        kernels = _select_cuda(resolved, dtype, exact)
+        kernels = _select_cuda(resolved, dtype, exact, *schemes)
+    elif schemes != (None, None):
+        given = "quantize" if quantize is not None else "quantize_head"
+        raise RequestError(
+            f"{given} is {quantize or quantize_head!r}, which is for weights on a GPU; on the CPU "
+            "dtype alone decides: use dtype='int8' for weights in 8 bits, or 'float32'."
+        )
     else:
         kernels = _select_cpu(resolved, dtype)
     _log.info("kernels: %s on %s, %s", kernels.name, kernels.device, kernels.dtype)
     return kernels
+
+
+def read_scheme(name: str, value: str | None) -> Scheme | None:
+    """What `quantize` or `quantize_head` says, or a RequestError."""
+    if value is None:
+        return None
+    if value not in QUANTIZE:
+        raise RequestError(f"{name} is {value!r}; it must be one of {', '.join(QUANTIZE)}.")
+    return Scheme(value)
 
 
 def _resolve_device(device: str | torch.device) -> torch.device:
@@ -61,10 +86,16 @@ def _resolve_device(device: str | torch.device) -> torch.device:
     return torch.device("cuda", index)
 
 
-def _select_cuda(device: torch.device, dtype: str, exact: bool) -> Kernels:
+def _select_cuda(
+    device: torch.device,
+    dtype: str,
+    exact: bool,
+    quantize: Scheme | None,
+    quantize_head: Scheme | None,
+) -> Kernels:
     if dtype == "int8":
         raise RequestError(
-            "dtype is 'int8', which runs on the CPU only; use dtype='bfloat16' with this device, "
+            "dtype is 'int8', which runs on the CPU only; with this device use quantize='int8', "
             "or device='cpu'."
         )
     float_dtype = getattr(torch, "bfloat16" if dtype == "auto" else dtype)
@@ -75,10 +106,15 @@ def _select_cuda(device: torch.device, dtype: str, exact: bool) -> Kernels:
                 f"exact=True needs flashdraft's own GPU kernels, but {missing}; use exact=False, "
                 "or device='cpu', which is always exact."
             )
+        if quantize or quantize_head:
+            raise RequestError(
+                f"quantize needs flashdraft's own GPU kernels, but {missing}; leave it out, or use "
+                "device='cpu'."
+            )
         _log.warning("Falling back to plain torch, which is slow: %s.", missing)
         return TorchKernels(device, float_dtype)
     backend = importlib.import_module(_TRITON_BACKEND)
-    kernels: Kernels = backend.TritonKernels(device, float_dtype, exact)
+    kernels: Kernels = backend.TritonKernels(device, float_dtype, exact, quantize, quantize_head)
     return kernels
 
 

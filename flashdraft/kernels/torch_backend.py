@@ -15,6 +15,10 @@ from torch import Tensor
 
 from flashdraft.kernels.composed import ComposedKernels
 from flashdraft.kernels.interface import Activation, BlockMask, PageView, QKVSpec, RopeTable
+from flashdraft.kernels.quantized import Matrix, join_floats
+
+FP8 = torch.float8_e4m3fn  # of a cache in 8 bits
+FP8_MAX = torch.finfo(FP8).max  # 448
 
 
 class TorchKernels(ComposedKernels):
@@ -33,8 +37,11 @@ class TorchKernels(ComposedKernels):
             return function(x)
         return torch.cat([function(x[i : i + 1]) for i in range(x.shape[0])])
 
-    def pack(self, weight: Tensor, quantize: bool = True) -> Any:
-        return weight.to(self.device, self.dtype).contiguous()
+    def pack(self, *parts: Matrix, quantize: bool = True) -> Any:
+        return join_floats(parts, self.device, self.dtype)
+
+    def pack_embedding(self, matrix: Matrix, head: Any | None) -> Any:
+        return self.pack(matrix) if head is None else head  # a packed head is the table itself
 
     def linear(self, x: Tensor, weight: Any) -> Tensor:
         return self._rows(lambda rows: F.linear(rows, weight), x)
@@ -83,8 +90,8 @@ class TorchKernels(ComposedKernels):
         if spec.v_norm:
             value = self.rms_norm(value, None, spec.eps)
         cos, sin = rope.cos[positions].unsqueeze(1), rope.sin[positions].unsqueeze(1)
-        key_cache.view(-1, *key_cache.shape[2:])[slots] = _rotate(key, cos, sin)
-        value_cache.view(-1, *value_cache.shape[2:])[slots] = value
+        _write_slots(key_cache, slots, _rotate(key, cos, sin))
+        _write_slots(value_cache, slots, value)
         return _rotate(query, cos, sin)
 
     def attention(
@@ -132,16 +139,26 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat([left * cos - right * sin, right * cos + left * sin], dim=-1).to(x.dtype)
 
 
+def _write_slots(cache: Tensor, slots: Tensor, rows: Tensor) -> None:
+    """Store rows in the cache's dtype; 8 bits hold the largest value they can for a larger one."""
+    if cache.dtype == FP8:  # what a plain cast makes of the others depends on torch's version
+        rows = rows.clamp(-FP8_MAX, FP8_MAX)
+    cache.view(-1, *cache.shape[2:])[slots] = rows.to(cache.dtype)
+
+
 def _read_pages(cache: Tensor, view: PageView, s: int, num_keys: int) -> Tensor:
-    """Keys or values 0 .. num_keys - 1 of sequence s: a view where its pages lie in a row."""
+    """Keys or values 0 .. num_keys - 1 of sequence s in float32, which holds them exactly.
+
+    A view where its pages lie in a row and the cache is in float32 itself.
+    """
     num_pages = -(-num_keys // view.page_size)
     pages = view.block_table[s, :num_pages].long().clamp(min=0)
     tokens = cache.view(-1, *cache.shape[2:])
     if cache.device.type == "cpu" and num_pages:
         first = int(pages[0])
         if torch.equal(pages, torch.arange(first, first + num_pages)):
-            return tokens[first * view.page_size : first * view.page_size + num_keys]
-    return cache[pages].view(-1, *cache.shape[2:])[:num_keys]
+            return tokens[first * view.page_size : first * view.page_size + num_keys].float()
+    return cache[pages].view(-1, *cache.shape[2:])[:num_keys].float()
 
 
 def _visible(
@@ -178,9 +195,9 @@ def _attend(rows: Tensor, keys: Tensor, values: Tensor, visible: Tensor, scale: 
     num_kv = keys.shape[1]
     grouped = rows.float().view(num_rows, num_kv, num_heads // num_kv, head_dim)
     query = grouped.permute(1, 2, 0, 3).reshape(num_kv, -1, head_dim)  # [kv, group * rows, dim]
-    scores = torch.bmm(query, keys.float().permute(1, 2, 0)) * scale  # [kv, group * rows, keys]
+    scores = torch.bmm(query, keys.permute(1, 2, 0)) * scale  # [kv, group * rows, keys]
     scores = scores.view(num_kv, -1, num_rows, keys.shape[0])
     scores = scores.masked_fill(~visible, float("-inf")).softmax(-1)
-    out = torch.bmm(scores.view(num_kv, -1, keys.shape[0]), values.float().transpose(0, 1))
+    out = torch.bmm(scores.view(num_kv, -1, keys.shape[0]), values.transpose(0, 1))
     out = out.view(num_kv, -1, num_rows, head_dim).permute(2, 0, 1, 3)
     return out.reshape(num_rows, num_heads * head_dim).to(rows.dtype)

@@ -9,7 +9,8 @@ A tile holds `block_m` (row, head) pairs of one sequence that share a key head, 
 queries read each key once. Keys stream by in tiles that start at absolute multiples of `block_n`;
 long contexts are split over several programs and merged in order by a second kernel. A `spread`
 plan divides each tile's keys evenly over the splits, on the device: one captured launch is fast at
-300 keys and at 130,000. Other plans cut at absolute multiples of `split_keys`.
+300 keys and at 130,000. Other plans cut at absolute multiples of `split_keys`. An fp8 cache is read
+in 8 bits and multiplied in the queries' dtype, which holds its values exactly.
 There are no atomics. What follows for the exactness contract (interface.py):
 - The same call always gives the same bits.
 - Under one and the same plan that is not `spread`, a row's result depends on its own query and on
@@ -286,7 +287,7 @@ def _attend(
         slot = page.to(tl.int64) * page_stride + key % PAGE_SIZE * slot_stride
         slot = (slot + kv_head * head_stride)[:, None] + dims[None, :]
         full = readable[:, None] & (dims < HEAD_DIM)[None, :]
-        k = tl.load(key_cache + slot, mask=full, other=0.0)
+        k = tl.load(key_cache + slot, mask=full, other=0.0).to(q.dtype)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
         distance = (context + row)[:, None] - key[None, :]  # [BLOCK_M, BLOCK_N]
         seen = readable[None, :] & _reach(distance, window, CAUSAL, WINDOWED)
@@ -294,7 +295,7 @@ def _attend(
             seen = seen & _allow(explicit, explicit_row_stride, row, key - context, num_rows)
         best, powers, decay = _weigh(tl.where(seen, scores, float("-inf")), best)
         total = total * decay + tl.sum(powers, 1)
-        v = tl.load(value_cache + slot, mask=full, other=0.0)
+        v = tl.load(value_cache + slot, mask=full, other=0.0).to(q.dtype)
         mixed = tl.dot(powers.to(v.dtype), v, mixed * decay[:, None], input_precision="ieee")
 
     if state is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from flashdraft.kernels.interface import Activation, Best, BlockMask, PageView, QKVSpec, RopeTable
+from flashdraft.kernels.quantized import Matrix, Quantized, Scheme, join_floats
 from flashdraft.kernels.torch_backend import TorchKernels
 from flashdraft.kernels.triton_attention import paged_attention
 from flashdraft.kernels.triton_best import best_columns, best_of_logits
@@ -27,6 +29,17 @@ from flashdraft.kernels.triton_plan import (
     plan_exact_linear,
     plan_linear,
 )
+from flashdraft.kernels.triton_quantized import MAX_ROWS
+from flashdraft.kernels.triton_quantized_backend import (
+    is_held,
+    look_up,
+    mix,
+    multiply,
+    pack_rows,
+    pack_stack,
+)
+from flashdraft.kernels.triton_quantized_experts import dequantize_experts
+from flashdraft.kernels.triton_quantized_layout import PackedWeight
 from flashdraft.kernels.triton_residual import residual_norm_rows
 from flashdraft.kernels.triton_routing import choose_rows
 from flashdraft.kernels.triton_rows import add_norm_rows, gate_rows, norm_rows, prepare_heads
@@ -34,6 +47,7 @@ from flashdraft.kernels.triton_rows import add_norm_rows, gate_rows, norm_rows, 
 MAX_TILES = 1 << 15
 EXACT_ROWS = 1024
 FUSED_HEAD_ROWS = 128  # more of them are multiplied faster by torch, which writes the logits
+MIN_QUANTIZED_VALUES = 1 << 23
 MAX_LOGITS_BYTES = 300 << 20
 
 
@@ -47,10 +61,19 @@ class TritonKernels:
 
     name = "triton"
 
-    def __init__(self, device: torch.device, dtype: torch.dtype, exact: bool = False) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        dtype: torch.dtype,
+        exact: bool = False,
+        quantize: Scheme | None = None,
+        quantize_head: Scheme | None = None,
+    ) -> None:
         self.device = device
         self.dtype = dtype
         self.exact = exact
+        self.quantize = quantize  # float weights become this as they are packed
+        self.quantize_head = quantize_head or _no_narrower_than_a_byte(quantize)
         self._torch = TorchKernels(device, dtype)
         self._limits = _read_limits(device)
         # Zero between calls; one for each of two linears that may run at the same time.
@@ -66,10 +89,43 @@ class TritonKernels:
             return torch.cuda.device(self.device)
         return contextlib.nullcontext()  # Triton's interpreter
 
-    def pack(self, weight: Tensor, quantize: bool = True) -> Any:
-        return self._torch.pack(weight, quantize)
+    def pack(self, *parts: Matrix, quantize: bool = True) -> Any:
+        return self._pack(parts, self.quantize) if quantize else self._torch.pack(*parts)
+
+    def pack_head(self, *parts: Matrix) -> Any:
+        return self._pack(parts, self.quantize_head)
+
+    def pack_drafter(self, *parts: Matrix) -> Any:
+        return self._pack(parts, _no_narrower_than_a_byte(self.quantize))
+
+    def _pack(self, parts: Sequence[Matrix], scheme: Scheme | None) -> Any:
+        """Small weights are floats: reading them takes no time, unpacking them would."""
+        num_values = sum(math.prod(part.shape) for part in parts)
+        is_large = num_values >= MIN_QUANTIZED_VALUES
+        if is_large and self.dtype is torch.bfloat16 and is_held(parts, scheme):
+            return pack_rows(parts, scheme, self.device)
+        return self._torch.pack(*parts)
+
+    def pack_embedding(self, matrix: Matrix, head: Any | None) -> Any:
+        if isinstance(head, PackedWeight):
+            return head
+        if isinstance(matrix, Quantized):
+            return self._pack([matrix], None)
+        return self._torch.pack_embedding(matrix, head)
+
+    def embed(self, token_ids: Tensor, table: Any) -> Tensor:
+        if isinstance(table, PackedWeight):
+            with self._on_device():
+                return look_up(token_ids, table, self.dtype)
+        return self._torch.embed(token_ids, table)
 
     def linear(self, x: Tensor, weight: Any) -> Tensor:
+        if isinstance(weight, tuple):  # in different formats
+            return torch.cat([self.linear(x, piece) for piece in weight], dim=1)
+        if isinstance(weight, PackedWeight):
+            with self._on_device():
+                processors = self._limits.num_processors
+                return multiply(x, weight, self._arrivals, processors, self.exact)
         sizes = (*weight.shape, weight.itemsize, self._limits)
         with self._on_device():
             plan = plan_exact_linear(*sizes) if self.exact else plan_linear(x.shape[0], *sizes)
@@ -167,6 +223,9 @@ class TritonKernels:
     def best_columns(
         self, x: Tensor, weight: Any, multiplier: float = 1.0, softcap: float | None = None
     ) -> Best:
+        if isinstance(weight, PackedWeight):
+            with self._on_device():
+                return best_of_logits(self.linear(x, weight), multiplier, softcap)
         if self.exact:
             plan = plan_exact_best(weight.itemsize, self._limits)
         else:
@@ -187,8 +246,10 @@ class TritonKernels:
                 torch.cat([best.log_total for best in bests]),
             )
 
-    def pack_experts(self, weight: Tensor) -> Tensor:
-        return weight.to(self.device, self.dtype).contiguous()
+    def pack_experts(self, weight: Matrix) -> Any:
+        if self.dtype is torch.bfloat16 and is_held([weight], self.quantize):
+            return pack_stack(weight, self.quantize, self.device)
+        return join_floats([weight], self.device, self.dtype)
 
     def choose_experts(
         self, logits: Tensor, num_chosen: int, scale: Tensor
@@ -199,29 +260,50 @@ class TritonKernels:
     def experts(
         self,
         x: Tensor,
-        gate_up: Tensor,
-        down: Tensor,
+        gate_up: Any,
+        down: Any,
         chosen: Tensor,
         weights: Tensor,
         activation: Activation,
     ) -> Tensor:
         num_rows, num_chosen = chosen.shape
+        x = x.contiguous()
+        are_few = num_rows <= MAX_ROWS or self.exact
+        if are_few and isinstance(gate_up, PackedWeight) and isinstance(down, PackedWeight):
+            inputs = (x, gate_up, down, chosen, weights, activation)
+            with self._on_device():
+                return mix(*inputs, self._arrivals, self._limits.num_processors, self.exact)
+        gate_up, down = (self._expert_floats(weight) for weight in (gate_up, down))
         plan = plan_experts(num_rows, num_chosen, gate_up.shape[0], x.itemsize)
         if self.exact:
             plan = plan_exact_experts(x.itemsize)
-        inputs = (x.contiguous(), gate_up, down, chosen, weights, activation, plan)
+        planned = (x, gate_up, down, chosen, weights, activation, plan)
         with self._on_device():
             if plan.block_m == 0:
-                return mix_one_row(*inputs)
+                return mix_one_row(*planned)
             if plan.splits:
-                return mix_few_rows(*inputs, self._limits.num_processors)
-            return mix_rows(*inputs, self._limits.num_processors)
+                return mix_few_rows(*planned, self._limits.num_processors)
+            return mix_rows(*planned, self._limits.num_processors)
+
+    def _expert_floats(self, weight: Any) -> Tensor:
+        """All experts of a layer as floats: for prompts the arithmetic is what costs."""
+        if isinstance(weight, PackedWeight):
+            with self._on_device():
+                return dequantize_experts(weight, self.dtype)
+        found: Tensor = weight
+        return found
+
+
+def _no_narrower_than_a_byte(scheme: Scheme | None) -> Scheme | None:
+    return Scheme.INT8 if scheme is Scheme.INT4 else scheme
 
 
 def _read_limits(device: torch.device) -> DeviceLimits:
     if device.type == "cuda":
         properties: Any = torch.cuda.get_device_properties(device)
         return DeviceLimits(
-            properties.multi_processor_count, properties.shared_memory_per_block_optin
+            properties.multi_processor_count,
+            properties.shared_memory_per_block_optin,
+            properties.major,
         )
     return DeviceLimits(num_processors=1, shared_bytes=227 * 1024)  # Triton's interpreter

@@ -33,6 +33,15 @@ class DeviceLimits(NamedTuple):
 
     num_processors: int
     shared_bytes: int  # the most one program may use
+    generation: int = 9  # the first number of its compute capability
+
+    @property
+    def multiplies_from_shared(self) -> bool:
+        """Whether tensor cores read shared memory themselves: on Hopper, and Blackwell's B cards.
+
+        All others, RTX cards of any age among them, are handed everything in registers.
+        """
+        return 9 <= self.generation <= 11
 
 
 class AttentionPlan(NamedTuple):
@@ -71,14 +80,16 @@ def plan_attention(
     num_kv_heads, num_seqs = key_cache.shape[2], view.context_lens.shape[0]
     group = num_heads // num_kv_heads
     num_pairs = view.max_query_len * group
-    row_bytes = padded_head_dim(head_dim) * query.itemsize
-    plan = _choose_tiles(row_bytes, query.itemsize, num_pairs, limits.shared_bytes)
+    block_d = padded_head_dim(head_dim)
+    row_bytes, key_bytes = block_d * query.itemsize, block_d * key_cache.itemsize
+    plan = _choose_tiles(row_bytes, key_bytes, query.itemsize, num_pairs, limits)
     num_tiles = min(
         num_seqs * _ceil_div(num_pairs, plan.block_m),
         num_rows * group // plan.block_m + num_seqs,
     )
     num_keys = _most_keys(view, window)
-    resident = min(MAX_RESIDENT, limits.shared_bytes // _tile_bytes(plan, row_bytes))
+    tile_bytes = _tile_bytes(plan, row_bytes, key_bytes, limits)
+    resident = min(MAX_RESIDENT, limits.shared_bytes // tile_bytes)
     room = limits.num_processors * max(1, resident) // max(1, num_tiles * num_kv_heads)
     num_splits = min(room, num_keys // MIN_SPLIT_KEYS, MAX_SPLITS)
     if num_splits < 2 or num_keys < MIN_KEYS_TO_SPLIT:
@@ -91,8 +102,9 @@ def plan_exact_attention(
     query: Tensor, key_cache: Tensor, view: PageView, window: int | None, limits: DeviceLimits
 ) -> AttentionPlan:
     """One tile shape for every width, and cuts at fixed places: only their number grows."""
-    row_bytes = padded_head_dim(query.shape[2]) * query.itemsize
-    plan = _choose_tiles(row_bytes, query.itemsize, 64, limits.shared_bytes)
+    block_d = padded_head_dim(query.shape[2])
+    row_bytes, key_bytes = block_d * query.itemsize, block_d * key_cache.itemsize
+    plan = _choose_tiles(row_bytes, key_bytes, query.itemsize, 64, limits)
     split_keys = EXACT_SPLIT_KEYS if window is None else EXACT_WINDOW_SPLIT_KEYS
     num_splits = _ceil_div(_most_keys(view, window), split_keys)
     if window is not None:  # the first and the last split may both be partly filled
@@ -109,7 +121,7 @@ def _most_keys(view: PageView, window: int | None) -> int:
 
 
 def _choose_tiles(
-    row_bytes: int, itemsize: int, num_pairs: int, shared_bytes: int
+    row_bytes: int, key_bytes: int, itemsize: int, num_pairs: int, limits: DeviceLimits
 ) -> AttentionPlan:
     """Tile sizes that neither spill registers nor outgrow shared memory, up to head size 512.
 
@@ -117,22 +129,33 @@ def _choose_tiles(
     """
     if itemsize == 4:  # no tensor cores: small tiles, the operands live in registers
         return AttentionPlan(16, 32 if row_bytes <= 512 else 16, num_warps=4, num_stages=1)
-    narrow = AttentionPlan(16, 64 if row_bytes <= 512 else 32, num_warps=4, num_stages=3)
+    # Keys of 8 bits are widened in registers, where large heads need twice the threads for it.
+    widens = key_bytes < row_bytes and row_bytes > 256
+    num_warps = 8 if widens else 4
+    narrow = AttentionPlan(16, 64 if row_bytes <= 512 else 32, num_warps, num_stages=3)
     if num_pairs <= (16 if row_bytes <= 512 else 32):
         return narrow
     if row_bytes <= 256:
         block_m = 128 if num_pairs >= 512 else 64
         wide = AttentionPlan(block_m, 64, num_warps=block_m // 16, num_stages=3)
     else:
-        wide = AttentionPlan(64, 32, num_warps=4 if row_bytes <= 512 else 8, num_stages=3)
-    return wide if _tile_bytes(wide, row_bytes) <= shared_bytes else narrow
+        # Operands in registers leave less room for sums.
+        if row_bytes > 512 or not limits.multiplies_from_shared:
+            num_warps = 8
+        block_m = 32 if widens and row_bytes > 512 else 64
+        wide = AttentionPlan(block_m, 32, num_warps, num_stages=3)
+    fits = _tile_bytes(wide, row_bytes, key_bytes, limits) <= limits.shared_bytes
+    return wide if fits else narrow
 
 
-def _tile_bytes(plan: AttentionPlan, row_bytes: int) -> int:
-    """Shared memory of queries, keys and values (wide tiles hold two of each), explicit mask."""
-    num_copies = 2 if plan.block_m >= 64 else 1
-    num_rows = plan.block_m + 2 * num_copies * plan.block_n
-    return num_rows * row_bytes + 4 * plan.block_m * plan.block_n + 512
+def _tile_bytes(plan: AttentionPlan, row_bytes: int, key_bytes: int, limits: DeviceLimits) -> int:
+    """Shared memory of queries, keys and values, weights and explicit mask.
+
+    Where tensor cores read it, wide tiles hold two of the keys and the values.
+    """
+    num_copies = 2 if plan.block_m >= 64 and limits.multiplies_from_shared else 1
+    num_bytes = plan.block_m * row_bytes + 2 * num_copies * plan.block_n * key_bytes
+    return num_bytes + 4 * plan.block_m * plan.block_n + 512
 
 
 @functools.lru_cache(maxsize=1024)
@@ -206,7 +229,7 @@ def plan_exact_best(itemsize: int, limits: DeviceLimits) -> LinearPlan:
 
 def _fit(plan: LinearPlan, itemsize: int, limits: DeviceLimits) -> LinearPlan:
     """The same tiles with as many stages as shared memory allows."""
-    most = limits.shared_bytes // _stage_bytes(plan, itemsize)
+    most = limits.shared_bytes // _stage_bytes(plan, itemsize) + _num_unshared(limits)
     return plan._replace(num_stages=max(1, min(plan.num_stages, most)))
 
 
@@ -214,9 +237,15 @@ def _stage_bytes(plan: LinearPlan, itemsize: int) -> int:
     return (plan.block_m + plan.block_n) * plan.block_k * itemsize
 
 
+def _num_unshared(limits: DeviceLimits) -> int:
+    """Stages that take no shared memory: the one at work, where it works from registers."""
+    return 0 if limits.multiplies_from_shared else 1
+
+
 def _room(plan: LinearPlan, itemsize: int, limits: DeviceLimits) -> int:
     """Programs that all processors work on at a time."""
-    shared = plan.num_stages * _stage_bytes(plan, itemsize)
+    num_shared = max(1, plan.num_stages - _num_unshared(limits))
+    shared = num_shared * _stage_bytes(plan, itemsize)
     return limits.num_processors * max(1, min(MAX_RESIDENT, limits.shared_bytes // shared))
 
 

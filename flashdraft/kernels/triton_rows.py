@@ -205,11 +205,25 @@ def _norm_halves(
 
 @triton.jit
 def _store_halves(
-    target: tl.tensor, left: tl.tensor, right: tl.tensor, dims: tl.tensor, HALF: tl.constexpr
+    target: tl.tensor,
+    left: tl.tensor,
+    right: tl.tensor,
+    dims: tl.tensor,
+    dtype: tl.constexpr,
+    HALF: tl.constexpr,
 ) -> None:
-    dtype: tl.constexpr = target.dtype.element_ty
-    tl.store(target + dims, left.to(dtype), mask=dims < HALF)
-    tl.store(target + HALF + dims, right.to(dtype), mask=dims < HALF)
+    stored: tl.constexpr = target.dtype.element_ty
+    left, right = left.to(dtype), right.to(dtype)
+    if stored == tl.float8e4nv:
+        left, right = _saturate(left), _saturate(right)
+    tl.store(target + dims, left.to(stored), mask=dims < HALF)
+    tl.store(target + HALF + dims, right.to(stored), mask=dims < HALF)
+
+
+@triton.jit
+def _saturate(x: tl.tensor) -> tl.tensor:
+    """The nearest that fp8 can hold; NaN stays NaN, so that a broken step is still seen as one."""
+    return tl.clamp(x.to(tl.float32), -448.0, 448.0, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
@@ -261,17 +275,17 @@ def _prepare(
             left, right = _norm_halves(left, right, q_norm, eps, dims, dtype, HALF)
         target = query + (row * NUM_HEADS + heads) * HEAD_DIM
         rotated = right * cosine + left * sine
-        _store_halves(target, left * cosine - right * sine, rotated, dims, HALF)
+        _store_halves(target, left * cosine - right * sine, rotated, dims, dtype, HALF)
         return
     if SHARE_KV or first >= NUM_HEADS + NUM_KV_HEADS:
         value_left, value_right = left, right
         if V_NORM:
             value_left, value_right = _norm_halves(left, right, None, eps, dims, dtype, HALF)
         target = value_cache + place + kv_heads % NUM_KV_HEADS * head_stride
-        _store_halves(target, value_left, value_right, dims, HALF)
+        _store_halves(target, value_left, value_right, dims, dtype, HALF)
     if first < NUM_HEADS + NUM_KV_HEADS:
         if k_norm is not None:
             left, right = _norm_halves(left, right, k_norm, eps, dims, dtype, HALF)
         target = key_cache + place + kv_heads * head_stride
         rotated = right * cosine + left * sine
-        _store_halves(target, left * cosine - right * sine, rotated, dims, HALF)
+        _store_halves(target, left * cosine - right * sine, rotated, dims, dtype, HALF)

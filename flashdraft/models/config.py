@@ -12,6 +12,7 @@ from typing import Any
 
 from flashdraft.errors import UnsupportedModelError
 from flashdraft.kernels.interface import Activation
+from flashdraft.models.quantization_config import read_quantization
 
 Json = Mapping[str, Any]
 
@@ -82,11 +83,7 @@ class ModelConfig:
                 f"The model type {model_type!r} ({architecture}) is not supported; "
                 f"supported types are {', '.join(sorted(_READERS))}."
             )
-        if config.get("quantization_config") or text.get("quantization_config"):
-            raise UnsupportedModelError(
-                f"{architecture} is stored in a quantised format flashdraft does not read; "
-                "use the bf16 checkpoint or a GGUF file."
-            )
+        read_quantization(config)  # refuses what cannot be read
         # eos ids may sit at the top level of a multimodal config only
         merged = {**text, "eos_token_id": config.get("eos_token_id", text.get("eos_token_id"))}
         return reader(merged, architecture)

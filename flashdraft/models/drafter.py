@@ -249,7 +249,7 @@ class PackedDrafter:
         self.rope = Rope(config.rope, kernels.device)
 
         def matrix(*parts: Tensor) -> Any:
-            return kernels.pack(torch.cat([part.detach() for part in parts]))
+            return kernels.pack_drafter(*(part.detach() for part in parts))
 
         def vector(weight: Tensor) -> Tensor:
             return weight.detach().to(kernels.device, kernels.dtype)

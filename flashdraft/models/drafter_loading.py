@@ -43,6 +43,11 @@ _NOT_DECODER_KEYS = (
 def read_drafter_config(folder: Path) -> DrafterConfig:
     """Read a drafter's config.json, of either layout."""
     raw = read_json(folder / "config.json")
+    if raw.get("quantization_config"):
+        raise UnsupportedModelError(
+            f"The drafter in {folder} is stored in a quantised format; use it in bf16. On a GPU, "
+            "quantize makes it smaller as it is loaded."
+        )
     read = DrafterConfig.from_speculators if _is_speculators(raw) else DrafterConfig.from_hf
     try:
         return read(raw)

@@ -23,6 +23,7 @@ from flashdraft.models.layers import (
     TargetOutput,
     Vocabulary,
     check_taps,
+    load_matrix,
     load_vector,
 )
 from flashdraft.models.weights import Weights
@@ -48,18 +49,17 @@ class Experts:
         self.input_norm = load_vector(
             weights, f"{prefix}.pre_feedforward_layernorm_2.weight", hidden, kernels
         )
-        self._router = kernels.pack(
-            weights.take(f"{prefix}.router.proj.weight", (count, hidden)), quantize=False
+        router = weights.take_matrix(
+            f"{prefix}.router.proj.weight", (count, hidden), kernels.device
         )
+        self._router = kernels.pack(router, quantize=False)
         self._expert_scale = weights.take(f"{prefix}.router.per_expert_scale", (count,)).to(
             kernels.device, torch.float32
         )
-        self._gate_up = kernels.pack_experts(
-            weights.take(f"{prefix}.experts.gate_up_proj", (count, 2 * inner, hidden))
-        )
-        self._down = kernels.pack_experts(
-            weights.take(f"{prefix}.experts.down_proj", (count, hidden, inner))
-        )
+        gate_up = {f"{prefix}.experts.gate_up_proj": (count, 2 * inner, hidden)}
+        down = {f"{prefix}.experts.down_proj": (count, hidden, inner)}
+        self._gate_up = load_matrix(weights, gate_up, kernels, kernels.pack_experts)
+        self._down = load_matrix(weights, down, kernels, kernels.pack_experts)
         self._num_chosen = experts.num_chosen
         self._activation = config.activation
         self._kernels = kernels

@@ -1,8 +1,8 @@
 """A GGUF file's header and raw tensor bytes, bounds-checked. It knows no model and no tensor names.
 
 The header is parsed here rather than by the `gguf` package: a vocabulary of a few hundred thousand
-strings then loads in well under a second, and a damaged file is reported with its offset. The
-package is needed for the quantised block formats alone.
+strings then loads in well under a second, and a damaged file is reported with its offset. What is
+inside the quantised blocks is gguf_blocks.py's.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from flashdraft.errors import CheckpointError, UnsupportedModelError
+from flashdraft.errors import CheckpointError
+from flashdraft.kernels.quantized import Matrix
+from flashdraft.models.gguf_blocks import unpack_blocks
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
@@ -139,23 +140,34 @@ class GGUFFile:
         tensor = self.tensors[name]
         dtype = _PLAIN_DTYPES.get(tensor.format.name)
         if dtype is not None:
-            count = tensor.num_bytes // tensor.format.block_bytes
-            return torch.frombuffer(
-                self._data, dtype=dtype, count=count, offset=tensor.start
-            ).reshape(tensor.shape)
-        blocks = np.frombuffer(self._data, np.uint8, tensor.num_bytes, tensor.start)
-        rows = blocks.reshape(*tensor.shape[:-1], -1)
-        return torch.from_numpy(_dequantize(rows, tensor.format.name)).reshape(tensor.shape)
+            return self.read_blocks(name).view(dtype)
+        rows = self.read_blocks(name).unsqueeze(0)  # a matrix, even of a single dimension
+        return unpack_blocks(rows, tensor.format.name).dequantize().view(tensor.shape)
 
+    def read_matrix(self, name: str, device: torch.device | None = None) -> Matrix:
+        """A tensor on `device`; a quantised one of two or more dimensions stays so."""
+        tensor = self.tensors[name]
+        if tensor.format.name in _PLAIN_DTYPES or len(tensor.shape) < 2:
+            return self.read(name).to(device)
+        # the bytes travel, and are taken apart where they arrive
+        return unpack_blocks(self.read_blocks(name).to(device), tensor.format.name)
 
-def _dequantize(rows: np.ndarray[Any, np.dtype[np.uint8]], name: str) -> Any:
-    try:
-        import gguf
-    except ModuleNotFoundError:
-        raise UnsupportedModelError(
-            f"Reading {name} tensors needs the package 'gguf': pip install gguf."
-        ) from None
-    return gguf.quants.dequantize(rows, gguf.GGMLQuantizationType[name])
+    def quantized_bytes(self, name: str) -> int | None:
+        """What `read_matrix` gives, packed; None for floats. Some formats grow as they are read."""
+        tensor = self.tensors[name]
+        if tensor.format.name in _PLAIN_DTYPES or len(tensor.shape) < 2:
+            return None
+        block = torch.zeros(1, tensor.format.block_bytes, dtype=torch.uint8)
+        num_blocks = tensor.num_bytes // tensor.format.block_bytes
+        return num_blocks * unpack_blocks(block, tensor.format.name).num_bytes
+
+    def read_blocks(self, name: str) -> Tensor:
+        """The tensor as it is stored: uint8 [..., bytes of a row]."""
+        tensor = self.tensors[name]
+        raw = torch.frombuffer(
+            self._data, dtype=torch.uint8, count=tensor.num_bytes, offset=tensor.start
+        )
+        return raw.view(*tensor.shape[:-1], -1)
 
 
 class _Cursor:

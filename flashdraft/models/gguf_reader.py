@@ -11,9 +11,11 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from flashdraft.errors import CheckpointError, UnsupportedModelError
+from flashdraft.kernels.quantized import Matrix, Quantized
 from flashdraft.models.gguf_file import GGUFFile
 
 _BLOCK_NAME = re.compile(r"blk\.(\d+)\.(.+)")
@@ -88,14 +90,29 @@ class GGUFTensors:
         return self._file.tensors[self._stored[name]].shape
 
     def read(self, name: str) -> Tensor:
-        tensor = self._file.read(self._stored[name])
+        tensor, order = self._file.read(self._stored[name]), self._row_order(name)
+        return tensor if order is None else tensor[order]
+
+    def read_matrix(self, name: str, device: torch.device | None = None) -> Matrix:
+        matrix, order = self._file.read_matrix(self._stored[name], device), self._row_order(name)
+        if order is None:
+            return matrix
+        return matrix.rows(order) if isinstance(matrix, Quantized) else matrix[order]
+
+    def quantized_bytes(self, name: str) -> int | None:
+        return self._file.quantized_bytes(self._stored[name])
+
+    def _row_order(self, name: str) -> Tensor | None:
+        """llama.cpp pairs a head's rotary rows as (0, 1), (2, 3), …; the Hub's form has halves."""
         if self._architecture != "llama" or ".self_attn." not in name:
-            return tensor
-        if ".q_proj." in name:
-            return _undo_interleaving(tensor, _number(self._file, "attention.head_count"))
-        if ".k_proj." in name:
-            return _undo_interleaving(tensor, _number(self._file, "attention.head_count_kv"))
-        return tensor
+            return None
+        key = {"q": "attention.head_count", "k": "attention.head_count_kv"}.get(
+            name.partition("_proj.")[0][-1:]
+        )
+        if key is None:
+            return None
+        num_heads = _number(self._file, key)
+        return torch.arange(self.shape(name)[0]).view(num_heads, -1, 2).transpose(1, 2).flatten()
 
 
 def gguf_config(file: GGUFFile) -> dict[str, Any]:
@@ -157,12 +174,6 @@ def _hub_name(file: GGUFFile, architecture: str, name: str) -> str:
             f"{file.path}: tensor {name!r} has no place in a {architecture} model."
         )
     return f"model.layers.{match[1]}.{inner}"
-
-
-def _undo_interleaving(tensor: Tensor, num_heads: int) -> Tensor:
-    """llama.cpp pairs a head's rotary rows as (0, 1), (2, 3), …; the Hub's form has halves."""
-    pairs = tensor.reshape(num_heads, tensor.shape[0] // num_heads // 2, 2, *tensor.shape[1:])
-    return pairs.transpose(1, 2).reshape(tensor.shape)
 
 
 def _value(file: GGUFFile, key: str, default: Any = None) -> Any:

@@ -6,14 +6,14 @@ forward pass needs besides weights comes in one `ForwardBatch`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from flashdraft.errors import CheckpointError, RequestError
 from flashdraft.kernels.interface import (
     CAUSAL,
     Activation,
@@ -24,6 +24,7 @@ from flashdraft.kernels.interface import (
     QKVSpec,
     RopeTable,
 )
+from flashdraft.kernels.quantized import Matrix
 from flashdraft.models.config import LayerConfig, ModelConfig
 from flashdraft.models.rope import Rope
 from flashdraft.models.weights import Weights
@@ -94,19 +95,20 @@ class Vocabulary:
     """The embedding table and the head, tied or not."""
 
     def __init__(self, weights: Weights, config: ModelConfig, kernels: Kernels) -> None:
-        shape = (config.vocab_size, config.hidden_size)
-        table = weights.take("model.embed_tokens.weight", shape)
-        self._table = table.to(kernels.device, kernels.dtype)
+        shape, name = (config.vocab_size, config.hidden_size), "model.embed_tokens.weight"
+        matrix = weights.take_matrix(name, shape, kernels.device)
         self._scale = config.embed_scale
         self._kernels = kernels
         if config.tie_embeddings:
             weights.drop("lm_head.weight")
-            self._head = kernels.pack(self._table)
+            self._head = pack_named([name], [matrix], kernels.pack_head)
+            self._table = kernels.pack_embedding(matrix, self._head)
         else:
-            self._head = kernels.pack(weights.take("lm_head.weight", shape))
+            self._table = kernels.pack_embedding(matrix, None)
+            self._head = load_matrix(weights, {"lm_head.weight": shape}, kernels, kernels.pack_head)
 
     def embed(self, token_ids: Tensor, scale: float | None = None) -> Tensor:
-        rows = F.embedding(token_ids, self._table)
+        rows = self._kernels.embed(token_ids, self._table)
         factor = self._scale if scale is None else scale
         # the scale is rounded to the model's dtype first, as the checkpoints were trained
         return rows if factor == 1.0 else rows * torch.tensor(factor, dtype=rows.dtype)
@@ -146,11 +148,10 @@ class Attention:
         parts = {"q": layer.num_heads * dim, "k": layer.num_kv_heads * dim}
         if not layer.share_kv:
             parts["v"] = layer.num_kv_heads * dim
-        fused = [weights.take(f"{prefix}.{p}_proj.weight", (n, hidden)) for p, n in parts.items()]
-        self._qkv = kernels.pack(torch.cat(fused))
-        self._output = kernels.pack(
-            weights.take(f"{prefix}.o_proj.weight", (hidden, layer.num_heads * dim))
-        )
+        fused = {f"{prefix}.{part}_proj.weight": (rows, hidden) for part, rows in parts.items()}
+        output = {f"{prefix}.o_proj.weight": (hidden, layer.num_heads * dim)}
+        self._qkv = load_matrix(weights, fused, kernels)
+        self._output = load_matrix(weights, output, kernels)
         self._qkv_bias: Tensor | None = None
         self._output_bias: Tensor | None = None
         if config.attention_bias:
@@ -214,12 +215,10 @@ class GatedMLP:
         kernels: Kernels,
     ) -> None:
         shape = (intermediate_size, hidden_size)
-        gate = weights.take(f"{prefix}.gate_proj.weight", shape)
-        up = weights.take(f"{prefix}.up_proj.weight", shape)
-        self._gate_up = kernels.pack(torch.cat([gate, up]))
-        self._down = kernels.pack(
-            weights.take(f"{prefix}.down_proj.weight", (hidden_size, intermediate_size))
-        )
+        fused = {f"{prefix}.{part}_proj.weight": shape for part in ("gate", "up")}
+        down = {f"{prefix}.down_proj.weight": (hidden_size, intermediate_size)}
+        self._gate_up = load_matrix(weights, fused, kernels)
+        self._down = load_matrix(weights, down, kernels)
         self._activation = activation
         self._kernels = kernels
 
@@ -227,6 +226,25 @@ class GatedMLP:
         kernels = self._kernels
         gated = kernels.gated(kernels.linear(x, self._gate_up), self._activation)
         return kernels.linear(gated, self._down)
+
+
+def load_matrix(
+    weights: Weights,
+    shapes: Mapping[str, Sequence[int]],
+    kernels: Kernels,
+    pack: Callable[..., Any] | None = None,
+) -> Any:
+    """Weights of the same inputs by name, packed as one by `kernels.pack`, or by `pack`."""
+    parts = [weights.take_matrix(name, shape, kernels.device) for name, shape in shapes.items()]
+    return pack_named(list(shapes), parts, pack or kernels.pack)
+
+
+def pack_named(names: Sequence[str], parts: Sequence[Matrix], pack: Callable[..., Any]) -> Any:
+    """pack(*parts); what a backend has against them is said with their names."""
+    try:
+        return pack(*parts)
+    except (CheckpointError, RequestError) as error:
+        raise type(error)(f"Tensor {' and '.join(map(repr, names))}: {error}") from None
 
 
 def load_vector(weights: Weights, name: str, size: int, kernels: Kernels) -> Tensor:

@@ -21,9 +21,12 @@ from torch import Tensor
 from tqdm import tqdm
 
 from flashdraft.errors import CheckpointError
+from flashdraft.kernels.quantized import Matrix, Quantized, stack_experts, stack_rows
+from flashdraft.models.compressed_tensors import CompressedTensors
 from flashdraft.models.config import ModelConfig
 from flashdraft.models.gguf_file import GGUFFile
 from flashdraft.models.gguf_reader import GGUFTensors, gguf_config, gguf_generation_config
+from flashdraft.models.quantization_config import read_quantization
 from flashdraft.models.safetensors_reader import open_safetensors
 from flashdraft.models.weights import TensorSource
 
@@ -61,7 +64,10 @@ def open_checkpoint(path: Path) -> Checkpoint:
         raw_config = read_json(path / "config.json")
         optional = path / "generation_config.json"
         generation_config = read_json(optional) if optional.is_file() else {}
-        source = text_tensors(open_safetensors(path))
+        with _invalid_values_as_checkpoint_errors(path):
+            formats = read_quantization(raw_config)
+        files = open_safetensors(path)
+        source = text_tensors(CompressedTensors(files, formats) if formats else files)
     config = _parse_config(path, raw_config, generation_config)
     if config.tie_embeddings:  # some files store the tied head again
         source = _View(source, {n: n for n in source.names() if n != "lm_head.weight"})
@@ -157,6 +163,12 @@ class _View:
     def read(self, name: str) -> Tensor:
         return self._source.read(self._stored[name])
 
+    def read_matrix(self, name: str, device: torch.device | None = None) -> Matrix:
+        return self._source.read_matrix(self._stored[name], device)
+
+    def quantized_bytes(self, name: str) -> int | None:
+        return self._source.quantized_bytes(self._stored[name])
+
 
 class _FusedExperts:
     """Joins `experts.<id>.{gate,up,down}_proj.weight` into `gate_up_proj` and `down_proj`.
@@ -206,6 +218,31 @@ class _FusedExperts:
         for expert, parts in enumerate(experts):
             torch.cat([self._source.read(part) for part in parts], out=fused[expert])
         return fused
+
+    def read_matrix(self, name: str, device: torch.device | None = None) -> Matrix:
+        if name not in self._fused:
+            return self._source.read_matrix(name, device)
+        read, shape = self._source.read_matrix, self.shape(name)
+        if isinstance(read(self._fused[name][0][0]), Tensor):
+            return self.read(name).to(device)
+        experts = []
+        for parts in self._fused[name]:
+            matrices = [read(part, device) for part in parts]
+            quantized = [one for one in matrices if isinstance(one, Quantized)]
+            stacked = stack_rows(quantized) if len(quantized) == len(parts) else None
+            if stacked is None:
+                raise CheckpointError(
+                    f"Tensors {', '.join(map(repr, parts))} are stored in different formats, but "
+                    f"make one tensor of shape {list(shape)}."
+                )
+            experts.append(stacked)
+        return stack_experts(experts)
+
+    def quantized_bytes(self, name: str) -> int | None:
+        parts = [part for parts in self._fused.get(name, [[name]]) for part in parts]
+        sizes = [self._source.quantized_bytes(part) for part in parts]
+        found = [size for size in sizes if size is not None]
+        return sum(found) if len(found) == len(sizes) else None
 
 
 def _expert_part(prefix: str, found: dict[tuple[int, str], str], expert: int, kind: str) -> str:

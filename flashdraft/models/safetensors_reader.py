@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -29,6 +30,7 @@ _ELEMENT_BYTES = {
 class _Entry(NamedTuple):
     file: Path
     shape: tuple[int, ...]
+    dtype: str  # as the format names it
 
 
 class SafetensorsFiles:
@@ -38,18 +40,22 @@ class SafetensorsFiles:
         self._entries: dict[str, _Entry] = {}
         self._open: dict[Path, Any] = {}
         for file in files:
-            for name, shape in _read_header(file).items():
+            for name, entry in _read_header(file).items():
                 if name in self._entries:
                     raise CheckpointError(
                         f"Tensor {name!r} is in both {self._entries[name].file} and {file}."
                     )
-                self._entries[name] = _Entry(file, shape)
+                self._entries[name] = entry
 
     def names(self) -> Iterable[str]:
         return self._entries.keys()
 
     def shape(self, name: str) -> tuple[int, ...]:
         return self._entries[name].shape
+
+    def dtype(self, name: str) -> str:
+        """How the tensor's values are stored, in the format's own words: BF16, F8_E4M3, I32, …"""
+        return self._entries[name].dtype
 
     def read(self, name: str) -> Tensor:
         file = self._entries[name].file
@@ -59,6 +65,12 @@ class SafetensorsFiles:
             return self._open[file].get_tensor(name)
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"{file}: tensor {name!r} cannot be read: {error}.") from None
+
+    def read_matrix(self, name: str, device: torch.device | None = None) -> Tensor:
+        return self.read(name).to(device)
+
+    def quantized_bytes(self, name: str) -> None:
+        return None
 
 
 def open_safetensors(folder: Path) -> SafetensorsFiles:
@@ -110,8 +122,8 @@ def _open_sharded(index: Path) -> SafetensorsFiles:
     return source
 
 
-def _read_header(file: Path) -> dict[str, tuple[int, ...]]:
-    """Names and shapes, after checking that every tensor lies inside the file."""
+def _read_header(file: Path) -> dict[str, _Entry]:
+    """What the file holds, after checking that every tensor lies inside it."""
     try:
         size = file.stat().st_size
         with file.open("rb") as stream:
@@ -132,7 +144,7 @@ def _read_header(file: Path) -> dict[str, tuple[int, ...]]:
     return {name: _check(file, name, info, size - 8 - length) for name, info in header.items()}
 
 
-def _check(file: Path, name: str, info: Any, data_bytes: int) -> tuple[int, ...]:
+def _check(file: Path, name: str, info: Any, data_bytes: int) -> _Entry:
     try:
         shape = tuple(int(dimension) for dimension in info["shape"])
         begin, end = (int(offset) for offset in info["data_offsets"])
@@ -149,7 +161,7 @@ def _check(file: Path, name: str, info: Any, data_bytes: int) -> tuple[int, ...]
             f"{file}: tensor {name!r} of shape {list(shape)} and type {info['dtype']} does not "
             f"fit its {end - begin} bytes."
         )
-    return shape
+    return _Entry(file, shape, info["dtype"])
 
 
 def _unique_keys(file: Path) -> Any:

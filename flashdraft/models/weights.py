@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from flashdraft.errors import CheckpointError
+from flashdraft.kernels.quantized import Matrix
 
 
 class TensorSource(Protocol):
@@ -18,6 +20,14 @@ class TensorSource(Protocol):
     def shape(self, name: str) -> tuple[int, ...]: ...
 
     def read(self, name: str) -> Tensor: ...
+
+    def read_matrix(self, name: str, device: torch.device | None = None) -> Matrix:
+        """A weight on `device`, in few bits where it is stored so; what `read` gives otherwise."""
+        ...
+
+    def quantized_bytes(self, name: str) -> int | None:
+        """What a weight that is stored in few bits takes; None for floats."""
+        ...
 
 
 class Weights:
@@ -33,6 +43,15 @@ class Weights:
 
     def take(self, name: str, shape: Sequence[int]) -> Tensor:
         """Read `name`, which must be there and have this shape."""
+        self._claim(name, shape)
+        return self._source.read(name)
+
+    def take_matrix(self, name: str, shape: Sequence[int], device: torch.device) -> Matrix:
+        """The same for a weight that a backend packs: on its device, as it is stored."""
+        self._claim(name, shape)
+        return self._source.read_matrix(name, device)
+
+    def _claim(self, name: str, shape: Sequence[int]) -> None:
         if name not in self._left:
             near = ", ".join(sorted(self._left)[:3]) or "none"
             raise CheckpointError(
@@ -46,7 +65,6 @@ class Weights:
         self._left.discard(name)
         if self._on_read is not None:
             self._on_read(name)
-        return self._source.read(name)
 
     def drop(self, *prefixes: str) -> None:
         """Leave out tensors on purpose, by name or prefix."""

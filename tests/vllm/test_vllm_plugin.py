@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import logging
 import math
+import subprocess
 import sys
 import types
 from pathlib import Path
@@ -40,6 +41,36 @@ def test_it_stays_out_of_unknown_releases_and_says_so(
         vllm_plugin.register()
     [record] = caplog.records
     assert f"stays out: this is vLLM {version}, and it knows 0.28 to 0.32" in record.getMessage()
+
+
+def test_it_leaves_a_cpu_sampler_alone_that_it_does_not_know(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    fake_vllm(monkeypatch, "0.30.1")
+    monkeypatch.setattr(vllm_plugin, "_register_drafter", lambda: None)
+    monkeypatch.setattr(vllm_plugin, "_is_on_cpu", lambda: True)
+    monkeypatch.setattr(cpu, "mend", lambda: pytest.fail("it was not left alone"))
+    with caplog.at_level(logging.WARNING):
+        vllm_plugin.register()
+    [record] = caplog.records
+    assert "leaves vLLM 0.30.1's CPU sampler alone" in record.getMessage()
+
+
+def test_its_entry_point_is_light() -> None:
+    """vLLM imports it in every process; torch and our engine are not its to load."""
+    program = (
+        "import sys, flashdraft\n"
+        "from flashdraft.external.vllm_plugin import register\n"
+        "register()  # says that there is no vLLM, and stays out\n"
+        "heavy = {'torch', 'numpy', 'vllm', 'flashdraft.llm', 'flashdraft.models'}\n"
+        "print(sorted(heavy & set(sys.modules)))\n"
+        "assert 'LLM' in dir(flashdraft) and callable(flashdraft.LLM)\n"
+        "assert 'torch' in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "[]\n"
+    assert "stays out: ModuleNotFoundError" in done.stderr
 
 
 def test_an_error_of_its_own_is_a_line(

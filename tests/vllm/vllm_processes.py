@@ -15,9 +15,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from flashdraft.external.versions import VLLM
 from flashdraft.models.sources import cache_folder
 
-VERSION = "0.32.0"
+VERSION = VLLM.known
 START_S = 240.0
 STOP_S = 60.0  # a command that ends vLLM in turn needs some time
 ROOT = Path(__file__).parents[2]
@@ -31,9 +32,14 @@ SETTINGS = {
 }
 
 
+def environment_folder() -> Path:
+    """Where `make test-vllm` makes an environment with vLLM."""
+    return cache_folder().parent / f"vllm-{VERSION}"
+
+
 def find_python() -> Path | None:
-    """The interpreter of the environment that `make test-vllm` makes, if it is there."""
-    python = cache_folder().parent / f"vllm-{VERSION}" / "bin" / "python"
+    """Its interpreter, if it is there."""
+    python = environment_folder() / "bin" / "python"
     return python if python.exists() else None
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from flashdraft.cli import build_parser, main
 from flashdraft.cli.arguments import model_sampling, sampling_params
+from flashdraft.cli.serve import _llm_arguments
 from flashdraft.core import SamplingParams
 from flashdraft.errors import RequestError
 from flashdraft.llm import LLM
@@ -36,7 +37,8 @@ def parse(*argv: str) -> argparse.Namespace:
 def test_model_defaults_are_those_of_llm(command: tuple[str, ...]) -> None:
     arguments = parse(*command)
     parameters = inspect.signature(LLM).parameters
-    for name in ("model", "draft", "verify", "device", "dtype", "max_context", "cache_gb"):
+    names = ("model", "draft", "verify", "device", "dtype", "max_context", "cache_gb")
+    for name in (*names, "quantize", "quantize_head"):
         assert getattr(arguments, name) == parameters[name].default
 
 
@@ -124,3 +126,12 @@ def test_an_output_that_cannot_be_written_is_refused_before_the_model_loads(
         argv = ("generate", "x", "--model", "no-such-model", flag, f"{tmp_path}/none/x.html")
         assert main(argv) == 2
         assert "there is no folder" in capsys.readouterr().err
+
+
+def test_serve_hands_every_model_flag_to_the_engine() -> None:
+    flags = {"quantize": "int4", "quantize_head": "fp8", "kv_dtype": "fp8", "cache_gb": 2.5}
+    words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
+    arguments = parse("serve", *(word.replace("_", "-") for word in words))
+    handed = _llm_arguments(arguments, "m")
+    assert {name: handed[name] for name in flags} == flags
+    assert set(handed) == set(inspect.signature(LLM).parameters) - {"exact"}

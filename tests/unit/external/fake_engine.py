@@ -5,7 +5,7 @@
 
 The interpreter is the real one with a folder before its others, which holds the engine's metadata,
 a `torch` that sees the GPUs it was told of, and the server. The server starts a child of its own,
-writes down what it was told, answers /health, and ends as `--fake` says.
+writes down what it was told, answers /health, and behaves as `--fake` says.
 """
 
 from __future__ import annotations
@@ -26,14 +26,21 @@ def flag(name, default):
     return sys.argv[sys.argv.index(name) + 1] if name in sys.argv else default
 
 how = flag("--fake", "serve")
-ignore = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True)"
-ignore += "; time.sleep(100)"
+ignore = "import signal, time; print(1, flush=True); time.sleep(100)"
+if how != "slow":  # its child is a polite one
+    ignore = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + ignore
 child = subprocess.Popen([sys.executable, "-c", ignore], stdout=subprocess.PIPE)
 child.stdout.readline()
+pids = [os.getpid(), child.pid]
+if how == "stray":  # a grandchild that has left, and holds on to the output
+    start = "import subprocess, sys; print(subprocess.Popen(sys.argv[1:], stdout=2, "
+    start += "start_new_session=True).pid)"
+    away = [sys.executable, "-c", start, sys.executable, "-c", ignore]
+    pids.append(int(subprocess.run(away, stdout=subprocess.PIPE).stdout))
 with open(os.environ["FAKE_RECORD"] + ".part", "w") as file:
     keep = ("VLLM_API_KEY", "RAY_ADDRESS", "CUDA_VISIBLE_DEVICES")
     environment = {name: os.environ[name] for name in keep if name in os.environ}
-    json.dump({"argv": sys.argv[1:], "pids": [os.getpid(), child.pid], **environment}, file)
+    json.dump({"argv": sys.argv[1:], "pids": pids, **environment}, file)
 os.replace(os.environ["FAKE_RECORD"] + ".part", os.environ["FAKE_RECORD"])
 print("fake engine: loading", flush=True)
 if how == "crash":
@@ -43,6 +50,10 @@ if how == "crash":
 if how == "refuse":
     print("pydantic.ValidationError: 1 validation error\\n  Value error, too long", file=sys.stderr)
     sys.exit(1)
+if how == "flood":
+    sys.stdout.write("x" * 30_000_000 + "\\r" + "a.a." * 100_000 + "\\n")
+    sys.stdout.write("a line of a log that says nothing\\n" * 200_000)
+    sys.exit("ValueError: and this is why")
 if how == "slow":
     time.sleep(100)
 if how == "stubborn":
@@ -52,7 +63,9 @@ else:
 
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
-        self.send_response(200 if self.path == "/health" else 404)
+        if how == "hung":
+            time.sleep(100)
+        self.send_response(503 if how == "sick" else 200 if self.path == "/health" else 404)
         self.end_headers()
 
     def log_message(self, *words):

@@ -31,6 +31,7 @@ from flashdraft.external.memory import (
 )
 from flashdraft.external.pairs import read_pair
 from flashdraft.external.versions import SGLANG, VLLM
+from flashdraft.external.vllm_plugin.releases import RELEASES, TRIED
 
 PAGE = (Path(__file__).parents[3] / "docs" / "engines.md").read_text(encoding="utf-8")
 NAMES = {"31B": "google/gemma-4-31B-it", "26B-A4B": "google/gemma-4-26B-A4B-it"}
@@ -65,6 +66,24 @@ def test_commands_parse() -> None:
 def test_the_versions_are_those_we_check() -> None:
     assert f"vllm/vllm-openai:v{VLLM.known}" in PAGE
     assert f"lmsysorg/sglang:v{SGLANG.known}" in PAGE
+
+
+def test_the_releases_are_those_of_the_table() -> None:
+    rows = re.findall(
+        r"^\| ([\d., ]+) \| (starts.*?) \| (yes|no)[^|]* \| (yes|no)[^|]* \|$", PAGE, re.M
+    )
+    said = {
+        name: (serve == "starts", scaled == "yes", mended == "yes")
+        for names, serve, scaled, mended in rows
+        for name in names.split(", ")
+    }
+    assert said == {
+        name: (name == TRIED.rpartition(".")[0], release.scales_drafters, release.mends_cpu)
+        for name, release in RELEASES.items()
+    }
+    major, minor = list(RELEASES)[-1].split(".")
+    assert f"| before {next(iter(RELEASES))} | refused" in PAGE
+    assert f"| {major}.{int(minor) + 1} and later | starts with the flags of {TRIED}" in PAGE
 
 
 def test_a_container_is_given_time_to_drain() -> None:

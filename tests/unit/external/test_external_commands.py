@@ -173,10 +173,30 @@ def test_running_answers_may_end_where_vllm_can_wait() -> None:
 
 
 def test_without_the_plugin_it_is_said() -> None:
-    command = vllm.compose(pair(), PLAIN, engine(has_plugin=False), False)
-    assert "does not scale a Gemma 4 drafter's embeddings" in command.notes[0]
+    (note,) = vllm.compose(pair(), PLAIN, engine(has_plugin=False), False).notes
+    assert "does not scale a Gemma 4 drafter's embeddings" in note
+    assert note.endswith("venv/bin/python -m pip install --no-deps flashdraft")
     other = vllm.compose(pair("Qwen/Qwen3-8B", gb=18), PLAIN, engine(has_plugin=False), False)
     assert other.notes == ()
+
+
+@pytest.mark.parametrize("version", ["0.27.1", "0.33.0"])
+def test_where_the_plugin_stays_out_it_is_said(version: str) -> None:
+    (note,) = vllm.compose(pair(), PLAIN, engine(version=version), False).notes
+    assert "embeddings" in note and "mends that in 0.28 to 0.32" in note
+    assert note.endswith('venv/bin/python -m pip install "vllm==0.32.0"')
+    on_cpu = engine(version=version, gpus=(), has_plugin=False)
+    (note,) = vllm.compose(pair("smollm2-135m"), PLAIN, on_cpu, False).notes
+    assert "CPU sampler" in note and "in 0.31 to 0.32" in note
+    assert "--no-deps flashdraft && " in note and "\n" not in note
+
+
+def test_the_plugin_does_not_mend_every_cpu_sampler_that_it_scales_for() -> None:
+    (note,) = vllm.compose(
+        pair("smollm2-135m"), PLAIN, engine(version="0.30.0", gpus=()), False
+    ).notes
+    assert "CPU sampler" in note
+    assert vllm.compose(pair(), PLAIN, engine(version="0.28.2"), False).notes == ()
 
 
 def test_an_old_gpu_has_no_flash_attention() -> None:
@@ -299,7 +319,7 @@ def test_pairs_are_read_from_folders_too(tmp_path: Path) -> None:
 
 def test_a_target_that_only_the_engine_reads_is_passed_on(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(
-        json.dumps({"model_type": "gemma4", "quantization_config": {"quant_method": "fp8"}})
+        json.dumps({"model_type": "gemma4", "quantization_config": {"quant_method": "awq"}})
     )
     found = read_pair(str(tmp_path), "z-lab/gemma-4-31B-it-DFlash", TARGETS, DRAFTERS)
     assert (found.target, found.is_gemma4) == (None, True)

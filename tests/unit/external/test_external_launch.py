@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -133,6 +135,76 @@ def test_progress_is_told_while_it_loads(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(Health, "is_good", lambda health: next(answers))
     one.run()
     assert any("still loading" in report for report in one.reports)
+
+
+@pytest.mark.parametrize("how", ["sick", "hung"])
+def test_an_engine_that_never_is_healthy_is_waited_for_until_a_signal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """Weights may take an hour to fetch: there is no limit, but it is told, and can be ended."""
+    monkeypatch.setattr(launch, "REPORT_EVERY_S", 0.05)
+    monkeypatch.setattr(launch, "HEALTH_S", 0.1)
+    one = Run(tmp_path, how)
+
+    def report(line: str) -> None:
+        one.reports.append(line)
+        # it listens by now, as far as it ever will
+        if len(one.reports) == 20:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    run_engine(one.command, one.health, "Fake 1.0", one.on_ready, report)
+    assert one.num_ready == 0
+    assert all("still loading" in line for line in one.reports[:20])
+    assert one.reports[20:] == ["Ending Fake 1.0; the same signal again ends it at once."]
+    assert are_gone(one.pids)
+
+
+def test_a_flood_of_output_passes_and_the_reason_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A line without end, a line that a search could dwell on, and very many lines."""
+    passed = 0
+
+    class Counter(io.StringIO):
+        def write(self, text: str) -> int:
+            nonlocal passed
+            passed += len(text)
+            assert len(text) <= 1 << 20, "it was gathered before it was passed on"
+            return len(text)
+
+    monkeypatch.setattr(sys, "stderr", Counter())
+    one = Run(tmp_path, "flood")
+    began = time.monotonic()
+    assert one.run() == 1
+    assert one.reports == [
+        "Fake 1.0 ended with status 1 before it was ready: ValueError: and this is why"
+    ]
+    assert passed > 30_000_000 + 200_000 * 30
+    assert time.monotonic() - began < 60
+
+
+def test_output_that_nobody_reads_does_not_stop_the_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w", encoding="utf-8") as broken:
+        monkeypatch.setattr(sys, "stderr", broken)
+        one = Run(tmp_path, "flood")
+        assert one.run() == 1
+        assert one.reports[0].endswith("ValueError: and this is why")
+        monkeypatch.undo()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), writer)  # what is buffered goes somewhere
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="strays are found by /proc")
+def test_what_leaves_the_group_is_ended_too(tmp_path: Path) -> None:
+    other = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    one = Run(tmp_path, "stray")
+    assert one.run() == 0
+    assert len(one.pids) == 3 and are_gone(one.pids)
+    assert other.poll() is None  # it was there before, and is none of the engine's
+    other.communicate(b"\n")
 
 
 def test_a_further_node_is_ready_without_health(tmp_path: Path) -> None:

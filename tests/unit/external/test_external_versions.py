@@ -56,11 +56,24 @@ def test_what_cannot_serve_is_refused(
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("version", ["0.28.0", "0.33.0rc1", "1.0"])
-def test_a_version_that_was_not_tried_is_told(tmp_path: Path, version: str) -> None:
+@pytest.mark.parametrize(
+    ("version", "has_plugin"),
+    [("0.26.0", False), ("0.27.1", False), ("0.28.0", True), ("0.33.0rc1", False), ("1.0", False)],
+)
+def test_a_version_that_was_not_tried_is_told(
+    tmp_path: Path, version: str, has_plugin: bool
+) -> None:
     found = inspect_engine(VLLM, make_engine(tmp_path, version=version))
     (note,) = check_version(found)
-    assert note == f"vLLM {version} has not been tried; the flags are those of 0.32.0."
+    plugin = (
+        "" if has_plugin else ", and flashdraft's plugin stays out of it: it knows 0.28 to 0.32"
+    )
+    assert note == f"vLLM {version} has not been tried; the flags are those of 0.32.0{plugin}."
+
+
+def test_an_engine_without_a_plugin_of_ours_has_none_to_miss(tmp_path: Path) -> None:
+    (note,) = check_version(inspect_engine(SGLANG, make_engine(tmp_path, "sglang", "0.6.0")))
+    assert note == "SGLang 0.6.0 has not been tried; the flags are those of 0.5.23."
 
 
 def test_a_patch_release_needs_no_word(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import torch
 
 from flashdraft.errors import FlashdraftError, RequestError
 from flashdraft.kernels import cpu_backend
+from flashdraft.kernels.quantized import Scheme
 from flashdraft.kernels.select import select_kernels
 from flashdraft.kernels.torch_backend import TorchKernels
 
@@ -31,10 +32,18 @@ class FakeTritonKernels:
 
     name = "triton"
 
-    def __init__(self, device: torch.device, dtype: torch.dtype, exact: bool) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        dtype: torch.dtype,
+        exact: bool,
+        quantize: Scheme | None,
+        quantize_head: Scheme | None,
+    ) -> None:
         self.device = device
         self.dtype = dtype
         self.exact = exact
+        self.schemes = quantize, quantize_head
 
 
 @pytest.fixture
@@ -188,6 +197,37 @@ def test_unknown_devices_are_errors(device: str) -> None:
 def test_unknown_dtypes_are_errors(dtype: str) -> None:
     with pytest.raises(RequestError, match="float32, bfloat16, float16, int8"):
         select_kernels("cpu", dtype)
+
+
+@pytest.mark.usefixtures("cuda", "triton")
+def test_quantize_reaches_the_gpu_kernels() -> None:
+    kernels: Any = select_kernels("cuda", "auto", quantize="int4", quantize_head="fp8")
+    assert kernels.schemes == (Scheme.INT4, Scheme.FP8)
+    kernels = select_kernels("cuda", "auto", quantize_head="int8")
+    assert kernels.schemes == (None, Scheme.INT8)
+
+
+@pytest.mark.usefixtures("native")
+def test_quantize_on_the_cpu_names_the_dtype() -> None:
+    with pytest.raises(RequestError, match="quantize is 'int8'.*GPU.*dtype='int8'"):
+        select_kernels("cpu", "auto", quantize="int8")
+    with pytest.raises(RequestError, match="quantize_head is 'fp8'.*dtype"):
+        select_kernels("cpu", "auto", quantize_head="fp8")
+
+
+@pytest.mark.parametrize("value", ["int6", "4", "", "INT4", 4, ["int4"]])
+def test_unknown_schemes_are_errors_on_any_device(value: Any) -> None:
+    with pytest.raises(RequestError, match="quantize is .*; it must be one of int4, int8, fp8"):
+        select_kernels("cpu", "auto", quantize=value)
+    with pytest.raises(RequestError, match="quantize_head is .*; it must be one of"):
+        select_kernels("cpu", "auto", quantize_head=value)
+
+
+@pytest.mark.usefixtures("cuda")
+def test_quantize_without_triton_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "flashdraft.kernels.triton_backend", None)
+    with pytest.raises(RequestError, match=r"quantize needs.*flashdraft\[gpu\].*leave it out"):
+        select_kernels("cuda", "auto", quantize="int4")
 
 
 @pytest.mark.usefixtures("native")

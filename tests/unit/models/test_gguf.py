@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -191,30 +190,6 @@ def test_formats_the_package_can_write(tmp_path: Path, kind: str) -> None:
     assert np.array_equal(read.float().numpy(), gguf.quants.dequantize(blocks, Types[kind]))
     plain = {"F16": torch.float16, "BF16": torch.bfloat16}
     assert read.shape == (6, 64) and read.dtype == plain.get(kind, torch.float32)
-
-
-@pytest.mark.parametrize("kind", ["Q4_K", "Q5_K", "Q6_K"])
-def test_k_quants(tmp_path: Path, kind: str) -> None:
-    _, block_bytes = gguf.GGML_QUANT_SIZES[Types[kind]]
-    blocks = np.random.default_rng(0).integers(0, 256, (3, 2 * block_bytes), dtype=np.uint8)
-    scale = np.array([0.01], dtype=np.float16).view(np.uint8)
-    for start in range(0, 2 * block_bytes, block_bytes):  # random bytes may be NaN scales
-        places = (208,) if kind == "Q6_K" else (0, 2)
-        for place in places:
-            blocks[:, start + place : start + place + 2] = scale
-    write_gguf(tmp_path / "m.gguf", "llama", {}, {"x": blocks}, {"x": Types[kind]})
-    read = GGUFFile(tmp_path / "m.gguf").read("x")
-    assert read.shape == (3, 512) and read.abs().max() > 0
-    assert np.array_equal(read.numpy(), gguf.quants.dequantize(blocks, Types[kind]))
-
-
-def test_quantised_weights_without_the_package(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_gguf(tmp_path / "m.gguf", "llama", {}, {"x": random_values(2, 32)}, {"x": Types.Q8_0})
-    monkeypatch.setitem(sys.modules, "gguf", None)
-    with pytest.raises(UnsupportedModelError, match="pip install gguf"):
-        GGUFFile(tmp_path / "m.gguf").read("x")
 
 
 def test_unsupported_format_is_named(tmp_path: Path) -> None:

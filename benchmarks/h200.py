@@ -63,6 +63,8 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         parser.error("name a --model, or ask for the --table")
     if found.output is None:
         found.output = QUANTIZED_RESULTS if found.quantize else RESULTS
+    if found.quantize and (found.table or found.model == "real"):
+        parser.error("--quantize is for the random-weight models")
     if found.model == "real" and found.bench is None:
         parser.error("--model real needs --bench, a folder of task files")
     return found

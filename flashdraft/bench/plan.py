@@ -1,14 +1,15 @@
 """`flashdraft plan` as numbers: what fits on a card, in which format, how fast, and what to type.
 
 Brings sizes (plan_sizes.py), speeds (plan_speed.py) and a card (gpus.py) together and draws the
-conclusions. The engine's own budget decides what fits; no weights are read, nothing is run.
+conclusions. The engine's own budget decides what fits; no weights are read, nothing is run. Formats
+stand from the most exact to the smallest, so the first that holds the load is the one to run.
 """
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -23,15 +24,18 @@ from flashdraft.bench.plan_sizes import (
     count_target,
     drafter_bytes,
     plan_cache,
+    stored_formats,
     weight_bytes,
 )
 from flashdraft.bench.plan_speed import Prediction, predict, predict_best
-from flashdraft.engine.config import EngineConfig
+from flashdraft.engine.config import KV_DTYPES, EngineConfig
 from flashdraft.engine.memory import DEFAULT_CPU_GB, GPU_SHARE
 from flashdraft.errors import RequestError
 
 DEFAULT_CONTEXT = 8192
 MAX_CONCURRENCY = 1024  # no search goes beyond
+# in the names of cards that have no fp8 instructions, which an fp8 cache needs: 8.9 and newer do
+_OLDER_CARDS = ("3090", "a6000", "a100")
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,7 @@ class Fit:
 
 @dataclass(frozen=True)
 class Plan:
-    """A pair, a card and a load, with every format's outcome; the first ones are loadable."""
+    """A pair, a card and a load, with every format's outcome."""
 
     pair: Pair
     card: Card
@@ -65,15 +69,9 @@ class Plan:
 
     @property
     def best(self) -> Fit:
-        """What this version would run: the loadable format that holds the most of the load."""
-        loadable = [fit for fit in self.fits if fit.form.is_loadable]
-        return max(loadable, key=lambda fit: (fit.fits, fit.max_concurrency > 0))
-
-    @property
-    def shown(self) -> Fit | None:
-        """Whose speed is of interest: what would run, else the first format that would."""
-        order = [self.best, *self.fits]
-        return next((fit for fit in order if fit.fits or fit.max_concurrency), None)
+        """What to run: the first format that holds the whole load, or else the most of it."""
+        whole = next((fit for fit in self.fits if fit.fits), None)
+        return whole or max(self.fits, key=lambda fit: (fit.max_concurrency, fit.max_context))
 
     @property
     def num_at_once(self) -> int:
@@ -88,13 +86,19 @@ class Plan:
         words = ["flashdraft", "serve", self.pair.model]
         if self.pair.draft != "auto":
             words += ["--draft", self.pair.draft]
-        if self.card.is_cpu:
-            words += ["--device", "cpu", "--dtype", self.best.form.name]
+        words += self.best.form.flags
         words += ["--max-context", str(self.context), "--max-batch", str(self.num_at_once)]
         return shlex.join(words)
 
 
-def make_plan(pair: Pair, card: Card, *, context: int | None = None, concurrency: int = 1) -> Plan:
+def make_plan(
+    pair: Pair,
+    card: Card,
+    *,
+    context: int | None = None,
+    concurrency: int = 1,
+    kv_dtype: str = EngineConfig.kv_dtype,
+) -> Plan:
     """Every format on this card, for so many sequences of so many tokens."""
     longest = pair.target.max_position
     if context is None:
@@ -105,13 +109,22 @@ def make_plan(pair: Pair, card: Card, *, context: int | None = None, concurrency
         )
     if not 1 <= concurrency <= MAX_CONCURRENCY:
         raise RequestError(f"--concurrency is {concurrency}; it must be 1 to {MAX_CONCURRENCY}.")
-    formats = CPU_FORMATS if card.is_cpu else GPU_FORMATS
+    if kv_dtype not in KV_DTYPES:
+        raise RequestError(f"--kv-dtype is {kv_dtype!r}; it must be {' or '.join(KV_DTYPES)}.")
+    formats = _formats(pair, card)
+    if kv_dtype == "fp8":
+        if not _reads_fp8(card):
+            raise RequestError(
+                f"--kv-dtype is fp8, which {card.title} cannot read; it takes a GPU of compute "
+                "capability 8.9 or newer. Leave it out, or name another card."
+            )
+        formats = [_with_fp8_cache(form) for form in formats]
     fits = tuple(_fit(pair, card, form, context, concurrency) for form in formats)
     return Plan(pair, card, context, concurrency, fits)
 
 
 def advice(plan: Plan) -> list[str]:
-    """What would fit where the load does not: less of it, another format, a larger card."""
+    """What would fit where the load does not: less of it, a smaller cache, a larger card."""
     best = plan.best
     if best.fits:
         return []
@@ -120,18 +133,43 @@ def advice(plan: Plan) -> list[str]:
         found.append(f"--context {best.max_context}: the longest for {plan.concurrency} at once")
     if best.max_concurrency:
         found.append(f"--concurrency {best.max_concurrency}: the most at {plan.context:,} tokens")
-    for fit in plan.fits:
-        if not fit.form.is_loadable and fit.max_context:
-            longest = "" if fit.fits else f", up to {fit.max_context:,} tokens"
-            found.append(f"a format that cannot be loaded yet: {fit.form.name}{longest}")
-    form = GPU_FORMATS[0]
+    is_wide = best.form.cache_dtype is not torch.float8_e4m3fn
+    if is_wide and _reads_fp8(plan.card):
+        smaller = [_with_fp8_cache(fit.form) for fit in plan.fits]
+        form = _first_that_fits(plan, plan.card, smaller)
+        if form is not None:
+            needs = "if the card has compute capability 8.9 or newer"
+            found.append(f"--kv-dtype fp8, {needs}: {wanted} fit in {form.name}")
     for card in cards_by_memory():
-        if _fit(plan.pair, card, form, plan.context, plan.concurrency).fits:
+        form = _first_that_fits(plan, card, _formats(plan.pair, card))
+        if form is not None:
             found.append(f"a larger card: {wanted} in {form.name} fit on the {card.title}")
             break
     else:
-        found.append(f"no single card of the table holds {wanted} in {form.name}")
+        found.append(f"no single card of the table holds {wanted} in any format")
     return found
+
+
+def _formats(pair: Pair, card: Card) -> Sequence[Format]:
+    if card.is_cpu:
+        return CPU_FORMATS
+    return stored_formats(pair) if pair.stored else GPU_FORMATS
+
+
+def _reads_fp8(card: Card) -> bool:
+    return not card.is_cpu and not any(name in card.title.lower() for name in _OLDER_CARDS)
+
+
+def _with_fp8_cache(form: Format) -> Format:
+    flags = (*form.flags, "--kv-dtype", "fp8")
+    return replace(form, flags=flags, cache_dtype=torch.float8_e4m3fn)
+
+
+def _first_that_fits(plan: Plan, card: Card, formats: Sequence[Format]) -> Format | None:
+    for form in formats:
+        if _fit(plan.pair, card, form, plan.context, plan.concurrency).fits:
+            return form
+    return None
 
 
 def break_even(plan: Plan, fit: Fit) -> float:
@@ -156,13 +194,13 @@ def _fit(pair: Pair, card: Card, form: Format, context: int, concurrency: int) -
     weights = weight_bytes(count_target(pair.target), form)
     drafting = drafter_bytes(drafter, form)
     left = card.free_bytes - weights - drafting
-    device, dtype, budget = "cuda", torch.bfloat16, int(max(0.0, left) * GPU_SHARE)
+    device, budget = "cuda", int(max(0.0, left) * GPU_SHARE)
     if card.is_cpu:
-        device, dtype, budget = "cpu", torch.float32, int(min(max(0.0, left), DEFAULT_CPU_GB * GB))
+        device, budget = "cpu", int(min(max(0.0, left), DEFAULT_CPU_GB * GB))
 
     def cache(length: int, batch: int) -> CachePlan:
         config = EngineConfig.for_device(device, max_batch=batch, max_context=length)
-        return plan_cache(pair, dtype, budget, config, length)
+        return plan_cache(pair, form.cache_dtype, budget, config, length)
 
     longest, found = pair.target.max_position, None
     max_context = max_concurrency = 0

@@ -1,14 +1,14 @@
 """The pairs that can be planned without a network: their sizes, and their accepted lengths.
 
 The published config.json of every model known by name, down to the keys that count, and what is
-known of each pair's accepted length. A folder or a GGUF file brings its own config. No weights are
-read here.
+known of each pair's accepted length. A folder or a GGUF file brings its own config, and what its
+tensors take where they are stored in few bits. No weights are read here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,8 @@ from flashdraft.errors import CheckpointError, ModelNotFoundError
 from flashdraft.models.config import ModelConfig
 from flashdraft.models.drafter_config import DrafterConfig
 from flashdraft.models.drafter_loading import check_fit, read_drafter_config
-from flashdraft.models.gguf_file import GGUFFile
-from flashdraft.models.gguf_reader import gguf_config
-from flashdraft.models.loading import read_json
+from flashdraft.models.loading import open_checkpoint, read_json
+from flashdraft.models.quantization_config import read_quantization
 from flashdraft.models.sources import DEFAULT_MODEL, default_drafter
 
 _SLIDING, _FULL = "sliding_attention", "full_attention"
@@ -61,6 +60,8 @@ class Pair:
     drafter_name: str | None = None
     drafter: DrafterConfig | None = None
     accepted: AcceptedLength | None = None
+    # bytes of the target's tensors that are stored in few bits, by name; empty = floats throughout
+    stored: Mapping[str, int] = field(default_factory=dict)
 
 
 _GEMMA4: dict[str, Any] = {
@@ -131,6 +132,11 @@ TARGETS: Mapping[str, Mapping[str, Any]] = {
     "Qwen/Qwen3-8B": _QWEN3
     | {"hidden_size": 4096, "intermediate_size": 12288, "tie_word_embeddings": False},
 }
+
+
+# The built-in file's table, which is its head. Its other weights are in few bits too, but so small
+# that a GPU holds them as floats.
+STORED: Mapping[str, Mapping[str, int]] = {DEFAULT_MODEL: {"model.embed_tokens.weight": 30_081_024}}
 
 
 def _drafter(target: str, taps: list[int], mask: int, **sizes: Any) -> dict[str, Any]:
@@ -204,20 +210,21 @@ ACCEPTED: Mapping[str, AcceptedLength] = {
 
 def find_pair(model: str, draft: str = "auto") -> Pair:
     """The model with the drafter it would run with, from files at hand and the tables above."""
-    target = _target(model)
+    target, stored = _target(model)
     usual = default_drafter(model)
     name = usual if draft == "auto" else None if draft in ("none", "ngram") else draft
     if name is None:
-        return Pair(model, target, draft)
+        return Pair(model, target, draft, stored=stored)
     drafter = _drafter_config(name)
     check_fit(drafter, target)
     accepted = ACCEPTED.get(model) if name == usual else None
-    return Pair(model, target, draft, name, drafter, accepted)
+    return Pair(model, target, draft, name, drafter, accepted, stored)
 
 
-def _target(model: str) -> ModelConfig:
+def _target(model: str) -> tuple[ModelConfig, Mapping[str, int]]:
+    """A target's config, and what its tensors take that are stored in few bits."""
     if model in TARGETS:
-        return ModelConfig.from_hf(TARGETS[model])
+        return ModelConfig.from_hf(TARGETS[model]), STORED.get(model, {})
     path = _existing(model)
     if path is None:
         raise ModelNotFoundError(
@@ -227,13 +234,19 @@ def _target(model: str) -> ModelConfig:
         )
     if path.is_file() and path.suffix != ".gguf":
         raise ModelNotFoundError(f"{model} is a file but not a .gguf; name one, or a folder.")
-    try:
-        raw = read_json(path / "config.json") if path.is_dir() else gguf_config(GGUFFile(path))
-        return ModelConfig.from_hf(raw)
-    except KeyError as error:
-        raise CheckpointError(f"The config of {path} lacks the key {error}.") from None
-    except (TypeError, ValueError, AttributeError, ArithmeticError, IndexError) as error:
-        raise CheckpointError(f"The config of {path} is not valid: {error}.") from None
+    if path.is_dir():
+        try:
+            raw = read_json(path / "config.json")
+            if not read_quantization(raw):
+                return ModelConfig.from_hf(raw), {}
+        except KeyError as error:
+            raise CheckpointError(f"The config of {path} lacks the key {error}.") from None
+        except (TypeError, ValueError, AttributeError, ArithmeticError, IndexError) as error:
+            raise CheckpointError(f"The config of {path} is not valid: {error}.") from None
+    checkpoint = open_checkpoint(path)
+    source = checkpoint.source
+    sizes = {name: source.quantized_bytes(name) for name in source.names()}
+    return checkpoint.config, {name: size for name, size in sizes.items() if size is not None}
 
 
 def _drafter_config(name: str) -> DrafterConfig:

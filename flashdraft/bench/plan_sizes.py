@@ -1,14 +1,17 @@
 """What a pair weighs: parameters, bytes of its weights in a format, and bytes of keys and values.
 
-Counted from configs alone. How many pages of the cache fit a budget follows the engine's own rule
-(engine/memory.py), with the engine's own constants; a test holds the two together.
+Counted from configs, and from a file's tensors where it stores them in few bits. How many pages of
+the cache fit a budget follows the engine's own rule (engine/memory.py), with the engine's own
+constants; a test holds the two together. What becomes of a weight on a GPU follows
+kernels/triton_backend.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import Any
 
 import torch
 
@@ -21,36 +24,52 @@ from flashdraft.models.config import LayerConfig, ModelConfig
 from flashdraft.models.drafter import Drafter
 from flashdraft.models.drafter_config import DrafterConfig
 
+# Fewer values than this stay floats on a GPU: triton_backend.py has the same number, but is not to
+# be imported where there is no Triton. A test holds the two together.
+LEAST_VALUES = 1 << 23
+FLOAT, INT8, FP8, INT4 = 16.0, 8.5, 8.0, 4.5  # bits; integers have a 16-bit scale for 32 values
+
 
 @dataclass(frozen=True)
 class Format:
-    """How a target's weights are stored on the device; `bits` per value, its scales included."""
+    """How a pair is stored on the device, in bits per value with scales, and the flags for it."""
 
     name: str
-    bits: float
+    bits: float  # of the target's matrices, those of experts included
     head_bits: float
-    is_loadable: bool  # by this version
-    table_bits: float = 0.0  # of an embedding table beside a tied head
+    drafter_bits: float
+    flags: tuple[str, ...] = ()
+    expert_bits: float | None = None  # where a file has them in another format
+    table_bits: float | None = None  # of an embedding table beside the head; None = a float's
+    is_cpu: bool = False  # whose kernels quantise small weights too, and keep a table in any case
+    cache_dtype: torch.dtype = torch.bfloat16
 
     @property
-    def small_bits(self) -> float:
+    def float_bits(self) -> float:
         """Of what is not worth quantising."""
-        return max(16.0, self.bits, self.table_bits)
+        return 32.0 if self.is_cpu else FLOAT
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether steps were timed in it; the shares of bandwidth hold for these alone."""
+        widths = (self.bits, self.head_bits, self.drafter_bits, self.expert_bits or FLOAT)
+        return min(widths) >= FLOAT and self.cache_dtype is torch.bfloat16
 
 
-BF16 = Format("bf16", 16, 16, is_loadable=True)
-# 4.5 bits: four and one 16-bit scale for every 32 values
+BF16 = Format("bf16", FLOAT, FLOAT, FLOAT)
+# the most exact first; beside int4 the head and the drafter have a byte, unless the head is said
 GPU_FORMATS = (
     BF16,
-    Format("fp8 or int8, bf16 head", 8, 16, is_loadable=False),
-    Format("fp8 or int8, fp8 head", 8, 8, is_loadable=False),
-    Format("int4, bf16 head", 4.5, 16, is_loadable=False),
-    Format("int4, fp8 head", 4.5, 8, is_loadable=False),
+    Format("int8", INT8, INT8, INT8, ("--quantize", "int8")),
+    Format("fp8", FP8, FP8, FP8, ("--quantize", "fp8")),
+    Format("int4, int8 head", INT4, INT8, INT8, ("--quantize", "int4")),
+    Format("int4, fp8 head", INT4, FP8, INT8, ("--quantize", "int4", "--quantize-head", "fp8")),
 )
 # the CPU's kernels pack the head apart from the embedding table
+_ON_CPU: dict[str, Any] = {"is_cpu": True, "cache_dtype": torch.float32}
 CPU_FORMATS = (
-    Format("int8", 8, 8, is_loadable=True, table_bits=32),
-    Format("float32", 32, 32, is_loadable=True, table_bits=32),
+    Format("int8", 8, 8, 8, ("--device", "cpu", "--dtype", "int8"), **_ON_CPU),
+    Format("float32", 32, 32, 32, ("--device", "cpu", "--dtype", "float32"), **_ON_CPU),
 )
 
 
@@ -59,6 +78,7 @@ class TargetSize:
     """A target's parameters by what a step does with them."""
 
     layers: int  # matrices that every step reads: attention and dense MLP
+    light: int  # more of these, too small to be worth quantising on a GPU
     small: int  # router, norms and biases: read too, and never quantised
     experts: int  # of one expert in all layers; a step reads those that its rows chose
     num_experts: int
@@ -67,7 +87,18 @@ class TargetSize:
 
     @property
     def total(self) -> int:
-        return self.layers + self.small + self.experts * self.num_experts + self.head + self.table
+        body = self.layers + self.light + self.small + self.experts * self.num_experts
+        return body + self.head + self.table
+
+    def layer_bytes(self, form: Format) -> float:
+        """What every step reads of the layers, experts aside."""
+        light = form.bits if form.is_cpu else form.float_bits
+        return (self.layers * form.bits + self.light * light + self.small * form.float_bits) / 8
+
+    def head_bytes(self, form: Format) -> float:
+        """The same of the head."""
+        is_coded = form.is_cpu or self.head >= LEAST_VALUES
+        return self.head * (form.head_bits if is_coded else form.float_bits) / 8
 
 
 @dataclass(frozen=True)
@@ -78,13 +109,15 @@ class DrafterSize:
     fold: int  # of these, what makes context out of taps
     copies: int  # key and value matrices that are kept twice: for the block and for the context
     own_head: int
+    coded: int  # of these and the copies, what a GPU quantises if asked to
 
 
 @cache
 def count_target(config: ModelConfig) -> TargetSize:
     """A target's parameters, to the last one."""
     hidden, experts, count = config.hidden_size, config.experts, len(config.layers)
-    matrices = sum(_attention(config, layer) for layer in config.layers)
+    packs = [sum(pack.values()) for pack in _packs(config)]
+    heavy = sum(size for size in packs if size >= LEAST_VALUES)
     small = hidden + sum(_attention_vectors(config, layer) for layer in config.layers)
     # a Gemma 4 layer has four norms and a scalar; beside its experts three more and a router
     small += count * (4 * hidden + 1 if config.family == "gemma4" else 2 * hidden)
@@ -95,7 +128,8 @@ def count_target(config: ModelConfig) -> TargetSize:
         each = count * 3 * hidden * experts.intermediate_size
     head = config.vocab_size * hidden
     return TargetSize(
-        layers=matrices + count * 3 * hidden * config.intermediate_size,
+        layers=heavy,
+        light=sum(packs) - heavy,
         small=small,
         experts=each,
         num_experts=num_experts,
@@ -104,9 +138,18 @@ def count_target(config: ModelConfig) -> TargetSize:
     )
 
 
-def _attention(config: ModelConfig, layer: LayerConfig) -> int:
-    query, key = layer.num_heads * layer.head_dim, layer.num_kv_heads * layer.head_dim
-    return config.hidden_size * (2 * query + key * (1 if layer.share_kv else 2))
+def _packs(config: ModelConfig) -> Iterator[dict[str, int]]:
+    """Values of the matrices of all layers, by name; those that are packed as one together."""
+    hidden, wide = config.hidden_size, config.hidden_size * config.intermediate_size
+    for index, layer in enumerate(config.layers):
+        attention, mlp = (f"model.layers.{index}.{part}" for part in ("self_attn", "mlp"))
+        query = hidden * layer.num_heads * layer.head_dim
+        key = hidden * layer.num_kv_heads * layer.head_dim
+        value = {} if layer.share_kv else {f"{attention}.v_proj.weight": key}
+        yield {f"{attention}.q_proj.weight": query, f"{attention}.k_proj.weight": key} | value
+        yield {f"{attention}.o_proj.weight": query}
+        yield {f"{mlp}.gate_proj.weight": wide, f"{mlp}.up_proj.weight": wide}
+        yield {f"{mlp}.down_proj.weight": wide}
 
 
 def _attention_vectors(config: ModelConfig, layer: LayerConfig) -> int:
@@ -120,31 +163,77 @@ def count_drafter(config: DrafterConfig) -> DrafterSize:
     """A drafter's parameters, as its module has them."""
     with torch.device("meta"):
         module = Drafter(config)
-    key = config.num_kv_heads * config.head_dim
+    hidden = config.hidden_size
+    key, query = (config.head_dim * n for n in (config.num_kv_heads, config.num_heads))
+    copies = config.num_layers * 2 * key * hidden
+    own_head = (config.draft_vocab_size or 0) * hidden
+    wide = config.intermediate_size * hidden
+    layer = [(query + 2 * key) * hidden, query * hidden, 2 * wide, wide]
+    packs = [module.fc.weight.numel(), copies, own_head, *layer * config.num_layers]
     return DrafterSize(
         total=sum(one.numel() for one in module.parameters()),
         fold=module.fc.weight.numel(),
-        copies=config.num_layers * 2 * key * config.hidden_size,
-        own_head=(config.draft_vocab_size or 0) * config.hidden_size,
+        copies=copies,
+        own_head=own_head,
+        coded=sum(size for size in packs if size >= LEAST_VALUES),
+    )
+
+
+def stored_formats(pair: Pair) -> tuple[Format, ...]:
+    """The formats of a target whose file has its weights in few bits; they stay as they are."""
+    plain = _stored_format(pair, "as stored", FLOAT, ())
+    other = _stored_format(pair, "as stored, rest int8", INT8, ("--quantize", "int8"))
+    size = None if pair.drafter is None else count_drafter(pair.drafter)
+    target = count_target(pair.target)
+    sizes = [weight_bytes(target, form) + drafter_bytes(size, form) for form in (plain, other)]
+    return (plain, other) if sizes[1] < sizes[0] else (plain,)
+
+
+def _stored_format(pair: Pair, name: str, rest: float, flags: tuple[str, ...]) -> Format:
+    """With `rest` bits for the drafter and for what the file has as floats."""
+    stored, size = pair.stored, count_target(pair.target)
+
+    def mean_bits(values: Mapping[str, int], floats: float) -> float:
+        bits = [8 * stored[one] if one in stored else floats * n for one, n in values.items()]
+        return sum(bits) / max(1, sum(values.values()))
+
+    heavy: dict[str, int] = {}
+    for pack in _packs(pair.target):
+        heavy |= pack if sum(pack.values()) >= LEAST_VALUES else {}
+    experts: dict[str, int] = {}
+    for index in range(len(pair.target.layers) if size.experts else 0):
+        part = size.experts * size.num_experts // (3 * len(pair.target.layers))
+        prefix = f"model.layers.{index}.experts"
+        experts |= {f"{prefix}.gate_up_proj": 2 * part, f"{prefix}.down_proj": part}
+    table = {"model.embed_tokens.weight": size.head}
+    return Format(
+        name,
+        mean_bits(heavy, rest) if heavy else FLOAT,
+        mean_bits({"lm_head.weight": size.head} if size.table else table, rest),
+        rest,
+        flags,
+        expert_bits=mean_bits(experts, rest) if experts else None,
+        table_bits=mean_bits(table, FLOAT),
     )
 
 
 def weight_bytes(size: TargetSize, form: Format) -> float:
     """What the target's weights take on the device."""
-    body = (size.layers + size.experts * size.num_experts) * form.bits
-    body += size.small * form.small_bits
-    table = size.table * max(form.head_bits, form.table_bits)
-    if not size.table:
-        table = size.head * form.table_bits
-    return (body + size.head * form.head_bits + table) / 8
+    experts = size.experts * size.num_experts * (form.expert_bits or form.bits)
+    table_bits = form.float_bits
+    if form.table_bits is not None and size.table >= LEAST_VALUES:
+        table_bits = form.table_bits
+    table = size.head if form.is_cpu else size.table
+    return size.layer_bytes(form) + size.head_bytes(form) + (experts + table * table_bits) / 8
 
 
 def drafter_bytes(size: DrafterSize | None, form: Format) -> float:
-    """What the drafter takes: in bfloat16 on a GPU, whatever the target's format is."""
+    """What the drafter takes on the device."""
     if size is None:
         return 0.0
-    bits = form.bits if form.table_bits else 16
-    return (size.total + size.copies) * bits / 8
+    total = size.total + size.copies
+    coded = total if form.is_cpu else size.coded
+    return (coded * form.drafter_bits + (total - coded) * form.float_bits) / 8
 
 
 def cache_layers(pair: Pair) -> list[CacheLayer]:

@@ -4,7 +4,8 @@
     reading = bytes ÷ (bandwidth × its share),  arithmetic = operations ÷ (rate × its share)
 
 A part's reading and arithmetic overlap, though not wholly, hence the root. The shares belong to a
-card (gpus.py) and are the same for every model and load. Nothing is run here.
+card (gpus.py) and are the same for every model and load; they were measured on bfloat16, and what
+is read in few bits has a share of its own that was not. Nothing is run here.
 """
 
 from __future__ import annotations
@@ -12,13 +13,22 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from flashdraft.bench.gpus import GB, Card
+from flashdraft.bench.gpus import GB, Card, Efficiency
 from flashdraft.bench.plan_pairs import Pair, expected_length
-from flashdraft.bench.plan_sizes import BF16, Format, count_drafter, count_target
+from flashdraft.bench.plan_sizes import (
+    BF16,
+    FLOAT,
+    Format,
+    count_drafter,
+    count_target,
+    drafter_bytes,
+)
 from flashdraft.engine.width import WIDTHS
 from flashdraft.models.config import ExpertsConfig
 
-CACHE_ITEM = 2  # bytes of a key's or a value's number: bfloat16 in every format
+# The share of the bandwidth at which weights in few bits are taken to be read: cautious, and no
+# result. On the H200 today's int4 kernels come to about half; other formats and cards are unknown.
+FEW_BITS_SHARE = 0.5
 # launches per captured step, as profiled on the H200
 KERNELS_PER_LAYER, KERNELS_PER_EXPERT_LAYER, KERNELS_PER_DRAFT = 10.4, 14.8, 90
 TERA = 1e12
@@ -31,6 +41,11 @@ class Part:
     name: str
     num_bytes: float
     operations: float
+    is_coded: bool = False  # weights in few bits
+
+    def share(self, use: Efficiency) -> float:
+        """Of the bandwidth, at which its bytes are read."""
+        return min(use.bandwidth, FEW_BITS_SHARE) if self.is_coded else use.bandwidth
 
 
 @dataclass(frozen=True)
@@ -109,7 +124,7 @@ def predict(
     use = card.efficiency
     rate = math.inf if card.tflops is None else card.tflops * use.arithmetic * TERA
     bandwidth = card.bandwidth_tb_s * TERA
-    reading = [part.num_bytes / (bandwidth * use.bandwidth) for part in parts]
+    reading = [part.num_bytes / (bandwidth * part.share(use)) for part in parts]
     both = [
         math.hypot(read, part.operations / rate) for read, part in zip(reading, parts, strict=True)
     ]
@@ -150,21 +165,23 @@ def _target_parts(
     pair: Pair, form: Format, requests: int, context: int, rows: int, experts: float | None
 ) -> list[Part]:
     size, config = count_target(pair.target), pair.target
-    layers = (size.layers * form.bits + size.small * form.small_bits) / 8
+    matrices = size.layers + size.light
     parts = [
-        Part("layers", layers, 2.0 * size.layers * rows),
-        Part("head", size.head * form.head_bits / 8, 2.0 * size.head * rows),
+        Part("layers", size.layer_bytes(form), 2.0 * matrices * rows, form.bits < FLOAT),
+        Part("head", size.head_bytes(form), 2.0 * size.head * rows, form.head_bits < FLOAT),
     ]
     if config.experts is not None and experts is not None:
         read = size.experts * experts
         chosen = 2.0 * size.experts * config.experts.num_chosen * rows
-        parts.append(Part("experts", read * form.bits / 8, chosen))
+        bits = form.expert_bits or form.bits
+        parts.append(Part("experts", read * bits / 8, chosen, bits < FLOAT))
     read = keys = 0.0
     for layer in config.layers:
         seen = min(context, layer.window or context)
         read += 2 * layer.num_kv_heads * layer.head_dim * seen
         keys += layer.num_heads * layer.head_dim * seen
-    parts.append(Part("cache", CACHE_ITEM * read * requests, 4.0 * keys * rows))
+    item = form.cache_dtype.itemsize
+    parts.append(Part("cache", item * read * requests, 4.0 * keys * rows))
     return parts
 
 
@@ -172,21 +189,26 @@ def _drafter_parts(pair: Pair, form: Format, requests: int, context: int, rows: 
     """One pass over every request's whole block, and the context made of the verified rows."""
     config = pair.drafter
     assert config is not None
-    size, item = count_drafter(config), BF16.bits / 8
+    size, target = count_drafter(config), count_target(pair.target)
+    item = drafter_bytes(size, form) / (size.total + size.copies)
+    is_coded = form.drafter_bits < FLOAT and size.coded > 0
     block = requests * config.block_size
     body = size.total - size.own_head - size.fold
     fold = size.fold + size.copies
-    head, head_bits = size.own_head, BF16.head_bits
+    head, head_bytes, is_head_coded = size.own_head, size.own_head * item, is_coded
     if not head:
-        head, head_bits = count_target(pair.target).head, form.head_bits
+        head, head_bytes = target.head, target.head_bytes(form)
+        is_head_coded = form.head_bits < FLOAT
     seen = sum(min(context, window or context) for window in config.windows)
     key, query = config.num_kv_heads * config.head_dim, config.num_heads * config.head_dim
     return [
-        Part("drafter's layers", body * item, 2.0 * body * block),
-        Part("drafter's context", fold * item, 2.0 * fold * rows),
-        Part("head for the drafts", head * head_bits / 8, 2.0 * head * block),
+        Part("drafter's layers", body * item, 2.0 * body * block, is_coded),
+        Part("drafter's context", fold * item, 2.0 * fold * rows, is_coded),
+        Part("head for the drafts", head_bytes, 2.0 * head * block, is_head_coded),
         Part(
-            "drafter's cache", CACHE_ITEM * 2.0 * key * seen * requests, 4.0 * query * seen * block
+            "drafter's cache",
+            form.cache_dtype.itemsize * 2.0 * key * seen * requests,
+            4.0 * query * seen * block,
         ),
     ]
 
@@ -198,11 +220,18 @@ def explain(step: Prediction, card: Card) -> list[str]:
     rate = "the card's rate is not known"
     if card.tflops is not None:
         rate = f"{step.operations / TERA:.2f} TFLOP at {use.arithmetic:g} × {card.tflops:g} TFLOP/s"
+    sizes: dict[float, float] = {}
+    for part in step.parts:
+        share = part.share(use)
+        sizes[share] = sizes.get(share, 0.0) + part.num_bytes
+    terms = [
+        f"{size / GB:.2f} GB ÷ ({share:g} × {card.bandwidth_tb_s:g} TB/s)"
+        for share, size in sizes.items()
+    ]
     each = f"{step.accepted_length:.2f} tokens" if step.verify else "1 token"
     times = f"{step.requests} × " if step.requests > 1 else ""
     return [
-        f"reading: {step.num_bytes / GB:.2f} GB ÷ ({use.bandwidth:g} × {card.bandwidth_tb_s:g} "
-        f"TB/s) = {1e3 * step.reading_s:.2f} ms",
+        f"reading: {' + '.join(terms)} = {1e3 * step.reading_s:.2f} ms",
         f"arithmetic that reading does not hide: + {1e3 * step.arithmetic_s:.2f} ms ({rate})",
         f"kernels: {step.num_kernels:.0f} × {use.kernel_us:g} µs = {1e3 * step.kernels_s:.2f} ms",
         f"{times}{each} ÷ {1e3 * step.step_s:.2f} ms = {step.tokens_per_s:,.0f} tokens/s",

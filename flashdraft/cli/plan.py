@@ -10,16 +10,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from flashdraft.bench.gpus import GB, Card, custom_card, find_card, this_machine
 from flashdraft.bench.plan import DEFAULT_CONTEXT, Fit, Plan, advice, break_even, make_plan
 from flashdraft.bench.plan_pairs import Pair, find_pair
 from flashdraft.bench.plan_sizes import cache_bytes, cache_layers, count_drafter, count_target
-from flashdraft.bench.plan_speed import Prediction, explain
+from flashdraft.bench.plan_speed import FEW_BITS_SHARE, Prediction, explain
 from flashdraft.cli.arguments import Commands, add_json_argument
 from flashdraft.cli.files import write_json
 from flashdraft.engine.cache import bytes_per_token
+from flashdraft.engine.config import KV_DTYPES, EngineConfig
 from flashdraft.engine.memory import DEFAULT_CPU_GB, GPU_SHARE
 from flashdraft.models.sources import DEFAULT_MODEL
 
@@ -62,6 +61,12 @@ def add_command(commands: Commands) -> None:
         metavar="N",
         help="answers written at once (default: %(default)s)",
     )
+    parser.add_argument(
+        "--kv-dtype",
+        default=EngineConfig.kv_dtype,
+        metavar="DTYPE",
+        help=f"of keys and values, one of {', '.join(KV_DTYPES)} (default: %(default)s)",
+    )
     add_json_argument(parser)
     parser.set_defaults(run=run)
 
@@ -74,6 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
         _card(arguments),
         context=arguments.context,
         concurrency=arguments.concurrency,
+        kv_dtype=arguments.kv_dtype,
     )
     if arguments.json is not None:
         write_json(arguments.json, as_json(plan))
@@ -112,15 +118,14 @@ def describe(plan: Plan) -> Iterator[str]:
         yield f"Run: {plan.command}"
     found = advice(plan)
     if found:
-        none = "It does not fit in a format that this version loads. What would:"
-        yield "For the whole load:" if plan.command else none
+        yield "For the whole load:" if plan.command else "It fits in no format. What would:"
         yield from (f"  {line}" for line in found)
 
 
 def _table(plan: Plan) -> Iterator[str]:
     heading = ["FORMAT", "WEIGHTS", "DRAFTER", "CACHE", "ROOM", "FITS", "MAX CONTEXT", "MAX BATCH"]
     has_speed = any(fit.plain is not None for fit in plan.fits)
-    rows = [heading + ["PLAIN TOK/S", "DRAFTED"] * has_speed + [""]]
+    rows = [heading + ["PLAIN TOK/S", "DRAFTED"] * has_speed + ["FLAGS"]]
     for fit in plan.fits:
         row = [fit.form.name, _gb(fit.weights_bytes), _gb(fit.drafter_bytes)]
         row += ["–" if fit.cache is None else _gb(fit.cache.needed_bytes)]
@@ -128,8 +133,8 @@ def _table(plan: Plan) -> Iterator[str]:
         row += [f"{fit.max_context:,}" if fit.max_context else "–"]
         row += [str(fit.max_concurrency or "–")]
         if has_speed:
-            row += [_rate(fit.plain), _rate(fit.drafted)]
-        rows.append([*row, "" if fit.form.is_loadable else "not yet loadable"])
+            row += [_rate(fit.plain, fit), _rate(fit.drafted, fit)]
+        rows.append([*row, " ".join(fit.form.flags)])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         first, *middle, last = zip(row, widths, strict=True)
@@ -145,7 +150,7 @@ def _state(plan: Plan, fit: Fit) -> str:
 
 def _memory_notes(plan: Plan) -> Iterator[str]:
     """Where the columns come from, with the numbers in."""
-    dtype = torch.float32 if plan.card.is_cpu else torch.bfloat16
+    dtype = plan.best.form.cache_dtype
     layers = cache_layers(plan.pair)
     terms = []
     for window, cost in sorted(bytes_per_token(layers, dtype).items(), key=lambda one: one[0] or 0):
@@ -166,16 +171,16 @@ def _memory_notes(plan: Plan) -> Iterator[str]:
 
 
 def _speed(plan: Plan) -> Iterator[str]:
-    fit, pair, card = plan.shown, plan.pair, plan.card
-    if fit is None:
+    fit, pair, card = plan.best, plan.pair, plan.card
+    if not plan.num_at_once:
         return
     if fit.plain is None:
         cure = "`flashdraft bench` measures it" if card.is_cpu else "give --bandwidth"
         yield f"Speed: not predicted for {card.title}; {cure}."
         return
     plain, drafted = fit.plain, fit.drafted
-    form = fit.form.name if fit.form.is_loadable else f"{fit.form.name} (not yet loadable)"
-    yield f"Speed expected in {form}, {plain.requests} at once, {plain.context:,} tokens in:"
+    load = f"{plain.requests} at once, {plain.context:,} tokens in"
+    yield f"Speed expected in format {fit.form.name!r}, {load}:"
     yield f"plain: {plain.tokens_per_s:,.0f} tokens/s"
     yield from (f"  {line}" for line in explain(plain, card))
     if drafted is not None and pair.accepted is not None:
@@ -197,6 +202,16 @@ def _speed(plan: Plan) -> Iterator[str]:
     yield from _shared_notes(plan, plain, drafted)
 
 
+def _speed_note(fit: Fit) -> str | None:
+    """What a speed is worth that follows from no measured step."""
+    if fit.plain is None or fit.form.is_measured:
+        return None
+    return (
+        "The speed is not measured in this format: an upper estimate, with weights in few bits "
+        f"taken to be read at {FEW_BITS_SHARE:g} of the bandwidth."
+    )
+
+
 def _shared_notes(plan: Plan, plain: Prediction, drafted: Prediction | None) -> Iterator[str]:
     experts = plan.pair.target.experts
     if experts is not None:
@@ -211,7 +226,9 @@ def _shared_notes(plan: Plan, plain: Prediction, drafted: Prediction | None) -> 
         )
     is_measured = plan.card.efficiency.is_measured
     known = "measured on this card" if is_measured else "measured on an H200 and assumed here"
-    yield f"Shares of bandwidth and arithmetic, and the time per kernel, are {known}."
+    yield f"Shares of bandwidth and arithmetic, and the time per kernel, are {known}, for bf16."
+    note = _speed_note(plan.best)
+    yield from [] if note is None else [note]
 
 
 def as_json(plan: Plan) -> dict[str, Any]:
@@ -247,7 +264,7 @@ def _fit_json(fit: Fit, card: Card) -> dict[str, Any]:
     cache = fit.cache
     return {
         "name": fit.form.name,
-        "is_loadable": fit.form.is_loadable,
+        "flags": list(fit.form.flags),
         "weights_gb": round(fit.weights_bytes / GB, 3),
         "drafter_gb": round(fit.drafter_bytes / GB, 3),
         "cache_gb": None if cache is None else round(cache.needed_bytes / GB, 3),
@@ -256,6 +273,7 @@ def _fit_json(fit: Fit, card: Card) -> dict[str, Any]:
         "fits": fit.fits,
         "max_context": fit.max_context,
         "max_concurrency": fit.max_concurrency,
+        "speed_note": _speed_note(fit),
         "plain": _step_json(fit.plain, card),
         "drafted": _step_json(fit.drafted, card),
     }
@@ -294,5 +312,7 @@ def _gb(size: float) -> str:
     return f"{size / GB:.2f}" if size < 10 * GB else f"{size / GB:.1f}"
 
 
-def _rate(step: Prediction | None) -> str:
-    return "–" if step is None else f"{step.tokens_per_s:,.0f}"
+def _rate(step: Prediction | None, fit: Fit) -> str:
+    if step is None:
+        return "–"
+    return f"{'' if fit.form.is_measured else '≤ '}{step.tokens_per_s:,.0f}"

@@ -27,6 +27,7 @@ from flashdraft.engine.device_steps import (
 )
 from flashdraft.engine.pages import NO_PAGE, PageBook
 from flashdraft.engine.sequence import Sequence as RunningSequence
+from flashdraft.engine.streams import MOST_GRAPHS
 from flashdraft.engine.width import WidthChooser
 
 log = logging.getLogger(__name__)
@@ -35,6 +36,7 @@ BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 MOST_IN_FLIGHT = 2
 CHANCES_PERIOD = 8  # steps between two looks at how the drafter's confidences come true
 NEW_SHARE, NEW_S = 0.1, 1.0  # of the steps' time, and seconds at first, that new shapes may take
+MOST_PREPARED = MOST_GRAPHS - 16  # the others are for what nobody foresaw
 AHEAD_MARGIN = 64  # positions beyond a sequence's end that steps in flight may write to
 
 
@@ -162,15 +164,17 @@ class Ahead:
         """
         self.abandon()  # what may still be in flight is for requests that have ended
         deadline = time.perf_counter() + seconds
-        for batch, width in self._likeliest(at_once):
+        for batch, width in self._likeliest(at_once)[:MOST_PREPARED]:
             self._slots = [None] * batch
             shape = self._shape(width, Drawing.GREEDY)
             try:
                 while not self._steps.is_ready(shape) and time.perf_counter() < deadline:
                     self._empty(range(batch))
                     self._steps.launch(shape).land()
-            except RuntimeError as error:  # memory, most likely: steps that are needed will say so
+            except Exception as error:  # a step that is needed will say so itself
                 log.warning("steps of %d requests cannot be prepared: %s", batch, error)
+                break
+            if shape in self._steps.graphs.failed:  # memory, most likely: leave what there is
                 break
         self.abandon()
 

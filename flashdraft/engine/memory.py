@@ -44,17 +44,22 @@ def check_weights_fit(
         return
     free, total = torch.cuda.mem_get_info(kernels.device)
     shapes = [] if drafter is None else [one.shape for one in drafter.parameters()]
-    drafter_bytes = sum(_float_bytes(shape, kernels, kernels.quantize) for shape in shapes)
+    drafter_bytes = sum(_float_bytes(shape, kernels, kernels.quantize_drafter) for shape in shapes)
     needed = target_bytes(source, kernels) + drafter_bytes
     if needed <= free:
         return
-    name = kernels.quantize or str(kernels.dtype).removeprefix("torch.")
-    cure = "" if kernels.quantize else "make the weights smaller with quantize='int4', "
+    is_float = all(source.quantized_bytes(name) is None for name in source.names())
+    name = str(kernels.quantize or kernels.dtype).removeprefix("torch.")
+    name = name if is_float else "the format of its file"
+    num_values = sum(math.prod(source.shape(one)) for one in source.names())
+    room = free * num_values / max(1, needed - drafter_bytes) / GB
+    helps = is_float and kernels.quantize is None and kernels.dtype is torch.bfloat16
+    cure = "make the weights smaller with quantize='int4', " if helps else ""
     raise CapacityError(
         f"{label} takes {needed / GB:.1f} GB of weights in {name}"
         f" ({drafter_bytes / GB:.1f} GB of it the drafter's); the GPU has "
         f"{free / GB:.1f} GB free of {total / GB:.1f}. That is room for about "
-        f"{free / GB / kernels.dtype.itemsize:.0f} billion parameters without any context: end "
+        f"{room:.0f} billion parameters without any context: end "
         f"other programs on the GPU, {cure}choose a smaller model, or use device='cpu'."
     )
 
@@ -68,6 +73,8 @@ def target_bytes(source: TensorSource, kernels: Kernels) -> int:
     total = 0
     for name in names:
         stored = source.quantized_bytes(name)
+        if stored is not None and not kernels.holds(math.prod(source.shape(name))):
+            stored = math.prod(source.shape(name)) * kernels.dtype.itemsize
         if stored is None:
             scheme = None if name.endswith(".router.proj.weight") else kernels.quantize
             stored = _float_bytes(source.shape(name), kernels, schemes.get(name, scheme))
@@ -76,7 +83,7 @@ def target_bytes(source: TensorSource, kernels: Kernels) -> int:
 
 
 def _float_bytes(shape: Sequence[int], kernels: Kernels, scheme: Scheme | None) -> int:
-    if scheme is not None and len(shape) > 1:
+    if scheme is not None and len(shape) > 1 and kernels.holds(math.prod(shape)):
         with contextlib.suppress(RequestError):  # rows of no group's length stay as they are
             return quantized_bytes(shape, scheme)
     return math.prod(shape) * kernels.dtype.itemsize

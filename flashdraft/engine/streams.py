@@ -39,6 +39,7 @@ class Graphs(Generic[Key]):
         self._pool: Any = torch.cuda.graph_pool_handle() if self.captures else None
         self._graphs: OrderedDict[Key, tuple[torch.cuda.CUDAGraph, Any]] = OrderedDict()
         self._num_runs: Counter[Key] = Counter()
+        self.failed: set[Key] = set()  # what cannot be captured is run as it is
 
     def __len__(self) -> int:
         return len(self._graphs)
@@ -49,7 +50,7 @@ class Graphs(Generic[Key]):
 
     def is_ready(self, key: Key) -> bool:
         """Whether a call will take as long as any later one: nothing is left to be captured."""
-        return key in self._graphs or not self.captures
+        return key in self._graphs or key in self.failed or not self.captures
 
     def call(self, key: Key, function: Callable[[], Result]) -> Result:
         """Run the function, or its graph; read the result before anything else is replayed."""
@@ -67,9 +68,9 @@ class Graphs(Generic[Key]):
         begin = time.perf_counter()
         try:
             self._graphs[key] = self._record(function)
-        except RuntimeError as error:  # no input may stop the engine: go on without graphs
-            self.captures = False
-            log.warning("a step cannot be captured as a CUDA graph, steps are slower: %s", error)
+        except RuntimeError as error:  # no input may stop the engine: go on without this graph
+            self.failed.add(key)
+            log.warning("%s cannot be captured as a CUDA graph, it is slower: %s", key, error)
             return
         if len(self._graphs) > MOST_GRAPHS:
             self._graphs.popitem(last=False)

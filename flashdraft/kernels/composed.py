@@ -21,6 +21,10 @@ class ComposedKernels(Kernels):
 
     quantize = None
     quantize_head = None
+    quantize_drafter = None
+
+    def holds(self, num_values: int) -> bool:
+        return False
 
     def pack_head(self, *parts: Matrix) -> Any:
         return self.pack(*parts)

@@ -113,6 +113,7 @@ class Kernels(Protocol):
     dtype: torch.dtype  # of activations and, unless it is told otherwise, of the key/value cache
     quantize: Scheme | None  # what float weights become as they are packed; None: this dtype
     quantize_head: Scheme | None
+    quantize_drafter: Scheme | None
 
     def pack(self, *parts: Matrix, quantize: bool = True) -> Any:
         """Turn weights [out, in] of any dtype into this backend's own format, once.
@@ -124,6 +125,10 @@ class Kernels(Protocol):
 
     def pack_head(self, *parts: Matrix) -> Any:
         """The same for the head, which a backend may hold in a format of its own choice."""
+        ...
+
+    def holds(self, num_values: int) -> bool:
+        """Whether a quantised weight of so many values stays so; else it becomes floats."""
         ...
 
     def pack_drafter(self, *parts: Matrix) -> Any:

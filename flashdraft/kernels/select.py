@@ -99,6 +99,11 @@ def _select_cuda(
             "or device='cpu'."
         )
     float_dtype = getattr(torch, "bfloat16" if dtype == "auto" else dtype)
+    if (quantize or quantize_head) and float_dtype is not torch.bfloat16:
+        raise RequestError(
+            f"quantize is given with dtype {dtype!r}, but weights in few bits are multiplied in "
+            "bfloat16; use dtype='bfloat16', or leave quantize out."
+        )
     missing = _why_no_triton(device)
     if missing is not None:
         if exact:

@@ -73,7 +73,8 @@ class TritonKernels:
         self.dtype = dtype
         self.exact = exact
         self.quantize = quantize  # float weights become this as they are packed
-        self.quantize_head = quantize_head or _no_narrower_than_a_byte(quantize)
+        self.quantize_drafter = Scheme.INT8 if quantize is Scheme.INT4 else quantize
+        self.quantize_head = quantize_head or self.quantize_drafter
         self._torch = TorchKernels(device, dtype)
         self._limits = _read_limits(device)
         # Zero between calls; one for each of two linears that may run at the same time.
@@ -95,14 +96,16 @@ class TritonKernels:
     def pack_head(self, *parts: Matrix) -> Any:
         return self._pack(parts, self.quantize_head)
 
+    def holds(self, num_values: int) -> bool:
+        """Small ones become floats: reading them takes no time, unpacking them would."""
+        return self.dtype is torch.bfloat16 and num_values >= MIN_QUANTIZED_VALUES
+
     def pack_drafter(self, *parts: Matrix) -> Any:
-        return self._pack(parts, _no_narrower_than_a_byte(self.quantize))
+        return self._pack(parts, self.quantize_drafter)
 
     def _pack(self, parts: Sequence[Matrix], scheme: Scheme | None) -> Any:
-        """Small weights are floats: reading them takes no time, unpacking them would."""
         num_values = sum(math.prod(part.shape) for part in parts)
-        is_large = num_values >= MIN_QUANTIZED_VALUES
-        if is_large and self.dtype is torch.bfloat16 and is_held(parts, scheme):
+        if self.holds(num_values) and is_held(parts, scheme):
             return pack_rows(parts, scheme, self.device)
         return self._torch.pack(*parts)
 
@@ -223,20 +226,18 @@ class TritonKernels:
     def best_columns(
         self, x: Tensor, weight: Any, multiplier: float = 1.0, softcap: float | None = None
     ) -> Best:
-        if isinstance(weight, PackedWeight):
-            with self._on_device():
-                return best_of_logits(self.linear(x, weight), multiplier, softcap)
-        if self.exact:
-            plan = plan_exact_best(weight.itemsize, self._limits)
-        else:
-            plan = plan_best(x.shape[0], weight.itemsize, self._limits)
+        piece = max(1, MAX_LOGITS_BYTES // (weight.shape[0] * x.itemsize))
+        are_few = self.exact or x.shape[0] <= FUSED_HEAD_ROWS or piece <= FUSED_HEAD_ROWS
         with self._on_device():
-            piece = MAX_LOGITS_BYTES // (weight.shape[0] * weight.itemsize)
-            if self.exact or x.shape[0] <= FUSED_HEAD_ROWS or piece <= FUSED_HEAD_ROWS:
+            if are_few and not isinstance(weight, PackedWeight):
+                if self.exact:
+                    plan = plan_exact_best(weight.itemsize, self._limits)
+                else:
+                    plan = plan_best(x.shape[0], weight.itemsize, self._limits)
                 return best_columns(x, weight, plan, multiplier, softcap)
             bests = [
-                best_of_logits(self._torch.linear(x[i : i + piece], weight), multiplier, softcap)
-                for i in range(0, x.shape[0], piece)
+                best_of_logits(self.linear(x[i : i + piece], weight), multiplier, softcap)
+                for i in range(0, max(1, x.shape[0]), piece)
             ]
             if len(bests) == 1:
                 return bests[0]
@@ -247,7 +248,7 @@ class TritonKernels:
             )
 
     def pack_experts(self, weight: Matrix) -> Any:
-        if self.dtype is torch.bfloat16 and is_held([weight], self.quantize):
+        if self.holds(math.prod(weight.shape)) and is_held([weight], self.quantize):
             return pack_stack(weight, self.quantize, self.device)
         return join_floats([weight], self.device, self.dtype)
 
@@ -292,10 +293,6 @@ class TritonKernels:
                 return dequantize_experts(weight, self.dtype)
         found: Tensor = weight
         return found
-
-
-def _no_narrower_than_a_byte(scheme: Scheme | None) -> Scheme | None:
-    return Scheme.INT8 if scheme is Scheme.INT4 else scheme
 
 
 def _read_limits(device: torch.device) -> DeviceLimits:

@@ -103,7 +103,7 @@ def multiply_quantized(
         EVEN=depth % (weight.lanes * weight.planes) == 0,
         **describe(weight),
         **overlap(x),
-        num_warps=2,
+        num_warps=2 if plan.block_m < 64 else 4,  # so many sums need more registers
         num_stages=plan.num_stages,
     )
     return output

@@ -11,6 +11,7 @@ import pytest
 from flashdraft.bench.gpus import GB, MIB, cards_by_memory, custom_card, find_card, recognise
 from flashdraft.bench.plan import Plan, advice, break_even, make_plan
 from flashdraft.bench.plan_pairs import find_pair
+from flashdraft.cli import build_parser
 from flashdraft.errors import CheckpointError, ModelNotFoundError, RequestError
 from tests.tiny import make_tiny_checkpoint
 from tests.unit.models.gguf_factory import LLAMA, random_values, write_gguf
@@ -23,31 +24,35 @@ def plan(model: str, gpu: str, context: int | None = None, concurrency: int = 1)
 
 
 def test_what_fits_on_which_card() -> None:
-    fits = {
-        (model, gpu): plan(model, gpu).best.fits
-        for model in (DENSE, MOE, "Qwen/Qwen3-8B")
-        for gpu in ("rtx4090", "rtx5090", "a6000", "a100-80", "rtxpro6000", "h200")
-    }
-    assert [fits[DENSE, gpu] for gpu in ("a6000", "a100-80", "h200")] == [False, True, True]
-    assert [fits[MOE, gpu] for gpu in ("rtx5090", "a6000", "a100-80")] == [False, False, True]
-    assert all(fits["Qwen/Qwen3-8B", gpu] for gpu in ("rtx4090", "rtx5090", "h200"))
+    def formats(model: str, *gpus: str) -> list[str]:
+        bests = [plan(model, gpu).best for gpu in gpus]
+        assert all(best.fits for best in bests)
+        return [best.form.name for best in bests]
+
+    found = formats(DENSE, "rtx4090", "rtx5090", "a6000", "a100-80", "h200")
+    assert found == ["int4, int8 head"] * 2 + ["int8", "bf16", "bf16"]
+    found = formats(MOE, "rtx4090", "rtx5090", "a6000", "a100-80")
+    assert found == ["int4, int8 head", "int8", "int8", "bf16"]
+    assert formats("Qwen/Qwen3-8B", "rtx4090", "rtx5090", "h200") == ["bf16"] * 3
 
 
 def test_limits_are_the_last_that_fit() -> None:
-    asked = plan(DENSE, "a100", concurrency=2)
-    best = asked.best
-    assert best.fits and best.max_context < 262144
-    assert plan(DENSE, "a100", best.max_context, 2).best.fits
-    assert not plan(DENSE, "a100", best.max_context + 16, 2).best.fits
-    assert plan(DENSE, "a100", concurrency=best.max_concurrency).best.fits
-    assert not plan(DENSE, "a100", concurrency=best.max_concurrency + 1).best.fits
+    asked = plan(DENSE, "rtx5090", concurrency=2)
+    for index in (3, 4):  # int4
+        fit = asked.fits[index]
+        assert fit.fits and fit.max_context < 262144
+        assert plan(DENSE, "rtx5090", fit.max_context, 2).fits[index].fits
+        assert not plan(DENSE, "rtx5090", fit.max_context + 16, 2).fits[index].fits
+        assert plan(DENSE, "rtx5090", concurrency=fit.max_concurrency).fits[index].fits
+        assert not plan(DENSE, "rtx5090", concurrency=fit.max_concurrency + 1).fits[index].fits
 
 
 def test_more_memory_never_holds_less() -> None:
     pair = find_pair(DENSE)
     bests = [make_plan(pair, card).best for card in cards_by_memory()]
-    batches = [best.max_concurrency for best in bests]
+    batches = [make_plan(pair, card).fits[0].max_concurrency for card in cards_by_memory()]
     assert batches == sorted(batches) and batches[0] == 0 and batches[-1] > 8
+    assert all(best.fits for best in bests)
 
 
 def test_a_load_that_fits_is_served_as_it_was_asked_for() -> None:
@@ -59,8 +64,45 @@ def test_a_load_that_fits_is_served_as_it_was_asked_for() -> None:
     assert best.plain.requests == 8 and best.drafted.tokens_per_s > 3 * best.plain.tokens_per_s
 
 
+def test_the_command_carries_the_flags_of_its_format() -> None:
+    start, end = f"flashdraft serve {DENSE} ", " --max-context 8192 --max-batch 1"
+    assert plan(DENSE, "rtx5090").command == f"{start}--quantize int4{end}"
+    assert plan(DENSE, "a6000").command == f"{start}--quantize int8{end}"
+    words = [" ".join(fit.form.flags) for fit in plan(DENSE, "h200").fits]
+    assert words == ["", *(f"--quantize {one}" for one in ("int8", "fp8", "int4"))] + [
+        "--quantize int4 --quantize-head fp8"
+    ]
+    parser = build_parser()
+    for fit in plan(DENSE, "h200").fits:
+        parser.parse_args(["serve", DENSE, *fit.form.flags])  # exits on what serve does not know
+
+
+def test_an_fp8_cache_holds_twice_as_much() -> None:
+    pair, card = find_pair(DENSE), find_card("rtx4090")
+    wide, half = (make_plan(pair, card, kv_dtype=one).best for one in ("auto", "fp8"))
+    assert wide.cache is not None and half.cache is not None
+    assert half.cache.needed_bytes == wide.cache.needed_bytes // 2
+    assert half.max_context > 2 * wide.max_context
+    asked = make_plan(pair, card, context=half.max_context, kv_dtype="fp8")
+    assert "--quantize int4" in str(asked.command) and "--kv-dtype fp8" in str(asked.command)
+    # and is advised where it is what would do
+    assert any("--kv-dtype fp8" in line for line in advice(plan(DENSE, "rtx4090", 60000)))
+
+
+def test_an_fp8_cache_is_refused_where_it_cannot_be_read() -> None:
+    pair = find_pair(DENSE)
+    for name in ("rtx3090", "a6000", "a100"):
+        with pytest.raises(RequestError, match="--kv-dtype is fp8.*capability 8.9"):
+            make_plan(pair, find_card(name), kv_dtype="fp8")
+        assert not any("fp8" in line for line in advice(plan(DENSE, name, 262144, 2)))
+    for name in ("rtx6000ada", "l40s", "h100"):
+        make_plan(pair, find_card(name), kv_dtype="fp8")
+    with pytest.raises(RequestError, match="'int3'; it must be auto or fp8"):
+        make_plan(pair, find_card("h200"), kv_dtype="int3")
+
+
 def test_a_load_that_fits_in_part_is_served_in_part() -> None:
-    found = plan(DENSE, "a100", 8192, 8)
+    found = plan(DENSE, "rtx5090", 8192, 8)
     at_once = found.num_at_once
     assert 0 < at_once < 8 and f"--max-batch {at_once}" in str(found.command)
     assert found.best.plain is not None and found.best.plain.requests == at_once
@@ -68,12 +110,12 @@ def test_a_load_that_fits_in_part_is_served_in_part() -> None:
 
 
 def test_what_would_fit_is_named() -> None:
-    found = plan(DENSE, "rtx5090")
+    found = plan(DENSE, "rtx3090", 131072)
     assert found.command is None and not found.best.fits and found.best.plain is None
     lines = advice(found)
-    assert any("int4" in line and "cannot be loaded yet" in line for line in lines)
-    assert any("larger card" in line and "80 GB" in line for line in lines)
-    assert found.shown is not None and not found.shown.form.is_loadable
+    assert lines[0].startswith(f"--context {found.best.max_context}:")
+    assert found.best.max_context == max(fit.max_context for fit in found.fits) > 0
+    assert any("larger card" in line and "48 GB" in line for line in lines)
     nowhere = plan(DENSE, "rtx3090", 262144, 64)
     assert any("no single card" in line for line in advice(nowhere))
 

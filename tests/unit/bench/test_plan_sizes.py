@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -13,21 +14,29 @@ import torch
 from flashdraft.bench.gpus import GB
 from flashdraft.bench.plan_pairs import DRAFTERS, TARGETS, Pair, find_pair
 from flashdraft.bench.plan_sizes import (
+    FP8,
     GPU_FORMATS,
+    INT4,
+    INT8,
+    LEAST_VALUES,
     cache_bytes,
     cache_layers,
     count_drafter,
     count_target,
     drafter_bytes,
     plan_cache,
+    stored_formats,
     weight_bytes,
 )
 from flashdraft.engine.config import EngineConfig
 from flashdraft.engine.memory import build_cache
-from flashdraft.errors import CapacityError
+from flashdraft.errors import CapacityError, CheckpointError
+from flashdraft.kernels.quantized import Scheme, quantized_bytes
 from flashdraft.models.loading import open_checkpoint
-from flashdraft.models.sources import default_drafter, known_models
+from flashdraft.models.sources import default_drafter, known_models, resolve_source
 from tests.tiny import make_tiny_checkpoint
+from tests.unit.models.gguf_factory import LLAMA, Types, random_values, write_gguf
+from tests.unit.models.test_compressed_tensors import write_model
 
 DENSE, MOE = "google/gemma-4-31B-it", "google/gemma-4-26B-A4B-it"
 BF16 = torch.bfloat16
@@ -70,26 +79,126 @@ def test_parameters_are_those_of_a_checkpoint(tmp_path: Path, family: str) -> No
     assert count_target(checkpoint.config).total == stored
 
 
+# published for bf16, for fp8 and for int4 with an 8-bit head; int8 and its scales on top are ours
 @pytest.mark.parametrize(
-    ("name", "resident"),
-    [(DENSE, (61.4, 32.1, 30.7, 19.3, 17.9)), (MOE, (50.4, 26.0, 25.2, 15.2, 14.5))],
+    ("name", "resident", "floats"),
+    [
+        (DENSE, (61.4, 32.6, 30.7, 18.0, 17.9), 0),
+        (MOE, (50.4, 26.8, 25.2, 14.6, 14.5), 30 * 2112 * 2816),
+    ],
 )
-def test_weights_in_every_format(name: str, resident: tuple[float, ...]) -> None:
+def test_weights_in_every_format(name: str, resident: tuple[float, ...], floats: int) -> None:
     size = count_target(find_pair(name).target)
-    found = [weight_bytes(size, form) / GB for form in GPU_FORMATS]
+    assert size.light == floats  # the published sums have these in few bits too
+    found = [
+        (weight_bytes(size, form) - floats * (16 - form.bits) / 8) / GB for form in GPU_FORMATS
+    ]
     assert found == pytest.approx(resident, abs=0.1)
-    assert [form.is_loadable for form in GPU_FORMATS] == [True, False, False, False, False]
+
+
+def test_bits_are_those_of_the_kernels() -> None:
+    backend = pytest.importorskip("flashdraft.kernels.triton_backend")
+    assert backend.MIN_QUANTIZED_VALUES == LEAST_VALUES
+    for scheme, bits in ((Scheme.INT4, INT4), (Scheme.INT8, INT8), (Scheme.FP8, FP8)):
+        values = 5376 * 21504
+        assert 8 * quantized_bytes((21504, 5376), scheme) / values == pytest.approx(bits, abs=0.01)
 
 
 @pytest.mark.parametrize(("name", "measured"), [(DENSE, 3.19), (MOE, 0.92)])
-def test_a_drafter_takes_what_it_took_on_the_card(name: str, measured: float) -> None:
+def test_a_drafter_takes_what_it_took_on_the_card_and_a_byte_at_least(
+    name: str, measured: float
+) -> None:
     drafter = find_pair(name).drafter
     assert drafter is not None
     size = count_drafter(drafter)
-    assert [drafter_bytes(size, form) / GB for form in GPU_FORMATS] == pytest.approx(
-        [measured] * len(GPU_FORMATS), abs=0.02
-    )
+    found = [drafter_bytes(size, form) / GB / measured for form in GPU_FORMATS]
+    assert found == pytest.approx([1, 8.5 / 16, 8 / 16, 8.5 / 16, 8.5 / 16], abs=0.01)
     assert drafter_bytes(None, GPU_FORMATS[0]) == 0
+
+
+def test_small_weights_stay_floats_on_a_gpu(tmp_path: Path) -> None:
+    config = open_checkpoint(make_tiny_checkpoint(tmp_path, "llama")).config
+    size = count_target(config)
+    assert size.layers == 0 < size.light
+    assert {weight_bytes(size, form) for form in GPU_FORMATS} == {2 * size.total}
+
+
+def test_an_embedding_table_beside_the_head_stays_float() -> None:
+    size = count_target(find_pair("Qwen/Qwen3-8B").target)
+    assert size.table == size.head == 151936 * 4096
+    coded = size.total - size.table - size.small
+    assert weight_bytes(size, GPU_FORMATS[2]) == coded + 2 * (size.table + size.small)
+
+
+def stored_everywhere(name: str, bits: float) -> Pair:
+    """A pair whose file has every matrix in so many bits."""
+    pair = find_pair(name)
+    hidden, wide = pair.target.hidden_size, pair.target.intermediate_size
+    sizes = {"model.embed_tokens.weight": hidden * pair.target.vocab_size}
+    for index, layer in enumerate(pair.target.layers):
+        query, key = (layer.head_dim * n for n in (layer.num_heads, layer.num_kv_heads))
+        parts = {"q": query, "k": key, "o": query} | ({} if layer.share_kv else {"v": key})
+        for part, rows in parts.items():
+            sizes[f"model.layers.{index}.self_attn.{part}_proj.weight"] = rows * hidden
+        for part in ("gate", "up", "down"):
+            sizes[f"model.layers.{index}.mlp.{part}_proj.weight"] = wide * hidden
+    return replace(pair, stored={one: int(n * bits / 8) for one, n in sizes.items()})
+
+
+def test_a_file_in_few_bits_takes_what_it_stores() -> None:
+    pair = stored_everywhere(DENSE, 4.5)
+    assert pair.drafter is not None
+    size, drafter = count_target(pair.target), count_drafter(pair.drafter)
+    plain, other = stored_formats(pair)
+    expected = (size.total - size.small) * 4.5 / 8 + 2 * size.small
+    assert weight_bytes(size, plain) == pytest.approx(expected)
+    assert weight_bytes(size, other) == pytest.approx(expected)
+    assert drafter_bytes(drafter, plain) == 2 * (drafter.total + drafter.copies)
+    assert drafter_bytes(drafter, other) < 0.54 * drafter_bytes(drafter, plain)
+    assert plain.flags == () and other.flags == ("--quantize", "int8")
+    # a head that the file has as floats is what `--quantize` makes of it
+    del cast(dict[str, int], pair.stored)["model.embed_tokens.weight"]
+    assert [form.head_bits for form in stored_formats(pair)] == [16, 8.5]
+
+
+def test_a_gguf_file_is_planned_as_it_is_stored(tmp_path: Path) -> None:
+    table = {"token_embd.weight": random_values(LEAST_VALUES // 64, 64)}
+    kinds = {"token_embd.weight": Types.Q4_0}
+    pair = find_pair(str(write_gguf(tmp_path / "tiny.gguf", "llama", LLAMA, table, kinds)))
+    assert dict(pair.stored) == {"model.embed_tokens.weight": LEAST_VALUES * 9 // 16}
+    (form,) = stored_formats(pair)  # nothing else is large enough to become smaller
+    size = count_target(pair.target)
+    assert size.head_bytes(form) == LEAST_VALUES * 9 // 16
+    assert weight_bytes(size, form) == size.head_bytes(form) + 2 * (size.light + size.small)
+
+
+@pytest.mark.parametrize(("kind", "least", "most"), [("int4", 4, 7), ("fp8", 8, 11)])
+def test_a_compressed_folder_is_planned_as_it_is_stored(
+    tmp_path: Path, kind: str, least: float, most: float
+) -> None:
+    folder, _ = write_model(tmp_path, "gemma4_moe", kind)
+    pair, source = find_pair(str(folder)), open_checkpoint(folder).source
+    stored = {name: source.quantized_bytes(name) for name in source.names()}
+    assert pair.stored == {name: size for name, size in stored.items() if size is not None}
+    (form, *_) = stored_formats(pair)
+    assert form.expert_bits is not None and least <= form.expert_bits <= most
+    experts = sum(size for name, size in pair.stored.items() if ".experts." in name)
+    rest = count_target(pair.target)
+    floats = rest.total - rest.experts * rest.num_experts
+    assert weight_bytes(rest, form) == pytest.approx(experts + 2 * floats)
+    for file in folder.glob("*.safetensors"):
+        file.unlink()
+    with pytest.raises(CheckpointError, match="safetensors"):
+        find_pair(str(folder))
+
+
+@pytest.mark.weights
+def test_the_default_models_file_is_the_one_planned_for() -> None:
+    pair = find_pair("smollm2-135m")
+    source = open_checkpoint(resolve_source("smollm2-135m").path).source
+    head = "model.embed_tokens.weight"
+    assert pair.stored == {head: source.quantized_bytes(head)}
+    assert count_target(pair.target).layers == 0  # so that nothing else stays in few bits
 
 
 @pytest.mark.parametrize(
@@ -101,6 +210,8 @@ def test_keys_and_values_stop_growing_at_the_window(
     plain = cache_layers(find_pair(name, "none"))
     found = [cache_bytes(plain, BF16, context) / GB for context in (4096, 32768, 262144)]
     assert found == pytest.approx(gigabytes, abs=0.05 if name == DENSE else 0.005)
+    fp8 = [cache_bytes(plain, torch.float8_e4m3fn, context) / GB for context in (4096, 32768)]
+    assert fp8 == pytest.approx([one / 2 for one in found[:2]])
     drafted = cache_layers(find_pair(name))
     per_token = 2 * 8 * 128 * 2  # a drafter's layer: 8 heads of 128, keys and values
     for context, windowed in ((1000, 1000), (262144, 2048)):

@@ -42,22 +42,30 @@ def test_a_plan_that_fits(capsys: pytest.CaptureFixture[str]) -> None:
     assert "32,768 × 86,016 B + 1,024 × 819,200 B (window) + 2,048 × 16,384 B (window)" in out
     assert "GB ÷ (0.91 × 4.8 TB/s)" in out and "624 × 3.2 µs" in out
     assert "accepted length: 8.6 at 15 draft tokens" in out and "measured on this card" in out
-    assert out.count("not yet loadable") == 4
+    assert out.count("--quantize") == 5 and "not measured in this format" not in out
     assert f"Run: flashdraft serve {DENSE} --max-context 32768 --max-batch 1" in out
 
 
 def test_a_plan_that_does_not_fit(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(DENSE, "--gpu", "rtx5090") == 0
+    assert run(DENSE, "--gpu", "rtx3090", "--context", "131072") == 0
     out = capsys.readouterr().out
-    assert "Run:" not in out and "It does not fit" in out
-    assert "Speed expected in int4, bf16 head (not yet loadable)" in out
-    assert "assumed here" in out
+    assert "Run:" not in out and "It fits in no format. What would:" in out
+    assert "Speed expected" not in out
+
+
+def test_a_plan_in_few_bits(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(DENSE, "--gpu", "rtx5090", "--kv-dtype", "fp8") == 0
+    out = capsys.readouterr().out
+    assert "Speed expected in format 'int4, int8 head'" in out and "≤ " in out
+    assert "not measured in this format: an upper estimate" in out and "assumed here" in out
+    assert "÷ (0.5 × 1.792 TB/s) + " in out and "8,192 × 43,008 B" in out
+    assert f"Run: flashdraft serve {DENSE} --quantize int4 --kv-dtype fp8 --max-context" in out
 
 
 def test_experts_and_partial_loads(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(MOE, "--gpu", "h200", "--concurrency", "2") == 0
     assert "128 × (1 − (1 − 8/128)^rows) = 15.5 for 2 rows" in capsys.readouterr().out
-    assert run(DENSE, "--gpu", "a100", "--concurrency", "8") == 0
+    assert run(DENSE, "--gpu", "rtx5090", "--concurrency", "8") == 0
     out = capsys.readouterr().out
     assert "of 8 at once" in out and "For the whole load:" in out
 
@@ -76,7 +84,9 @@ def test_json_holds_the_same(capsys: pytest.CaptureFixture[str], tmp_path: Path)
     assert first["cache_gb"] <= first["reserved_gb"] <= first["room_gb"]
     assert first["drafted"]["verify"] == 15 and "GB ÷" in first["drafted"]["formula"]
     assert first["plain"]["step_ms"] > first["plain"]["floor_ms"]
-    assert [one["is_loadable"] for one in found["formats"]] == [True] + [False] * 4
+    assert first["flags"] == [] and first["speed_note"] is None
+    for one in found["formats"][1:]:
+        assert one["flags"][0] == "--quantize" and "not measured" in one["speed_note"]
 
 
 def test_drafters_without_a_known_length(capsys: pytest.CaptureFixture[str]) -> None:

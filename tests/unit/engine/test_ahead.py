@@ -20,6 +20,7 @@ from flashdraft.engine.accept import Acceptance
 from flashdraft.engine.config import EngineConfig
 from flashdraft.engine.device_steps import DeviceSteps
 from flashdraft.engine.engine import Engine
+from flashdraft.engine.streams import Graphs
 from tests import zoo
 
 PLAIN = EngineConfig(verify=0, ngram=False, cache_gb=0.01, run_ahead=False)
@@ -293,6 +294,7 @@ class SlowToBegin:
 
     def __init__(self):
         self.runs = Counter()
+        self.failed = set()
 
     def __iter__(self):
         return (key for key, runs in self.runs.items() if runs > 1)
@@ -378,3 +380,63 @@ def test_a_step_that_cannot_be_prepared_is_no_failure(monkeypatch, caplog):
     assert "cannot be prepared: no room" in caplog.text
     requests = greedy_requests(3)
     assert tokens(zoo.run(engine, requests)) == plain_tokens(target, requests)
+
+
+class FailsToCapture(Graphs):
+    """Graphs on a device that has no memory for one of them."""
+
+    def __init__(self, batch):
+        super().__init__(torch.device("cpu"))
+        self.captures, self.batch, self.asked = True, batch, []
+
+    def call(self, key, function):
+        self.asked.append(key)
+        return super().call(key, function)
+
+    def _record(self, function):
+        if self.asked[-1].batch == self.batch:
+            raise torch.OutOfMemoryError("no room")
+        return SimpleNamespace(replay=function), None
+
+
+def test_a_step_that_cannot_be_captured_costs_the_others_nothing(caplog):
+    target, engine = build(max_batch=4)
+    engine._ahead._steps.graphs = graphs = FailsToCapture(batch=2)
+    requests = [
+        Request(f"r{i}", [5 + i], SamplingParams(max_tokens=30 - 6 * i, ignore_eos=True), seed=i)
+        for i in range(4)
+    ]
+    assert tokens(zoo.run(engine, requests)) == plain_tokens(target, requests)
+    assert {shape.batch for shape in graphs.failed} == {2} and "no room" in caplog.text
+    assert {shape.batch for shape in graphs} >= {1, 4}
+
+
+def test_preparing_ends_where_the_memory_does():
+    _, engine = build(max_batch=4, verify=None)
+    engine._ahead._steps.graphs = graphs = FailsToCapture(batch=2)
+    engine.prepare(4, seconds=60.0)
+    assert {shape.batch for shape in graphs} == {4, 3} and len(graphs.failed) == 1
+
+
+def test_preparing_leaves_room_for_what_nobody_foresaw(monkeypatch):
+    monkeypatch.setattr(ahead, "MOST_PREPARED", 3)
+    _, engine = build(max_batch=4, verify=None)
+    engine._ahead._steps.graphs = graphs = SlowToBegin()
+    engine.prepare(4, seconds=60.0)
+    assert len(set(graphs)) == 3
+
+
+def test_preparing_writes_to_the_page_of_nobody_alone():
+    _, engine = build(max_batch=4, verify=None)
+    engine._ahead._steps._tables.random_(1, 5)  # as other requests have left them
+    engine._ahead._steps.graphs = SlowToBegin()
+    layers = engine.runner._cache._storage
+    before = [torch.stack(layer) for layer in layers]
+    engine.prepare(4, seconds=60.0)
+    changes = [
+        (torch.stack(now) != old).any(-1).any(-1).any(-1).any(0)
+        for now, old in zip(layers, before, strict=True)
+    ]
+    assert not any(pages[:-1].any() for pages in changes)  # the last page is nobody's
+    changed = any(pages[-1] for pages in changes)
+    assert changed  # the steps did run

@@ -31,9 +31,12 @@ def source_of(shapes: dict[str, tuple[int, ...]]) -> zoo.Tensors:
     return zoo.Tensors({name: torch.zeros(shape) for name, shape in shapes.items()})
 
 
-def kernels_with(quantize: Scheme | None = None, head: Scheme | None = None) -> Any:
+def kernels_with(
+    quantize: Scheme | None = None, head: Scheme | None = None, least_values: int = 0
+) -> Any:
     kernels: Any = TorchKernels(torch.device("cpu"), torch.bfloat16)
     kernels.quantize, kernels.quantize_head = quantize, head
+    kernels.holds = lambda num_values: num_values >= least_values
     return kernels
 
 
@@ -67,6 +70,15 @@ def test_weights_that_are_stored_in_few_bits_count_as_they_are() -> None:
     floats = 2 * (100 * 64 + 4 * 64 + 64)
     for scheme in (None, Scheme.INT8):
         assert target_bytes(Stored(tensors), kernels_with(scheme)) == 7 + floats
+    # where the backend makes floats of them they count as floats
+    kernels = kernels_with(least_values=641)
+    assert target_bytes(Stored(tensors), kernels) == 2 * 10 * 64 + floats
+
+
+def test_weights_too_small_to_be_worth_it_count_as_floats() -> None:
+    rest = 2 * (10 * 64 + 4 * 64 + 64)
+    kernels = kernels_with(Scheme.INT4, Scheme.FP8, least_values=641)
+    assert target_bytes(source_of(SHAPES), kernels) == 100 * FP8 + rest
 
 
 def test_too_large_a_model_is_refused_with_what_would_help(
@@ -77,5 +89,25 @@ def test_too_large_a_model_is_refused_with_what_would_help(
     kernels.device = torch.device("cuda")
     with pytest.raises(CapacityError, match=r"in bfloat16.*quantize='int4', choose a smaller"):
         check_weights_fit(source_of(SHAPES), None, kernels, "tiny")
+    kernels.dtype = torch.float16  # which quantize does not go with
+    with pytest.raises(CapacityError, match=r"in float16.*on the GPU, choose a smaller"):
+        check_weights_fit(source_of(SHAPES), None, kernels, "tiny")
+    kernels.dtype = torch.bfloat16
     kernels.quantize = kernels.quantize_head = Scheme.INT4
     check_weights_fit(source_of(SHAPES), None, kernels, "tiny")
+
+
+def test_a_model_that_is_small_already_is_not_told_to_become_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Stored(zoo.Tensors):
+        def quantized_bytes(self, name: str) -> Any:
+            return 10**9 if name.endswith("up_proj.weight") else None
+
+    tensors = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
+    monkeypatch.setattr(memory.torch.cuda, "mem_get_info", lambda device: (12_000, 10**9))
+    kernels = kernels_with()
+    kernels.device = torch.device("cuda")
+    match = r"1\.0 GB of weights in the format of its file.*on the GPU, choose a smaller"
+    with pytest.raises(CapacityError, match=match):
+        check_weights_fit(Stored(tensors), None, kernels, "tiny")

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from flashdraft.errors import CheckpointError
 from flashdraft.kernels.quantized import SUPER_GROUP, Quantized, Scheme
 
 ROW_TILE = 64  # rows are filled up to a multiple of it
@@ -186,7 +187,12 @@ def _choose_lanes(weight: Quantized) -> int:
 
     fitting = [lanes for lanes in _LANES if suits(lanes)]
     if not fitting:
-        raise ValueError(f"Groups of {group} values do not divide into planes of 16.")
+        allowed = "16, 32 or a multiple of 64" if planes == 4 else "16 or a multiple of 32"
+        raise CheckpointError(
+            f"A weight has a scale for groups of {group} values; a GPU reads {weight.scheme} in "
+            f"groups of {allowed}, or of a whole row. Use a checkpoint with such groups, or run "
+            "this one on the CPU."
+        )
     whole = [lanes for lanes in fitting if depth % (planes * lanes) == 0]
     return whole[0] if whole else fitting[-1]
 

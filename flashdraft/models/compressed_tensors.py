@@ -78,6 +78,12 @@ class CompressedTensors:
         assert shape is not None
         scale, group = form.spread(scale.reshape(shape).to(device), rows, depth)
         codes = self._source.read_matrix(weight.codes, device)
+        assert isinstance(codes, Tensor)
+        if form.scheme is Scheme.FP8 and (codes.view(torch.uint8) & 127 == 127).any():
+            raise CheckpointError(
+                f"Tensor {weight.codes!r} holds NaN among its fp8 codes; every one must be a "
+                "number. Fetch the checkpoint again."
+            )
         zero = 0
         if weight.is_packed:
             codes = _unpack(codes, form.scheme)[:, :depth]
@@ -114,6 +120,7 @@ class CompressedTensors:
         self._expect(weight.codes, ("I32",) if weight.is_packed else tuple(_CODES))
         self._expect(weight.scale, _SCALE_DTYPES)
         stored, scales = self._source.shape(weight.codes), self._source.shape(weight.scale)
+        lacks_zero_points = False
         for form in self._formats:
             is_float = form.scheme is Scheme.FP8
             if weight.is_packed:
@@ -125,7 +132,15 @@ class CompressedTensors:
                 fits &= form.scheme is not Scheme.INT4
             expected = form.scale_shape(rows, depth)
             if fits and expected is not None and _same_scales(scales, expected):
-                return form
+                if form.symmetric or weight.zero_point is not None:
+                    return form
+                lacks_zero_points = True
+        if lacks_zero_points:
+            zero_point = weight.name.removesuffix(".weight") + _ZERO_POINT
+            raise CheckpointError(
+                f"The checkpoint has no tensor {zero_point!r}, though its config says that "
+                f"{weight.name!r} is asymmetric ('symmetric': false). Fetch the checkpoint again."
+            )
         known = ", ".join(f"{form.scheme} by {form.strategy}" for form in self._formats)
         raise CheckpointError(
             f"Tensor {weight.name!r} of shape [{rows}, {depth}] is stored as {list(stored)} with "
@@ -150,7 +165,9 @@ class CompressedTensors:
         if not weight.is_packed:
             return stored.float()
         # packed along the rows, as many of them as there are scales
-        points = _unpack(stored.T.contiguous(), form.scheme)[:, :rows].T.float()
+        # contiguous() would leave a single word's strides as they are, which no view() takes
+        turned = stored.T.clone(memory_format=torch.contiguous_format)
+        points = _unpack(turned, form.scheme)[:, :rows].T.float()
         return points - 8 if form.scheme is Scheme.INT4 else points
 
     def _expect(self, name: str, dtypes: tuple[str, ...]) -> None:

@@ -6,11 +6,12 @@ same JSON form (loading.py), so this is the only reader.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from flashdraft.errors import UnsupportedModelError
+from flashdraft.errors import CheckpointError, UnsupportedModelError
 from flashdraft.kernels.interface import Activation
 from flashdraft.models.quantization_config import read_quantization
 
@@ -86,20 +87,67 @@ class ModelConfig:
         read_quantization(config)  # refuses what cannot be read
         # eos ids may sit at the top level of a multimodal config only
         merged = {**text, "eos_token_id": config.get("eos_token_id", text.get("eos_token_id"))}
-        return reader(merged, architecture)
+        model = reader(merged, architecture)
+        _check(model)
+        return model
+
+
+def _check(model: ModelConfig) -> None:
+    """Refuse sizes that would fail, or give NaN, only once the model runs."""
+    sizes = {
+        "vocab_size": model.vocab_size,
+        "hidden_size": model.hidden_size,
+        "intermediate_size": model.intermediate_size,
+        "num_hidden_layers": len(model.layers),
+        "max_position_embeddings": model.max_position,
+    }
+    for name, size in sizes.items():
+        _require(size >= 1, name, size, "at least 1")
+    _require(
+        0 <= model.norm_eps < math.inf, "rms_norm_eps", model.norm_eps, "finite and not below 0"
+    )
+    cap = model.logit_softcap
+    _require(cap is None or 0 < cap < math.inf, "final_logit_softcapping", cap, "finite, above 0")
+    if model.experts is not None:
+        count, chosen = model.experts.num_experts, model.experts.num_chosen
+        _require(1 <= chosen <= count, "top_k_experts", chosen, f"1 to {count}, the experts")
+    for layer in dict.fromkeys(model.layers):
+        dim, theta, kv_heads = layer.head_dim, layer.rope.theta, layer.num_kv_heads
+        _require(dim >= 2 and dim % 2 == 0, "head_dim", dim, "even and at least 2")
+        _require(1 <= theta < math.inf, "rope_theta", theta, "finite and at least 1")
+        _require(kv_heads >= 1, "num_key_value_heads", kv_heads, "at least 1")
+        heads, multiple = layer.num_heads, f"a multiple of the {kv_heads} key/value heads"
+        is_multiple = heads >= 1 and heads % kv_heads == 0
+        _require(is_multiple, "num_attention_heads", heads, multiple)
+        rotary, window = layer.rope.rotary_dims, layer.window
+        _require(0 <= rotary <= dim, "the number of rotary dimensions", rotary, f"0 to {dim}")
+        _require(window is None or window >= 1, "sliding_window", window, "at least 1")
+        for name, value in layer.rope.scaling:
+            _require(0 < value < math.inf, f"RoPE's {name}", value, "finite and above 0")
+
+
+def _require(holds: bool, name: str, value: Any, rule: str) -> None:
+    if not holds:
+        raise CheckpointError(
+            f"The config is not valid: {name} is {value}; it must be {rule}. "
+            "Fetch the checkpoint, or convert it, again."
+        )
 
 
 def _ids(value: Any) -> tuple[int, ...]:
-    if value is None:
-        return ()
-    return tuple(value) if isinstance(value, list) else (int(value),)
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    for one in ids:
+        is_id = isinstance(one, int) and not isinstance(one, bool)
+        _require(is_id, "eos_token_id", repr(value), "a whole number or a list of them")
+    return tuple(ids)
 
 
 def _rope_settings(config: Json) -> tuple[float, dict[str, Any]]:
     """theta and the scaling entry, from either generation of config.json."""
     scaling = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
-    theta = float(scaling.pop("rope_theta", None) or config.get("rope_theta") or 10000.0)
-    return theta, scaling
+    theta = scaling.pop("rope_theta", None)
+    theta = config.get("rope_theta") if theta is None else theta
+    return 10000.0 if theta is None else float(theta), scaling
 
 
 def _plain_rope(config: Json, head_dim: int, architecture: str) -> RopeConfig:

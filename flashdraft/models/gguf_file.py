@@ -7,6 +7,7 @@ inside the quantised blocks is gguf_blocks.py's.
 
 from __future__ import annotations
 
+import math
 import mmap
 import struct
 from dataclasses import dataclass
@@ -48,6 +49,8 @@ _FORMATS = {
     14: _Format("Q6_K", 256, 210),
     30: _Format("BF16", 1, 2),
 }
+_LARGEST = 2**32 - 1  # sizes, counts and token ids are stored in 32 bits
+_SHOWN = 80  # characters of a wrong value in a message
 _PLAIN_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
@@ -63,7 +66,10 @@ class GGUFTensor:
 
 
 class GGUFFile:
-    """An open GGUF file: `metadata` by key, `tensors` by name, `read` for the values."""
+    """An open GGUF file: `metadata` by key, `tensors` by name, `read` for the values.
+
+    A key may hold a value of any type: what must be a number is asked for as one.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -134,6 +140,43 @@ class GGUFFile:
                 f"the file has {len(self._data)}. Fetch it again."
             )
         return GGUFTensor(name, shape, layout, start, num_bytes)
+
+    def whole_numbers(self, key: str, least: int = 1) -> list[int]:
+        """The whole numbers that `key` lists, or the one that it is."""
+        value = self._value(key)
+        numbers = value if isinstance(value, list) else [value]
+        fit = [isinstance(n, int) and least <= n <= _LARGEST for n in numbers]
+        if not numbers or not all(fit) or any(isinstance(n, bool) for n in numbers):
+            raise self._invalid(
+                key, f"it must be a whole number from {least} to {_LARGEST}, or a list of them"
+            )
+        return numbers
+
+    def number(self, key: str, least: float | None = None) -> float:
+        """The finite number of `key`; an integer stays one."""
+        value = self._value(key)
+        if (
+            not isinstance(value, int | float)
+            or isinstance(value, bool)
+            or not math.isfinite(value)
+            or (least is not None and value < least)
+        ):
+            limit = "" if least is None else f" of at least {least:g}"
+            raise self._invalid(key, f"it must be a finite number{limit}")
+        return value
+
+    def _invalid(self, key: str, rule: str) -> CheckpointError:
+        """An error about what the file says under `key`."""
+        value = repr(self.metadata[key])
+        shown = value if len(value) <= _SHOWN else value[:_SHOWN] + "…"
+        return CheckpointError(
+            f"{self.path} is not valid: {key} is {shown}; {rule}. Fetch or convert it again."
+        )
+
+    def _value(self, key: str) -> Any:
+        if key not in self.metadata:
+            raise CheckpointError(f"{self.path} has no metadata key {key!r}.")
+        return self.metadata[key]
 
     def read(self, name: str) -> Tensor:
         """The tensor's values: float32, or float16/bfloat16 where it is stored so."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -111,32 +111,33 @@ class GGUFTensors:
         )
         if key is None:
             return None
-        num_heads = _number(self._file, key)
+        num_heads = _whole(self._file, key)
         return torch.arange(self.shape(name)[0]).view(num_heads, -1, 2).transpose(1, 2).flatten()
 
 
 def gguf_config(file: GGUFFile) -> dict[str, Any]:
     """The file's metadata in the form of a Hugging Face config.json."""
     architecture = _architecture(file)
-    if file.metadata.get("split.count", 0) > 1:
+    parts = file.whole_numbers("split.count", 0) if "split.count" in file.metadata else [0]
+    if max(parts) > 1:
         raise UnsupportedModelError(
-            f"{file.path} is one of {file.metadata['split.count']} parts; join them with "
-            "llama.cpp's `llama-gguf-split --merge` first."
+            f"{file.path} is one of {max(parts)} parts; join them with llama.cpp's "
+            "`llama-gguf-split --merge` first."
         )
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None:
         raise CheckpointError(f"{file.path} has no tensor 'token_embd.weight'.")
     config = {
         "vocab_size": embedding.shape[0],
-        "hidden_size": _number(file, "embedding_length"),
-        "num_hidden_layers": _number(file, "block_count"),
-        "num_attention_heads": _number(file, "attention.head_count"),
-        "intermediate_size": _number(file, "feed_forward_length"),
-        "rms_norm_eps": _number(file, "attention.layer_norm_rms_epsilon"),
-        "max_position_embeddings": _number(file, "context_length"),
+        "hidden_size": _whole(file, "embedding_length"),
+        "num_hidden_layers": _num_layers(file),
+        "num_attention_heads": _whole(file, "attention.head_count"),
+        "intermediate_size": _whole(file, "feed_forward_length"),
+        "rms_norm_eps": _real(file, "attention.layer_norm_rms_epsilon", least=0.0),
+        "max_position_embeddings": _whole(file, "context_length"),
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "eos_token_id": _stop_ids(file, architecture),
-        "bos_token_id": file.metadata.get("tokenizer.ggml.bos_token_id"),
+        "bos_token_id": next(iter(_token_ids(file, "bos")), None),
     }
     if architecture == "gemma4":
         return config | _gemma4_config(file)
@@ -147,7 +148,7 @@ def gguf_generation_config(file: GGUFFile) -> dict[str, Any]:
     """The sampling the file recommends, in the form of a generation_config.json."""
     keys = {"temp": "temperature", "top_p": "top_p", "top_k": "top_k", "min_p": "min_p"}
     found = {
-        name: file.metadata[f"general.sampling.{key}"]
+        name: file.number(f"general.sampling.{key}")
         for key, name in keys.items()
         if f"general.sampling.{key}" in file.metadata
     }
@@ -156,12 +157,12 @@ def gguf_generation_config(file: GGUFFile) -> dict[str, Any]:
 
 def _architecture(file: GGUFFile) -> str:
     name = file.metadata.get("general.architecture")
-    if name not in _NAMES:
+    if not isinstance(name, str) or name not in _NAMES:
         raise UnsupportedModelError(
             f"{file.path} holds a model of architecture {name!r}; "
             f"supported GGUF architectures are {', '.join(_NAMES)}."
         )
-    return str(name)
+    return name
 
 
 def _hub_name(file: GGUFFile, architecture: str, name: str) -> str:
@@ -176,46 +177,66 @@ def _hub_name(file: GGUFFile, architecture: str, name: str) -> str:
     return f"model.layers.{match[1]}.{inner}"
 
 
-def _value(file: GGUFFile, key: str, default: Any = None) -> Any:
-    """A value of the architecture's own section; without a default it must be there."""
-    full_key = f"{file.metadata['general.architecture']}.{key}"
-    value = file.metadata.get(full_key, default)
-    if value is None:
-        raise CheckpointError(f"{file.path} has no metadata key {full_key!r}.")
-    return value
+def _key(file: GGUFFile, key: str) -> str:
+    """A key of the architecture's own section."""
+    return f"{file.metadata['general.architecture']}.{key}"
 
 
-def _number(file: GGUFFile, key: str) -> Any:
+def _whole(file: GGUFFile, key: str, default: int | None = None, least: int = 1) -> int:
     """A number that must be the same in every layer where the file lists it per layer."""
-    value = _value(file, key)
-    if not isinstance(value, list):
-        return value
-    if len(set(value)) != 1:
-        raise UnsupportedModelError(f"{file.path}: {key} differs between layers: {value}.")
-    return value[0]
+    full_key = _key(file, key)
+    if default is not None and full_key not in file.metadata:
+        return default
+    numbers = file.whole_numbers(full_key, least)
+    if len(set(numbers)) != 1:
+        raise UnsupportedModelError(f"{file.path}: {key} differs between layers: {numbers}.")
+    return numbers[0]
+
+
+def _real(
+    file: GGUFFile, key: str, default: float | None = None, least: float | None = None
+) -> float:
+    full_key = _key(file, key)
+    if default is not None and full_key not in file.metadata:
+        return default
+    return float(file.number(full_key, least))
+
+
+def _num_layers(file: GGUFFile) -> int:
+    count = _whole(file, "block_count")
+    if count > len(file.tensors):  # before anything is made for every layer
+        raise CheckpointError(
+            f"{file.path} is not valid: block_count is {count}, but the file has "
+            f"{len(file.tensors)} tensors. Fetch or convert it again."
+        )
+    return count
+
+
+def _token_ids(file: GGUFFile, kind: str) -> list[int]:
+    key = f"tokenizer.ggml.{kind}_token_id"
+    return file.whole_numbers(key, 0) if key in file.metadata else []
 
 
 def _stop_ids(file: GGUFFile, architecture: str) -> list[int]:
-    keys = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id")
-    ids = [file.metadata[key] for key in keys if key in file.metadata]
-    if architecture == "gemma4":  # the file names one of the three
-        tokens: Sequence[str] = file.metadata.get("tokenizer.ggml.tokens", ())
+    ids = _token_ids(file, "eos") + _token_ids(file, "eot")
+    tokens = file.metadata.get("tokenizer.ggml.tokens")
+    if architecture == "gemma4" and isinstance(tokens, list):  # the file names one of the three
         ids += [tokens.index(token) for token in _GEMMA4_STOP_TOKENS if token in tokens]
     return list(dict.fromkeys(ids))
 
 
 def _llama_config(file: GGUFFile, architecture: str) -> dict[str, Any]:
-    if _value(file, "expert_count", 0):
+    if _whole(file, "expert_count", 0, least=0):
         raise UnsupportedModelError(
             f"{file.path} is a mixture of experts; of these, only Gemma 4 is supported."
         )
-    heads = _number(file, "attention.head_count")
-    head_dim = _value(file, "attention.key_length", _number(file, "embedding_length") // heads)
-    theta = float(_value(file, "rope.freq_base", 10000.0))
+    share = _whole(file, "embedding_length") // _whole(file, "attention.head_count")
+    head_dim = _whole(file, "attention.key_length", share)
+    theta = _real(file, "rope.freq_base", 10000.0, least=1.0)
     return {
         "model_type": architecture,
         "architectures": ["LlamaForCausalLM" if architecture == "llama" else "Qwen3ForCausalLM"],
-        "num_key_value_heads": _number(file, "attention.head_count_kv"),
+        "num_key_value_heads": _whole(file, "attention.head_count_kv"),
         "head_dim": head_dim,
         "attention_bias": "blk.0.attn_q.bias" in file.tensors,
         "rope_parameters": {"rope_theta": theta, **_rope_scaling(file, theta, head_dim)},
@@ -223,9 +244,13 @@ def _llama_config(file: GGUFFile, architecture: str) -> dict[str, Any]:
 
 
 def _rope_scaling(file: GGUFFile, theta: float, head_dim: int) -> dict[str, Any]:
-    kind = _value(file, "rope.scaling.type", "none")
-    if kind != "none":
-        return {"rope_type": kind, "factor": float(_value(file, "rope.scaling.factor"))}
+    kind = file.metadata.get(_key(file, "rope.scaling.type"), "none")
+    if kind not in ("none", "linear"):
+        raise UnsupportedModelError(
+            f"{file.path} uses RoPE scaling {kind!r}; none, linear and llama3's are supported."
+        )
+    if kind == "linear":
+        return {"rope_type": kind, "factor": _real(file, "rope.scaling.factor", least=1e-6)}
     if _ROPE_FACTORS not in file.tensors:
         return {"rope_type": "default"}
     divisors = file.read(_ROPE_FACTORS).tolist()
@@ -254,10 +279,16 @@ def _llama3_divisors(theta: float, head_dim: int, scaling: dict[str, Any]) -> li
 
 
 def _gemma4_config(file: GGUFFile) -> dict[str, Any]:
-    is_sliding = list(_value(file, "attention.sliding_window_pattern"))
-    num_layers = _number(file, "block_count")
-    kv_heads = _value(file, "attention.head_count_kv")
-    kv_heads = kv_heads if isinstance(kv_heads, list) else [kv_heads] * num_layers
+    num_layers = _num_layers(file)
+    pattern = _key(file, "attention.sliding_window_pattern")
+    is_sliding = file.metadata.get(pattern)
+    if not isinstance(is_sliding, list) or not all(isinstance(one, bool) for one in is_sliding):
+        raise CheckpointError(
+            f"{file.path} is not valid: {pattern} must list true or false for every layer. "
+            "Fetch or convert it again."
+        )
+    kv_heads = file.whole_numbers(_key(file, "attention.head_count_kv"))
+    kv_heads = kv_heads * num_layers if len(kv_heads) == 1 else kv_heads
     if not len(is_sliding) == len(kv_heads) == num_layers or all(is_sliding):
         raise CheckpointError(
             f"{file.path}: the layer pattern has {len(is_sliding)} entries with "
@@ -274,31 +305,32 @@ def _gemma4_config(file: GGUFFile) -> dict[str, Any]:
         "layer_types": ["sliding_attention" if s else "full_attention" for s in is_sliding],
         "num_key_value_heads": kv_heads[is_sliding.index(True) if True in is_sliding else full],
         "num_global_key_value_heads": kv_heads[full],
-        "head_dim": _value(file, "attention.key_length_swa"),
-        "global_head_dim": _value(file, "attention.key_length"),
+        "head_dim": _whole(file, "attention.key_length_swa"),
+        "global_head_dim": _whole(file, "attention.key_length"),
         "attention_k_eq_v": f"blk.{full}.attn_v.weight" not in file.tensors,
-        "sliding_window": _value(file, "attention.sliding_window"),
-        "num_kv_shared_layers": _value(file, "attention.shared_kv_layers", 0),
-        "hidden_size_per_layer_input": _value(file, "embedding_length_per_layer_input", 0),
-        "final_logit_softcapping": _value(file, "final_logit_softcapping"),
+        "sliding_window": _whole(file, "attention.sliding_window"),
+        "num_kv_shared_layers": _whole(file, "attention.shared_kv_layers", 0, least=0),
+        "hidden_size_per_layer_input": _whole(file, "embedding_length_per_layer_input", 0, least=0),
+        "final_logit_softcapping": _real(file, "final_logit_softcapping", least=1e-6),
         "rope_parameters": {
             "sliding_attention": {
                 "rope_type": "default",
-                "rope_theta": float(_value(file, "rope.freq_base_swa", 10000.0)),
+                "rope_theta": _real(file, "rope.freq_base_swa", 10000.0, least=1.0),
             },
             "full_attention": {
                 "rope_type": "proportional",
-                "rope_theta": float(_value(file, "rope.freq_base")),
+                "rope_theta": _real(file, "rope.freq_base", least=1.0),
                 # an unrotated frequency is stored as one with a divisor of 1e30
                 "partial_rotary_factor": (divisors < 1e6).sum().item() / divisors.numel(),
             },
         },
     }
-    if not _value(file, "expert_count", 0):
+    num_experts = _whole(file, "expert_count", 0, least=0)
+    if not num_experts:
         return config
     return config | {
         "enable_moe_block": True,
-        "num_experts": _value(file, "expert_count"),
-        "top_k_experts": _value(file, "expert_used_count"),
-        "moe_intermediate_size": _value(file, "expert_feed_forward_length"),
+        "num_experts": num_experts,
+        "top_k_experts": _whole(file, "expert_used_count"),
+        "moe_intermediate_size": _whole(file, "expert_feed_forward_length"),
     }

@@ -38,6 +38,7 @@ class WeightFormat:
     strategy: str  # tensor, channel, group or block
     group: int | None = None
     block: tuple[int, int] | None = None  # rows and columns under one scale
+    symmetric: bool = True  # without zero points; a weight of an asymmetric format has them
 
     def scale_shape(self, rows: int, depth: int) -> tuple[int, int] | None:
         """The scales that a weight of this shape has; None where it cannot be stored so."""
@@ -121,9 +122,11 @@ def _weight_format(group: Mapping[str, Any]) -> WeightFormat:
     block = _block(weights.get("block_structure")) if strategy == "block" else None
     if strategy == "group" and int(size) < 1:
         raise ValueError(f"group_size is {size}; it must be at least 1")
-    return WeightFormat(
-        schemes[kind, bits], strategy, int(size) if strategy == "group" else None, block
-    )
+    symmetric = weights.get("symmetric", True)
+    if not isinstance(symmetric, bool):
+        raise ValueError(f"symmetric is {symmetric!r}; it must be true or false")
+    group_size = int(size) if strategy == "group" else None
+    return WeightFormat(schemes[kind, bits], strategy, group_size, block, symmetric)
 
 
 def _plain_fp8(config: Mapping[str, Any]) -> WeightFormat:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from flashdraft.errors import CheckpointError
 from flashdraft.kernels.quantized import Quantized, Scheme, quantize
 from flashdraft.kernels.triton_quantized_layout import Number, pack_quantized
 from tests.interpreted import collect, judge, report
@@ -168,6 +169,30 @@ def test_packing_keeps_the_size(name):
     weight = FORMATS[name](out=128)
     more = pack_quantized(weight).num_bytes - weight.num_bytes
     assert more == (2 * 128 if name == "w4a16 256" else 0)  # a row's only scale becomes a float32
+
+
+@pytest.mark.parametrize(
+    ("scheme", "group", "allowed"),
+    [
+        (Scheme.INT4, 8, "16, 32 or a multiple of 64"),
+        (Scheme.INT4, 48, "16, 32 or a multiple of 64"),
+        (Scheme.INT6, 96, "16, 32 or a multiple of 64"),
+        (Scheme.INT8, 8, "16 or a multiple of 32"),
+        (Scheme.FP8, 48, "16 or a multiple of 32"),
+    ],
+)
+def test_groups_that_the_kernels_cannot_read_are_a_checkpoint_error(scheme, group, allowed):
+    weight = build(scheme, group, depth=2 * 96 * 8)
+    with pytest.raises(CheckpointError, match=f"groups of {group} values.*{allowed}.*CPU"):
+        pack_quantized(weight)
+
+
+@pytest.mark.parametrize("scheme", [Scheme.INT4, Scheme.INT6, Scheme.INT8, Scheme.FP8])
+def test_groups_that_the_error_allows_are_packed(scheme):
+    whole = 64 if scheme in (Scheme.INT4, Scheme.INT6) else 32
+    for group in (16, 32, whole, 3 * whole, 24):  # 24: a whole row
+        depth = 24 if group == 24 else 2 * group
+        assert pack_quantized(build(scheme, group, depth=depth)).shape == (100, depth)
 
 
 def test_experts_are_packed_one_by_one():

@@ -127,6 +127,28 @@ def test_zero_points_are_packed_along_the_rows(tmp_path: Path, bits: int) -> Non
     assert torch.equal(coded.dequantize(), (codes - half) * scale - scale * point)
 
 
+@pytest.mark.parametrize("rows", [1, 4, 8])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_zero_points_of_few_rows_fill_one_word(tmp_path: Path, bits: int, rows: int) -> None:
+    points = random_codes(rows, 3, bits, seed=5)
+    tensors = packed(rows, bits=bits)
+    tensors["x.weight_zero_point"] = pack_words(points.T, bits).T.contiguous()
+    coded = read(tmp_path, tensors, config_of({**GROUP_4, "num_bits": bits, "symmetric": False}))
+    point = points.repeat_interleave(32, 1)
+    scale = tensors["x.weight_scale"].float().repeat_interleave(32, 1)
+    expected = (random_codes(rows, 96, bits) - point) * scale
+    torch.testing.assert_close(coded.dequantize(), expected)
+
+
+def test_groups_of_one_shape_are_told_apart_by_their_zero_points(tmp_path: Path) -> None:
+    tensors = packed() | {name.replace("x.", "y."): one for name, one in packed().items()}
+    tensors["y.weight_zero_point"] = pack_words(random_codes(6, 3, seed=5).T, 4).T.contiguous()
+    source = opened(tmp_path, tensors, config_of({**GROUP_4, "symmetric": False}, GROUP_4))
+    x, y = (source.read_matrix(name) for name in ("x.weight", "y.weight"))
+    assert isinstance(x, Quantized) and x.minimum is None
+    assert isinstance(y, Quantized) and y.minimum is not None
+
+
 def fp8_weight(rows: int, depth: int) -> Tensor:
     generator = torch.Generator().manual_seed(4)
     return (torch.randn(rows, depth, generator=generator) * 50).to(torch.float8_e4m3fn)
@@ -340,6 +362,34 @@ def test_codes_that_do_not_fit_are_checkpoint_errors(
     tensors = {"x.weight": weight, "x.weight_scale": random_scale(40, 1)}
     with pytest.raises(CheckpointError, match=message):
         opened(tmp_path, tensors, config_of(CHANNEL_FP8, format="float-quantized")).read("x.weight")
+
+
+@pytest.mark.parametrize(
+    ("weights", "tensors"),
+    [
+        (GROUP_4, packed()),
+        (
+            CHANNEL_8,
+            {"x.weight": torch.ones(6, 96, dtype=torch.int8), "x.weight_scale": torch.ones(6, 1)},
+        ),
+    ],
+)
+def test_an_asymmetric_weight_needs_its_zero_points(
+    tmp_path: Path, weights: dict[str, Any], tensors: dict[str, Tensor]
+) -> None:
+    source = opened(tmp_path, tensors, config_of({**weights, "symmetric": False}))
+    with pytest.raises(CheckpointError, match=r"no tensor 'x\.weight_zero_point'.*asymmetric"):
+        source.shape("x.weight")
+
+
+@pytest.mark.parametrize("code", [0x7F, 0xFF])
+def test_fp8_codes_that_are_no_numbers_are_checkpoint_errors(tmp_path: Path, code: int) -> None:
+    codes = torch.zeros(40, 48, dtype=torch.uint8)
+    codes[7, 5] = code
+    tensors = {"x.weight": codes.view(torch.float8_e4m3fn), "x.weight_scale": random_scale(40, 1)}
+    source = opened(tmp_path, tensors, config_of(CHANNEL_FP8, format="float-quantized"))
+    with pytest.raises(CheckpointError, match=r"'x\.weight' holds NaN"):
+        source.read_matrix("x.weight")
 
 
 def test_a_scale_without_its_weight_is_left_over(tmp_path: Path) -> None:

@@ -74,7 +74,8 @@ def write_gemma4(path: Path, experts: bool, **options: Any) -> dict[str, Array]:
     tensors = gemma4_tensors(experts)
     factors = np.array([1.0] * 4 + [1e30] * 12, dtype=np.float32)
     stored = {**gguf_names(tensors, "gemma4"), ROPE_FREQS: factors}
-    write_gguf(path, "gemma4", {**GEMMA4, **(EXPERTS if experts else {})}, stored, **options)
+    metadata = options.pop("metadata", {**GEMMA4, **(EXPERTS if experts else {})})
+    write_gguf(path, "gemma4", metadata, stored, **options)
     return tensors
 
 
@@ -234,40 +235,6 @@ def test_one_part_of_several_is_refused(tmp_path: Path) -> None:
     write_llama(tmp_path / "m.gguf", general={"split.count": 3})
     with pytest.raises(UnsupportedModelError, match="one of 3 parts"):
         open_checkpoint(tmp_path / "m.gguf")
-
-
-def test_every_truncation_is_a_checkpoint_error(tmp_path: Path) -> None:
-    write_gguf(
-        tmp_path / "whole.gguf",
-        "llama",
-        LLAMA,
-        {"token_embd.weight": random_values(4, 64)},
-        general={"tokenizer.ggml.tokens": ["a", "b"]},
-    )
-    whole = (tmp_path / "whole.gguf").read_bytes()
-    cut = tmp_path / "cut.gguf"
-    for length in [*range(0, len(whole) - 1024, 7), len(whole) - 64, len(whole) - 32]:
-        cut.write_bytes(whole[:length])
-        with pytest.raises(CheckpointError, match=r"cut\.gguf"):
-            GGUFFile(cut)
-
-
-def test_random_damage_never_escapes_as_another_error(tmp_path: Path) -> None:
-    write_llama(tmp_path / "whole.gguf", general={"tokenizer.ggml.tokens": ["a", "b"]})
-    whole = (tmp_path / "whole.gguf").read_bytes()
-    generator = np.random.default_rng(0)
-    damaged = tmp_path / "damaged.gguf"
-    num_refused = 0
-    for _ in range(300):
-        data = bytearray(whole)
-        for place in generator.integers(0, 2000, 4):  # the header
-            data[place] = generator.integers(0, 256)
-        damaged.write_bytes(data)
-        try:
-            open_checkpoint(damaged)
-        except (CheckpointError, UnsupportedModelError):
-            num_refused += 1
-    assert num_refused > 100
 
 
 def test_not_a_gguf_file(tmp_path: Path) -> None:

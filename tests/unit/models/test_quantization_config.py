@@ -74,6 +74,7 @@ def test_static_order_and_unquantised_groups_are_read() -> None:
         config_of({**GROUP_4, "group_size": None})["quantization_config"],
         config_of({**GROUP_4, "num_bits": "four"})["quantization_config"],
         config_of({**GROUP_4, "type": ["int"]})["quantization_config"],
+        config_of({**GROUP_4, "symmetric": "false"})["quantization_config"],
         config_of({**BLOCK_FP8, "block_structure": None})["quantization_config"],
         config_of({**BLOCK_FP8, "block_structure": [128, 0]})["quantization_config"],
         {"quant_method": "fp8", "weight_block_size": [1, 2, 3]},

@@ -112,6 +112,12 @@ def table(checks: Sequence[Check]) -> Iterator[str]:
         f"A step's time is off by {statistics.fmean(errors):.0%} on average and by "
         f"{abs(worst.step_error):.0%} at most ({worst.section}, {worst.load}); {len(checks)} rows."
     )
+    speeds = [abs(one.speed_error) for one in checks]
+    worst = max(checks, key=lambda one: abs(one.speed_error))
+    yield (
+        f"Steady tokens/s are off by {statistics.fmean(speeds):.0%} on average and by "
+        f"{abs(worst.speed_error):.0%} at most ({worst.section}, {worst.load})."
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -24,6 +24,7 @@ from flashdraft.bench.table import (
     describe_run,
     mean_speedups,
     partial_notice,
+    precision,
     speed,
     table_lines,
     task_title,
@@ -39,6 +40,12 @@ END = "<!-- end of bench results -->"
 COLUMNS_NOTE = (
     "Tokens per second, plain → drafted, and the speedup, by requests in flight; accepted length is"
     " tokens per decode step, mean over requests, in the same order."
+)
+
+ROUNDED = ("bfloat16", "float16")
+ROUNDING_NOTE = (
+    "In 16 bits texts part where two tokens are within rounding of each other; `exact=True` keeps"
+    " them equal (above)."
 )
 
 
@@ -127,7 +134,16 @@ def _source(name: str, document: Mapping[str, Any]) -> Iterator[str]:
     partial = "".join(f"**{notice}** " for notice in partial_notice(document))
     date = str(document["environment"].get("date") or "")[:10]
     dated = f" {date}," if date else ""
-    yield f"{partial}{_cell(describe_run(document))}{dated} [file](benchmarks/results/{name})"
+    walls = [row["wall_s"] for row in document["rows"]]
+    repeats = document["settings"]["repeats"]
+    times = f" Rows of {min(walls):.2g} to {max(walls):.2g} s" if walls else ""
+    times += f", {'once' if repeats == 1 else f'{repeats} times'} each." if walls else ""
+    yield (
+        f"{partial}{_cell(describe_run(document))}{times}{dated} [file](benchmarks/results/{name})"
+    )
+    if precision(document) in ROUNDED:
+        yield ""
+        yield ROUNDING_NOTE
 
 
 def _row(cells: Iterable[str]) -> str:

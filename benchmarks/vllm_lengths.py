@@ -56,7 +56,7 @@ def compare(ours: dict[str, Any], theirs: dict[str, Any]) -> Iterator[Lengths]:
                 tuple(measure(one) for one in both)
                 for measure in (_decoded, lambda one: sum(one["accepted_histogram"].values()))
             )
-            yield Lengths(*key, tokens, steps, both[1]["mean_accepted_length_pooled"])
+            yield Lengths(*key, tokens, steps, _counted(both[1]))
 
 
 def pool(rows: list[Lengths]) -> Lengths:
@@ -75,6 +75,12 @@ def _drafted(document: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _decoded(row: dict[str, Any]) -> int:
     return int(row["output_tokens"]) - len(row["requests"])
+
+
+def _counted(row: dict[str, Any]) -> float:
+    """The length by the counters, whose the histogram of a vLLM is."""
+    steps = row["accepted_histogram"]
+    return sum(int(n) * count for n, count in steps.items()) / sum(steps.values())
 
 
 def main() -> int:

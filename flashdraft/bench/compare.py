@@ -13,15 +13,16 @@ one run to the next.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from flashdraft.bench.counters import VLLM, kept_length
 from flashdraft.bench.reading import read_document
-from flashdraft.bench.results import DRAFT
+from flashdraft.bench.results import DRAFT, PLAIN
 from flashdraft.bench.table import (
     HTTP,
     UNKNOWN,
@@ -39,6 +40,8 @@ from flashdraft.errors import RequestError
 
 NUM_RESAMPLES = 4000
 PERCENTILES = (2.5, 97.5)
+COUNTED = "mean_accepted_length_counted"  # which files have since its pooled length is another
+MODE_WORDS = {PLAIN: "plain", DRAFT: "drafted"}
 # What must be equal in both, and its name in a refusal; machine and dtype are in _machine.
 SAME_SETTINGS = {
     "model": "model",
@@ -120,7 +123,7 @@ def compare(a: Document, b: Document, seed: int = 0) -> Comparison:
     shared = [name for name in rows_a if name in rows_b]
     reasons = [*_differing_prompts(a, b), *_differences(a, b)]
     if not shared:
-        have = [", ".join(f"{task} at {c}" for task, c, _ in rows) for rows in (rows_a, rows_b)]
+        have = [_listed(rows) for rows in (rows_a, rows_b)]
         reasons.append(
             "nothing in common: no task was measured at the same concurrency in the same mode "
             f"(A: {have[0] or 'nothing'}; B: {have[1] or 'nothing'})"
@@ -178,7 +181,28 @@ def _ratio(a: float | None, b: float | None) -> float | None:
 
 
 def _by_name(document: Document) -> dict[tuple[str, int, str], Row]:
-    return {(row["task"], row["concurrency"], row["mode"]): row for row in ordered_rows(document)}
+    rows = [_renewed(row, document) for row in ordered_rows(document)]
+    return {(row["task"], row["concurrency"], row["mode"]): row for row in rows}
+
+
+def _renewed(row: Row, document: Document) -> Row:
+    """An older file's row of vLLM, pooled as it is now: by the answers, not by its counters."""
+    drafts = sum(row["accepted_histogram"].values())
+    is_old = document["environment"].get("server") == VLLM and COUNTED not in row
+    if not is_old or not drafts or document["is_partial"]:
+        return row
+    counted = sum(int(n) * count for n, count in row["accepted_histogram"].items())
+    longest = max(map(int, row["accepted_histogram"])) - 1
+    answers = [tokens for _, _, tokens, _ in row["requests"]]
+    pooled = kept_length(counted, drafts, longest, answers)
+    return {**row, "mean_accepted_length_pooled": pooled}
+
+
+def _listed(rows: Iterable[tuple[str, int, str]]) -> str:
+    modes: dict[str, list[str]] = {}
+    for task, concurrency, mode in rows:
+        modes.setdefault(f"{task} at {concurrency}", []).append(MODE_WORDS[mode])
+    return ", ".join(f"{cell} {' and '.join(words)}" for cell, words in modes.items())
 
 
 def _differing_prompts(a: Document, b: Document) -> Iterator[str]:
@@ -260,7 +284,7 @@ def _shown(value: Any) -> str:
 def _cells(row: ComparedRow) -> Iterator[str]:
     yield task_title(row.a["task"])
     yield str(row.a["concurrency"])
-    yield "drafted" if row.a["mode"] == DRAFT else "plain"
+    yield MODE_WORDS[row.a["mode"]]
     yield speed(row.a)
     yield speed(row.b)
     marked = row.interval is not None and row.interval.excludes_one

@@ -59,16 +59,34 @@ def look(endpoint: Endpoint) -> Page | None:
     return page or None
 
 
-def acceptance_between(kind: str, before: Page, after: Page) -> Acceptance | None:
+def acceptance_between(
+    kind: str, before: Page, after: Page, answers: Sequence[int] | None = None
+) -> Acceptance | None:
     """What was drafted and accepted between two looks; None if the pages do not say.
 
+    `answers` are the output tokens of every answer in between, where there are all of them.
     CountersError where they cannot be right: the server was started anew in between, most likely.
     """
     if kind == OURS:
         return _ours(before, after)
     if f"{_VLLM}drafts" in after:
-        return _vllm(before, after)
+        return _vllm(before, after, answers)
     return None
+
+
+def kept_length(
+    counted: float, drafts: float, longest: int, answers: Sequence[int] | None
+) -> float:
+    """Tokens that the answers have per draft, of which vLLM counts those beyond their ends too.
+
+    An answer's first token is the prefill's. Where answers and counters are apart by more than
+    that, steps went without a draft or others asked as well: the counters' own figure is left.
+    """
+    if answers is not None:
+        kept = sum(answers) - len(answers)
+        if drafts <= kept <= counted <= kept + longest * len(answers):
+            return kept / drafts
+    return counted / drafts
 
 
 def _ours(before: Page, after: Page) -> Acceptance:
@@ -80,21 +98,24 @@ def _ours(before: Page, after: Page) -> Acceptance:
     return Acceptance({}, tries, [hits[slot + 1] for slot in range(longest)])
 
 
-def _vllm(before: Page, after: Page) -> Acceptance | None:
+def _vllm(before: Page, after: Page, answers: Sequence[int] | None) -> Acceptance | None:
     drafts = _total(f"{_VLLM}drafts", before, after)
     accepted = f"{_VLLM}accepted_tokens"
     if drafts <= 0:
         return None
     hits = _by_label(f"{accepted}_per_pos", "position", before, after)
     if not hits:
-        return Acceptance(pooled=1 + _total(accepted, before, after) / drafts)
+        counted = drafts + _total(accepted, before, after)
+        pooled = kept_length(counted, drafts, MAX_POSITION, answers)
+        return Acceptance(pooled=pooled, counted=counted / drafts)
     reached = [drafts, *(hits[slot] for slot in range(max(hits) + 1)), 0]
     pairs = zip(reached, reached[1:], strict=False)
     histogram = {n: round(here - further) for n, (here, further) in enumerate(pairs, 1)}
     if min(histogram.values()) < 0:
         raise CountersError(f"{accepted}_per_pos and {_VLLM}drafts do not add up")
     slots = [round(count) for count in reached[1:-1]]
-    return Acceptance(histogram, [round(drafts)] * len(slots), slots)
+    pooled = kept_length(sum(reached), drafts, len(slots), answers)
+    return Acceptance(histogram, [round(drafts)] * len(slots), slots, pooled, sum(reached) / drafts)
 
 
 def _total(name: str, before: Page, after: Page) -> float:

@@ -38,7 +38,7 @@ from flashdraft.bench.stream import (
     BusyError,
     StoppedError,
 )
-from flashdraft.bench.tasks import BenchPrompt
+from flashdraft.bench.tasks import BenchPrompt, count_of
 from flashdraft.errors import EngineLostError, FlashdraftError
 
 MAX_FAILURES_IN_ROW = 5  # prompts; more of them and the server answers nothing any more
@@ -123,7 +123,8 @@ class EndpointRunner:
         replies = {place: done[place] for place in sorted(done)}
         every = [reply for one in replies.values() for reply in one]
         problems = [*_tell(run, failures), *_tell_waits(run, work.waits)]
-        acceptance, why_unknown = self._acceptance(run, every, before, watch)
+        answers = None if failures else [reply.output_tokens for reply in every]
+        acceptance, why_unknown = self._acceptance(run, every, answers, before, watch)
         is_told = bool(acceptance.histogram) or acceptance.pooled is not None
         can_tell = before is not None and served.kind in (VLLM, SGLANG)
         if why_unknown is not None and run.mode == DRAFT:
@@ -255,7 +256,12 @@ class EndpointRunner:
         return body
 
     def _acceptance(
-        self, run: Run, replies: Sequence[Reply], before: Page | None, watch: GaugeWatch | None
+        self,
+        run: Run,
+        replies: Sequence[Reply],
+        answers: Sequence[int] | None,
+        before: Page | None,
+        watch: GaugeWatch | None,
     ) -> tuple[Acceptance, str | None]:
         """How drafting went, and why that is not known where the counters make no sense."""
         served = self._served[run.mode]
@@ -264,7 +270,7 @@ class EndpointRunner:
         counted = why_unknown = None
         try:
             if before is not None and after is not None:
-                counted = acceptance_between(served.kind, before, after)
+                counted = acceptance_between(served.kind, before, after, answers)
         except CountersError as error:
             why_unknown = str(error)
         if served.kind == OURS:
@@ -276,6 +282,8 @@ class EndpointRunner:
 def _tell(run: Run, failures: Sequence[str]) -> list[str]:
     if not failures:
         return []
+    if len(failures) == len(run.prompts):
+        return [f"{run.label}: no prompt got an answer; {failures[0]}."]
     count = f"{len(failures)} of {len(run.prompts)} prompts got no answer"
     return [f"{run.label}: {count} and are not in the row; {failures[0]}."]
 
@@ -284,6 +292,7 @@ def _tell_waits(run: Run, waits: Sequence[float]) -> list[str]:
     if not waits:
         return []
     return [
-        f"{run.label}: the server asked to come back later {len(waits)} times (HTTP 429 or 503), "
+        f"{run.label}: the server asked to come back later {count_of(len(waits), 'time')} "
+        "(HTTP 429 or 503), "
         f"{sum(waits):.1f} s of waiting in all; tokens/s include it, latencies do not."
     ]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from flashdraft.bench.results import Measurement, Reply, Results
-from flashdraft.bench.tasks import BenchPrompt, Task
+from flashdraft.bench.tasks import BenchPrompt, Task, count_of
 from flashdraft.errors import FlashdraftError
 
 WARM_UP_TOKENS = 32
@@ -85,8 +85,9 @@ class Sweep:
     def problems(self) -> list[str]:
         """What cannot be had: more requests in flight than there are prompts."""
         return [
-            f"{task.name} has {len(task.prompts)} prompts: at concurrency {concurrency} no more "
-            "than those are in flight."
+            f"{task.name} has {count_of(len(task.prompts), 'prompt')}: at concurrency "
+            f"{concurrency} no more than {'that is' if len(task.prompts) == 1 else 'those are'} "
+            "in flight."
             for task in self.tasks
             for concurrency in self.concurrencies
             if concurrency > len(task.prompts)
@@ -200,7 +201,7 @@ def _run_one(
     progress.show(estimate.describe(run, 0))
     measured = runner.run(run, on_reply)
     if not measured.replies:
-        why = "; ".join(measured.problems) or "no prompt was answered"
-        raise FlashdraftError(f"Nothing was measured in {run.label}: {why}")
+        told = [problem.removeprefix(f"{run.label}: ") for problem in measured.problems]
+        raise FlashdraftError(" ".join(told) or "No prompt was answered.")
     results.add((run.task, run.concurrency, run.mode), measured)
     estimate.add(run)

@@ -54,7 +54,19 @@ class Acceptance:
     histogram: Mapping[int, int] = field(default_factory=dict)
     verified: Sequence[int] = ()  # how often each draft slot was sent to the target
     accepted: Sequence[int] = ()  # and how often it was accepted
-    pooled: float | None = None  # tokens per decode step, where there is no histogram
+    pooled: float | None = None  # tokens per decode step, where they are not the histogram's
+    counted: float | None = None  # the same by a server's counters, past the answers' ends too
+
+    @property
+    def length(self) -> float | None:
+        """Tokens per decode step, from whatever tells of them."""
+        if self.pooled is not None or not self.num_steps:
+            return self.pooled
+        return sum(n * count for n, count in self.histogram.items()) / self.num_steps
+
+    @property
+    def num_steps(self) -> int:
+        return sum(self.histogram.values())
 
 
 @dataclass(frozen=True)
@@ -206,23 +218,27 @@ def _accepted(replies: Sequence[Reply], found: Sequence[Acceptance]) -> dict[str
     histogram = Counter[int]()
     for one in found:
         histogram.update(one.histogram)
-    steps = histogram.total()
-    gauges = [one.pooled for one in found if one.pooled is not None]
-    pooled = statistics.fmean(gauges) if gauges else None
-    if steps:
-        pooled = sum(n * count for n, count in histogram.items()) / steps
     verified, accepted = (
         [sum(slot) for slot in zip_longest(*counts, fillvalue=0)]
         for counts in ([one.verified for one in found], [one.accepted for one in found])
     )
     return {
         "mean_accepted_length": statistics.fmean(means) if means else None,
-        "mean_accepted_length_pooled": pooled,
+        "mean_accepted_length_pooled": _over_steps([(one, one.length) for one in found]),
+        "mean_accepted_length_counted": _over_steps([(one, one.counted) for one in found]),
         "accepted_histogram": {str(n): histogram[n] for n in sorted(histogram) if histogram[n]},
         "accepted_by_position": [
             hits / tries for hits, tries in zip(accepted, verified, strict=True) if tries
         ],
     }
+
+
+def _over_steps(lengths: Sequence[tuple[Acceptance, float | None]]) -> float | None:
+    """The mean of what is known, by decode steps; a gauge knows none of them."""
+    known = [(length, one.num_steps or 1) for one, length in lengths if length is not None]
+    if not known:
+        return None
+    return sum(length * steps for length, steps in known) / sum(steps for _, steps in known)
 
 
 def _buckets(replies: Sequence[Reply]) -> dict[str, float | None]:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from flashdraft.bench.results import DRAFT, PLAIN
+from flashdraft.bench.tasks import count_of
 
 Document = Mapping[str, Any]
 Row = Mapping[str, Any]
@@ -147,15 +148,15 @@ def describe_run(document: Document) -> str:
     where = environment.get("device") or environment.get("platform") or "unknown device"
     if settings["engine"] == HTTP:
         where = f"{environment.get('server') or 'server'} at {settings['url']}, asked from {where}"
-    numbers = precision(document)
+    numbers, drawn = precision(document), settings["prompts_per_task"]
     parts = [
         f"{settings['model']}, drafter: {settings['draft'] or 'none'}, {where}",
         *([numbers] if numbers else []),
         _sampling(settings),
         f"thinking {'on' if settings['thinking'] else 'off'}",
-        f"{settings['prompts_per_task'] or 'all'} prompts a task",
+        f"{count_of(drawn, 'prompt') if drawn else 'all prompts'} a task",
         f"at most {settings['max_tokens']} tokens",
-        f"{settings['warm_up_prompts']} prompts to warm up",
+        f"{count_of(settings['warm_up_prompts'], 'prompt')} to warm up",
     ]
     return ", ".join(parts) + "."
 

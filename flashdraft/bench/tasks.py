@@ -201,20 +201,24 @@ def _read_task(name: str, path: Path, checked_as: str) -> Task:
         raise RequestError(f"{path} cannot be read: {error.strerror or error}.") from None
     prompts: list[BenchPrompt] = []
     broken: list[int] = []
+    is_text = path.suffix == ".txt"
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
-        prompt = _from_text(line) if path.suffix == ".txt" else _from_json(line)
+        prompt = _from_text(line) if is_text else _from_json(line)
         if prompt is None:
             broken.append(number)
         else:
             prompts.append(prompt)
+    if not prompts and is_text:
+        raise RequestError(f"{path} holds no prompt: all its lines are empty; write one a line.")
     if not prompts:
         raise RequestError(
-            f"{path} holds no usable prompt ({len(broken)} broken lines); a line is a JSON object "
-            "with 'prompt', 'turns' or 'messages'."
+            f"{path} holds no usable prompt ({count_of(len(broken), 'broken line')}); a line is a "
+            "JSON object with 'prompt', 'turns' or 'messages'."
         )
-    return Task(name, tuple(prompts), checked_as, _complaints(path.name, broken, len(lines)))
+    complaints = _complaints(path.name, broken, len(broken) + len(prompts))
+    return Task(name, tuple(prompts), checked_as, complaints)
 
 
 def _complaints(file: str, broken: Sequence[int], num_lines: int) -> tuple[str, ...]:
@@ -223,6 +227,11 @@ def _complaints(file: str, broken: Sequence[int], num_lines: int) -> tuple[str, 
     shown = ", ".join(map(str, broken[:5])) + (", …" if len(broken) > 5 else "")
     count = f"{len(broken)} of {num_lines} lines of {file} are"
     return (f"{count} broken and were left out (line {shown}).",)
+
+
+def count_of(number: int, noun: str) -> str:
+    """So many of them, in words: 1 prompt, 2 prompts."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _from_text(line: str) -> BenchPrompt:

@@ -218,10 +218,10 @@ def _open_endpoint(
 ) -> tuple[Runner, Results]:
     key = arguments.api_key or os.environ.get(KEY_VARIABLE)
     model = None if arguments.model == LLM_DEFAULTS["model"] else arguments.model
-    served = find_served(Endpoint.parse(arguments.url, key), model)
+    served = _find_served(Endpoint.parse(arguments.url, key), model, screen)
     plain: Served | None = None
     if arguments.plain_url is not None:
-        plain = find_served(Endpoint.parse(arguments.plain_url, key), model)
+        plain = _find_served(Endpoint.parse(arguments.plain_url, key), model, screen)
     verify = arguments.verify if isinstance(arguments.verify, int) else None
     if verify is not None and served.kind != OURS:
         raise RequestError(
@@ -238,12 +238,29 @@ def _open_endpoint(
         "model": shown_path(served.model),
         "draft": "the server's",
         **_settings(arguments, sweep, SamplingParams() if is_greedy else None),
+        **({} if served.kind == OURS else {"verify": "the server's"}),
     }
     environment = {**describe_environment(sys.argv[1:]), "server": served.kind}
     results = _new_results(arguments, sweep, settings, environment)
     results.problems += runner.problems()
     results.is_partial |= runner.lacks_metrics
     return runner, results
+
+
+def _find_served(endpoint: Endpoint, model: str | None, screen: Screen) -> Served:
+    """Look at a server; while it loads, say so once, and on a terminal how long it takes."""
+    live = LiveLine(screen, below_answer=False)
+    say = screen.note
+
+    def tell(text: str) -> None:
+        nonlocal say
+        say(text)
+        say = live.show
+
+    try:
+        return find_served(endpoint, model, tell)
+    finally:
+        live.clear()
 
 
 def _settings(

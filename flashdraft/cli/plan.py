@@ -180,7 +180,7 @@ def _speed(plan: Plan) -> Iterator[str]:
         return
     plain, drafted = fit.plain, fit.drafted
     load = f"{plain.requests} at once, {plain.context:,} tokens in"
-    yield f"Speed expected in format {fit.form.name!r}, {load}:"
+    yield f"Speed of steady decoding expected in format {fit.form.name!r}, {load}:"
     yield f"plain: {plain.tokens_per_s:,.0f} tokens/s"
     yield from (f"  {line}" for line in explain(plain, card))
     if drafted is not None and pair.accepted is not None:

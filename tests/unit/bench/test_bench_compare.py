@@ -137,6 +137,13 @@ def test_nothing_in_common_is_refused(
     assert "nothing in common" in reason
 
 
+def test_what_either_has_is_named_once_each_in_its_mode(document: dict[str, Any]) -> None:
+    other = bench_document(tasks=("math500",), concurrency=(1,))
+    document["rows"] = document["rows"][:3]
+    (reason,) = refusal(document, other)
+    assert "(A: gsm8k at 1 plain and drafted, gsm8k at 4 plain; B: math500 at 1" in reason
+
+
 def test_prompts_of_a_task_that_one_run_lacks_do_not_matter(document: dict[str, Any]) -> None:
     other = bench_document(tasks=("gsm8k",), concurrency=(1,))
     compared = compare(document, other)
@@ -193,6 +200,19 @@ def test_accepted_lengths_stand_beside_each_other(document: dict[str, Any]) -> N
     line = next(line for line in text.splitlines() if "drafted" in line)
     assert line.split()[-2] == "0.500"
     assert "mean over requests" in text
+
+
+def test_files_from_before_vllms_answers_were_counted_are_read_as_they_would_be_now() -> None:
+    folder = Path(__file__).parents[3] / "benchmarks" / "results"
+    theirs, ours = (read_document(folder / f"vllm_lengths_{n}.json") for n in ("vllm", "ours"))
+    rows = [row for row in compare(theirs, ours).rows if row.a["task"] == "mbpp"]
+    drafted = [row for row in rows if row.a["mode"] == "draft"]
+    assert len(drafted) == 2
+    for row in drafted:
+        assert row.accepted_a == pytest.approx(4.81, abs=0.01) == row.accepted_b
+    theirs["is_partial"] = True  # perhaps not every prompt was answered
+    rows = [row for row in compare(theirs, ours).rows if row.a["task"] == "mbpp"]
+    assert rows[1].accepted_a == pytest.approx(5.16, abs=0.01)
 
 
 @pytest.mark.parametrize(

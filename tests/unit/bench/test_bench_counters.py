@@ -40,6 +40,32 @@ def test_vllms_counters_give_a_histogram_and_every_slots_share(suffix: str) -> N
     assert pooled == 1 + 13 / 10
 
 
+def test_what_is_accepted_beyond_an_answers_end_is_not_in_the_pooled_length() -> None:
+    pages = read_page(vllm_page(0, [0, 0])), read_page(vllm_page(10, [9, 6]))
+    found = acceptance_between("vllm", *pages, answers=[13, 12])
+    assert found is not None
+    # 25 tokens were counted; of the answers' 25 two are the prefills'
+    assert found.pooled == 2.3 and found.counted == 2.5
+    assert found.histogram == {1: 1, 2: 3, 3: 6}  # the counters' own
+
+
+@pytest.mark.parametrize(
+    ("answers", "why"),
+    [
+        (None, "not every prompt was answered"),
+        ([20, 20], "steps without a draft gave tokens too"),
+        ([11, 11], "no answer can have left that many: others asked as well"),
+        ([3, 3], "fewer tokens than steps: others asked as well"),
+    ],
+)
+def test_where_answers_and_counters_do_not_meet_the_counters_figure_is_left(
+    answers: list[int] | None, why: str
+) -> None:
+    pages = read_page(vllm_page(0, [0, 0])), read_page(vllm_page(10, [9, 6]))
+    found = acceptance_between("vllm", *pages, answers=answers)
+    assert found is not None and found.pooled == found.counted == 2.5, why
+
+
 def test_counters_of_several_engines_are_summed() -> None:
     empty = read_page(vllm_page(0, [0, 0]))
     after = read_page(vllm_page(3, [2, 1]) + vllm_page(5, [4, 0], engine="1"))
@@ -54,6 +80,8 @@ def test_without_counts_by_position_the_pooled_length_is_left() -> None:
 
     found = acceptance_between("vllm", page(2, 3), page(6, 13))
     assert found is not None and found.pooled == 3.5 and not found.histogram
+    found = acceptance_between("vllm", page(2, 3), page(6, 13), answers=[13])
+    assert found is not None and (found.pooled, found.counted) == (3.0, 3.5)
 
 
 def test_a_server_that_drafted_nothing_has_no_accepted_length() -> None:

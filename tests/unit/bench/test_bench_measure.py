@@ -101,6 +101,8 @@ def test_more_requests_in_flight_than_prompts_is_said() -> None:
     assert Sweep([make_task("a", 3)], (1, 3), 16).problems() == []
     [problem] = Sweep([make_task("a", 3)], (1, 8), 16).problems()
     assert problem.startswith("a has 3 prompts: at concurrency 8 no more")
+    [problem] = Sweep([make_task("a", 1)], (8,), 16).problems()
+    assert problem == "a has 1 prompt: at concurrency 8 no more than that is in flight."
 
 
 def test_every_row_is_saved_as_soon_as_it_is_measured() -> None:
@@ -165,12 +167,15 @@ def test_a_row_without_an_answer_ends_the_sweep_in_words() -> None:
     class Silent(ScriptedRunner):
         def run(self, run: Run, on_reply: OnReply) -> Measurement:
             super().run(run, lambda reply: None)
-            return Measurement({}, 1.0, Acceptance(), ["prompt 1: HTTP 500"], len(run.prompts))
+            problem = f"{run.label}: 3 of 3 prompts got no answer; prompt 1: HTTP 500."
+            return Measurement({}, 1.0, Acceptance(), [problem], len(run.prompts))
 
     results, _, _ = sweep_with(Silent(), Sweep([make_task("a")], (1,), 16))
     assert results.is_partial and num_rows(results) == 0
-    assert "Nothing was measured" in results.problems[-1]
-    assert "prompt 1: HTTP 500" in results.problems[-1]
+    assert results.problems == [
+        "Stopped in a, concurrency 1, plain, which is not in the results: "
+        "3 of 3 prompts got no answer; prompt 1: HTTP 500."
+    ]
 
 
 def test_the_estimate_grows_with_what_is_done(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,7 +67,9 @@ def test_a_row_has_the_documented_fields() -> None:
     document = results.document()
     expected = bench_document()
     assert set(document) == set(expected)
-    assert set(document["rows"][0]) - {"cached_tokens"} == set(expected["rows"][0])
+    assert set(document["rows"][0]) - {"cached_tokens", "mean_accepted_length_counted"} == set(
+        expected["rows"][0]
+    )
 
 
 def test_a_rows_figures() -> None:
@@ -129,6 +131,21 @@ def test_an_unknown_accepted_length_is_null_and_a_gauge_is_pooled() -> None:
     assert second["mean_accepted_length_pooled"] == 3.5
     assert first["requests"] == [[1.0, 0.5, 8, None]] and first["itl_p50_s"] is None
     assert set(first["buckets"].values()) == {None}
+
+
+def test_the_counters_length_stands_beside_the_pooled_one() -> None:
+    results = make_results()
+    answered = {0: [Reply("t", "t", 1.0, 0.5, 5, 8)]}
+    for steps, pooled, counted in ((30, 3.0, 4.0), (10, 5.0, 6.0)):
+        found = Acceptance({4: steps}, [steps], [steps], pooled, counted)
+        results.add(("gsm8k", 1, DRAFT), Measurement(answered, 1.0, found))
+    results.add(("gsm8k", 1, PLAIN), measured("a"))
+    drafted, plain = results.document()["rows"]
+    # repeats count by their steps
+    assert drafted["mean_accepted_length_pooled"] == 3.5
+    assert drafted["mean_accepted_length_counted"] == 4.5
+    assert drafted["accepted_histogram"] == {"4": 40}
+    assert plain["mean_accepted_length_counted"] is None
 
 
 def test_accuracy_counts_what_can_be_judged_once() -> None:

@@ -103,6 +103,14 @@ def test_endpoint_and_sampling_are_named(document: dict[str, Any]) -> None:
     assert "recommended sampling, temperature 0.7, top-p 0.9" in text
 
 
+def test_one_prompt_is_no_prompts(document: dict[str, Any]) -> None:
+    document["settings"] |= {"prompts_per_task": 1, "warm_up_prompts": 1}
+    text = " ".join(render_table(document).split())
+    assert "1 prompt a task" in text and "1 prompt to warm up" in text
+    document["settings"]["prompts_per_task"] = None
+    assert "all prompts a task" in " ".join(render_table(document).split())
+
+
 def test_tasks_of_ones_own_keep_their_names() -> None:
     document = bench_document(tasks=("gsm8k",))
     for row in document["rows"]:

@@ -81,7 +81,7 @@ def test_half_a_character_is_a_broken_line(tmp_path: Path) -> None:
     rows = [*halves, {"messages": [{"role": "user", "content": "fine \U0001f600"}]}]
     path = write_rows(tmp_path / "mine.jsonl", [*rows])
     task = load_prompts(path, None, seed=0)
-    assert len(task.prompts) == 1 and "2 of 4 lines of mine.jsonl are broken" in task.problems[0]
+    assert len(task.prompts) == 1 and "2 of 3 lines of mine.jsonl are broken" in task.problems[0]
 
 
 def test_broken_lines_are_counted_and_left_out(tmp_path: Path) -> None:
@@ -103,14 +103,28 @@ def test_broken_lines_are_counted_and_left_out(tmp_path: Path) -> None:
         "also good\u2028still",
     ]
     [problem] = task.problems
-    assert problem.startswith("6 of 10 lines of gsm8k.jsonl are broken")
+    assert problem.startswith("6 of 8 lines of gsm8k.jsonl are broken")
     assert "line 2, 4, 5, 6, 7, …" in problem
 
 
 def test_a_file_with_nothing_good_in_it_is_an_error(tmp_path: Path) -> None:
     write_rows(tmp_path / "mbpp.jsonl", ["nonsense", "{}"])
-    with pytest.raises(RequestError, match="no usable prompt .2 broken lines"):
+    with pytest.raises(RequestError, match="no usable prompt .2 broken lines.; a line is a JSON"):
         load_tasks(["mbpp"], str(tmp_path), None, seed=0)
+    write_rows(tmp_path / "mbpp.jsonl", ["nonsense", ""])
+    with pytest.raises(RequestError, match="no usable prompt .1 broken line.;"):
+        load_tasks(["mbpp"], str(tmp_path), None, seed=0)
+
+
+@pytest.mark.parametrize("content", ["", "\n  \n"])
+def test_an_empty_text_is_told_what_a_text_should_hold(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "mine.txt"
+    path.write_text(content)
+    with pytest.raises(RequestError) as caught:
+        load_prompts(path, None, seed=0)
+    assert (
+        str(caught.value) == f"{path} holds no prompt: all its lines are empty; write one a line."
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
-"""What an outside engine is asked for, and the command that asks it. No engine's flags are known.
+"""What an outside engine is asked for, and the command that asks it.
 
 `EngineSettings` is the user's wish in our words, `EngineCommand` what vllm.py or sglang.py made of
-it: arguments, environment, and what is worth saying about them.
+it: arguments, environment, and what is worth saying about them. Of the engines' own flags only
+those are known that may not be passed on.
 """
 
 from __future__ import annotations
@@ -15,6 +16,13 @@ from flashdraft.errors import RequestError
 KEY_VARIABLE = "FLASHDRAFT_API_KEY"
 _HIDDEN = f'"${KEY_VARIABLE}"'  # a printed command may end up in a log
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+# flags of both engines that stand for ours, which were checked and are watched; uds is vLLM's alone
+_OWN_FLAGS = {
+    "--host": "--host",
+    "--port": "--port",
+    "--api-key": "--api-key",
+    "--uds": "--host and --port",
+}
 
 
 @dataclass(frozen=True)
@@ -91,6 +99,8 @@ class EngineSettings:
                 f"--device {self.device} is one GPU and --tensor-parallel {self.tensor_parallel} "
                 "wants several; use --device cuda, and CUDA_VISIBLE_DEVICES to choose among them."
             )
+        for word in self.extra:
+            _refuse_own(word)
 
     @property
     def gpus_here(self) -> int:
@@ -101,6 +111,19 @@ class EngineSettings:
     def answers(self) -> bool:
         """Whether this machine answers requests."""
         return self.nodes is None or self.nodes.rank == 0
+
+
+def _refuse_own(word: str) -> None:
+    """Refuse a flag that would undo ours: engines take the last of two, and abbreviations."""
+    name = word.partition("=")[0].replace("_", "-")  # vLLM reads both; a value may be a secret
+    if not name.startswith("--") or name == "--":
+        return
+    for flag, ours in _OWN_FLAGS.items():
+        if flag.startswith(name):
+            raise RequestError(
+                f"{name} after the -- would undo what serve has checked and watches; leave it out, "
+                f"and give {ours} before the --."
+            )
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """Which engine is installed, where, and on what it would run; and whether we know that version.
 
 A short program asks the interpreter that has the engine: it is often not ours. The engine itself is
-not imported, which takes half a minute, and nothing is installed.
+not imported, which takes half a minute, and nothing is installed. Where flashdraft came from is
+found here too, since it is to be installed beside vLLM.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 from flashdraft.errors import FlashdraftError, RequestError
 from flashdraft.external.vllm_plugin import releases
@@ -145,19 +148,34 @@ def inspect_engine(kind: EngineKind, python: str | Path) -> Installation:
     return Installation(kind, path, version, found["platform"], gpus, found["has_plugin"])
 
 
+def find_source(package: Path) -> Path | None:
+    """The checkout that a package's folder is part of, or what pip installed it from, if there."""
+    if (package.parent / "pyproject.toml").is_file():
+        return package.parent
+    for note in package.parent.glob(f"{package.name}-*.dist-info/direct_url.json"):
+        try:
+            address = urlsplit(json.loads(note.read_text(encoding="utf-8"))["url"])
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            continue  # a remedy less; nothing depends on it
+        path = Path(url2pathname(address.path))
+        if address.scheme == "file" and path.exists():
+            return path
+    return None
+
+
 def check_version(installation: Installation) -> list[str]:
     """Refuse an engine that is missing or too old; say where a version is not known to us."""
     kind, version = installation.kind, installation.version
     if version is None:
         raise FlashdraftError(
             f"{kind.title} is not installed in {installation.python}: install it there (pip "
-            f'install "{kind.packages[0]}>={kind.known}"), or name the Python that has it with '
+            f'install "{kind.packages[0]}=={kind.known}"), or name the Python that has it with '
             "--engine-python."
         )
     if kind.parse(version) < kind.parse(kind.oldest):
         raise FlashdraftError(
             f"{kind.title} {version} is too old for block drafters; it must be {kind.oldest} or "
-            f'newer: {installation.python} -m pip install "{kind.packages[0]}>={kind.known}".'
+            f'newer: {installation.python} -m pip install "{kind.packages[0]}=={kind.known}".'
         )
     if kind.parse(version)[:2] == kind.parse(kind.known)[:2]:
         return []

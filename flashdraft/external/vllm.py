@@ -9,17 +9,21 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Sequence
+from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from flashdraft.errors import CapacityError, RequestError
 from flashdraft.external.command import EngineCommand, EngineSettings
 from flashdraft.external.memory import batched_tokens, fit_notes
 from flashdraft.external.pairs import EnginePair
-from flashdraft.external.versions import VLLM, Installation
+from flashdraft.external.versions import VLLM, Installation, find_source
 from flashdraft.external.vllm_plugin.releases import MENDED, SCALED, find_release
 
 _MODULE = "vllm.entrypoints.cli.main"
 _FLASH_ATTENTION_FROM = (8, 0)  # compute capability
+_PACKAGE = Path(__file__).parents[1]
+_FROM_PATH = "--no-deps PATH (PATH is flashdraft's checkout or wheel"  # it is on no index
 
 
 def compose(
@@ -150,9 +154,7 @@ def _has_flash_attention(installation: Installation) -> bool:
 def _drafting_notes(pair: EnginePair, installation: Installation, on_cpu: bool) -> Iterator[str]:
     if not on_cpu and not _has_flash_attention(installation):
         yield "These GPUs have no FlashAttention; vLLM chooses the drafter's attention itself."
-    if installation.version is None:
-        return
-    release = find_release(installation.version)
+    release = find_release(installation.version or "")
     if pair.is_gemma4 and not (installation.has_plugin and release.scales_drafters):
         yield (
             "vLLM does not scale a Gemma 4 drafter's embeddings by itself, so that fewer draft "
@@ -167,14 +169,19 @@ def _drafting_notes(pair: EnginePair, installation: Installation, on_cpu: bool) 
 
 def _remedy(installation: Installation, releases: Sequence[str]) -> str:
     """How to get the plugin to work, where it is missing or does not know the release."""
+    known = f"flashdraft's plugin mends that in {releases[0]} to {releases[-1]}"
+    source = find_source(_PACKAGE)
+    if installation.version is None:  # a rehearsal: which plugins are beside that vLLM is not known
+        here = "" if source is None else f", here {source}"
+        return f"{known}: beside that vLLM, pip install {_FROM_PATH}{here})"
     install = f"{installation.python} -m pip install"
-    commands = [] if installation.has_plugin else [f"{install} --no-deps flashdraft"]
-    if not any(str(installation.version).startswith(f"{name}.") for name in releases):
+    commands = []
+    if not any(installation.version.startswith(f"{name}.") for name in releases):
         commands.append(f'{install} "{VLLM.packages[0]}=={VLLM.known}"')
-    return (
-        f"flashdraft's plugin mends that in {releases[0]} to {releases[-1]}: "
-        f"{' && '.join(commands)}"
-    )
+    if not installation.has_plugin:
+        path = f"{_FROM_PATH})" if source is None else f"--no-deps {quote(str(source))}"
+        commands.append(f"{install} {path}")
+    return f"{known}: {' && '.join(commands)}"
 
 
 def _dtype(pair: EnginePair, settings: EngineSettings, on_cpu: bool) -> str:

@@ -6,6 +6,7 @@ vLLM's CPU runner is its V1 runner; the V2 runner of its GPU releases is not rea
 
 from __future__ import annotations
 
+import json
 import socket
 import sys
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from flashdraft import LLM, Generation, SamplingParams
 from flashdraft.bench.counters import Page, acceptance_between, look
 from flashdraft.bench.served import find_served
 from flashdraft.bench.stream import Endpoint
+from flashdraft.cli import main
 from flashdraft.core import Request
 from tests import zoo
 from tests.prompts import PROMPTS
@@ -120,6 +122,24 @@ def test_accepted_length_is_ours(ours: list[Generation], looks: Any) -> None:
     assert tokens / steps > 1.5, "the drafter does nothing, and the comparison says nothing"
     assert abs(steps / drafts - 1) < 0.05
     assert tokens / drafts <= counted < 1.15 * tokens / drafts
+
+
+def test_the_bench_command_measures_it(
+    server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Accepted lengths come from vLLM's counters; only the baseline, another server, is missing."""
+    path = tmp_path / "bench.json"
+    words = ["bench", "--url", server.url, "--tasks", "sample-chat", "--num-prompts", "2"]
+    words += ["--concurrency", "1", "--max-tokens", str(MAX_TOKENS), "--json", str(path)]
+    assert main(words) == 0, capsys.readouterr().err
+    document = json.loads(path.read_text(encoding="utf-8"))
+    (problem,) = document["problems"]
+    assert problem.startswith("There is no plain baseline")
+    assert not document["is_partial"] and document["environment"]["server"] == "vllm"
+    (row,) = document["rows"]
+    assert (row["task"], row["mode"], row["num_prompts"]) == ("sample-chat", "draft", 2)
+    assert 1.0 < row["mean_accepted_length_pooled"] <= VERIFY + 1
+    assert f"{row['mean_accepted_length_pooled']:.2f} pooled" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("temperature", [0.3, 0.8, 1.0])

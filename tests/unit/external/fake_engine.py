@@ -22,8 +22,9 @@ MODULES = {"vllm": "vllm.entrypoints.cli.main", "sglang": "sglang.launch_server"
 _SERVER = """
 import http.server, json, os, signal, subprocess, sys, time
 
-def flag(name, default):
-    return sys.argv[sys.argv.index(name) + 1] if name in sys.argv else default
+def flag(name, default):  # the last one counts, as in the real parsers
+    found = [at for at, word in enumerate(sys.argv) if word == name]
+    return sys.argv[found[-1] + 1] if found else default
 
 how = flag("--fake", "serve")
 ignore = "import signal, time; print(1, flush=True); time.sleep(100)"

@@ -65,6 +65,7 @@ def test_commands_parse() -> None:
 
 def test_the_versions_are_those_we_check() -> None:
     assert f"vllm/vllm-openai:v{VLLM.known}" in PAGE
+    assert f"`pip install vllm=={VLLM.known}`" in PAGE
     assert f"lmsysorg/sglang:v{SGLANG.known}" in PAGE
 
 

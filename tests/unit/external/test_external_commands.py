@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 
+import flashdraft
 from flashdraft.bench.plan_pairs import DRAFTERS, TARGETS
 from flashdraft.errors import CapacityError, CheckpointError, ModelNotFoundError, RequestError
 from flashdraft.external import sglang, vllm
@@ -35,6 +37,7 @@ SGLANG_FLAGS = {
 }  # fmt: skip
 DENSE, EXPERTS = "google/gemma-4-31B-it", "google/gemma-4-26B-A4B-it"
 H200 = Gpu("H200", int(139e9), int(141e9), (9, 0))
+ROOT = shlex.quote(str(Path(flashdraft.__file__).parents[1]))  # what it is to be installed from
 PLAIN = EngineSettings(host="127.0.0.1", port=8000, served_names=("name",))
 
 
@@ -175,7 +178,7 @@ def test_running_answers_may_end_where_vllm_can_wait() -> None:
 def test_without_the_plugin_it_is_said() -> None:
     (note,) = vllm.compose(pair(), PLAIN, engine(has_plugin=False), False).notes
     assert "does not scale a Gemma 4 drafter's embeddings" in note
-    assert note.endswith("venv/bin/python -m pip install --no-deps flashdraft")
+    assert note.endswith(f"venv/bin/python -m pip install --no-deps {ROOT}")
     other = vllm.compose(pair("Qwen/Qwen3-8B", gb=18), PLAIN, engine(has_plugin=False), False)
     assert other.notes == ()
 
@@ -188,7 +191,29 @@ def test_where_the_plugin_stays_out_it_is_said(version: str) -> None:
     on_cpu = engine(version=version, gpus=(), has_plugin=False)
     (note,) = vllm.compose(pair("smollm2-135m"), PLAIN, on_cpu, False).notes
     assert "CPU sampler" in note and "in 0.31 to 0.32" in note
-    assert "--no-deps flashdraft && " in note and "\n" not in note
+    assert f' "vllm==0.32.0" && venv/bin/python -m pip install --no-deps {ROOT}' in note
+    assert "\n" not in note
+
+
+@pytest.mark.parametrize("has_plugin", [True, False])  # of this Python, where no vLLM is
+def test_a_rehearsal_for_another_machine_names_the_plugin(has_plugin: bool) -> None:
+    absent = engine(version=None, gpus=(), has_plugin=has_plugin)
+    (note,) = vllm.compose(pair(), PLAIN, absent, True).notes
+    assert "does not scale a Gemma 4 drafter's embeddings" in note
+    assert "flashdraft's plugin mends that in 0.28 to 0.32: beside that vLLM, pip install" in note
+    assert "venv/bin/python" not in note and "vllm==" not in note
+    (note,) = vllm.compose(pair("smollm2-135m"), settings(device="cpu"), absent, True).notes
+    assert "CPU sampler" in note and "in 0.31 to 0.32: beside that vLLM, pip install" in note
+    assert vllm.compose(pair("Qwen/Qwen3-8B", gb=18), PLAIN, absent, True).notes == ()
+    assert vllm.compose(pair(draft="none"), PLAIN, absent, True).notes == ()
+
+
+def test_without_a_source_the_remedy_says_what_to_look_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(vllm, "find_source", lambda package: None)
+    (note,) = vllm.compose(pair(), PLAIN, engine(has_plugin=False), False).notes
+    assert note.endswith("pip install --no-deps PATH (PATH is flashdraft's checkout or wheel)")
 
 
 def test_the_plugin_does_not_mend_every_cpu_sampler_that_it_scales_for() -> None:
@@ -282,28 +307,6 @@ def test_sglang_without_a_gpu_is_refused_unless_rehearsed() -> None:
     with pytest.raises(CapacityError, match="sees none"):
         sglang.compose(pair(), PLAIN, engine(SGLANG, ()), False)
     assert sglang.compose(pair(), PLAIN, engine(SGLANG, ()), True).arguments
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"tensor_parallel": 0}, "at least 1"),
-        ({"dtype": "int8"}, "quantised checkpoint"),
-        ({"tensor_parallel": 3, "nodes": Nodes(2, 0, "h:1")}, "multiple of their number"),
-        ({"nodes": Nodes(2, 0, "h:1"), "ray_address": "auto"}, "give one"),
-        ({"device": "cuda:1", "tensor_parallel": 2}, "one GPU"),
-    ],
-)
-def test_settings_that_contradict_are_refused(values: dict[str, Any], message: str) -> None:
-    values = {"tensor_parallel": 2, **values} if "nodes" in values else values
-    with pytest.raises(RequestError, match=message):
-        settings(**values)
-
-
-@pytest.mark.parametrize("given", [(1, 0, "h:1"), (2, 2, "h:1"), (2, 0, "h"), (2, 0, "h:0")])
-def test_nodes_that_cannot_be_are_refused(given: tuple[int, int, str]) -> None:
-    with pytest.raises(RequestError):
-        Nodes(*given)
 
 
 def test_pairs_are_read_from_folders_too(tmp_path: Path) -> None:

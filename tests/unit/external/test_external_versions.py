@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
+import flashdraft
 from flashdraft.errors import FlashdraftError, RequestError
-from flashdraft.external.versions import SGLANG, VLLM, EngineKind, check_version, inspect_engine
+from flashdraft.external.versions import (
+    SGLANG,
+    VLLM,
+    EngineKind,
+    check_version,
+    find_source,
+    inspect_engine,
+)
 from tests.unit.external.fake_engine import gpu, make_engine
 
 
@@ -41,9 +50,9 @@ def test_the_cpu_package_counts(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "version", "message"),
     [
-        (VLLM, "0.25.1", r"vLLM 0\.25\.1 is too old .* 0\.26\.0 or newer.*pip install"),
-        (SGLANG, "0.5.9", r"SGLang 0\.5\.9 is too old .* 0\.5\.23 or newer"),
-        (VLLM, None, r"vLLM is not installed in .*python.*pip install.*--engine-python"),
+        (VLLM, "0.25.1", r"0\.25\.1 is too old .* 0\.26\.0 or newer.*install \"vllm==0\.32\.0\""),
+        (SGLANG, "0.5.9", r"0\.5\.9 is too old .* 0\.5\.23 or newer.*\"sglang==0\.5\.23\""),
+        (VLLM, None, r"vLLM is not installed in .*python.*\"vllm==0\.32\.0\".*--engine-python"),
         (SGLANG, None, r"SGLang is not installed in"),
     ],
 )
@@ -78,6 +87,26 @@ def test_an_engine_without_a_plugin_of_ours_has_none_to_miss(tmp_path: Path) -> 
 
 def test_a_patch_release_needs_no_word(tmp_path: Path) -> None:
     assert check_version(inspect_engine(VLLM, make_engine(tmp_path, version="0.32.1+cu130"))) == []
+
+
+def test_a_checkout_is_its_own_source() -> None:
+    assert find_source(Path(flashdraft.__file__).parent) == Path(flashdraft.__file__).parents[1]
+
+
+@pytest.mark.parametrize("name", ["a clone", "flashdraft-1.0-py3-none-any.whl"])
+def test_what_pip_has_installed_names_its_source(tmp_path: Path, name: str) -> None:
+    package, source = tmp_path / "site" / "flashdraft", tmp_path / name
+    note = tmp_path / "site" / "flashdraft-1.0.dist-info" / "direct_url.json"
+    note.parent.mkdir(parents=True)
+    assert find_source(package) is None  # as from an index
+    note.write_text(json.dumps({"url": source.as_uri()}))
+    assert find_source(package) is None  # it is gone
+    source.touch()
+    assert find_source(package) == source
+    note.write_text(json.dumps({"url": f"https://example.org{source}"}))
+    assert find_source(package) is None
+    note.write_text("{")
+    assert find_source(package) is None
 
 
 def test_what_is_no_interpreter_is_refused(tmp_path: Path) -> None:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 from flashdraft.bench.doctor_drafter import inspect_config, try_configs
-from flashdraft.bench.doctor_probe import Accepted, Patient, Probe, greedy
+from flashdraft.bench.doctor_probe import Patient, Probe, accepted_by
 from flashdraft.bench.doctor_report import (
     CLEAR_GAIN,
     QUANTISED,
@@ -28,34 +29,47 @@ from flashdraft.bench.doctor_target import find_low_precision, find_other_weight
 
 @dataclass(frozen=True)
 class Examination:
-    """The causes, likeliest first, and the experiments for which no time was left."""
+    """The causes, likeliest first, and those that time did not suffice to judge."""
 
     causes: list[Cause]
     skipped: list[str]
 
 
 def find_causes(patient: Patient, measured: Measured, deadline: float) -> Examination:
-    """Try the causes, cheap ones first; trials that take long only while nothing is found."""
+    """Try the causes, cheap ones first; trials that take long only while nothing is found.
+
+    No trial may use more than half of the time that is left, so that the next ones get their turn.
+    """
     if patient.drafter is None:
         return Examination([], [])
     causes = inspect_config(patient)
     skipped: list[str] = []
 
-    def attempt(name: str, find: Callable[[], list[Cause]]) -> None:
-        if time.monotonic() > deadline:
+    def half() -> float:
+        now = time.monotonic()
+        return now + (deadline - now) / 2
+
+    def attempt(
+        name: str, find: Callable[[], list[Cause] | None], needs_figure: bool = True
+    ) -> None:
+        is_possible = measured.greedy.is_known or not needs_figure
+        found = find() if is_possible and time.monotonic() <= deadline else None
+        if found is None:
             skipped.append(name)
         else:
-            causes.extend(find())
+            causes.extend(found)
 
     attempt(TEMPERATURE, lambda: _temperature(patient, measured))
-    attempt(THINKING, lambda: _thinking(patient, measured))
-    attempt(TEMPLATE, lambda: _template(patient, measured, is_explained=bool(causes)))
-    if not causes and measured.is_low:
-        attempt(QUANTISED, lambda: find_other_weights(patient, measured))
+    attempt(THINKING, lambda: _thinking(patient, measured, half()))
+    attempt(TEMPLATE, lambda: _template(patient, measured, half(), is_explained=bool(causes)))
+    may_be_low = measured.is_low or not measured.greedy.is_known
+    if not causes and may_be_low:
+        attempt(QUANTISED, lambda: find_other_weights(patient, measured, half()))
     if not causes:
-        attempt(f"{SCALE}, {TAPS}", lambda: try_configs(patient, measured, deadline, skipped))
-    if not causes and measured.is_low:
-        attempt(QUANTISED, lambda: find_low_precision(patient, measured))
+        trial = partial(try_configs, patient, measured, deadline, skipped)
+        attempt(f"{SCALE}, {TAPS}", trial, needs_figure=False)
+    if not causes and may_be_low:
+        attempt(QUANTISED, lambda: find_low_precision(patient, measured, deadline))
     causes.sort(key=lambda cause: (not cause.is_certain, -cause.gain))
     return Examination(causes, list(dict.fromkeys(skipped)))
 
@@ -63,8 +77,10 @@ def find_causes(patient: Patient, measured: Measured, deadline: float) -> Examin
 # -- how the pair is asked -------------------------------------------------------------------------
 
 
-def _temperature(patient: Patient, measured: Measured) -> list[Cause]:
+def _temperature(patient: Patient, measured: Measured) -> list[Cause] | None:
     sampled = measured.sampled
+    if sampled is not None and not sampled.is_known:
+        return None
     if sampled is None or sampled.length >= measured.expected_here.low or measured.is_low:
         return []
     return [
@@ -81,7 +97,9 @@ def _temperature(patient: Patient, measured: Measured) -> list[Cause]:
     ]
 
 
-def _template(patient: Patient, measured: Measured, is_explained: bool) -> list[Cause]:
+def _template(
+    patient: Patient, measured: Measured, deadline: float, is_explained: bool
+) -> list[Cause] | None:
     tokenizer, mode = patient.tokenizer, patient.mode
     if mode.template is None:
         return _own_template(patient, measured)
@@ -94,17 +112,21 @@ def _template(patient: Patient, measured: Measured, is_explained: bool) -> list[
     missing = special - {token for prompt in measured.prompts for token in prompt}
     if not missing and (is_explained or not measured.is_low):
         return []
-    after = Accepted.of(_probe(patient).answer(own, greedy()))
+    after = accepted_by(Probe(patient.target, patient.drafter), own, deadline)
     cause = Cause(
         TEMPLATE,
-        f"the prompts are not in the model's chat format: with the checkpoint's own template "
-        f"{after.length:.2f} tokens a step are accepted, with this one "
-        f"{measured.greedy.length:.2f}",
+        "the prompts are not in the model's chat format",
         "leave --template out, or give the template that the checkpoint carries",
-        measured.greedy.length,
-        after.length,
         is_certain=bool(missing),
     )
+    if after is None and not missing:
+        return None
+    if after is not None:
+        text = (
+            f"{cause.text}: with the checkpoint's own template {after.length:.2f} tokens a step "
+            f"are accepted, with this one {measured.greedy.length:.2f}"
+        )
+        cause = replace(cause, text=text, before=measured.greedy.length, after=after.length)
     if missing:
         names = ", ".join(tokenizer.decode([token], skip_special=False) for token in missing)
         return [replace(cause, text=f"{cause.text}; it lacks the special tokens {names}")]
@@ -131,14 +153,16 @@ def _own_template(patient: Patient, measured: Measured) -> list[Cause]:
     ]
 
 
-def _thinking(patient: Patient, measured: Measured) -> list[Cause]:
+def _thinking(patient: Patient, measured: Measured, deadline: float) -> list[Cause] | None:
     if not measured.is_low:
         return []
     now = patient.mode.thinking
     other = patient.prompts(replace(patient.mode, thinking=not now))
     if other == list(measured.prompts):  # the template knows no such switch
         return []
-    after = Accepted.of(_probe(patient).answer(other, greedy()))
+    after = accepted_by(Probe(patient.target, patient.drafter), other, deadline)
+    if after is None:
+        return None
     here, there = ("with", "without") if now else ("without", "with")
     cause = Cause(
         THINKING,
@@ -150,7 +174,3 @@ def _thinking(patient: Patient, measured: Measured) -> list[Cause]:
         after.length,
     )
     return [cause] if cause.gain >= CLEAR_GAIN else []
-
-
-def _probe(patient: Patient) -> Probe:
-    return Probe(patient.target, patient.drafter)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from flashdraft.bench.doctor_probe import Accepted, are_cut
+from flashdraft.bench.doctor_probe import FEW_TOKENS, Accepted, are_cut
 from flashdraft.bench.doctor_report import OK, PROBLEM, WARNING, Finding
 from flashdraft.bench.expected import Expected
 from flashdraft.core import VERSION, Generation
@@ -34,7 +34,6 @@ from flashdraft.kernels.torch_backend import TorchKernels
 GB = 10**9
 # Logits near 20 have a bf16 spacing of 1/8; rounding along the layers adds up to three of them.
 MARGIN = 0.375
-FEW_TOKENS = 100  # below this an accepted length says little
 _ERROR_LIMITS = {torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 5e-3}
 _INT8_LIMIT = 2e-2  # of a linear with weights and inputs in 8 bits
 

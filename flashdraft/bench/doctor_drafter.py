@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from flashdraft.bench.doctor_probe import Patient, reconfigured
-from flashdraft.bench.doctor_replay import Comparison, Text, read_text, try_drafter
+from flashdraft.bench.doctor_probe import Patient, are_cut, reconfigured
+from flashdraft.bench.doctor_replay import Comparison, Trial, read_text, try_drafter
 from flashdraft.bench.doctor_report import SCALE, TAPS, Cause, Measured
 from flashdraft.bench.expected import right_config
 from flashdraft.models.drafter import Drafter
@@ -20,6 +20,11 @@ from flashdraft.models.drafter_config import DrafterConfig
 
 # on the same text: four standard errors, and two in a hundred to be worth a word
 _SURE_DEVIATIONS, _WORTHWHILE = 4.0, 1.02
+# anchors: fewer show no effect for sure, and with fewer a gain of 1.05 need not show
+_LEAST_ANCHORS, _ENOUGH_ANCHORS = 12, 100
+_BETTER = 2.0  # standard errors by which a value must beat a likelier one that would do as well
+_HOPELESS = -3.0  # standard errors: a value that does worse so clearly needs no more text
+_MIN_ANSWER = 9  # tokens: shorter ones have next to no place to draft at
 _SAME_SCALE = 0.02  # bf16 rounds a scale by a part of that
 
 
@@ -54,34 +59,77 @@ def inspect_config(patient: Patient) -> list[Cause]:
 def try_configs(
     patient: Patient, measured: Measured, deadline: float, skipped: list[str]
 ) -> list[Cause]:
-    """Draft with other scales and other taps at the same places of the same text.
+    """Draft with other scales and other taps at the same places of the same texts.
 
-    Adds to `skipped` the causes for whose trials no time was left.
+    All values take turns on one text after another, so that little time leaves all of them little
+    text in place of leaving the last ones none. Adds to `skipped` what was not found on less text
+    than more time would have given.
     """
     drafter, target = patient.drafter, patient.target
     assert drafter is not None
     changes = [*_scales(patient, drafter), *_shifts(patient, drafter)]
     layers = {tap for change in changes for tap in change.drafter.config.tap_layers}
-    texts = _texts(patient, measured, sorted(layers | set(drafter.config.tap_layers)))
-    if not texts:
-        return []
-    before = try_drafter(target, drafter, texts)
-    best: dict[str, Cause] = {}
-    for change in changes:
-        if time.monotonic() > deadline:
-            skipped.append(change.cause)
+    layers |= set(drafter.config.tap_layers)
+    pairs = zip(measured.prompts, measured.answers, strict=True)
+    written = [pair for pair in pairs if len(pair[1].token_ids) >= _MIN_ANSWER]
+    written.sort(key=lambda pair: -len(pair[1].token_ids))  # the most to learn from first
+    before: list[Trial] = []
+    after: list[list[Trial]] = [[] for _ in changes]
+    is_late = False
+    for prompt, answer in written:
+        if is_late := time.monotonic() > deadline:
+            break
+        text = read_text(target, prompt, answer.token_ids, sorted(layers))
+        before.append(try_drafter(target, drafter, [text]))
+        for change, trials in zip(changes, after, strict=True):
+            if len(trials) < len(before) - 1 or _is_hopeless(before, trials):
+                continue
+            if is_late := time.monotonic() > deadline:
+                break
+            trials.append(try_drafter(target, change.drafter, [text]))
+    causes = _judge(changes, before, after)
+    is_little = _num_anchors(before) < _ENOUGH_ANCHORS and are_cut(measured.answers)
+    if not causes and (is_late or is_little):
+        skipped += dict.fromkeys(change.cause for change in changes)
+    return causes
+
+
+def _judge(
+    changes: Sequence[_Change], before: Sequence[Trial], after: Sequence[Sequence[Trial]]
+) -> list[Cause]:
+    """Of each kind the change that clearly drafts better; the likeliest of those that tie."""
+    best: dict[str, tuple[Cause, Sequence[Trial]]] = {}
+    for change, trials in zip(changes, after, strict=True):
+        if _num_anchors(trials) < _LEAST_ANCHORS:
             continue
-        found = Comparison.of(before, try_drafter(target, change.drafter, texts))
+        found = _compare(before, trials)
         if found.deviations < _SURE_DEVIATIONS or found.gain < _WORTHWHILE:
+            continue
+        rival = best.get(change.cause)
+        if rival is not None and _compare(rival[1], trials).deviations < _BETTER:
             continue
         text = (
             f"{change.text}: drafts at the same places then agree for {found.after:.2f} tokens in "
             f"place of {found.before:.2f}"
         )
         cause = replace(_cause(change.cause, text), before=found.before, after=found.after)
-        if change.cause not in best or cause.gain > best[change.cause].gain:
-            best[change.cause] = cause
-    return list(best.values())
+        best[change.cause] = (cause, trials)
+    return [cause for cause, _ in best.values()]
+
+
+def _compare(before: Sequence[Trial], after: Sequence[Trial]) -> Comparison:
+    """Over the texts that both were tried on."""
+    return Comparison.of(Trial.joined(before[: len(after)]), Trial.joined(after))
+
+
+def _is_hopeless(before: Sequence[Trial], after: Sequence[Trial]) -> bool:
+    if _num_anchors(after) < _LEAST_ANCHORS:
+        return False
+    return _compare(before, after).deviations < _HOPELESS
+
+
+def _num_anchors(trials: Sequence[Trial]) -> int:
+    return sum(len(trial.scores) for trial in trials)
 
 
 def _cause(name: str, text: str) -> Cause:
@@ -122,11 +170,3 @@ def _shifts(patient: Patient, drafter: Drafter) -> list[_Change]:
             other = reconfigured(drafter, tap_layers=moved)
             changes.append(_Change(TAPS, other, _taps_text(taps, moved)))
     return changes
-
-
-def _texts(patient: Patient, measured: Measured, layers: Sequence[int]) -> list[Text]:
-    return [
-        read_text(patient.target, prompt, answer.token_ids, layers)
-        for prompt, answer in zip(measured.prompts, measured.answers, strict=True)
-        if len(answer.token_ids) > 16  # shorter ones have next to no place to draft at
-    ]

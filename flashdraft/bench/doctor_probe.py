@@ -43,6 +43,7 @@ PROMPTS = (
     "Write a Python function is_palindrome(text) and show two examples of how it is called.",
 )
 MAX_TOKENS = 64
+FEW_TOKENS = 100  # below this an accepted length says little
 _MAX_CONTEXT = 1024
 
 
@@ -64,6 +65,11 @@ class Accepted:
     num_tokens: int
     num_steps: int
     is_cut: bool = False  # whether time ran out before an answer's end
+
+    @property
+    def is_known(self) -> bool:
+        """Whether there is a figure at all: not where time ran out before the first step."""
+        return self.num_steps > 0 or not self.is_cut
 
     @classmethod
     def of(cls, answers: Sequence[Generation]) -> Accepted:
@@ -188,6 +194,12 @@ class Patient:
             )
             for prompt in PROMPTS
         ]
+
+
+def accepted_by(probe: Probe, prompts: Sequence[Sequence[int]], deadline: float) -> Accepted | None:
+    """What a pair accepts greedily; None where time ran out before that could be said."""
+    accepted = Accepted.of(probe.answer(prompts, greedy(), deadline=deadline))
+    return None if accepted.is_cut and accepted.num_tokens < FEW_TOKENS else accepted
 
 
 def are_cut(answers: Sequence[Generation]) -> bool:

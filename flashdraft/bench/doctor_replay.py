@@ -43,6 +43,14 @@ class Trial:
     runs: Tensor  # draft tokens in a row that equal the text's own
     scores: Tensor  # the same in expectation, were drafts drawn: the smoother measure
 
+    @classmethod
+    def joined(cls, trials: Sequence[Trial]) -> Trial:
+        """One drafter's trials on several texts as one."""
+        return cls(
+            torch.cat([trial.runs for trial in trials]),
+            torch.cat([trial.scores for trial in trials]),
+        )
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -114,10 +122,7 @@ def _run(target: Target, ids: Tensor) -> TargetOutput:
 def try_drafter(target: Target, drafter: Drafter, texts: Sequence[Text]) -> Trial:
     """Draft at the anchors of all texts."""
     rope = Rope(drafter.config.rope, target.kernels.device)
-    trials = [_try_on(target, drafter, rope, text) for text in texts]
-    return Trial(
-        torch.cat([trial.runs for trial in trials]), torch.cat([trial.scores for trial in trials])
-    )
+    return Trial.joined([_try_on(target, drafter, rope, text) for text in texts])
 
 
 def _try_on(target: Target, drafter: Drafter, rope: Rope, text: Text) -> Trial:

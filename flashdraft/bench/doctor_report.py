@@ -55,14 +55,19 @@ class Measured:
     prompts: Sequence[Sequence[int]]
     greedy: Accepted
     sampled: Accepted | None  # at the user's own temperature
-    answers: Sequence[Generation]  # plain and greedy
+    answers: Sequence[Generation]  # greedy, plain or drafted: whichever got further
     expected: Expected  # greedy
     expected_here: Expected  # at the user's temperature
 
     @property
+    def has_basis(self) -> bool:
+        """Whether there is anything to reason from: a figure, or some text of the target."""
+        return self.greedy.is_known or any(answer.token_ids for answer in self.answers)
+
+    @property
     def is_low(self) -> bool:
-        """Whether greedy decoding alone accepts too little."""
-        return self.greedy.length < self.expected.low
+        """Whether greedy decoding alone accepts too little, as far as it got."""
+        return self.greedy.is_known and self.greedy.length < self.expected.low
 
 
 @dataclass(frozen=True)
@@ -74,7 +79,7 @@ class Settings:
     device: str = "auto"
     dtype: str = "auto"
     mode: Mode = Mode()
-    seconds: float = DEFAULT_SECONDS  # once the pair is loaded; a step that runs is not cut
+    seconds: float = DEFAULT_SECONDS  # once the pair is loaded; what is under way is not cut
 
 
 @dataclass

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from flashdraft.bench.doctor_probe import Accepted, Patient, Probe, drafter_for, greedy
+from flashdraft.bench.doctor_probe import Accepted, Patient, Probe, accepted_by, drafter_for
 from flashdraft.bench.doctor_replay import agreement
 from flashdraft.bench.doctor_report import CLEAR_GAIN, QUANTISED, Cause, Measured
 from flashdraft.bench.expected import target_of
@@ -18,8 +18,11 @@ _FULL_GROUP = 24  # distinct values among so many: more levels than a group can 
 _FEW_BITS = 3.5  # drafters are known to lose much on targets of 3 bits and less
 
 
-def find_other_weights(patient: Patient, measured: Measured) -> list[Cause]:
-    """The target against the one that the drafter was trained for, if that is another."""
+def find_other_weights(patient: Patient, measured: Measured, deadline: float) -> list[Cause] | None:
+    """The target against the one that the drafter was trained for, if that is another.
+
+    None, here and below, where the time did not suffice to tell.
+    """
     assert patient.folder is not None and patient.llm.drafter_name is not None
     trained_for = target_of(patient.llm.drafter_name, patient.folder)
     if trained_for is None or trained_for == patient.llm.model:
@@ -38,7 +41,9 @@ def find_other_weights(patient: Patient, measured: Measured) -> list[Cause]:
         # nothing to run against: the stored bits alone must tell
         text = f"{origin}; {trained_for} is not on this machine to compare with"
         return [replace(cause, text=text)] if bits is not None and bits < _FEW_BITS else []
-    accepted, agreed = _run_reference(patient, measured, trained_for, "auto")
+    accepted, agreed = _run_reference(patient, measured, trained_for, "auto", deadline)
+    if accepted is None:
+        return None
     text = (
         f"{origin}; {trained_for} itself chooses {agreed:.0%} of this target's tokens, and accepts "
         f"{accepted.length:.2f} tokens a step where this one has {measured.greedy.length:.2f}"
@@ -47,11 +52,13 @@ def find_other_weights(patient: Patient, measured: Measured) -> list[Cause]:
     return [cause] if cause.gain >= CLEAR_GAIN else []
 
 
-def find_low_precision(patient: Patient, measured: Measured) -> list[Cause]:
+def find_low_precision(patient: Patient, measured: Measured, deadline: float) -> list[Cause] | None:
     """The same weights without rounding to 8 bits."""
     if "int8" not in patient.llm.kernels.name:
         return []
-    accepted, agreed = _run_reference(patient, measured, patient.llm.model, "float32")
+    accepted, agreed = _run_reference(patient, measured, patient.llm.model, "float32", deadline)
+    if accepted is None:
+        return None
     text = (
         f"in float32 {accepted.length:.2f} tokens a step are accepted, in "
         f"{patient.llm.kernels.name} {measured.greedy.length:.2f}; both choose the same token in "
@@ -62,8 +69,8 @@ def find_low_precision(patient: Patient, measured: Measured) -> list[Cause]:
 
 
 def _run_reference(
-    patient: Patient, measured: Measured, model: str, dtype: str
-) -> tuple[Accepted, float]:
+    patient: Patient, measured: Measured, model: str, dtype: str, deadline: float
+) -> tuple[Accepted | None, float]:
     """Another target with the same drafter: what it accepts, and how far it agrees with ours."""
     assert patient.folder is not None
     llm = LLM(
@@ -76,7 +83,7 @@ def _run_reference(
         max_context=64,
     )
     probe = Probe(llm.engine.target, drafter_for(llm, patient.folder))
-    accepted = Accepted.of(probe.answer(measured.prompts, greedy()))
+    accepted = accepted_by(probe, measured.prompts, deadline)
     counts = [
         agreement(llm.engine.target, prompt, answer.token_ids)
         for prompt, answer in zip(measured.prompts, measured.answers, strict=True)

@@ -83,7 +83,7 @@ def add_command(commands: Commands) -> None:
         type=float,
         default=DEFAULT_SECONDS,
         metavar="N",
-        help="time for the checks once the model is loaded" + shown,
+        help="time for the checks once the model is loaded, and what is then under way" + shown,
     )
     add_json_argument(parser)
     parser.set_defaults(run=run)

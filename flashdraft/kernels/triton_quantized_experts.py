@@ -14,7 +14,6 @@ triton_quantized_tiles.py's.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -25,12 +24,11 @@ from torch import Tensor
 from flashdraft.kernels.interface import Activation
 from flashdraft.kernels.triton_experts import gate
 from flashdraft.kernels.triton_launch import overlap, wait
-from flashdraft.kernels.triton_quantized import dequantize
-from flashdraft.kernels.triton_quantized_layout import ROW_TILE, PackedWeight, Scales
+from flashdraft.kernels.triton_quantized import MAX_ROWS, dequantize
+from flashdraft.kernels.triton_quantized_layout import ROW_TILE, PackedWeight
 from flashdraft.kernels.triton_quantized_tiles import HALF, describe
 from flashdraft.kernels.triton_quantized_units import gather_unit, multiply_expert, single_unit
 
-MAX_ROWS = 64
 MAX_SPLITS = 8
 MIN_STEPS = 4  # of a part of the depth: shorter ones only wait for their first loads
 SUM_ROWS = 8  # added at a time by the last program of a tile
@@ -124,7 +122,7 @@ def mix_quantized(
     }
     _up[(plan.up_programs,)](
         x,
-        *_tensors(gate_up),
+        *gate_up.tensors,
         chosen,
         between,
         up_parts,
@@ -141,15 +139,14 @@ def mix_quantized(
         BLOCK_C=triton.next_power_of_2(num_chosen),
         BLOCK_E=triton.next_power_of_2(num_experts),
         GELU=activation is Activation.GELU_TANH,
-        EVEN=hidden % (gate_up.lanes * gate_up.planes) == 0,
-        **describe(gate_up),
+        FORMAT=describe(gate_up),
         **overlap(x),
         num_warps=2,
         num_stages=plan.up_stages,
     )
     _down[tiles](
         between,
-        *_tensors(down),
+        *down.tensors,
         chosen,
         weights,
         parts,
@@ -160,8 +157,7 @@ def mix_quantized(
         *_strides(down),
         **sizes,
         SUM_ROWS=SUM_ROWS,
-        EVEN=inner % (down.lanes * down.planes) == 0,
-        **describe(down),
+        FORMAT=describe(down),
         **overlap(x),
         num_warps=2,
         num_stages=plan.down_stages,
@@ -173,35 +169,14 @@ def dequantize_experts(weight: PackedWeight, dtype: torch.dtype) -> Tensor:
     """All experts' weights [num_experts, out, in] as floats, for many rows."""
     output = torch.empty(weight.shape, device=weight.codes.device, dtype=dtype)
     for expert in range(weight.shape[0]):
-        output[expert] = dequantize(_one_expert(weight, expert), dtype)
+        output[expert] = dequantize(weight.expert(expert), dtype)
     return output
-
-
-def _one_expert(weight: PackedWeight, expert: int) -> PackedWeight:
-    def pick(scales: Scales) -> Scales:
-        over = None if scales.over is None else scales.over[expert]
-        return replace(scales, values=scales.values[expert], over=over)
-
-    return replace(
-        weight,
-        shape=weight.shape[1:],
-        codes=weight.codes[expert],
-        high=None if weight.high is None else weight.high[expert],
-        scale=pick(weight.scale),
-        minimum=None if weight.minimum is None else pick(weight.minimum),
-    )
 
 
 def _max_units(num_rows: int, num_chosen: int, num_experts: int, block_m: int) -> int:
     """Units that there can be: none is empty, and of every expert only the last is not full."""
     num_pairs = num_rows * num_chosen
     return min(num_pairs, min(num_pairs, num_experts) + num_pairs // block_m)
-
-
-def _tensors(weight: PackedWeight) -> tuple[Tensor | None, ...]:
-    scale, minimum = weight.scale, weight.minimum
-    low = (None, None) if minimum is None else (minimum.values, minimum.over)
-    return weight.codes, weight.high, scale.values, scale.over, *low
 
 
 def _strides(weight: PackedWeight) -> tuple[int, ...]:
@@ -252,17 +227,7 @@ def _up(
     BLOCK_C: tl.constexpr,
     BLOCK_E: tl.constexpr,
     GELU: tl.constexpr,
-    EVEN: tl.constexpr,
-    CODE: tl.constexpr,
-    ZERO: tl.constexpr,
-    PLANES: tl.constexpr,
-    LANES: tl.constexpr,
-    PER_STEP: tl.constexpr,
-    STEPS: tl.constexpr,
-    SCALE: tl.constexpr,
-    MINIMUM: tl.constexpr,
-    UNPACK: tl.constexpr,
-    UNPACK_HIGH: tl.constexpr,
+    FORMAT: tl.constexpr,
     PDL: tl.constexpr,
 ) -> None:
     """List the units, then take HALF columns of them, gate and up, in turns with the others."""
@@ -304,8 +269,7 @@ def _up(
             x, row_stride, tl.maximum(pairs, 0) // NUM_CHOSEN, is_pair[:, None], expert, codes,
             high, scale, scale_over, minimum, minimum_over, codes_stride, scale_stride,
             minimum_stride, over_stride, columns, columns + INNER, packed_rows, HIDDEN, first, end,
-            BLOCK_M, EVEN, CODE, ZERO, PLANES, LANES, PER_STEP, STEPS, SCALE, MINIMUM, UNPACK,
-            UNPACK_HIGH,
+            BLOCK_M, FORMAT,
         )  # fmt: skip
         place = pairs[None, :] * INNER + columns[:, None]
         is_real = is_pair[None, :] & (columns < INNER)[:, None]
@@ -359,17 +323,7 @@ def _down(
     SINGLE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     SUM_ROWS: tl.constexpr,
-    EVEN: tl.constexpr,
-    CODE: tl.constexpr,
-    ZERO: tl.constexpr,
-    PLANES: tl.constexpr,
-    LANES: tl.constexpr,
-    PER_STEP: tl.constexpr,
-    STEPS: tl.constexpr,
-    SCALE: tl.constexpr,
-    MINIMUM: tl.constexpr,
-    UNPACK: tl.constexpr,
-    UNPACK_HIGH: tl.constexpr,
+    FORMAT: tl.constexpr,
     PDL: tl.constexpr,
 ) -> None:
     """A tile of columns of some units; the last program of the tile adds every row's pairs."""
@@ -386,8 +340,7 @@ def _down(
         total, total_other = multiply_expert(
             between, INNER, tl.maximum(pairs, 0), is_pair[:, None], expert, codes, high, scale,
             scale_over, minimum, minimum_over, codes_stride, scale_stride, minimum_stride,
-            over_stride, columns, columns + HALF, packed_rows, INNER, 0, num_steps, BLOCK_M, EVEN,
-            CODE, ZERO, PLANES, LANES, PER_STEP, STEPS, SCALE, MINIMUM, UNPACK, UNPACK_HIGH,
+            over_stride, columns, columns + HALF, packed_rows, INNER, 0, num_steps, BLOCK_M, FORMAT,
         )  # fmt: skip
         part = parts + pairs[None, :] * HIDDEN + columns[:, None]
         real = is_pair[None, :] & (columns < HIDDEN)[:, None]

@@ -71,11 +71,6 @@ class Scales:
     kind: Number
     over: Tensor | None = None  # [..., groups of 256, rows] float16
 
-    @property
-    def num_bytes(self) -> int:
-        over = 0 if self.over is None else self.over.numel() * self.over.itemsize
-        return self.values.numel() * self.values.itemsize + over
-
 
 @dataclass(frozen=True)
 class PackedWeight:
@@ -98,11 +93,37 @@ class PackedWeight:
         return _planes(self.code)
 
     @property
+    def is_whole(self) -> bool:
+        """Whether steps divide a row: nothing was filled up."""
+        return self.shape[-1] % (self.planes * self.lanes) == 0
+
+    @property
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        """Codes and high bits, scales and what is over them, minimums and what is over them."""
+        low = (None, None) if self.minimum is None else (self.minimum.values, self.minimum.over)
+        return self.codes, self.high, self.scale.values, self.scale.over, *low
+
+    @property
     def num_bytes(self) -> int:
         """What it takes."""
-        high = 0 if self.high is None else self.high.numel()
-        minimum = 0 if self.minimum is None else self.minimum.num_bytes
-        return 2 * self.codes.numel() + high + self.scale.num_bytes + minimum
+        there = [tensor for tensor in self.tensors if tensor is not None]
+        return sum(tensor.numel() * tensor.itemsize for tensor in there)
+
+    def expert(self, index: int) -> PackedWeight:
+        """One weight of a stack of them."""
+
+        def pick(scales: Scales) -> Scales:
+            over = None if scales.over is None else scales.over[index]
+            return replace(scales, values=scales.values[index], over=over)
+
+        return replace(
+            self,
+            shape=self.shape[1:],
+            codes=self.codes[index],
+            high=None if self.high is None else self.high[index],
+            scale=pick(self.scale),
+            minimum=None if self.minimum is None else pick(self.minimum),
+        )
 
 
 def pack_quantized(weight: Quantized) -> PackedWeight:

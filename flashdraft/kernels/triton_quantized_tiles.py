@@ -12,7 +12,8 @@ How weights lie in memory is triton_quantized_layout.py's; who launches what, tr
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+from typing import NamedTuple
 
 import triton
 import triton.language as tl
@@ -35,21 +36,46 @@ SUPER = tl.constexpr(256)
 _ONE, _MINUS_ZERO, _TO_THE_120 = 0x3F80, 0x8000, 0x7B80  # as bfloat16
 
 
-def describe(weight: PackedWeight) -> dict[str, Any]:
-    """What a kernel must know of a weight's format when it is compiled."""
-    native = weight.codes.device.type != "cpu"  # on which Triton interprets
-    return {
-        "CODE": int(weight.code),
-        "ZERO": weight.zero,
-        "PLANES": weight.planes,
-        "LANES": weight.lanes,
-        "PER_STEP": weight.groups_per_step,
-        "STEPS": weight.steps_per_group,
-        "SCALE": int(weight.scale.kind),
-        "MINIMUM": int(Number.NONE if weight.minimum is None else weight.minimum.kind),
-        "UNPACK": tuple(_unpacking(weight.code, p, weight.zero) for p in range(4) if native),
-        "UNPACK_HIGH": tuple(_unpacking_high(p, weight.zero) for p in range(4) if native),
-    }
+class Format(NamedTuple):
+    """What a kernel must know of a weight when it is compiled."""
+
+    code: int
+    zero: int
+    planes: int
+    lanes: int
+    groups_per_step: int
+    steps_per_group: int
+    scale: int
+    minimum: int
+    is_whole: bool
+    unpack: tuple[str, ...]  # by plane; none where Triton interprets
+    unpack_high: tuple[str, ...]
+
+
+def describe(weight: PackedWeight) -> Format:
+    """A weight's format."""
+    is_native = weight.codes.device.type != "cpu"
+    minimum = Number.NONE if weight.minimum is None else weight.minimum.kind
+    return Format(
+        int(weight.code),
+        weight.zero,
+        weight.planes,
+        weight.lanes,
+        weight.groups_per_step,
+        weight.steps_per_group,
+        int(weight.scale.kind),
+        int(minimum),
+        weight.is_whole,
+        *(_unpackings(weight.code, weight.zero) if is_native else ((), ())),
+    )
+
+
+@functools.cache
+def _unpackings(code: Code, zero: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The instructions of every plane, and those of its high bits."""
+    planes = range(4)
+    low = tuple(_unpacking(code, plane, zero) for plane in planes)
+    return low, tuple(_unpacking_high(plane, zero) for plane in planes)
 
 
 def _twice(bits: int) -> str:
@@ -97,23 +123,18 @@ def _unpacking_high(plane: int, zero: int) -> str:
 
 
 @triton.jit
-def plane_values(
-    codes: tl.tensor,
-    PLANE: tl.constexpr,
-    CODE: tl.constexpr,
-    ZERO: tl.constexpr,
-    UNPACK: tl.constexpr,
-) -> tl.tensor:
+def plane_values(codes: tl.tensor, PLANE: tl.constexpr, FORMAT: tl.constexpr) -> tl.tensor:
     """A plane of int16 codes as exact numbers: code - zero; for int6 the lower four bits alone."""
-    if len(UNPACK) > 0:
+    unpack: tl.constexpr = FORMAT.unpack
+    if len(unpack) > 0:
         values = tl.inline_asm_elementwise(
-            UNPACK[PLANE], "=r,r", [codes], dtype=tl.bfloat16, is_pure=True, pack=2
+            unpack[PLANE], "=r,r", [codes], dtype=tl.bfloat16, is_pure=True, pack=2
         )
-    elif CODE == INT4:
-        values = ((codes >> (4 * PLANE)) & 15).to(tl.float32) - ZERO
-    elif CODE == INT6:
+    elif FORMAT.code == INT4:
+        values = ((codes >> (4 * PLANE)) & 15).to(tl.float32) - FORMAT.zero
+    elif FORMAT.code == INT6:
         values = ((codes >> (4 * PLANE)) & 15).to(tl.float32)
-    elif CODE == INT8:
+    elif FORMAT.code == INT8:
         values = (codes >> (8 * PLANE)).to(tl.int8).to(tl.float32)
     else:
         bits = ((codes >> (8 * PLANE)) & 255).to(tl.int32)
@@ -123,48 +144,68 @@ def plane_values(
 
 
 @triton.jit
-def high_values(
-    high: tl.tensor, PLANE: tl.constexpr, ZERO: tl.constexpr, UNPACK_HIGH: tl.constexpr
-) -> tl.tensor:
+def high_values(high: tl.tensor, PLANE: tl.constexpr, FORMAT: tl.constexpr) -> tl.tensor:
     """The upper two bits of a plane of int6 codes as numbers, times 16 and less zero."""
-    if len(UNPACK_HIGH) > 0:
+    unpack: tl.constexpr = FORMAT.unpack_high
+    if len(unpack) > 0:
         values = tl.inline_asm_elementwise(
-            UNPACK_HIGH[PLANE], "=r,=r,r", [high], dtype=tl.bfloat16, is_pure=True, pack=4
+            unpack[PLANE], "=r,=r,r", [high], dtype=tl.bfloat16, is_pure=True, pack=4
         )
     else:
-        values = ((high >> (2 * PLANE)) & 3).to(tl.float32) * 16 - ZERO
+        values = ((high >> (2 * PLANE)) & 3).to(tl.float32) * 16 - FORMAT.zero
     return values
 
 
 @triton.jit
 def load_numbers(
+    scale: tl.tensor,
+    scale_over: tl.tensor,
+    minimum: tl.tensor,
+    minimum_over: tl.tensor,
+    step: tl.tensor,
+    columns: tl.tensor,
+    packed_rows: tl.tensor,
+    FORMAT: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+    """Of every row of the weight, a step's scales and what is over them; its minimums likewise."""
+    return (
+        _load_step(scale, step, columns, packed_rows, FORMAT.scale, FORMAT),
+        _load_over(scale_over, step, columns, packed_rows, FORMAT.scale, FORMAT),
+        _load_step(minimum, step, columns, packed_rows, FORMAT.minimum, FORMAT),
+        _load_over(minimum_over, step, columns, packed_rows, FORMAT.minimum, FORMAT),
+    )
+
+
+@triton.jit
+def _load_step(
     values: tl.tensor,
     step: tl.tensor,
     columns: tl.tensor,
     packed_rows: tl.tensor,
     KIND: tl.constexpr,
-    PER_STEP: tl.constexpr,
-    STEPS: tl.constexpr,
+    FORMAT: tl.constexpr,
 ) -> tl.tensor:
-    """The scales of a step, all in one number for every row of the weight."""
-    if KIND == NONE or STEPS == 0 or (KIND == FLOAT32 and PER_STEP > 1):
+    """The scales of a step, all in one number."""
+    is_wide: tl.constexpr = KIND == FLOAT32 and FORMAT.groups_per_step > 1
+    if KIND == NONE or FORMAT.steps_per_group == 0 or is_wide:
         return columns  # there are none, or they are loaded where they are needed
     else:
-        return tl.load(values + step // STEPS * packed_rows + columns)
+        return tl.load(values + step // FORMAT.steps_per_group * packed_rows + columns)
 
 
 @triton.jit
-def load_over(
+def _load_over(
     over: tl.tensor,
     step: tl.tensor,
     columns: tl.tensor,
     packed_rows: tl.tensor,
     KIND: tl.constexpr,
-    STEP_VALUES: tl.constexpr,
+    FORMAT: tl.constexpr,
 ) -> tl.tensor:
     """The scale of a step's scales."""
     if KIND >= UNSIGNED:
-        return tl.load(over + step * STEP_VALUES // SUPER * packed_rows + columns)
+        step_values: tl.constexpr = FORMAT.planes * FORMAT.lanes
+        return tl.load(over + step * step_values // SUPER * packed_rows + columns)
     else:
         return columns
 
@@ -179,7 +220,7 @@ def pick_number(
     packed_rows: tl.tensor,
     PLACE: tl.constexpr,
     KIND: tl.constexpr,
-    PER_STEP: tl.constexpr,
+    FORMAT: tl.constexpr,
 ) -> tl.tensor:
     """One of a step's scales as float32."""
     if KIND == FLOAT16:
@@ -187,10 +228,11 @@ def pick_number(
     elif KIND == BFLOAT16:
         return (numbers >> (16 * PLACE)).to(tl.int16).to(tl.bfloat16, bitcast=True).to(tl.float32)
     elif KIND == FLOAT32:
-        if PER_STEP == 1:
+        if FORMAT.groups_per_step == 1:
             return numbers
         else:
-            return tl.load(values + (step * PER_STEP + PLACE) * packed_rows + columns)
+            place = step * FORMAT.groups_per_step + PLACE
+            return tl.load(values + place * packed_rows + columns)
     elif KIND == UNSIGNED:
         return ((numbers >> (8 * PLACE)) & 255).to(tl.float32) * over.to(tl.float32)
     else:
@@ -216,21 +258,14 @@ def add_step(
     columns: tl.tensor,
     packed_rows: tl.tensor,
     BLOCK_M: tl.constexpr,
-    CODE: tl.constexpr,
-    ZERO: tl.constexpr,
-    PLANES: tl.constexpr,
-    LANES: tl.constexpr,
-    PER_STEP: tl.constexpr,
-    STEPS: tl.constexpr,
-    SCALE: tl.constexpr,
-    MINIMUM: tl.constexpr,
-    UNPACK: tl.constexpr,
-    UNPACK_HIGH: tl.constexpr,
+    FORMAT: tl.constexpr,
 ) -> tl.tensor:
     """total [HALF, BLOCK_M] and what one step of HALF rows of the weight adds to it."""
+    planes: tl.constexpr = FORMAT.planes
+    groups: tl.constexpr = FORMAT.groups_per_step
     part = tl.zeros([HALF, BLOCK_M], tl.float32)
     sums = tl.zeros([HALF, BLOCK_M], tl.float32)
-    for plane in tl.static_range(PLANES):
+    for plane in tl.static_range(planes):
         if plane == 0:
             rows = tl.trans(x0)
         elif plane == 1:
@@ -239,39 +274,48 @@ def add_step(
             rows = tl.trans(x2)
         else:
             rows = tl.trans(x3)
-        values = plane_values(tile, plane, CODE, ZERO, UNPACK).to(x0.dtype)
-        if STEPS == 0:  # the scale of a whole row waits until the end
+        values = plane_values(tile, plane, FORMAT).to(x0.dtype)
+        if FORMAT.steps_per_group == 0:  # the scale of a whole row waits until the end
             total = tl.dot(values, rows, total, input_precision="ieee")
         else:
             part = tl.dot(values, rows, part, input_precision="ieee")
-            if CODE == INT6:
-                upper = high_values(tile_high, plane, ZERO, UNPACK_HIGH).to(x0.dtype)
+            if FORMAT.code == INT6:
+                upper = high_values(tile_high, plane, FORMAT).to(x0.dtype)
                 part = tl.dot(upper, rows, part, input_precision="ieee")
-            if MINIMUM != NONE:
-                ones = tl.full([HALF, LANES], 1.0, x0.dtype)
+            if FORMAT.minimum != NONE:
+                ones = tl.full([HALF, FORMAT.lanes], 1.0, x0.dtype)
                 sums = tl.dot(ones, rows, sums, input_precision="ieee")
-            if (plane + 1) * PER_STEP % PLANES == 0:  # the end of a group, or of the step
-                place = plane * PER_STEP // PLANES
+            if (plane + 1) * groups % planes == 0:  # the end of a group, or of the step
+                place = plane * groups // planes
                 factor = pick_number(
-                    numbers, over, scale, step, columns, packed_rows, place, SCALE, PER_STEP
+                    numbers, over, scale, step, columns, packed_rows, place, FORMAT.scale, FORMAT
                 )
                 total += part * factor[:, None]
                 part = tl.zeros([HALF, BLOCK_M], tl.float32)
-                if MINIMUM != NONE:
+                if FORMAT.minimum != NONE:
                     low = pick_number(
-                        lows,
-                        lows_over,
-                        minimum,
-                        step,
-                        columns,
-                        packed_rows,
-                        place,
-                        MINIMUM,
-                        PER_STEP,
-                    )
+                        lows, lows_over, minimum, step, columns, packed_rows, place,
+                        FORMAT.minimum, FORMAT,
+                    )  # fmt: skip
                     total -= sums * low[:, None]
                     sums = tl.zeros([HALF, BLOCK_M], tl.float32)
     return total
+
+
+@triton.jit
+def _load_plane(
+    left: tl.tensor,
+    k: tl.tensor,
+    lanes: tl.tensor,
+    real_row: tl.tensor,
+    depth: tl.tensor,
+    FORMAT: tl.constexpr,
+) -> tl.tensor:
+    """What a plane's values are multiplied with, from depth k on."""
+    if FORMAT.is_whole:
+        return tl.load(left + k, mask=real_row, other=0.0)
+    else:
+        return tl.load(left + k, mask=real_row & (k + lanes < depth)[None, :], other=0.0)
 
 
 @triton.jit
@@ -293,85 +337,59 @@ def two_halves(
     first: tl.tensor,
     end: tl.tensor,
     BLOCK_M: tl.constexpr,
-    EVEN: tl.constexpr,
-    CODE: tl.constexpr,
-    ZERO: tl.constexpr,
-    PLANES: tl.constexpr,
-    LANES: tl.constexpr,
-    PER_STEP: tl.constexpr,
-    STEPS: tl.constexpr,
-    SCALE: tl.constexpr,
-    MINIMUM: tl.constexpr,
-    UNPACK: tl.constexpr,
-    UNPACK_HIGH: tl.constexpr,
+    FORMAT: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
     """[HALF, BLOCK_M] of the product twice, for weight rows `columns` and `other`.
 
     Over steps first .. end - 1. The scales of a step are fetched one step early: these loads are
     too small to be copied ahead by the pipeline.
     """
-    step_values: tl.constexpr = PLANES * LANES
-    lanes = tl.arange(0, LANES)
+    width: tl.constexpr = FORMAT.lanes
+    lanes = tl.arange(0, width)
     left = x + rows[:, None].to(tl.int64) * row_stride + lanes[None, :]
-    tile = columns[:, None] * LANES + lanes[None, :]
-    tile_other = other[:, None] * LANES + lanes[None, :]
+    tile = columns[:, None] * width + lanes[None, :]
+    tile_other = other[:, None] * width + lanes[None, :]
     total = tl.zeros([HALF, BLOCK_M], tl.float32)
     total_other = tl.zeros([HALF, BLOCK_M], tl.float32)
-    n0 = load_numbers(scale, first, columns, packed_rows, SCALE, PER_STEP, STEPS)
-    n1 = load_numbers(scale, first, other, packed_rows, SCALE, PER_STEP, STEPS)
-    v0 = load_over(scale_over, first, columns, packed_rows, SCALE, step_values)
-    v1 = load_over(scale_over, first, other, packed_rows, SCALE, step_values)
-    m0 = load_numbers(minimum, first, columns, packed_rows, MINIMUM, PER_STEP, STEPS)
-    m1 = load_numbers(minimum, first, other, packed_rows, MINIMUM, PER_STEP, STEPS)
-    w0 = load_over(minimum_over, first, columns, packed_rows, MINIMUM, step_values)
-    w1 = load_over(minimum_over, first, other, packed_rows, MINIMUM, step_values)
+    n0, v0, m0, w0 = load_numbers(
+        scale, scale_over, minimum, minimum_over, first, columns, packed_rows, FORMAT
+    )
+    n1, v1, m1, w1 = load_numbers(
+        scale, scale_over, minimum, minimum_over, first, other, packed_rows, FORMAT
+    )
     for step in range(first, end):
-        place = step * (packed_rows * LANES)
+        place = step * (packed_rows * width)
         c0 = tl.load(codes + place + tile)
         c1 = tl.load(codes + place + tile_other)
         h0, h1 = c0, c1
-        if CODE == INT6:
+        if FORMAT.code == INT6:
             h0 = tl.load(high + place + tile)
             h1 = tl.load(high + place + tile_other)
-        k = step * step_values
-        if EVEN:
-            x0 = tl.load(left + k, mask=real_row, other=0.0)
-            x1 = tl.load(left + (k + LANES), mask=real_row, other=0.0)
-        else:
-            x0 = tl.load(left + k, mask=real_row & (k + lanes < depth)[None, :], other=0.0)
-            k1 = k + LANES
-            x1 = tl.load(left + k1, mask=real_row & (k1 + lanes < depth)[None, :], other=0.0)
+        k = step * (FORMAT.planes * width)
+        x0 = _load_plane(left, k, lanes, real_row, depth, FORMAT)
+        x1 = _load_plane(left, k + width, lanes, real_row, depth, FORMAT)
         x2, x3 = x0, x1
-        if PLANES == 4:
-            k2, k3 = k + 2 * LANES, k + 3 * LANES
-            if EVEN:
-                x2 = tl.load(left + k2, mask=real_row, other=0.0)
-                x3 = tl.load(left + k3, mask=real_row, other=0.0)
-            else:
-                x2 = tl.load(left + k2, mask=real_row & (k2 + lanes < depth)[None, :], other=0.0)
-                x3 = tl.load(left + k3, mask=real_row & (k3 + lanes < depth)[None, :], other=0.0)
+        if FORMAT.planes == 4:
+            x2 = _load_plane(left, k + 2 * width, lanes, real_row, depth, FORMAT)
+            x3 = _load_plane(left, k + 3 * width, lanes, real_row, depth, FORMAT)
         after = tl.minimum(step + 1, end - 1)
         a0, b0, c2, d0 = n0, v0, m0, w0
-        n0 = load_numbers(scale, after, columns, packed_rows, SCALE, PER_STEP, STEPS)
-        v0 = load_over(scale_over, after, columns, packed_rows, SCALE, step_values)
-        m0 = load_numbers(minimum, after, columns, packed_rows, MINIMUM, PER_STEP, STEPS)
-        w0 = load_over(minimum_over, after, columns, packed_rows, MINIMUM, step_values)
+        n0, v0, m0, w0 = load_numbers(
+            scale, scale_over, minimum, minimum_over, after, columns, packed_rows, FORMAT
+        )
         total = add_step(
             total, c0, h0, a0, b0, c2, d0, scale, minimum, x0, x1, x2, x3, step, columns,
-            packed_rows, BLOCK_M, CODE, ZERO, PLANES, LANES, PER_STEP, STEPS, SCALE, MINIMUM,
-            UNPACK, UNPACK_HIGH,
+            packed_rows, BLOCK_M, FORMAT,
         )  # fmt: skip
         a1, b1, c3, d1 = n1, v1, m1, w1
-        n1 = load_numbers(scale, after, other, packed_rows, SCALE, PER_STEP, STEPS)
-        v1 = load_over(scale_over, after, other, packed_rows, SCALE, step_values)
-        m1 = load_numbers(minimum, after, other, packed_rows, MINIMUM, PER_STEP, STEPS)
-        w1 = load_over(minimum_over, after, other, packed_rows, MINIMUM, step_values)
+        n1, v1, m1, w1 = load_numbers(
+            scale, scale_over, minimum, minimum_over, after, other, packed_rows, FORMAT
+        )
         total_other = add_step(
             total_other, c1, h1, a1, b1, c3, d1, scale, minimum, x0, x1, x2, x3, step, other,
-            packed_rows, BLOCK_M, CODE, ZERO, PLANES, LANES, PER_STEP, STEPS, SCALE, MINIMUM,
-            UNPACK, UNPACK_HIGH,
+            packed_rows, BLOCK_M, FORMAT,
         )  # fmt: skip
-    if STEPS == 0:
+    if FORMAT.steps_per_group == 0:
         total *= tl.load(scale + columns)[:, None]
         total_other *= tl.load(scale + other)[:, None]
     return total, total_other

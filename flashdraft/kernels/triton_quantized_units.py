@@ -38,33 +38,22 @@ def multiply_expert(
     first: tl.tensor,
     end: tl.tensor,
     BLOCK_M: tl.constexpr,
-    EVEN: tl.constexpr,
-    CODE: tl.constexpr,
-    ZERO: tl.constexpr,
-    PLANES: tl.constexpr,
-    LANES: tl.constexpr,
-    PER_STEP: tl.constexpr,
-    STEPS: tl.constexpr,
-    SCALE: tl.constexpr,
-    MINIMUM: tl.constexpr,
-    UNPACK: tl.constexpr,
-    UNPACK_HIGH: tl.constexpr,
+    FORMAT: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
     """`two_halves` with the weight of one expert of many."""
     codes += expert * codes_stride
     scale += expert * scale_stride
-    if CODE == INT6:
+    if FORMAT.code == INT6:
         high += expert * codes_stride
-    if SCALE >= UNSIGNED:
+    if FORMAT.scale >= UNSIGNED:
         scale_over += expert * over_stride
-    if MINIMUM != NONE:
+    if FORMAT.minimum != NONE:
         minimum += expert * minimum_stride
-    if MINIMUM >= UNSIGNED:
+    if FORMAT.minimum >= UNSIGNED:
         minimum_over += expert * over_stride
     return two_halves(
         x, row_stride, rows, real_row, codes, high, scale, scale_over, minimum, minimum_over,
-        columns, other, packed_rows, depth, first, end, BLOCK_M, EVEN, CODE, ZERO, PLANES, LANES,
-        PER_STEP, STEPS, SCALE, MINIMUM, UNPACK, UNPACK_HIGH,
+        columns, other, packed_rows, depth, first, end, BLOCK_M, FORMAT,
     )  # fmt: skip
 
 

@@ -34,6 +34,7 @@ from flashdraft.bench.doctor_report import (
     Report,
     Settings,
 )
+from flashdraft.bench.doctor_weights import read_weights
 from flashdraft.bench.expected import expected_range
 from flashdraft.core import Generation, SamplingParams
 
@@ -49,7 +50,14 @@ def examine(settings: Settings, on_progress: Callable[[str], None] = lambda _: N
     on_progress(f"loading {settings.model}")
     begin = time.monotonic()
     patient = Patient.load(
-        settings.model, settings.draft, settings.device, settings.dtype, settings.mode
+        settings.model,
+        settings.draft,
+        settings.device,
+        settings.dtype,
+        settings.mode,
+        quantize=settings.quantize,
+        quantize_head=settings.quantize_head,
+        kv_dtype=settings.kv_dtype,
     )
     report = examine_patient(patient, settings, on_progress)
     report.seconds = time.monotonic() - begin
@@ -64,6 +72,8 @@ def examine_patient(
     report = Report(settings, patient.llm.drafter_name)
     on_progress("checking the machine and the kernels")
     report.findings += check_environment(patient.llm.kernels)
+    report.weights = read_weights(patient)
+    report.findings.append(Finding("environment", OK, report.weights.text))
     report.findings += check_kernels(patient.llm.kernels)
     on_progress("decoding plainly and drafted")
     measured = _measure(patient, report, begin)
@@ -81,7 +91,7 @@ def examine_patient(
 def _measure(patient: Patient, report: Report, begin: float) -> Measured | None:
     """The law, greedy and seeded, and the accepted length; None without a drafter."""
     looks_up = patient.drafter is None and patient.llm.engine.config.ngram
-    probe = Probe(patient.target, patient.drafter, ngram=looks_up)
+    probe = Probe(patient.target, patient.drafter, ngram=looks_up, kv_dtype=patient.kv_dtype)
     prompts = patient.prompts()
     if probe.verify == 0:
         report.findings.append(Finding("law", OK, "plain decoding only: there is nothing drafted"))
@@ -147,12 +157,17 @@ def _explain(report: Report, examination: Examination) -> None:
     if report.is_healthy:
         report.findings.append(Finding("cause", OK, "none of the known faults was found"))
         return
+    text = (
+        "none of the known causes explains it: the drafter may be unfinished, or trained for "
+        "another target"
+    )
+    if report.weights is not None and report.weights.target.is_in_few_bits:
+        text += f" or for more than the {report.weights.target.bits:.1f} bits of this one's weights"
     report.findings.append(
         Finding(
             "cause",
             WARNING,
-            "none of the known causes explains it: the drafter may be unfinished, or trained for "
-            "another target",
+            text,
             "compare with flashdraft bench, or train a drafter with flashdraft train",
         )
     )

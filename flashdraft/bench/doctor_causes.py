@@ -74,6 +74,10 @@ def find_causes(patient: Patient, measured: Measured, deadline: float) -> Examin
     return Examination(causes, list(dict.fromkeys(skipped)))
 
 
+def _probe(patient: Patient) -> Probe:
+    return Probe(patient.target, patient.drafter, kv_dtype=patient.kv_dtype)
+
+
 # -- how the pair is asked -------------------------------------------------------------------------
 
 
@@ -112,7 +116,7 @@ def _template(
     missing = special - {token for prompt in measured.prompts for token in prompt}
     if not missing and (is_explained or not measured.is_low):
         return []
-    after = accepted_by(Probe(patient.target, patient.drafter), own, deadline)
+    after = accepted_by(_probe(patient), own, deadline)
     cause = Cause(
         TEMPLATE,
         "the prompts are not in the model's chat format",
@@ -160,7 +164,7 @@ def _thinking(patient: Patient, measured: Measured, deadline: float) -> list[Cau
     other = patient.prompts(replace(patient.mode, thinking=not now))
     if other == list(measured.prompts):  # the template knows no such switch
         return []
-    after = accepted_by(Probe(patient.target, patient.drafter), other, deadline)
+    after = accepted_by(_probe(patient), other, deadline)
     if after is None:
         return None
     here, there = ("with", "without") if now else ("without", "with")

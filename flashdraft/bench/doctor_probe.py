@@ -89,7 +89,13 @@ class Accepted:
 class Probe:
     """One target with one drafter, decoding requests to compare."""
 
-    def __init__(self, target: Target, drafter: Drafter | None, ngram: bool = False) -> None:
+    def __init__(
+        self,
+        target: Target,
+        drafter: Drafter | None,
+        ngram: bool = False,
+        kv_dtype: str = EngineConfig.kv_dtype,
+    ) -> None:
         if drafter is not None:
             target = tapped(target, drafter.config.tap_layers)
         packed = None if drafter is None else PackedDrafter(drafter, target.kernels)
@@ -102,6 +108,7 @@ class Probe:
             max_context=min(_MAX_CONTEXT, target.config.max_position),
             verify=self.verify,
             ngram=ngram,
+            kv_dtype=kv_dtype,
         )
         self._engine = Engine(target, packed, config)
         self._count = 0
@@ -148,7 +155,18 @@ class Patient:
     mode: Mode
 
     @classmethod
-    def load(cls, model: str, draft: str, device: str, dtype: str, mode: Mode) -> Patient:
+    def load(
+        cls,
+        model: str,
+        draft: str,
+        device: str,
+        dtype: str,
+        mode: Mode,
+        *,
+        quantize: str | None = None,
+        quantize_head: str | None = None,
+        kv_dtype: str = EngineConfig.kv_dtype,
+    ) -> Patient:
         """Load a target with next to no cache of its own, and its drafter's parameters."""
         llm = LLM(
             model,
@@ -156,8 +174,11 @@ class Patient:
             verify=0,
             device=device,
             dtype=dtype,
+            quantize=quantize,
+            quantize_head=quantize_head,
             max_batch=1,
             max_context=64,
+            kv_dtype=kv_dtype,
         )
         if llm.tokenizer is None:
             raise RequestError(
@@ -172,6 +193,11 @@ class Patient:
     @property
     def target(self) -> Target:
         return self.llm.engine.target
+
+    @property
+    def kv_dtype(self) -> str:
+        """What keys and values are stored as, as the user said it."""
+        return self.llm.engine.config.kv_dtype
 
     @property
     def tokenizer(self) -> Tokenizer:

@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flashdraft.bench.doctor_probe import Accepted, Mode
+from flashdraft.bench.doctor_weights import PairWeights
 from flashdraft.bench.expected import Expected
 from flashdraft.core import Generation
+from flashdraft.engine.config import EngineConfig
 
 FORMAT = "flashdraft-doctor/1"
 DEFAULT_SECONDS = 30.0
@@ -80,6 +82,9 @@ class Settings:
     dtype: str = "auto"
     mode: Mode = Mode()
     seconds: float = DEFAULT_SECONDS  # once the pair is loaded; what is under way is not cut
+    quantize: str | None = None
+    quantize_head: str | None = None
+    kv_dtype: str = EngineConfig.kv_dtype
 
 
 @dataclass
@@ -88,6 +93,7 @@ class Report:
 
     settings: Settings
     drafter: str | None = None
+    weights: PairWeights | None = None
     findings: list[Finding] = field(default_factory=list)
     causes: list[Cause] = field(default_factory=list)
     accepted: Accepted | None = None  # in the user's own mode
@@ -113,6 +119,7 @@ class Report:
             "is_healthy": self.is_healthy,
             "not_judged": self.not_judged,
             "settings": {**settings, **mode, "drafter": self.drafter},
+            "weights": None if self.weights is None else self.weights.to_json(),
             "findings": [dataclasses.asdict(finding) for finding in self.findings],
             "causes": [dataclasses.asdict(cause) for cause in self.causes],
             "accepted": None if self.accepted is None else dataclasses.asdict(self.accepted),

@@ -76,6 +76,14 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     add("kv_dtype", str, "DTYPE", f"of keys and values, one of {', '.join(KV_DTYPES)}")
 
 
+def add_quantize_arguments(parser: argparse.ArgumentParser) -> None:
+    """--quantize and --quantize-head, for commands that load a target and do not serve it."""
+    schemes = f"one of {', '.join(QUANTIZE)}; on a GPU"
+    for flag, what in (("--quantize", "float weights"), ("--quantize-head", "head and its table")):
+        text = f"what the target's {what} become on loading, {schemes}"
+        parser.add_argument(flag, metavar="SCHEME", help=text)
+
+
 def add_sampling_arguments(parser: argparse.ArgumentParser, model_decides: bool) -> None:
     """How the answer is chosen; with `model_decides` the model's own settings are the default."""
     group = parser.add_argument_group("sampling")

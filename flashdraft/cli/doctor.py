@@ -18,10 +18,11 @@ from flashdraft.bench.doctor_report import (
     Report,
     Settings,
 )
-from flashdraft.cli.arguments import Commands, add_json_argument
+from flashdraft.cli.arguments import Commands, add_json_argument, add_quantize_arguments
 from flashdraft.cli.display import Screen
 from flashdraft.cli.files import STDOUT, check_writable, write_json
 from flashdraft.core import SamplingParams
+from flashdraft.engine.config import KV_DTYPES
 from flashdraft.errors import RequestError
 from flashdraft.kernels.select import DTYPES
 from flashdraft.models.sources import DEFAULT_MODEL
@@ -64,6 +65,13 @@ def add_command(commands: Commands) -> None:
         default=Settings.dtype,
         metavar="DTYPE",
         help=f"one of {', '.join(DTYPES)}" + shown,
+    )
+    add_quantize_arguments(parser)
+    parser.add_argument(
+        "--kv-dtype",
+        default=Settings.kv_dtype,
+        metavar="DTYPE",
+        help=f"of keys and values, one of {', '.join(KV_DTYPES)}" + shown,
     )
     parser.add_argument(
         "--thinking", action="store_true", help="ask with thinking, as you mean to use the model"
@@ -151,6 +159,9 @@ def _settings(arguments: argparse.Namespace) -> Settings:
         arguments.dtype,
         mode,
         arguments.seconds,
+        arguments.quantize,
+        arguments.quantize_head,
+        arguments.kv_dtype,
     )
 
 

@@ -13,8 +13,10 @@ from flashdraft.cli.files import write_json
 from flashdraft.errors import RequestError
 from flashdraft.external.checkpoint_rules import BOTH, Finding, Report, check_folder
 from flashdraft.external.versions import ENGINES
+from flashdraft.kernels.select import QUANTIZE, read_scheme
 from flashdraft.models.loading import open_checkpoint
 from flashdraft.models.sources import resolve_source
+from flashdraft.train.answers import WeightFormats
 from flashdraft.train.export import LAYOUTS, export, read_provenance
 
 EXIT_REFUSED = 1
@@ -47,15 +49,28 @@ def add_command(commands: Commands) -> None:
         metavar="TARGET",
         help="the drafter's target: checked against it; speculators' layout names it",
     )
+    for flag, what in (("--quantize", "weights"), ("--quantize-head", "head")):
+        parser.add_argument(
+            flag,
+            metavar="SCHEME",
+            help=f"what the target's {what} will be held in, as in training: one of "
+            f"{', '.join(QUANTIZE)}",
+        )
     add_json_argument(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the drafter, or check it."""
+    formats = WeightFormats(
+        read_scheme("quantize", arguments.quantize),
+        read_scheme("quantize_head", arguments.quantize_head),
+    )
     if arguments.check:
+        if any(formats):
+            raise RequestError(f"{formats.flags()} would not be used with --check; leave it out.")
         return _check(arguments)
-    folder = export(arguments.drafter, arguments.out, arguments.layout, arguments.model)
+    folder = export(arguments.drafter, arguments.out, arguments.layout, arguments.model, formats)
     if arguments.json is not None:
         content = {
             "folder": str(folder),

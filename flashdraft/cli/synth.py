@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from flashdraft.cli.arguments import Commands, add_json_argument
+from flashdraft.cli.arguments import Commands, add_json_argument, add_quantize_arguments
 from flashdraft.cli.display import Screen
 from flashdraft.cli.files import check_writable, write_json
 from flashdraft.errors import RequestError
 from flashdraft.interrupts import terminate_as_interrupt
 from flashdraft.kernels.select import DTYPES
 from flashdraft.train.prompts import read_texts
-from flashdraft.train.regenerate import load_target
+from flashdraft.train.regenerate import load_target, weight_formats
 from flashdraft.train.synth import SynthSettings, synthesize
 
 
@@ -60,6 +60,7 @@ def add_command(commands: Commands) -> None:
     parser.add_argument(
         "--dtype", default="auto", metavar="DTYPE", help=f"one of {', '.join(DTYPES)}"
     )
+    add_quantize_arguments(parser)
     add_json_argument(parser)
     parser.set_defaults(run=run)
 
@@ -78,8 +79,15 @@ def run(arguments: argparse.Namespace) -> int:
     check_writable(arguments.out)
     forbidden = read_texts(arguments.exclude)  # unreadable? Better now than after loading
     with terminate_as_interrupt():
+        llm = load_target(
+            arguments.model,
+            arguments.device,
+            arguments.dtype,
+            arguments.quantize,
+            arguments.quantize_head,
+        )
         report = synthesize(
-            load_target(arguments.model, arguments.device, arguments.dtype),
+            llm,
             arguments.out,
             arguments.count,
             settings,
@@ -89,6 +97,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json is not None:
         content = {
             "file": str(arguments.out),
+            **weight_formats(llm.kernels)._asdict(),
             "found": report.num_found,
             "kept": report.num_kept,
             "drawn": report.num_drawn,

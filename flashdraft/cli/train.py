@@ -14,7 +14,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from flashdraft.cli.arguments import Commands, Flag, add_json_argument
+from flashdraft.cli.arguments import Commands, Flag, add_json_argument, add_quantize_arguments
 from flashdraft.cli.display import LiveLine, Screen
 from flashdraft.cli.files import STDOUT, check_writable, write_json
 from flashdraft.errors import RequestError
@@ -90,6 +90,7 @@ def add_command(commands: Commands) -> None:
         metavar="DTYPE",
         help="of the target: auto is bfloat16 on a GPU and float32 on a CPU",
     )
+    add_quantize_arguments(parser)
     add_json_argument(parser)
     parser.set_defaults(run=run)
 
@@ -112,6 +113,8 @@ def run(arguments: argparse.Namespace) -> int:
         init_from=arguments.init_from,
         device=arguments.device,
         dtype=arguments.dtype,
+        quantize=arguments.quantize,
+        quantize_head=arguments.quantize_head,
         train=TrainConfig(**_given(arguments, TrainConfig.__dataclass_fields__)),
         **_given(arguments, _JOB_FLAGS),
         answering=AnswerSettings(**_given(arguments, _ANSWER_FLAGS)),

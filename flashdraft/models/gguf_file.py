@@ -36,7 +36,7 @@ class _Format(NamedTuple):
     block_bytes: int
 
 
-_FORMATS = {
+FORMATS = {
     0: _Format("F32", 1, 4),
     1: _Format("F16", 1, 2),
     2: _Format("Q4_0", 32, 18),
@@ -119,11 +119,11 @@ class GGUFFile:
         return tensors
 
     def _locate(self, name: str, shape: tuple[int, ...], type_id: int, start: int) -> GGUFTensor:
-        layout = _FORMATS.get(type_id)
+        layout = FORMATS.get(type_id)
         if layout is None:
             raise CheckpointError(
                 f"{self.path}: tensor {name!r} is stored as GGML type {type_id}, which is not "
-                f"supported; use a file in {', '.join(row.name for row in _FORMATS.values())}."
+                f"supported; use a file in {', '.join(row.name for row in FORMATS.values())}."
             )
         if not shape or 0 in shape or shape[-1] % layout.block_size:
             raise CheckpointError(

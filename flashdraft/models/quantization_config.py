@@ -16,11 +16,11 @@ from torch import Tensor
 from flashdraft.errors import UnsupportedModelError
 from flashdraft.kernels.quantized import Scheme
 
-_SUPPORTED = (
+SUPPORTED = (
     "weights of 4 or 8 bits in compressed-tensors (int4 and int8 by group or channel, fp8 also by "
     "tensor or block), the plain fp8 method, and GGUF files"
 )
-_FORMATS = (
+FORMATS = (
     "pack-quantized",
     "float-quantized",
     "naive-quantized",
@@ -87,7 +87,7 @@ def read_quantization(config: Mapping[str, Any]) -> tuple[WeightFormat, ...]:
 def _compressed_tensors(config: Mapping[str, Any]) -> tuple[WeightFormat, ...]:
     groups = dict(config["config_groups"])
     for name in (config.get("format"), *(group.get("format") for group in groups.values())):
-        if name is not None and name not in _FORMATS:
+        if name is not None and name not in FORMATS:
             raise unsupported_weights(f"as compressed-tensors in the format {name!r}")
     sparsity = (config.get("sparsity_config") or {}).get("format", "dense")
     if sparsity != "dense":
@@ -147,5 +147,5 @@ def _block(sizes: Any) -> tuple[int, int]:
 def unsupported_weights(how: str) -> UnsupportedModelError:
     """An error that says how weights are stored, and what could be read instead."""
     return UnsupportedModelError(
-        f"The weights are stored {how}, which flashdraft does not read; it reads {_SUPPORTED}."
+        f"The weights are stored {how}, which flashdraft does not read; it reads {SUPPORTED}."
     )

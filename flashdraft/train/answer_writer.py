@@ -20,7 +20,14 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from flashdraft.errors import TrainingError
-from flashdraft.train.answers import COLUMNS, FORMAT_VERSION, SHARD_GLOB, Answer, read_shard
+from flashdraft.train.answers import (
+    COLUMNS,
+    FORMAT_VERSION,
+    SHARD_GLOB,
+    Answer,
+    WeightFormats,
+    read_shard,
+)
 from flashdraft.train.lock import make_folder
 
 MAX_UINT16_VOCAB = 65536
@@ -32,7 +39,8 @@ class AnswerWriter:
 
     The folder belongs to one target, one list of prompts and one group of settings, its `identity`:
     whoever comes with another is refused, for the rows would not mean the same. `tokenizer` is a
-    digest of the target's own, kept for whoever trains another target on the answers.
+    digest of the target's own and `formats` what its weights were held in, kept for whoever trains
+    another target on the answers, or the same in other bits.
     """
 
     def __init__(
@@ -42,6 +50,7 @@ class AnswerWriter:
         identity: Mapping[str, Any],
         shard_size: int,
         tokenizer: str | None = None,
+        formats: WeightFormats | None = None,
     ) -> None:
         self.folder = Path(folder)
         self._identity = json.dumps(identity, sort_keys=True)
@@ -49,6 +58,8 @@ class AnswerWriter:
         self._about_target = {"vocab_size": str(vocab_size)}
         if tokenizer is not None:
             self._about_target["tokenizer"] = tokenizer
+        if formats is not None:
+            self._about_target["formats"] = json.dumps(formats)
         self._flushed_at = time.monotonic()
         self.has_failed = False  # what waits could not be written
         self._token_dtype = torch.uint16 if vocab_size <= MAX_UINT16_VOCAB else torch.int32

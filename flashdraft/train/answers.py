@@ -49,6 +49,22 @@ class Answer(NamedTuple):
     ended: bool = True
 
 
+class WeightFormats(NamedTuple):
+    """What a target's float weights became as they were loaded; None = what its files have."""
+
+    quantize: str | None = None
+    quantize_head: str | None = None
+
+    def describe(self) -> str:
+        beside = "" if self.quantize_head in (None, self.quantize) else self.quantize_head
+        return (self.quantize or "as stored") + (f" (head {beside})" if beside else "")
+
+    def flags(self) -> str:
+        """What asks for them on the command line."""
+        given = {"--quantize": self.quantize, "--quantize-head": self.quantize_head}
+        return " ".join(f"{flag} {value}" for flag, value in given.items() if value)
+
+
 class Author(NamedTuple):
     """Who wrote answers, as far as their shard says it: older ones say less."""
 
@@ -56,6 +72,7 @@ class Author(NamedTuple):
     fingerprint: str | None = None
     vocab_size: int | None = None
     tokenizer: str | None = None  # a digest
+    formats: WeightFormats | None = None
 
 
 @dataclass(frozen=True)
@@ -250,7 +267,7 @@ def read_shard(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             sources = json.loads(metadata["sources"])
             identity = metadata["identity"]
             author = _author(metadata)
-    except (SafetensorError, OSError, KeyError, ValueError) as error:
+    except (SafetensorError, OSError, KeyError, ValueError, TypeError) as error:
         raise TrainingError(
             f"{path} cannot be read ({error}); delete it, and its answers are generated again."
         ) from None
@@ -272,4 +289,5 @@ def _author(metadata: Mapping[str, str]) -> Author:
         identity.get("fingerprint"),
         None if vocab_size is None else int(vocab_size),
         metadata.get("tokenizer"),
+        None if "formats" not in metadata else WeightFormats(*json.loads(metadata["formats"])),
     )

@@ -26,19 +26,26 @@ from flashdraft.files import write_whole
 from flashdraft.models.drafter_loading import load_drafter, save_drafter, save_speculators
 from flashdraft.models.loading import open_checkpoint, read_json
 from flashdraft.models.sources import resolve_source
+from flashdraft.train.answers import WeightFormats
 
+AS_STORED = WeightFormats()
 LAYOUTS = ("zlab", "speculators")
 PROVENANCE = "flashdraft.json"
 _VERSIONED = ("torch", "transformers", "triton", "safetensors", "numpy")
 
 
 def export(
-    drafter: str | Path, out: str | Path, layout: str = "zlab", target: str | None = None
+    drafter: str | Path,
+    out: str | Path,
+    layout: str = "zlab",
+    target: str | None = None,
+    formats: WeightFormats = AS_STORED,
 ) -> Path:
     """Write a drafter (of either layout) into the folder `out`, with its provenance; return it.
 
     Tensors keep their values and dtype. The target's name is needed for speculators' layout; where
-    it is given, the drafter is checked against it.
+    it is given, the drafter is checked against it, and so are the `formats` that the target's
+    weights will be held in against those that it was trained on.
     """
     if layout not in LAYOUTS:
         raise RequestError(f"layout is {layout!r}; it must be {' or '.join(LAYOUTS)}.")
@@ -49,6 +56,14 @@ def export(
         raise RequestError(f"{folder} is a file; name a folder.")
     if layout == "speculators" and target is None:
         raise RequestError("speculators' layout names the target; give it with --model.")
+    record = read_provenance(source) or {"drafter": Path(drafter).name}
+    if target is not None:
+        _check_formats(record, formats)
+    elif any(formats):
+        raise RequestError(
+            f"{formats.flags()} says how the target is held, and no target is named; give it with "
+            "--model, or leave that out."
+        )
     checkpoint = None if target is None else open_checkpoint(resolve_source(target).path)
     loaded = load_drafter(source, None if checkpoint is None else checkpoint.config)
     dtype = loaded.fc.weight.dtype
@@ -65,7 +80,6 @@ def export(
                 target_architectures=checkpoint.raw_config.get("architectures") or [],
                 dtype=dtype,
             )
-        record = read_provenance(source) or {"drafter": Path(drafter).name}
         exported = {"layout": layout, "target": target and Path(target).name, **_maker()}
         write_provenance(folder, {**record, "exported": exported})
     except (OSError, SafetensorError) as error:
@@ -77,6 +91,24 @@ def export(
             "same command again, or name another --out."
         ) from None
     return folder
+
+
+def _check_formats(record: Mapping[str, Any], formats: WeightFormats) -> None:
+    """Refuse to hand a drafter to a target in other bits; older records say nothing of it."""
+    found = record.get("target")
+    if not isinstance(found, Mapping) or "quantize" not in found:
+        return
+    trained = WeightFormats(found["quantize"], found.get("quantize_head"))
+    # a head that was not asked for has the format that follows from the rest
+    asked = formats._replace(quantize_head=formats.quantize_head or trained.quantize_head)
+    if (asked if formats.quantize else formats) != trained:
+        given = trained.flags() or "neither --quantize nor --quantize-head"
+        raise RequestError(
+            f"The drafter was trained on {found.get('name')} with its weights "
+            f"{trained.describe()}; exported for weights {formats.describe()} it would be accepted "
+            f"less often. Give {given}, leave --model out (zlab's layout names no target), or "
+            "train a drafter on that format."
+        )
 
 
 def provenance(

@@ -12,7 +12,7 @@ from flashdraft.models.drafter_loading import check_fit
 from flashdraft.models.loading import Checkpoint
 from flashdraft.models.sources import resolve_source
 from flashdraft.models.tokenizer import Tokenizer
-from flashdraft.train.answers import AnswerSet, Author
+from flashdraft.train.answers import AnswerSet, Author, WeightFormats
 from flashdraft.train.initial import BLOCK_SIZE, NUM_LAYERS, choose_mask_token, drafter_config
 from flashdraft.train.origin import read_origin_config
 from flashdraft.train.regenerate import AnswerSettings, fingerprint, tokenizer_digest
@@ -41,6 +41,8 @@ class TrainingJob:
     held_out: int | None = None  # prompts; None = a twentieth, at most 256
     device: str = "auto"
     dtype: str = "auto"  # of the target; bfloat16 on a GPU, float32 on a CPU
+    quantize: str | None = None  # what the target's float weights become on a GPU
+    quantize_head: str | None = None
     train: TrainConfig = field(default_factory=TrainConfig)
     answering: AnswerSettings = field(default_factory=AnswerSettings)
 
@@ -99,8 +101,13 @@ def check_held_out(job: TrainingJob, num_prompts: int) -> None:
         )
 
 
-def check_authors(job: TrainingJob, answers: AnswerSet, checkpoint: Checkpoint) -> None:
-    """Refuse answers in another target's tokens; warn of those that another target wrote."""
+def check_authors(
+    job: TrainingJob, answers: AnswerSet, checkpoint: Checkpoint, formats: WeightFormats
+) -> None:
+    """Refuse answers in another target's tokens, or of this one in other bits than `formats`.
+
+    Those that another target wrote are warned of.
+    """
     vocab_size = checkpoint.config.vocab_size
     remedy = "Leave --answers out to make new ones, or name the target that wrote them."
     largest = int(answers.tokens.max())
@@ -127,6 +134,13 @@ def check_authors(job: TrainingJob, answers: AnswerSet, checkpoint: Checkpoint) 
             raise TrainingError(
                 f"The answers were written by {name}, whose tokenizer is not that of {ours.name}: "
                 f"the same tokens are other words to it. {remedy}"
+            )
+        if author.formats not in (None, formats):
+            given = author.formats.flags() or "neither --quantize nor --quantize-head"
+            raise TrainingError(
+                f"The answers were written by {name} with its weights {author.formats.describe()}, "
+                f"and here the drafter would learn from weights {formats.describe()}. Give {given} "
+                "as then, or leave --answers out to make new ones."
             )
         if author.fingerprint not in (None, ours.fingerprint):
             log.warning(

@@ -51,7 +51,7 @@ from flashdraft.train.loop import LogRow, Trainer
 from flashdraft.train.origin import load_origin
 from flashdraft.train.plot import LOG_NAME
 from flashdraft.train.prompts import Prompt, drop_overlapping, read_prompts, read_texts
-from flashdraft.train.regenerate import fingerprint, load_target, regenerate
+from flashdraft.train.regenerate import fingerprint, load_target, regenerate, weight_formats
 from flashdraft.train.step import TrainingStep
 from flashdraft.train.synth import SynthSettings, synthesize
 
@@ -68,18 +68,21 @@ def train_drafter(
     """Do what is still to be done; return what came of it (on the first process, {} elsewhere)."""
     checkpoint = open_checkpoint(resolve_source(job.target).path)
     planned = plan_drafter(job, checkpoint)  # refused before hours of work, not after
-    make_folder(job.out)
-    with (
-        processes(job.device) as (rank, device),
-        sole_writer(job.out) if rank == 0 else nullcontext(),
-    ):
-        kernels = select_kernels(device, _dtype(job, device))
-        if rank == 0 and not job.answers:
-            make_answers(job, kernels, note)
-        if dist.is_initialized():
-            dist.barrier()
-        said = note if rank == 0 else lambda text: None
-        return _Run(job, checkpoint, planned, kernels, rank, said).train(report)
+    with processes(job.device) as (rank, device):
+        kernels = select_kernels(
+            device,
+            _dtype(job, device),
+            quantize=job.quantize,
+            quantize_head=job.quantize_head,
+        )
+        make_folder(job.out)
+        with sole_writer(job.out) if rank == 0 else nullcontext():
+            if rank == 0 and not job.answers:
+                make_answers(job, kernels, note)
+            if dist.is_initialized():
+                dist.barrier()
+            said = note if rank == 0 else lambda text: None
+            return _Run(job, checkpoint, planned, kernels, rank, said).train(report)
 
 
 def make_answers(job: TrainingJob, kernels: Kernels, note: Callable[[str], None]) -> None:
@@ -95,7 +98,8 @@ def make_answers(job: TrainingJob, kernels: Kernels, note: Callable[[str], None]
             "others, or leave --exclude out."
         )
     check_held_out(job, len(kept) if job.prompts else job.synth_count)
-    llm = load_target(job.target, kernels.device, _dtype(job, kernels.device))
+    dtype = _dtype(job, kernels.device)
+    llm = load_target(job.target, kernels.device, dtype, job.quantize, job.quantize_head)
     if not job.prompts:
         file = job.out / "prompts.jsonl"
         note(f"prompts: {job.synth_count} of the target's own, in {file}")
@@ -136,7 +140,8 @@ class _Run:
         self._job, self._checkpoint, self._kernels = job, checkpoint, kernels
         self._planned, self._rank, self._note = planned, rank, note
         everything = AnswerSet.read(job.answers or (job.out / "answers",))
-        check_authors(job, everything, checkpoint)
+        self._formats = weight_formats(kernels)
+        check_authors(job, everything, checkpoint, self._formats)
         self._digest = everything.digest()
         self._target = {"name": Path(job.target).name, "fingerprint": fingerprint(job.target)}
         self._origin = job.init_from and Path(job.init_from).name
@@ -186,6 +191,7 @@ class _Run:
             identity={
                 "target": self._target,
                 "dtype": self._dtype,
+                **self._formats._asdict(),
                 "data": self._digest,
                 "init_from": self._origin,
                 "drafter": drafter.config.to_hf(),
@@ -263,7 +269,7 @@ class _Run:
             "held_out": len(self._held_out),
             "sources": list(self._answers.source_names),
         }
-        target = {**self._target, "dtype": self._dtype}
+        target = {**self._target, "dtype": self._dtype, **self._formats._asdict()}
         record = provenance(target=target, data=[data], recipe=recipe, held_out=results)
         try:
             save_drafter(drafter, folder)

@@ -26,11 +26,12 @@ from tqdm import tqdm
 
 from flashdraft.chat.templates import render_chat
 from flashdraft.errors import RequestError, TrainingError
+from flashdraft.kernels.interface import Kernels
 from flashdraft.llm import LLM
 from flashdraft.models.sources import resolve_source
 from flashdraft.models.tokenizer import Tokenizer
 from flashdraft.train.answer_writer import MAX_UINT16_VOCAB, AnswerWriter
-from flashdraft.train.answers import Answer
+from flashdraft.train.answers import Answer, WeightFormats
 from flashdraft.train.decode import BulkDecoder, Continuation, Job
 from flashdraft.train.lock import make_folder, sole_writer
 from flashdraft.train.prompts import Prompt, digest_of
@@ -119,9 +120,30 @@ class _Plan:
     seed: int
 
 
-def load_target(model: str | Path, device: str | torch.device = "auto", dtype: str = "auto") -> LLM:
+def load_target(
+    model: str | Path,
+    device: str | torch.device = "auto",
+    dtype: str = "auto",
+    quantize: str | None = None,
+    quantize_head: str | None = None,
+) -> LLM:
     """The target alone, with next to no cache: the memory is for the answers' own."""
-    return LLM(model, draft=None, device=device, dtype=dtype, max_batch=1, max_context=64)
+    return LLM(
+        model,
+        draft=None,
+        device=device,
+        dtype=dtype,
+        quantize=quantize,
+        quantize_head=quantize_head,
+        max_batch=1,
+        max_context=64,
+    )
+
+
+def weight_formats(kernels: Kernels) -> WeightFormats:
+    """What these kernels make of a target's float weights."""
+    schemes = (kernels.quantize, kernels.quantize_head)
+    return WeightFormats(*(None if scheme is None else scheme.value for scheme in schemes))
 
 
 def regenerate(
@@ -159,6 +181,7 @@ def _answer_all(
         _identity(llm, prompts, settings),
         SHARD_SIZE,
         tokenizer_digest(tokenizer),
+        weight_formats(llm.kernels),
     )
     every = list(_plan(len(prompts), settings))
     done = writer.done()
@@ -243,6 +266,9 @@ def tokenizer_digest(tokenizer: Tokenizer) -> str:
 
 def _identity(llm: LLM, prompts: Sequence[Prompt], settings: AnswerSettings) -> dict[str, Any]:
     described = json.loads(json.dumps(dataclasses.asdict(settings)))
+    formats = weight_formats(llm.kernels)
+    if any(formats):  # without them the identity is what it was before there were any
+        described |= formats._asdict()
     return {
         "target": Path(llm.model).name,
         "fingerprint": fingerprint(llm.model),

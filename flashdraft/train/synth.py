@@ -29,6 +29,7 @@ from flashdraft.models.tokenizer import Tokenizer
 from flashdraft.train.decode import BulkDecoder, Continuation, Job
 from flashdraft.train.lock import sole_writer
 from flashdraft.train.prompts import ForbiddenRuns, NearDuplicates
+from flashdraft.train.regenerate import weight_formats
 
 log = logging.getLogger(__name__)
 
@@ -149,6 +150,8 @@ def _continue(
     assert tokenizer is not None
     keeper = _Keeper(tokenizer, turn, settings, ForbiddenRuns(exclude))
     rows = _existing_rows(path)
+    formats = weight_formats(llm.kernels).describe()
+    _refuse_other_formats(path, rows, formats)
     report = SynthReport(num_found=len(rows))
     for row in rows:
         keeper.remember(str(row["prompt"]))
@@ -168,7 +171,7 @@ def _continue(
             path.open("a", encoding="utf-8") as file,
             closing(decoder.run(jobs)) as made,  # type: ignore[type-var]
         ):
-            _collect(made, keeper, file, count - len(rows), report)
+            _collect(made, keeper, file, formats, count - len(rows), report)
     except KeyboardInterrupt:
         log.warning(
             "Interrupted; %d of %d prompts are saved in %s. Run the same command again to go on.",
@@ -195,7 +198,12 @@ def _jobs(turn: UserTurn, settings: SynthSettings, first: int) -> Iterator[Job]:
 
 
 def _collect(
-    made: Iterator[Continuation], keeper: _Keeper, file: TextIO, wanted: int, report: SynthReport
+    made: Iterator[Continuation],
+    keeper: _Keeper,
+    file: TextIO,
+    formats: str,
+    wanted: int,
+    report: SynthReport,
 ) -> None:
     begin = shown_at = time.perf_counter()
     bar = tqdm(total=wanted, desc="Writing prompts", unit=" prompts", disable=None, leave=False)
@@ -207,7 +215,7 @@ def _collect(
             if text is None:
                 report.dropped[reason] += 1
             else:
-                row = {"prompt": text, "source": SOURCE, "draw": one.job.key}
+                row = {"prompt": text, "source": SOURCE, "draw": one.job.key, "weights": formats}
                 file.write(json.dumps(row, ensure_ascii=False) + "\n")
                 file.flush()
                 report.num_kept += 1
@@ -268,6 +276,17 @@ def is_message(text: str, any_language: bool) -> bool:
     if "\ufffd" in text or len(letters) < _MIN_LETTERS * max(1, len(visible)):
         return False
     return any_language or sum(map(str.isascii, letters)) >= _MIN_ASCII * len(letters)
+
+
+def _refuse_other_formats(path: Path, rows: Sequence[dict[str, Any]], ours: str) -> None:
+    """One file, one target in one format; rows that are older than the field say nothing."""
+    theirs = {str(row["weights"]) for row in rows if "weights" in row} - {ours}
+    if theirs:
+        raise TrainingError(
+            f"{path} holds prompts that were written with the target's weights "
+            f"{' and '.join(sorted(theirs))}, and now they are {ours}; name another file, or give "
+            "the same --quantize and --quantize-head as before."
+        )
 
 
 def _existing_rows(path: Path) -> list[dict[str, Any]]:

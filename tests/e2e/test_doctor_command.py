@@ -104,6 +104,12 @@ def test_the_healthy_pair_passes(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert shown.splitlines()[-1].startswith("healthy")
     report = json.loads(path.read_text())
     assert report["is_healthy"] and report["causes"] == []
+    assert "GGUF Q4_1 (210 of 211 matrices, 2 kinds), kept as int8 on this CPU" in " ".join(
+        shown.split()
+    )
+    weights = report["weights"]
+    assert weights["target"]["kinds"] == {"Q4_1": 210, "Q8_0": 1}
+    assert weights["drafter"]["kinds"].keys() == {"bfloat16"} and weights["kv_dtype"] == "float32"
     assert {finding["status"] for finding in report["findings"]} == {"ok"}
     assert report["expected"]["low"] < report["accepted"]["length"] < report["expected"]["high"]
     assert len(report["accepted"]["by_position"]) == 15

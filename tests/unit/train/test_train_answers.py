@@ -12,7 +12,7 @@ import torch
 from flashdraft.errors import TrainingError
 from flashdraft.train import answer_writer as module
 from flashdraft.train.answer_writer import AnswerWriter
-from flashdraft.train.answers import Answer, AnswerSet, Author
+from flashdraft.train.answers import Answer, AnswerSet, Author, WeightFormats
 
 IDENTITY = {"target": "tiny", "prompts": "abc", "seed": 0}
 
@@ -173,6 +173,25 @@ def test_who_wrote_the_answers_is_known(tmp_path: Path) -> None:
     found = AnswerSet.read([tmp_path / "old", tmp_path / "new"])
     expected = {Author("tiny", None, 100, None), Author("tiny", "ab", 101, "cd")}
     assert found.authors == found.split(1, 0)[0].authors == expected
+
+
+@pytest.mark.parametrize(
+    ("formats", "said", "flags"),
+    [
+        (WeightFormats(), "as stored", ""),
+        (WeightFormats("fp8", "fp8"), "fp8", "--quantize fp8 --quantize-head fp8"),
+        (WeightFormats("int4", "int8"), "int4 (head int8)", "--quantize int4 --quantize-head int8"),
+        (WeightFormats(None, "fp8"), "as stored (head fp8)", "--quantize-head fp8"),
+    ],
+)
+def test_the_formats_of_the_targets_weights_are_kept(
+    tmp_path: Path, formats: WeightFormats, said: str, flags: str
+) -> None:
+    writer = AnswerWriter(tmp_path, 100, IDENTITY, 1, formats=formats)
+    writer.append(make_answers(1)[0])
+    [author] = AnswerSet.read(tmp_path).authors
+    assert author.formats == formats
+    assert (formats.describe(), formats.flags()) == (said, flags)
 
 
 def test_damaged_and_missing_shards(tmp_path: Path) -> None:

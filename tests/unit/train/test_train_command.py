@@ -50,11 +50,12 @@ def test_without_flags_every_default_is_the_settings_own(monkeypatch: pytest.Mon
 def test_flags_reach_their_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     flags = (
         "--lr 0.001 --minutes 5 --layers 3 --taps 1,2 --max-tokens 99 --seed 4 --thinking on,off "
-        "--answers-per-prompt 2"
+        "--answers-per-prompt 2 --quantize int4 --quantize-head fp8"
     )
     job = job_of(monkeypatch, *flags.split(), "--prompts", "a", "--prompts", "b")
     assert (job.train.learning_rate, job.train.minutes, job.train.seed) == (0.001, 5.0, 4)
     assert (job.layers, job.taps) == (3, (1, 2))
+    assert (job.quantize, job.quantize_head) == ("int4", "fp8")
     assert (job.answering.max_tokens, job.prompts) == (99, ("a", "b"))
     assert (job.answering.thinking, job.answering.answers_per_prompt) == (("on", "off"), 2)
 

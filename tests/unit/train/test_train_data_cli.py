@@ -33,6 +33,7 @@ def test_synth_as_json_and_in_words(
     assert main([*command, "--count", "2", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["kept"] == 2 and report["found"] == 0 and report["tokens_per_s"] > 0
+    assert report["quantize"] is None and report["quantize_head"] is None
     assert report["drawn"] == 2 + sum(report["dropped"].values())
     assert main([*command, "--count", "3"]) == 0
     assert "1 prompts in" in capsys.readouterr().err
@@ -46,6 +47,8 @@ def test_synth_as_json_and_in_words(
         (["--count", "1", "--slots", "-1"], "--slots"),
         (["--count", "1", "--max-tokens", "2"], "max_tokens 2"),
         (["--count", "1", "--exclude", "nowhere.jsonl"], "no file or folder"),
+        (["--count", "1", "--quantize", "int4"], "quantize is 'int4', which is for weights on a"),
+        (["--count", "1", "--quantize-head", "int9"], "quantize_head is 'int9'; it must be one of"),
     ],
 )
 def test_synth_refuses(
@@ -56,7 +59,8 @@ def test_synth_refuses(
     message: str,
 ) -> None:
     out = tmp_path / "p.jsonl"
-    assert main(["synth", "--model", str(target), "--out", str(out), *flags]) == 2
+    command = ["synth", "--model", str(target), "--out", str(out), "--device", "cpu", *flags]
+    assert main(command) == 2
     assert message in capsys.readouterr().err
     assert not out.exists()
 
@@ -71,3 +75,21 @@ def test_export(target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert report["provenance"]["exported"]["layout"] == "speculators"
     assert main(command) == 2
     assert "already holds a checkpoint" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--out", "out", "--quantize", "int5"], "quantize is 'int5'; it must be one of int4"),
+        (["--out", "out", "--quantize", "int4"], "no target is named; give it with --model"),
+        (["--check", "--quantize", "int4"], "--quantize int4 would not be used with --check"),
+    ],
+)
+def test_formats_that_say_nothing_of_an_export_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str], message: str
+) -> None:
+    save_drafter(Drafter(CONFIG), tmp_path / "drafter")
+    flags = [str(tmp_path / flag) if flag == "out" else flag for flag in flags]
+    assert main(["export", str(tmp_path / "drafter"), *flags]) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

@@ -19,6 +19,7 @@ from flashdraft.models.drafter import Drafter
 from flashdraft.models.drafter_config import DrafterConfig
 from flashdraft.models.drafter_loading import load_drafter, save_drafter, save_speculators
 from flashdraft.models.loading import read_json
+from flashdraft.train.answers import WeightFormats
 from flashdraft.train.export import export, provenance, read_provenance, write_provenance
 from tests.tiny import VOCAB_SIZE, make_tiny_checkpoint
 
@@ -182,6 +183,51 @@ def test_provenance_travels_with_the_drafter(
     assert found["created"] and found["hardware"] and "commit" in found
     assert exported["layout"] == "zlab"
     assert not list((tmp_path / "out").glob("*.part"))
+
+
+@pytest.mark.parametrize(
+    ("trained", "asked", "refused"),
+    [
+        (("int4", "int8"), (), True),
+        (("int4", "int8"), ("fp8",), True),
+        (("int4", "int8"), ("int4", "fp8"), True),
+        ((None, None), ("int4",), True),
+        ((None, "fp8"), ("fp8",), True),
+        (("int4", "int8"), ("int4",), False),
+        (("int4", "int8"), ("int4", "int8"), False),
+        ((None, None), (), False),
+    ],
+)
+def test_a_drafter_is_exported_for_the_format_it_was_trained_on(
+    tmp_path: Path,
+    target: Path,
+    trained: tuple[str | None, ...],
+    asked: tuple[str | None, ...],
+    refused: bool,
+) -> None:
+    make_drafter(tmp_path / "zlab")
+    formats, said = WeightFormats(*trained), WeightFormats(*asked)
+    about = {"name": "tiny", "fingerprint": "ab", **formats._asdict()}
+    write_provenance(tmp_path / "zlab", provenance(target=about, data=[], recipe={}))
+    arguments = (tmp_path / "zlab", tmp_path / "out", "speculators", str(target), said)
+    if refused:
+        with pytest.raises(RequestError, match="on tiny with its weights") as caught:
+            export(*arguments)
+        assert formats.describe() in str(caught.value) and said.describe() in str(caught.value)
+        assert not (tmp_path / "out").exists()
+    else:
+        found = read_provenance(export(*arguments))
+        assert found is not None and found["target"] == about  # it travels on
+    export(tmp_path / "zlab", tmp_path / "nameless")  # this layout names no target
+
+
+def test_an_old_record_says_nothing_of_formats(tmp_path: Path, target: Path) -> None:
+    make_drafter(tmp_path / "zlab")
+    record = provenance(target={"name": "tiny", "fingerprint": "ab"}, data=[], recipe={})
+    write_provenance(tmp_path / "zlab", record)
+    assert export(
+        tmp_path / "zlab", tmp_path / "out", "speculators", str(target), WeightFormats("int4")
+    ).is_dir()
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from flashdraft.errors import FlashdraftError, RequestError, TrainingError
 from flashdraft.models.loading import Checkpoint, open_checkpoint
 from flashdraft.models.tokenizer import Tokenizer
 from flashdraft.train import pipeline
-from flashdraft.train.answers import AnswerSet, Author
+from flashdraft.train.answers import AnswerSet, Author, WeightFormats
 from flashdraft.train.job import TrainingJob, check_authors, plan_drafter
 from flashdraft.train.pipeline import train_drafter
 from flashdraft.train.regenerate import AnswerSettings, fingerprint, tokenizer_digest
@@ -92,9 +92,11 @@ def written_by(author: Author) -> AnswerSet:
 def test_answers_in_other_tokens_are_refused(checkpoint: Checkpoint, tmp_path: Path) -> None:
     job = make_job(checkpoint, tmp_path)
     with pytest.raises(TrainingError, match=r"by big, whose .* has 999 tokens; that of target has"):
-        check_authors(job, written_by(Author("big", "ab", 999)), checkpoint)
+        check_authors(job, written_by(Author("big", "ab", 999)), checkpoint, WeightFormats())
     with pytest.raises(TrainingError, match=r"by odd, whose tokenizer is not that of target"):
-        check_authors(job, written_by(Author("odd", "ab", VOCAB_SIZE, "cd")), checkpoint)
+        check_authors(
+            job, written_by(Author("odd", "ab", VOCAB_SIZE, "cd")), checkpoint, WeightFormats()
+        )
 
 
 def test_answers_of_a_sibling_are_warned_of(
@@ -105,11 +107,62 @@ def test_answers_of_a_sibling_are_warned_of(
     assert tokenizer is not None
     own = Author("target", fingerprint(job.target), VOCAB_SIZE, tokenizer_digest(tokenizer))
     for silent in (own, Author(), Author("old", None)):
-        check_authors(job, written_by(silent), checkpoint)
+        check_authors(job, written_by(silent), checkpoint, WeightFormats())
     assert caplog.records == []
-    check_authors(job, written_by(own._replace(name="tuned", fingerprint="ab")), checkpoint)
+    check_authors(
+        job, written_by(own._replace(name="tuned", fingerprint="ab")), checkpoint, WeightFormats()
+    )
     assert "written by tuned (ab), not by target" in caplog.text
     assert "accepted less often" in caplog.text and caplog.records[0].levelname == "WARNING"
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "said"),
+    [
+        (
+            ("int4", "int8"),
+            (),
+            r"weights int4 \(head int8\), .* weights as stored. Give --quantize",
+        ),
+        ((), ("int4", "int8"), r"weights as stored, .* int4 \(head int8\). Give neither"),
+        (
+            ("int4", "int8"),
+            ("int4", "fp8"),
+            r".* Give --quantize int4 --quantize-head int8 as then",
+        ),
+        ((None, "fp8"), ("fp8", "fp8"), r"weights as stored \(head fp8\), .* weights fp8\."),
+    ],
+)
+def test_answers_of_the_same_target_in_other_bits_are_refused(
+    checkpoint: Checkpoint,
+    tmp_path: Path,
+    theirs: tuple[str | None, ...],
+    ours: tuple[str | None, ...],
+    said: str,
+) -> None:
+    job, theirs, ours = make_job(checkpoint, tmp_path), WeightFormats(*theirs), WeightFormats(*ours)
+    author = Author("target", fingerprint(job.target), VOCAB_SIZE, formats=theirs)
+    with pytest.raises(TrainingError, match=f"written by target with its {said}"):
+        check_authors(job, written_by(author), checkpoint, ours)
+    check_authors(job, written_by(author), checkpoint, theirs)
+    old = author._replace(formats=None)  # from before formats were recorded
+    check_authors(job, written_by(old), checkpoint, ours)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ({"quantize": "int4"}, "quantize is 'int4', which is for weights on a GPU; on the CPU"),
+        ({"quantize_head": "fp8"}, "quantize_head is 'fp8', which is for weights on a GPU"),
+        ({"quantize": "int3"}, "quantize is 'int3'; it must be one of int4, int8, fp8"),
+    ],
+)
+def test_formats_that_cannot_be_made_are_refused_before_anything_is_done(
+    checkpoint: Checkpoint, tmp_path: Path, flags: dict[str, str], said: str
+) -> None:
+    with pytest.raises(RequestError, match=said):
+        train_drafter(make_job(checkpoint, tmp_path / "out", synth_count=5, **flags))
+    assert not (tmp_path / "out").exists()
 
 
 def test_the_planned_shape_is_the_one_asked_for(checkpoint: Checkpoint, tmp_path: Path) -> None:

@@ -15,8 +15,9 @@ import pytest
 from flashdraft import LLM, SamplingParams
 from flashdraft.errors import CapacityError, TrainingError
 from flashdraft.interrupts import terminate_as_interrupt
+from flashdraft.kernels.quantized import Scheme
 from flashdraft.train import regenerate as module
-from flashdraft.train.answers import AnswerSet
+from flashdraft.train.answers import AnswerSet, WeightFormats
 from flashdraft.train.decode import BulkDecoder
 from flashdraft.train.lock import sole_writer
 from flashdraft.train.prompts import Prompt
@@ -67,6 +68,24 @@ def test_a_finished_run_has_nothing_to_do(llm: LLM, tmp_path: Path) -> None:
     report = regenerate(llm, PROMPTS, tmp_path, SETTINGS)
     assert (report.num_found, report.num_answers) == (12, 0)
     assert sorted(tmp_path.iterdir()) == files
+
+
+def test_one_folder_has_the_answers_of_one_format(
+    llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernels of a CPU cannot quantise so; what they say they do is what is recorded."""
+    regenerate(llm, PROMPTS[:2], tmp_path / "plain", SETTINGS)
+    monkeypatch.setattr(llm.kernels, "quantize", Scheme.INT4)
+    monkeypatch.setattr(llm.kernels, "quantize_head", Scheme.INT8)
+    regenerate(llm, PROMPTS[:2], tmp_path / "coded", SETTINGS)
+    with pytest.raises(TrainingError, match="quantize: None there, int4 now; quantize_head: None"):
+        regenerate(llm, PROMPTS[:2], tmp_path / "plain", SETTINGS)
+    monkeypatch.undo()
+    with pytest.raises(TrainingError, match="quantize: int4 there, None now"):
+        regenerate(llm, PROMPTS[:2], tmp_path / "coded", SETTINGS)
+    found = AnswerSet.read([tmp_path / "plain", tmp_path / "coded"]).authors
+    formats = {WeightFormats(), WeightFormats("int4", "int8")}
+    assert {author.formats for author in found} == formats
 
 
 def test_an_interrupted_run_goes_on(

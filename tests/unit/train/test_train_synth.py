@@ -13,6 +13,7 @@ import pytest
 
 from flashdraft import LLM
 from flashdraft.errors import TrainingError
+from flashdraft.kernels.quantized import Scheme
 from flashdraft.train import synth as module
 from flashdraft.train.decode import Continuation, Job
 from flashdraft.train.lock import sole_writer
@@ -125,6 +126,24 @@ def test_a_file_is_continued(script: type[Scripted], llm: LLM, tmp_path: Path) -
     draws = [json.loads(line)["draw"] for line in path.read_text().splitlines()]
     assert draws == [0, 1, 3]  # no draw is made twice
     assert synthesize(llm, path, 3).num_drawn == 0
+
+
+def test_one_file_has_the_prompts_of_one_format(
+    script: type[Scripted], llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "p.jsonl"
+    script.script = ["the first of the messages"]
+    monkeypatch.setattr(llm.kernels, "quantize", Scheme.FP8)
+    synthesize(llm, path, 1)
+    assert [json.loads(line)["weights"] for line in path.read_text().splitlines()] == ["fp8"]
+    monkeypatch.setattr(llm.kernels, "quantize", None)
+    script.script = ["the second one is longer"]
+    before = path.read_bytes()
+    with pytest.raises(TrainingError, match=r"weights fp8, and now they are as stored; .* another"):
+        synthesize(llm, path, 2)
+    assert path.read_bytes() == before
+    path.write_text('{"prompt": "from before there were formats"}\n')
+    assert synthesize(llm, path, 2).num_kept == 1
 
 
 def test_an_interrupt_says_what_is_saved(

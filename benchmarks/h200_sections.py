@@ -38,7 +38,9 @@ from flashdraft.kernels.select import select_kernels
 PROMPT_TOKENS = 128
 WARM_UP_TOKENS_PLAIN = 48
 CONTEXT_TOKENS_PLAIN, CONTEXT_STEPS_DRAFTED = 24, 14
-RESIDENT = {"31b": (8192, 2.6), "26b": (32768, 2.0)}  # context, and gigabytes of cache for it
+# Context, and gigabytes of cache for it: windows hold a chunk of the prompt besides.
+RESIDENT = {"31b": (8192, 2.4), "26b": (32768, 1.3)}
+RESIDENT_CHUNK = 512
 MAX_CONTEXT = 1024  # of the engines under load
 Record = dict[str, Any]
 
@@ -71,6 +73,7 @@ class Run:
         verify: int | None = None,
         context: int = 0,
         cache_gb: float | None = None,
+        chunk: int | None = None,
     ) -> Engine:
         """An engine for load, or with `context` for a single request of that length."""
         arguments, pair = self.arguments, self.loaded
@@ -79,8 +82,8 @@ class Run:
             max_batch=batch,
             max_context=context or MAX_CONTEXT,
             cache_gb=cache_gb or arguments.cache_gb,
-            max_step_tokens=arguments.step_tokens,
-            prefill_chunk=arguments.prefill_chunk,
+            max_step_tokens=chunk or arguments.step_tokens,
+            prefill_chunk=chunk or arguments.prefill_chunk,
             prefix_cache=False,  # prompts are random, and runs must not feed one another
             verify=verify if drafted else 0,
             ngram=False,
@@ -212,7 +215,7 @@ class Run:
         context, cache_gb = RESIDENT[self.arguments.model]
         context = min(context, self.loaded.target.config.max_position)
         free_memory()
-        engine = self.engine(drafted=True, context=context, cache_gb=cache_gb)
+        engine = self.engine(drafted=True, context=context, cache_gb=cache_gb, chunk=RESIDENT_CHUNK)
         record["conditions"] = self.conditions(drafted=True)
         record["engine"] = _describe_engine(engine)
         new_tokens = min(64, context // 4)

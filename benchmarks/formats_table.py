@@ -20,7 +20,7 @@ COLUMNS = (
     "bits a weight",
     "perplexity, answers",
     "perplexity, LICENSE",
-    "same first token",
+    "same likeliest token",
     "KL",
     "accepted length",
     "repeated",

@@ -22,10 +22,6 @@ from flashdraft.models.sources import known_models, resolve_source
 _GROUP = 32  # neighbouring weights that a format quantises together, at the least
 _FULL_GROUP = 24  # distinct values among so many: more levels than a group can show
 _FEW_BITS = 3.5  # drafters are known to lose much on targets of 3 bits and less
-# from benchmarks/results/formats_cpu.json: ratios of 1.02 to 1.2, each known to 0.05 or 0.1
-_USUAL_LOSS = (
-    "On the default pair formats of 5 bits and more cost no accepted length that 20 answers show"
-)
 
 
 def find_other_weights(patient: Patient, measured: Measured, deadline: float) -> list[Cause] | None:
@@ -45,7 +41,7 @@ def find_other_weights(patient: Patient, measured: Measured, deadline: float) ->
     ):
         return []
     origin, bits = _origin(patient, trained_for, trained_in)
-    cause = Cause(QUANTISED, origin, _remedy(patient, trained_for, bits))
+    cause = Cause(QUANTISED, origin, _remedy(patient, trained_for, trained_in, bits))
     reference = None
     is_possible = kernels.device.type == "cuda" or trained_in == (None, None)
     if is_possible and _is_here(trained_for, patient.llm.model):
@@ -80,26 +76,40 @@ def _origin(
         return f"{text}, and this target's weights have about {bits:.1f} bits", bits
     if is_rounded and target.is_in_few_bits:
         return (
-            f"{text}, and this target is {target.text}: {target.bits:.1f} bits a weight. "
-            + _USUAL_LOSS,
+            f"{text}, and this target is {target.text}: {target.bits:.1f} bits a weight",
             target.bits,
         )
     return f"{text}, and this target is {target.text}", None
 
 
-def _remedy(patient: Patient, trained_for: str, bits: float | None) -> str:
-    """More bits, the most that fit here; or a drafter that knows these."""
+def _remedy(
+    patient: Patient,
+    trained_for: str,
+    trained_in: tuple[str | None, str | None],
+    bits: float | None,
+) -> str:
+    """The target as the drafter knows it; more bits, the most that fit; or another drafter."""
     model, kernels = patient.llm.model, patient.llm.kernels
     options = [] if trained_for == model else [f"use {trained_for}"]
+    if trained_in != (None, None):
+        options.append(f"give{_flags(*trained_in)} as in training")
     # what a file has rounded no flag brings back
     better = None if kernels.quantize is None or bits is None else _better_format(patient, bits)
     if better is not None:
         options.append(better)
     elif trained_for != model:
         options.append("a format of more bits")
-    flags = "" if kernels.quantize is None else f" --quantize {kernels.quantize}"
-    options.append(f"train a drafter on this very target: flashdraft train {model}{flags}")
+    flags = _flags(kernels.quantize, kernels.quantize_head)
+    options.append(
+        f"train a drafter on this very target: flashdraft train {model}{flags} --out FOLDER"
+    )
     return f"{', or '.join(options)}; flashdraft plan {model} says which formats fit"
+
+
+def _flags(quantize: str | None, head: str | None) -> str:
+    """What asks for formats on the command line, with a space before each."""
+    given = {"--quantize": quantize, "--quantize-head": head}
+    return "".join(f" {flag} {value}" for flag, value in given.items() if value)
 
 
 def _better_format(patient: Patient, bits: float) -> str | None:
@@ -158,7 +168,8 @@ def _run_reference(
         max_batch=1,
         max_context=64,
     )
-    probe = Probe(llm.engine.target, drafter_for(llm, patient.folder))
+    drafter = drafter_for(llm, patient.folder)
+    probe = Probe(llm.engine.target, drafter, kv_dtype=patient.kv_dtype)
     accepted = accepted_by(probe, measured.prompts, deadline)
     counts = [
         agreement(llm.engine.target, prompt, answer.token_ids)

@@ -19,7 +19,7 @@ from flashdraft.models.config import ModelConfig
 from flashdraft.models.sources import KnownModel, known_models, readable_kinds
 
 # of the many that are not read, those that people come with
-REFUSED = ("AWQ", "GPTQ", "bitsandbytes", "MXFP4", "NVFP4")
+REFUSED = ("AWQ", "GPTQ", "bitsandbytes", "MXFP4", "NVFP4", "Q2_K", "Q3_K", "IQ4_XS")
 _WIDTH = 100
 _GB, _MB = 10**9, 10**6
 
@@ -48,7 +48,10 @@ def run(arguments: argparse.Namespace) -> int:
             "quantize": [scheme.value for scheme in QUANTIZE],
             "refused": list(REFUSED),
         }
-        listed = [dataclasses.asdict(model) for model in models]
+        listed = [
+            {**dataclasses.asdict(m), "is_estimate": m is not k}
+            for k, m in zip(known, models, strict=True)
+        ]
         write_json(arguments.json, {"models": listed, "formats": formats})
         return 0
     rows = [("MODEL", "CACHED", "FORMAT", "SIZE", "DRAFTER", "DESCRIPTION")]
@@ -68,10 +71,10 @@ def run(arguments: argparse.Namespace) -> int:
         cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
         print("  ".join(cells).rstrip())
     print()
-    _print_formats("Loaded", f"{kinds.text} in {', '.join(kinds.gguf)}.")
+    _print_formats("Loaded", f"safetensors in floats, {kinds.text} in {', '.join(kinds.gguf)}.")
     schemes = ", ".join(QUANTIZE)
     _print_formats("Made", f"{schemes} out of floats, on a GPU (--quantize, --quantize-head).")
-    _print_formats("Refused", f"every other, by its name: {', '.join(REFUSED)} and more.")
+    _print_formats("Refused", f"every other: {', '.join(REFUSED)} and more.")
     return 0
 
 

@@ -49,6 +49,24 @@ FORMATS = {
     14: _Format("Q6_K", 256, 210),
     30: _Format("BF16", 1, 2),
 }
+_UNREAD = {  # what else files are stored in
+    10: "Q2_K",
+    11: "Q3_K",
+    15: "Q8_K",
+    16: "IQ2_XXS",
+    17: "IQ2_XS",
+    18: "IQ3_XXS",
+    19: "IQ1_S",
+    20: "IQ4_NL",
+    21: "IQ3_S",
+    22: "IQ2_S",
+    23: "IQ4_XS",
+    29: "IQ1_M",
+    34: "TQ1_0",
+    35: "TQ2_0",
+    39: "MXFP4",
+    40: "NVFP4",
+}
 _LARGEST = 2**32 - 1  # sizes, counts and token ids are stored in 32 bits
 _SHOWN = 80  # characters of a wrong value in a message
 _PLAIN_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -121,8 +139,9 @@ class GGUFFile:
     def _locate(self, name: str, shape: tuple[int, ...], type_id: int, start: int) -> GGUFTensor:
         layout = FORMATS.get(type_id)
         if layout is None:
+            kind = _UNREAD.get(type_id, f"GGML type {type_id}")
             raise CheckpointError(
-                f"{self.path}: tensor {name!r} is stored as GGML type {type_id}, which is not "
+                f"{self.path}: tensor {name!r} is stored as {kind}, which is not "
                 f"supported; use a file in {', '.join(row.name for row in FORMATS.values())}."
             )
         if not shape or 0 in shape or shape[-1] % layout.block_size:

@@ -23,6 +23,7 @@ from safetensors import SafetensorError
 from flashdraft.core import VERSION
 from flashdraft.errors import CheckpointError, RequestError
 from flashdraft.files import write_whole
+from flashdraft.kernels.select import read_scheme
 from flashdraft.models.drafter_loading import load_drafter, save_drafter, save_speculators
 from flashdraft.models.loading import open_checkpoint, read_json
 from flashdraft.models.sources import resolve_source
@@ -80,7 +81,8 @@ def export(
                 target_architectures=checkpoint.raw_config.get("architectures") or [],
                 dtype=dtype,
             )
-        exported = {"layout": layout, "target": target and Path(target).name, **_maker()}
+        asked = {"layout": layout, "target": target and Path(target).name, **formats._asdict()}
+        exported = {**asked, **_maker()}
         write_provenance(folder, {**record, "exported": exported})
     except (OSError, SafetensorError) as error:
         for part in folder.glob("*.part"):
@@ -94,11 +96,18 @@ def export(
 
 
 def _check_formats(record: Mapping[str, Any], formats: WeightFormats) -> None:
-    """Refuse to hand a drafter to a target in other bits; older records say nothing of it."""
+    """Refuse to hand a drafter to a target in other bits.
+
+    A record without formats is of a time when targets were as stored; one without a target, of
+    another maker, who says nothing of it.
+    """
     found = record.get("target")
-    if not isinstance(found, Mapping) or "quantize" not in found:
+    if not isinstance(found, Mapping):
         return
-    trained = WeightFormats(found["quantize"], found.get("quantize_head"))
+    try:
+        trained = WeightFormats(*(read_scheme(n, found.get(n)) for n in WeightFormats._fields))
+    except (RequestError, TypeError) as error:
+        raise CheckpointError(f"The provenance is damaged: {error} Delete it to go on.") from None
     # a head that was not asked for has the format that follows from the rest
     asked = formats._replace(quantize_head=formats.quantize_head or trained.quantize_head)
     if (asked if formats.quantize else formats) != trained:

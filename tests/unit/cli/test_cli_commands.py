@@ -363,7 +363,9 @@ def test_models_as_table_and_as_json(
         "drafter": "org/large-draft",
         "format": None,
         "num_bytes": None,
+        "is_estimate": False,
     }
+    assert [row["is_estimate"] for row in listed] == [False, False, True]
 
 
 @pytest.mark.parametrize("name", models.REFUSED)

@@ -199,6 +199,20 @@ def test_unsupported_format_is_named(tmp_path: Path) -> None:
         GGUFFile(tmp_path / "m.gguf")
 
 
+@pytest.mark.parametrize("kind", ["Q2_K", "Q3_K", "IQ4_XS", "TQ1_0", "MXFP4"])
+def test_unread_formats_have_their_names(tmp_path: Path, kind: str) -> None:
+    stored = {"Q2_K": 84, "Q3_K": 110, "IQ4_XS": 136, "TQ1_0": 54, "MXFP4": 17}
+    blocks = np.zeros((2, stored[kind]), dtype=np.uint8)
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
+    writer.add_tensor("some.weight", blocks, raw_dtype=Types[kind])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(CheckpointError, match=f"is stored as {kind}, which is not supported"):
+        GGUFFile(tmp_path / "m.gguf")
+
+
 def test_unknown_tensor_and_architecture(tmp_path: Path) -> None:
     write_llama(tmp_path / "m.gguf", extra_tensors={"blk.0.odd.weight": random_values(4)})
     with pytest.raises(CheckpointError, match=r"blk\.0\.odd\.weight"):

@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from flashdraft.core import VERSION
-from flashdraft.errors import FlashdraftError, RequestError, UnsupportedModelError
+from flashdraft.errors import CheckpointError, FlashdraftError, RequestError, UnsupportedModelError
 from flashdraft.models.config import ModelConfig, RopeConfig
 from flashdraft.models.drafter import Drafter
 from flashdraft.models.drafter_config import DrafterConfig
@@ -221,13 +221,31 @@ def test_a_drafter_is_exported_for_the_format_it_was_trained_on(
     export(tmp_path / "zlab", tmp_path / "nameless")  # this layout names no target
 
 
-def test_an_old_record_says_nothing_of_formats(tmp_path: Path, target: Path) -> None:
+def test_an_old_record_is_of_a_target_as_stored(tmp_path: Path, target: Path) -> None:
     make_drafter(tmp_path / "zlab")
     record = provenance(target={"name": "tiny", "fingerprint": "ab"}, data=[], recipe={})
     write_provenance(tmp_path / "zlab", record)
-    assert export(
-        tmp_path / "zlab", tmp_path / "out", "speculators", str(target), WeightFormats("int4")
-    ).is_dir()
+    arguments = (tmp_path / "zlab", tmp_path / "out", "speculators", str(target))
+    with pytest.raises(RequestError, match="on tiny with its weights as stored"):
+        export(*arguments, WeightFormats("int4"))
+    assert export(*arguments).is_dir()
+
+
+def test_who_records_no_target_is_believed(tmp_path: Path, target: Path) -> None:
+    make_drafter(tmp_path / "zlab")
+    asked = WeightFormats("int4", "int8")
+    folder = export(tmp_path / "zlab", tmp_path / "out", "speculators", str(target), asked)
+    found = read_provenance(folder)
+    assert found is not None and found["exported"]["quantize"] == "int4"
+    assert found["exported"]["quantize_head"] == "int8"
+
+
+def test_formats_that_nobody_could_have_recorded(tmp_path: Path, target: Path) -> None:
+    make_drafter(tmp_path / "zlab")
+    about = {"name": "tiny", "quantize": ["x"], "quantize_head": 7}
+    write_provenance(tmp_path / "zlab", provenance(target=about, data=[], recipe={}))
+    with pytest.raises(CheckpointError, match="damaged: quantize is .*Delete it"):
+        export(tmp_path / "zlab", tmp_path / "out", "zlab", str(target))
 
 
 @pytest.mark.parametrize(

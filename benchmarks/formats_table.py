@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from flashdraft.errors import RequestError
+from benchmarks.marked import replace_between
 from flashdraft.files import write_whole
 
 ROOT = Path(__file__).parents[1]
@@ -57,13 +57,7 @@ def section(documents: Mapping[str, Mapping[str, Any]]) -> str:
 
 def with_section(text: str, new: str) -> str:
     """A text with the section between its markers."""
-    if [text.count(BEGIN), text.count(END)] != [1, 1] or text.index(BEGIN) > text.index(END):
-        raise RequestError(
-            f"{DOCS.name} needs one line {BEGIN!r} and after it one line {END!r}: the tables are "
-            "written between them."
-        )
-    head, rest = text.split(BEGIN)
-    return f"{head}{BEGIN}\n{new}{END}{rest.split(END)[1]}"
+    return replace_between(text, new, BEGIN, END, DOCS.name)
 
 
 def read_documents(folder: Path) -> dict[str, Mapping[str, Any]]:

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.marked import replace_between
 from flashdraft.bench.reading import read_document
 from flashdraft.bench.table import (
     UNKNOWN,
@@ -29,7 +30,7 @@ from flashdraft.bench.table import (
     table_lines,
     task_title,
 )
-from flashdraft.errors import FlashdraftError, RequestError
+from flashdraft.errors import FlashdraftError
 from flashdraft.files import write_whole
 
 ROOT = Path(__file__).parents[1]
@@ -66,13 +67,7 @@ def read_documents(folder: Path) -> dict[str, Mapping[str, Any]]:
 
 def with_section(text: str, section: str) -> str:
     """A text with the section between its markers."""
-    if [text.count(BEGIN), text.count(END)] != [1, 1] or text.index(BEGIN) > text.index(END):
-        raise RequestError(
-            f"README.md needs one line {BEGIN!r} and after it one line {END!r}: the tables are "
-            "written between them."
-        )
-    head, rest = text.split(BEGIN)
-    return f"{head}{BEGIN}\n{section}{END}{rest.split(END)[1]}"
+    return replace_between(text, section, BEGIN, END, README.name)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

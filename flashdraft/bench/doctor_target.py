@@ -15,6 +15,7 @@ from flashdraft.bench.gpus import RUNTIME_BYTES, this_machine
 from flashdraft.bench.plan import make_plan
 from flashdraft.bench.plan_pairs import find_pair
 from flashdraft.errors import CapacityError, FlashdraftError
+from flashdraft.kernels.select import WeightFormats
 from flashdraft.llm import LLM
 from flashdraft.models.loading import open_checkpoint
 from flashdraft.models.sources import known_models, resolve_source
@@ -34,16 +35,13 @@ def find_other_weights(patient: Patient, measured: Measured, deadline: float) ->
     trained_for = target_of(patient.llm.drafter_name, patient.folder)
     trained_in = recorded_formats(read_provenance(patient.folder))
     kernels = patient.llm.kernels
-    if trained_for is None or (trained_for, *trained_in) == (
-        patient.llm.model,
-        kernels.quantize,
-        kernels.quantize_head,
-    ):
+    formats = WeightFormats.of(kernels)
+    if trained_for is None or (trained_for, trained_in) == (patient.llm.model, formats):
         return []
     origin, bits = _origin(patient, trained_for, trained_in)
     cause = Cause(QUANTISED, origin, _remedy(patient, trained_for, trained_in, bits))
     reference = None
-    is_possible = kernels.device.type == "cuda" or trained_in == (None, None)
+    is_possible = kernels.device.type == "cuda" or not any(trained_in)
     if is_possible and _is_here(trained_for, patient.llm.model):
         with contextlib.suppress(CapacityError):  # few bits are there because more do not fit
             reference = _run_reference(patient, measured, trained_for, deadline, *trained_in)
@@ -54,7 +52,7 @@ def find_other_weights(patient: Patient, measured: Measured, deadline: float) ->
     accepted, agreed = reference
     if accepted is None:
         return None
-    itself = f"{trained_for} itself" if trained_in == (None, None) else "the one trained for"
+    itself = f"{trained_for} itself" if not any(trained_in) else "the one trained for"
     text = (
         f"{origin}; {itself} chooses {agreed:.0%} of this target's tokens, and accepts "
         f"{accepted.length:.2f} tokens a step where this one has {measured.greedy.length:.2f}"
@@ -64,11 +62,11 @@ def find_other_weights(patient: Patient, measured: Measured, deadline: float) ->
 
 
 def _origin(
-    patient: Patient, trained_for: str, trained_in: tuple[str | None, str | None]
+    patient: Patient, trained_for: str, trained_in: WeightFormats
 ) -> tuple[str, float | None]:
     """What the drafter knows and what the target is, in words; and the target's bits, if few."""
     target = read_weights(patient).target
-    text = f"the drafter was trained for {trained_for}{describe_formats(*trained_in)}"
+    text = f"the drafter was trained for {trained_for}{describe_formats(trained_in)}"
     # what a CPU's kernels round is not this target's own: find_low_precision looks at that
     is_rounded = not target.stored.is_float or patient.llm.kernels.quantize is not None
     bits = weight_bits(patient.llm.model) if target.stored.is_float else None
@@ -85,31 +83,23 @@ def _origin(
 def _remedy(
     patient: Patient,
     trained_for: str,
-    trained_in: tuple[str | None, str | None],
+    trained_in: WeightFormats,
     bits: float | None,
 ) -> str:
     """The target as the drafter knows it; more bits, the most that fit; or another drafter."""
     model, kernels = patient.llm.model, patient.llm.kernels
     options = [] if trained_for == model else [f"use {trained_for}"]
-    if trained_in != (None, None):
-        options.append(f"give{_flags(*trained_in)} as in training")
+    if any(trained_in):
+        options.append(f"give {trained_in.flags()} as in training")
     # what a file has rounded no flag brings back
     better = None if kernels.quantize is None or bits is None else _better_format(patient, bits)
     if better is not None:
         options.append(better)
     elif trained_for != model:
         options.append("a format of more bits")
-    flags = _flags(kernels.quantize, kernels.quantize_head)
-    options.append(
-        f"train a drafter on this very target: flashdraft train {model}{flags} --out FOLDER"
-    )
+    words = ["flashdraft train", model, WeightFormats.of(kernels).flags(), "--out FOLDER"]
+    options.append(f"train a drafter on this very target: {' '.join(filter(None, words))}")
     return f"{', or '.join(options)}; flashdraft plan {model} says which formats fit"
-
-
-def _flags(quantize: str | None, head: str | None) -> str:
-    """What asks for formats on the command line, with a space before each."""
-    given = {"--quantize": quantize, "--quantize-head": head}
-    return "".join(f" {flag} {value}" for flag, value in given.items() if value)
 
 
 def _better_format(patient: Patient, bits: float) -> str | None:

@@ -18,6 +18,7 @@ from flashdraft.bench.plan_sizes import GPU_FORMATS
 from flashdraft.engine.cache import stored_dtype
 from flashdraft.kernels.interface import Kernels
 from flashdraft.kernels.quantized import Scheme
+from flashdraft.kernels.select import WeightFormats
 from flashdraft.models.gguf_file import GGUFFile
 from flashdraft.models.loading import open_checkpoint
 from flashdraft.models.quantization_config import WeightFormat, read_quantization
@@ -161,17 +162,18 @@ def scheme_bits(scheme: Scheme) -> float:
     return next(form.bits for form in GPU_FORMATS if form.flags == wanted)
 
 
-def recorded_formats(provenance: Mapping[str, Any]) -> tuple[str | None, str | None]:
+def recorded_formats(provenance: Mapping[str, Any]) -> WeightFormats:
     """What a drafter's target and its head were quantised to in training, where it is recorded."""
     target = provenance.get("target")
     found = target if isinstance(target, Mapping) else {}
-    return found.get("quantize"), found.get("quantize_head")
+    return WeightFormats(found.get("quantize"), found.get("quantize_head"))
 
 
-def describe_formats(quantize: str | None, head: str | None) -> str:
+def describe_formats(formats: WeightFormats) -> str:
     """The same in words that follow a target's name; nothing where nothing was quantised."""
+    quantize, head = formats
     beside = "" if head in (None, quantize) else f" (head {head})"
-    return f" in {quantize or 'its own format'}{beside}" if quantize or head else ""
+    return f" in {quantize or 'its own format'}{beside}" if any(formats) else ""
 
 
 def _gguf_matrices(path: Path) -> list[_Matrix]:

@@ -13,10 +13,9 @@ from flashdraft.cli.files import write_json
 from flashdraft.errors import RequestError
 from flashdraft.external.checkpoint_rules import BOTH, Finding, Report, check_folder
 from flashdraft.external.versions import ENGINES
-from flashdraft.kernels.select import QUANTIZE, read_scheme
+from flashdraft.kernels.select import QUANTIZE, WeightFormats, read_scheme
 from flashdraft.models.loading import open_checkpoint
 from flashdraft.models.sources import resolve_source
-from flashdraft.train.answers import WeightFormats
 from flashdraft.train.export import LAYOUTS, export, read_provenance
 
 EXIT_REFUSED = 1

@@ -10,9 +10,9 @@ from flashdraft.cli.display import Screen
 from flashdraft.cli.files import check_writable, write_json
 from flashdraft.errors import RequestError
 from flashdraft.interrupts import terminate_as_interrupt
-from flashdraft.kernels.select import DTYPES
+from flashdraft.kernels.select import DTYPES, WeightFormats
 from flashdraft.train.prompts import read_texts
-from flashdraft.train.regenerate import load_target, weight_formats
+from flashdraft.train.regenerate import load_target
 from flashdraft.train.synth import SynthSettings, synthesize
 
 
@@ -97,7 +97,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json is not None:
         content = {
             "file": str(arguments.out),
-            **weight_formats(llm.kernels)._asdict(),
+            **WeightFormats.of(llm.kernels)._asdict(),
             "found": report.num_found,
             "kept": report.num_kept,
             "drawn": report.num_drawn,

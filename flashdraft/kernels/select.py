@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+from typing import NamedTuple
 
 import torch
 
@@ -19,6 +20,28 @@ _HOW_TO_BUILD = "install a C compiler (gcc or clang) and reinstall flashdraft"
 _TRITON_BACKEND = "flashdraft.kernels.triton_backend"
 _LEAST_CAPABILITY = (8, 0)  # bfloat16 tensor cores and asynchronous copies
 _log = logging.getLogger(__name__)
+
+
+class WeightFormats(NamedTuple):
+    """What a target's float weights became as they were loaded; None = what its files have."""
+
+    quantize: str | None = None
+    quantize_head: str | None = None
+
+    @classmethod
+    def of(cls, kernels: Kernels) -> WeightFormats:
+        """What these kernels make of them."""
+        schemes = (kernels.quantize, kernels.quantize_head)
+        return cls(*(None if scheme is None else scheme.value for scheme in schemes))
+
+    def describe(self) -> str:
+        beside = "" if self.quantize_head in (None, self.quantize) else self.quantize_head
+        return (self.quantize or "as stored") + (f" (head {beside})" if beside else "")
+
+    def flags(self) -> str:
+        """What asks for them on the command line."""
+        given = {"--quantize": self.quantize, "--quantize-head": self.quantize_head}
+        return " ".join(f"{flag} {value}" for flag, value in given.items() if value)
 
 
 def select_kernels(

@@ -20,12 +20,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from flashdraft.errors import TrainingError
+from flashdraft.kernels.select import WeightFormats
 from flashdraft.train.answers import (
     COLUMNS,
     FORMAT_VERSION,
     SHARD_GLOB,
     Answer,
-    WeightFormats,
     read_shard,
 )
 from flashdraft.train.lock import make_folder

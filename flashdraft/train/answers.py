@@ -20,6 +20,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from flashdraft.errors import TrainingError
+from flashdraft.kernels.select import WeightFormats
 
 FORMAT_VERSION = "1"
 SHARD_GLOB = "answers-*.safetensors"
@@ -47,22 +48,6 @@ class Answer(NamedTuple):
     source: str = ""
     temperature: float = 0.0
     ended: bool = True
-
-
-class WeightFormats(NamedTuple):
-    """What a target's float weights became as they were loaded; None = what its files have."""
-
-    quantize: str | None = None
-    quantize_head: str | None = None
-
-    def describe(self) -> str:
-        beside = "" if self.quantize_head in (None, self.quantize) else self.quantize_head
-        return (self.quantize or "as stored") + (f" (head {beside})" if beside else "")
-
-    def flags(self) -> str:
-        """What asks for them on the command line."""
-        given = {"--quantize": self.quantize, "--quantize-head": self.quantize_head}
-        return " ".join(f"{flag} {value}" for flag, value in given.items() if value)
 
 
 class Author(NamedTuple):

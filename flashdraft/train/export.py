@@ -23,11 +23,10 @@ from safetensors import SafetensorError
 from flashdraft.core import VERSION
 from flashdraft.errors import CheckpointError, RequestError
 from flashdraft.files import write_whole
-from flashdraft.kernels.select import read_scheme
+from flashdraft.kernels.select import WeightFormats, read_scheme
 from flashdraft.models.drafter_loading import load_drafter, save_drafter, save_speculators
 from flashdraft.models.loading import open_checkpoint, read_json
 from flashdraft.models.sources import resolve_source
-from flashdraft.train.answers import WeightFormats
 
 AS_STORED = WeightFormats()
 LAYOUTS = ("zlab", "speculators")

@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from flashdraft.errors import RequestError, TrainingError
+from flashdraft.kernels.select import WeightFormats
 from flashdraft.models.drafter_config import DrafterConfig
 from flashdraft.models.drafter_loading import check_fit
 from flashdraft.models.loading import Checkpoint
 from flashdraft.models.sources import resolve_source
 from flashdraft.models.tokenizer import Tokenizer
-from flashdraft.train.answers import AnswerSet, Author, WeightFormats
+from flashdraft.train.answers import AnswerSet, Author
 from flashdraft.train.initial import BLOCK_SIZE, NUM_LAYERS, choose_mask_token, drafter_config
 from flashdraft.train.origin import read_origin_config
 from flashdraft.train.regenerate import AnswerSettings, fingerprint, tokenizer_digest

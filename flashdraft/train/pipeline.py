@@ -26,7 +26,7 @@ from safetensors import SafetensorError
 
 from flashdraft.errors import CapacityError, TrainingError
 from flashdraft.kernels.interface import Kernels
-from flashdraft.kernels.select import select_kernels
+from flashdraft.kernels.select import WeightFormats, select_kernels
 from flashdraft.models.drafter import Drafter
 from flashdraft.models.drafter_config import DrafterConfig
 from flashdraft.models.drafter_loading import save_drafter
@@ -51,7 +51,7 @@ from flashdraft.train.loop import LogRow, Trainer
 from flashdraft.train.origin import load_origin
 from flashdraft.train.plot import LOG_NAME
 from flashdraft.train.prompts import Prompt, drop_overlapping, read_prompts, read_texts
-from flashdraft.train.regenerate import fingerprint, load_target, regenerate, weight_formats
+from flashdraft.train.regenerate import fingerprint, load_target, regenerate
 from flashdraft.train.step import TrainingStep
 from flashdraft.train.synth import SynthSettings, synthesize
 
@@ -140,7 +140,7 @@ class _Run:
         self._job, self._checkpoint, self._kernels = job, checkpoint, kernels
         self._planned, self._rank, self._note = planned, rank, note
         everything = AnswerSet.read(job.answers or (job.out / "answers",))
-        self._formats = weight_formats(kernels)
+        self._formats = WeightFormats.of(kernels)
         check_authors(job, everything, checkpoint, self._formats)
         self._digest = everything.digest()
         self._target = {"name": Path(job.target).name, "fingerprint": fingerprint(job.target)}

@@ -26,12 +26,12 @@ from tqdm import tqdm
 
 from flashdraft.chat.templates import render_chat
 from flashdraft.errors import RequestError, TrainingError
-from flashdraft.kernels.interface import Kernels
+from flashdraft.kernels.select import WeightFormats
 from flashdraft.llm import LLM
 from flashdraft.models.sources import resolve_source
 from flashdraft.models.tokenizer import Tokenizer
 from flashdraft.train.answer_writer import MAX_UINT16_VOCAB, AnswerWriter
-from flashdraft.train.answers import Answer, WeightFormats
+from flashdraft.train.answers import Answer
 from flashdraft.train.decode import BulkDecoder, Continuation, Job
 from flashdraft.train.lock import make_folder, sole_writer
 from flashdraft.train.prompts import Prompt, digest_of
@@ -140,12 +140,6 @@ def load_target(
     )
 
 
-def weight_formats(kernels: Kernels) -> WeightFormats:
-    """What these kernels make of a target's float weights."""
-    schemes = (kernels.quantize, kernels.quantize_head)
-    return WeightFormats(*(None if scheme is None else scheme.value for scheme in schemes))
-
-
 def regenerate(
     llm: LLM,
     prompts: Sequence[Prompt],
@@ -181,7 +175,7 @@ def _answer_all(
         _identity(llm, prompts, settings),
         SHARD_SIZE,
         tokenizer_digest(tokenizer),
-        weight_formats(llm.kernels),
+        WeightFormats.of(llm.kernels),
     )
     every = list(_plan(len(prompts), settings))
     done = writer.done()
@@ -266,7 +260,7 @@ def tokenizer_digest(tokenizer: Tokenizer) -> str:
 
 def _identity(llm: LLM, prompts: Sequence[Prompt], settings: AnswerSettings) -> dict[str, Any]:
     described = json.loads(json.dumps(dataclasses.asdict(settings)))
-    formats = weight_formats(llm.kernels)
+    formats = WeightFormats.of(llm.kernels)
     if any(formats):  # without them the identity is what it was before there were any
         described |= formats._asdict()
     return {

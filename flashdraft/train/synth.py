@@ -24,12 +24,12 @@ from tqdm import tqdm
 
 from flashdraft.chat.templates import render_chat
 from flashdraft.errors import RequestError, TrainingError
+from flashdraft.kernels.select import WeightFormats
 from flashdraft.llm import LLM
 from flashdraft.models.tokenizer import Tokenizer
 from flashdraft.train.decode import BulkDecoder, Continuation, Job
 from flashdraft.train.lock import sole_writer
 from flashdraft.train.prompts import ForbiddenRuns, NearDuplicates
-from flashdraft.train.regenerate import weight_formats
 
 log = logging.getLogger(__name__)
 
@@ -150,7 +150,7 @@ def _continue(
     assert tokenizer is not None
     keeper = _Keeper(tokenizer, turn, settings, ForbiddenRuns(exclude))
     rows = _existing_rows(path)
-    formats = weight_formats(llm.kernels).describe()
+    formats = WeightFormats.of(llm.kernels).describe()
     _refuse_other_formats(path, rows, formats)
     report = SynthReport(num_found=len(rows))
     for row in rows:

@@ -130,6 +130,11 @@ def test_what_needs_a_figure_is_not_judged_without_one(
         (["--template", "missing.jinja"], "missing.jinja cannot be read"),
         (["--model", "no-such-model"], "no-such-model"),
         (["--json", "no/such/folder/x.json"], "no folder"),
+        (["--quantize", "int4"], "quantize is 'int4', which is for weights on a GPU; on the CPU"),
+        (["--quantize-head", "fp8"], "quantize_head is 'fp8', which is for weights on a GPU"),
+        (["--quantize", "int2"], "quantize is 'int2'; it must be one of int4, int8, fp8"),
+        (["--kv-dtype", "fp8"], "kv_dtype is 'fp8', but flashdraft's native CPU kernels"),
+        (["--kv-dtype", "int3"], "int3"),
     ],
 )
 def test_bad_input_is_refused_in_words(
@@ -137,7 +142,7 @@ def test_bad_input_is_refused_in_words(
 ) -> None:
     assert run_doctor("--model", target, *arguments) == 2
     shown = capsys.readouterr()
-    assert said in shown.err and "Traceback" not in shown.err
+    assert said in shown.err and "Traceback" not in shown.err and shown.out == ""
 
 
 def test_a_template_that_is_no_template_is_refused(

@@ -265,24 +265,6 @@ def test_the_cache_of_the_examination_is_the_one_asked_for(target: Path, tmp_pat
     assert weights["kv_dtype"] == "float8_e4m3fn" and weights["drafter"] is None
 
 
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        (["--quantize", "int4"], "quantize is 'int4', which is for weights on a GPU; on the CPU"),
-        (["--quantize-head", "fp8"], "quantize_head is 'fp8', which is for weights on a GPU"),
-        (["--quantize", "int2"], "quantize is 'int2'; it must be one of int4, int8, fp8"),
-        (["--kv-dtype", "fp8"], "kv_dtype is 'fp8', but flashdraft's native CPU kernels"),
-        (["--kv-dtype", "int3"], "int3"),
-    ],
-)
-def test_formats_that_cannot_be_are_refused_in_words(
-    target: Path, flags: list[str], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run_doctor("--model", target, *flags) == 2
-    shown = capsys.readouterr()
-    assert said in shown.err and "Traceback" not in shown.err and shown.out == ""
-
-
 # -- the cause -------------------------------------------------------------------------------------
 
 

@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from flashdraft.errors import TrainingError
+from flashdraft.kernels.select import WeightFormats
 from flashdraft.train import answer_writer as module
 from flashdraft.train.answer_writer import AnswerWriter
-from flashdraft.train.answers import Answer, AnswerSet, Author, WeightFormats
+from flashdraft.train.answers import Answer, AnswerSet, Author
 
 IDENTITY = {"target": "tiny", "prompts": "abc", "seed": 0}
 

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from flashdraft.errors import FlashdraftError, RequestError, TrainingError
+from flashdraft.kernels.select import WeightFormats
 from flashdraft.models.loading import Checkpoint, open_checkpoint
 from flashdraft.models.tokenizer import Tokenizer
 from flashdraft.train import pipeline
-from flashdraft.train.answers import AnswerSet, Author, WeightFormats
+from flashdraft.train.answers import AnswerSet, Author
 from flashdraft.train.job import TrainingJob, check_authors, plan_drafter
 from flashdraft.train.pipeline import train_drafter
 from flashdraft.train.regenerate import AnswerSettings, fingerprint, tokenizer_digest

@@ -16,8 +16,9 @@ from flashdraft import LLM, SamplingParams
 from flashdraft.errors import CapacityError, TrainingError
 from flashdraft.interrupts import terminate_as_interrupt
 from flashdraft.kernels.quantized import Scheme
+from flashdraft.kernels.select import WeightFormats
 from flashdraft.train import regenerate as module
-from flashdraft.train.answers import AnswerSet, WeightFormats
+from flashdraft.train.answers import AnswerSet
 from flashdraft.train.decode import BulkDecoder
 from flashdraft.train.lock import sole_writer
 from flashdraft.train.prompts import Prompt

@@ -11,6 +11,10 @@ at once; figures over whole requests, and of steady-state decoding beside them. 
 default pair on the task files in BENCH. Each run merges its sections into one results file; a
 section that fails is recorded as failed, and the others go on. --tiny tries everything out on a CPU
 in miniature: its figures mean nothing.
+
+    python -m benchmarks.h200 --model 31b --layers 6 --set triton_launch.MAX_ROWS=16
+
+is a trial: with --layers or --set a section is one line, and is written only where --output says.
 """
 
 from __future__ import annotations
@@ -20,9 +24,10 @@ import sys
 import time
 from pathlib import Path
 
-from benchmarks.h200_models import MODELS
+from benchmarks.h200_models import MODELS, first_layers, tiny
 from benchmarks.h200_sections import Run
 from benchmarks.h200_table import markdown, read_results
+from benchmarks.h200_trial import read_setting
 
 RESULTS = Path("benchmarks/results/h200.json")
 QUANTIZED_RESULTS = Path("benchmarks/results/h200_quantized.json")
@@ -44,6 +49,16 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--quantize", choices=["int4", "int8", "fp8"], help="weights in few bits")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tiny", action="store_true", help="in miniature, to try it out")
+    trial = parser.add_argument_group("trials")
+    trial.add_argument("--layers", type=int, help="the first so many only, a multiple of 6")
+    trial.add_argument(
+        "--set",
+        type=read_setting,
+        action="append",
+        default=[],
+        metavar="MODULE.NAME=VALUE",
+        help="a constant of flashdraft.kernels for this run; may be given again",
+    )
     parser.add_argument("--concurrency", type=_numbers, default=[1, 8, 32])
     parser.add_argument("--contexts", type=_numbers, default=[1024, 8192, 32768, 131072])
     parser.add_argument("--repeats", type=int, default=2, help="of a plain load; drafted: 2 n + 1")
@@ -61,7 +76,9 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     found = parser.parse_args(arguments)
     if not found.table and found.model is None:
         parser.error("name a --model, or ask for the --table")
-    if found.output is None:
+    if found.layers is not None or found.set:
+        _check_trial(parser, found)
+    elif found.output is None:
         found.output = QUANTIZED_RESULTS if found.quantize else RESULTS
     if found.quantize and (found.table or found.model == "real"):
         parser.error("--quantize is for the random-weight models")
@@ -70,8 +87,27 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     return found
 
 
+def _check_trial(parser: argparse.ArgumentParser, found: argparse.Namespace) -> None:
+    """Refuse a trial that is none, or that would take the place of real results."""
+    if found.table:
+        parser.error("--layers and --set are of a run; the --table only reads a file")
+    if found.layers is not None and found.model == "real":
+        parser.error("--layers is for the random-weight models")
+    real = {path.resolve() for path in (RESULTS, QUANTIZED_RESULTS)}
+    if found.output is not None and found.output.resolve() in real:
+        parser.error(f"--output {found.output} has the real results; name another file")
+    if found.layers is not None:
+        model = tiny(MODELS[found.model]) if found.tiny else MODELS[found.model]
+        try:
+            first_layers(model, found.layers)
+        except ValueError as error:
+            parser.error(str(error))
+
+
 def main(arguments: list[str] | None = None) -> int:
     settings = parse_arguments(arguments)
+    for setting in settings.set:
+        setting.apply()
     if settings.table:
         print(markdown(read_results(settings.output)), end="")
         return 0

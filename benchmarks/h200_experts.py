@@ -245,6 +245,11 @@ def time_small(kernels: TritonKernels) -> dict[str, float]:
         found[f"choose_experts {num_rows}"] = microseconds(
             lambda i, logits=logits, scale=scale: kernels.choose_experts(logits, NUM_CHOSEN, scale)
         )
+        x = torch.randn(num_rows, HIDDEN, device="cuda", dtype=torch.bfloat16)
+        router = torch.randn(NUM_EXPERTS, HIDDEN, device="cuda", dtype=torch.bfloat16)
+        found[f"route {num_rows}"] = microseconds(
+            lambda i, x=x, w=router, scale=scale: kernels.route(x, w, NUM_CHOSEN, scale)
+        )
     for name, time_of in found.items():
         print(f"{name}: {time_of:.1f} us")
     return found

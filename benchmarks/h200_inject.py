@@ -84,14 +84,14 @@ class Routing:
         """This object, as the type it stands in for."""
         return cast(Kernels, self)
 
-    def choose_experts(
-        self, logits: Tensor, num_chosen: int, scale: Tensor
+    def route(
+        self, x: Tensor, router: Any, num_chosen: int, scale: Tensor
     ) -> tuple[Tensor, Tensor]:
         """The backend's choice; with uniform routing it is computed and passed over."""
-        own = self._kernels.choose_experts(logits, num_chosen, scale)
+        own = self._kernels.route(x, router, num_chosen, scale)
         if not self.is_uniform:
             return own
-        num_rows = logits.shape[0]
+        num_rows = x.shape[0]
         if num_rows > self._weights.shape[0] or num_chosen != self._num_chosen:
             raise ValueError(f"no table for {num_rows} rows of {num_chosen} experts")
         self._next = (self._next + 1) % NUM_TABLES

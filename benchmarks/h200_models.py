@@ -12,7 +12,7 @@ import copy
 import math
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -111,6 +111,28 @@ def tiny(model: RandomModel) -> RandomModel:
         model.target | sizes | target,
         model.drafter | sizes | drafter,
         model.alpha,
+    )
+
+
+def first_layers(model: RandomModel, num_layers: int) -> RandomModel:
+    """The model cut short; its drafter reads as many layers as before, spread over those left."""
+    types = model.target["layer_types"]
+    pattern = len(_layer_types(1))
+    if num_layers % pattern or not 0 < num_layers <= len(types):
+        raise ValueError(
+            f"--layers is {num_layers}; {model.name} can be cut to a multiple of {pattern} layers, "
+            f"at most {len(types)}"
+        )
+    options = model.drafter["dflash_config"]
+    taps = [tap * num_layers // len(types) for tap in options["target_layer_ids"]]
+    return replace(
+        model,
+        target=model.target | {"layer_types": types[:num_layers]},
+        drafter=model.drafter
+        | {
+            "num_target_layers": num_layers,
+            "dflash_config": options | {"target_layer_ids": taps},
+        },
     )
 
 

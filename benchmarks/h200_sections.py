@@ -26,10 +26,11 @@ from benchmarks.h200_measure import (
     measure_context,
     measure_load,
 )
-from benchmarks.h200_models import MODELS, RandomPair, build_pair, tiny
+from benchmarks.h200_models import MODELS, RandomPair, build_pair, first_layers, tiny
 from benchmarks.h200_profile import count_bytes, measure_bandwidth, profile_steps
 from benchmarks.h200_real import RealSettings, measure_exact, measure_tasks
 from benchmarks.h200_table import merge_section
+from benchmarks.h200_trial import describe_trial, summarize
 from flashdraft.bench.plan_pairs import expected_length
 from flashdraft.engine.config import MAX_VERIFY, EngineConfig
 from flashdraft.engine.engine import Engine
@@ -57,6 +58,11 @@ class Run:
 
     def say(self, line: str) -> None:
         print(f"[{time.perf_counter() - self.begin:6.1f} s] {line}", file=sys.stderr, flush=True)
+
+    @property
+    def trial(self) -> str:
+        """What is not as in the real thing, in words; empty where everything is."""
+        return describe_trial(self.arguments.layers, self.arguments.set)
 
     @property
     def loaded(self) -> RandomPair:
@@ -102,7 +108,7 @@ class Run:
         text += f"prescribed acceptance {alpha} per slot" if drafted else "plain decoding"
         if self.routing is not None:
             text += f", {self.routing.name_of_routing} routing"
-        return text
+        return f"{text}; {self.trial}" if self.trial else text
 
     # -- sections ------------------------------------------------------------------------------
 
@@ -111,6 +117,7 @@ class Run:
         arguments = self.arguments
         model = MODELS[arguments.model]
         model = tiny(model) if arguments.tiny else model
+        model = model if arguments.layers is None else first_layers(model, arguments.layers)
         kernels = select_kernels(arguments.device, arguments.dtype, quantize=arguments.quantize)
         record["kernels"] = kernels.name
         record["bandwidth"] = measure_bandwidth(kernels.device)
@@ -361,10 +368,23 @@ class Run:
         if warnings:
             record["warnings"] = sorted(set(warnings))
         record["seconds"] = round(time.perf_counter() - begin, 1)
-        merge_section(self.arguments.output, name, record)
+        self._keep(name, record)
         self.say(f"section {name}: {record['status']}, {record['seconds']} s")
         free_memory()
         return record["status"] != "failed"
+
+    def _keep(self, name: str, record: Record) -> None:
+        """Into the results file; a trial into one of its own, if any, under another name."""
+        if not self.trial:
+            merge_section(self.arguments.output, name, record)
+            return
+        num_layers = 1 if self.pair is None else len(self.pair.target.config.layers)
+        print(summarize(name, record, num_layers), flush=True)
+        said = record.get("conditions", "")
+        if self.trial not in said:
+            record["conditions"] = f"{said}; {self.trial}" if said else self.trial
+        if self.arguments.output is not None:
+            merge_section(self.arguments.output, f"{name}, trial", record)
 
     @property
     def _on_gpu(self) -> bool:

@@ -27,7 +27,7 @@ from flashdraft.core import (
     SamplingParams,
     TokenEvent,
 )
-from flashdraft.engine.cache import stored_dtype
+from flashdraft.engine.cache import check_keys, stored_dtype
 from flashdraft.engine.config import EngineConfig
 from flashdraft.engine.engine import Engine
 from flashdraft.engine.live import OUT_OF_MEMORY
@@ -59,10 +59,11 @@ class LLM:
     plainly; "ngram" looks up only; anything else names a drafter. `verify`: "auto", or a fixed
     number of draft tokens to check per step. `exact`: on a GPU too, drafted and plain answers are
     equal bit for bit, at some cost; a CPU is always exact. `kv_dtype`: "fp8" stores keys and values
-    in 8 bits, twice as many in a GPU's memory, roughly rounded. `quantize`: on a GPU, float weights
-    become "int4", "int8" or "fp8" as they are loaded, those of the head as `quantize_head` says;
-    weights that are stored in few bits stay as they are. Threads may share an LLM: their requests
-    run together.
+    in 8 bits, twice as many in a GPU's memory, roughly rounded. `kv_keys`: "rebuilt" stores no keys
+    where they can be made of the values: on Gemma 4's full layers. `quantize`: on a GPU, float
+    weights become "int4", "int8" or "fp8" as they are loaded, those of the head as `quantize_head`
+    says; weights that are stored in few bits stay as they are. Threads may share an LLM: their
+    requests run together.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class LLM:
         max_batch: int | None = None,
         cache_gb: float | None = None,
         kv_dtype: str = EngineConfig.kv_dtype,
+        kv_keys: str = EngineConfig.kv_keys,
     ) -> None:
         self.model = _name("model", model)
         draft = None if draft is None or draft == "none" else _name("draft", draft)
@@ -89,11 +91,20 @@ class LLM:
             raise RequestError(f"device is {device!r}; it must be 'auto', 'cpu' or 'cuda'.")
         self.kernels = select_kernels(device, dtype, exact, quantize, quantize_head)
         config = _engine_config(
-            self.kernels.device.type, draft, verify, max_context, max_batch, cache_gb, kv_dtype
+            self.kernels.device.type,
+            draft,
+            verify,
+            max_context,
+            max_batch,
+            cache_gb,
+            kv_dtype,
+            kv_keys,
         )
         stored_dtype(self.kernels, config.kv_dtype)  # refused before anything is loaded
+        check_keys(self.kernels, config.kv_keys)
         path = resolve_source(self.model).path
         checkpoint = open_checkpoint(path)
+        check_keys(self.kernels, config.kv_keys, checkpoint.config)
         self.generation_config = checkpoint.generation_config
         self.tokenizer = Tokenizer.from_checkpoint(path)
         drafter_name = default_drafter(self.model) if draft == "auto" else draft
@@ -310,6 +321,7 @@ def _engine_config(
     max_batch: int | None,
     cache_gb: float | None,
     kv_dtype: str,
+    kv_keys: str,
 ) -> EngineConfig:
     if type(verify) is not int and not (isinstance(verify, str) and verify == "auto"):
         raise RequestError(f"verify is {verify!r}; it must be 'auto' or a number of draft tokens.")
@@ -320,6 +332,7 @@ def _engine_config(
         max_context=max_context,
         cache_gb=cache_gb,
         kv_dtype=kv_dtype,
+        kv_keys=kv_keys,
         verify=fixed,
         ngram=draft is not None,
         **sizes,

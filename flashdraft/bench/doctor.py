@@ -7,6 +7,8 @@ doctor_causes.py. It prints nothing.
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import math
 import time
 from collections.abc import Callable
 
@@ -25,6 +27,7 @@ from flashdraft.bench.doctor_probe import (
     greedy,
     is_on_gpu,
 )
+from flashdraft.bench.doctor_replay import seconds_per_row
 from flashdraft.bench.doctor_report import (
     OK,
     PROBLEM,
@@ -37,11 +40,14 @@ from flashdraft.bench.doctor_report import (
 from flashdraft.bench.doctor_weights import read_weights
 from flashdraft.bench.expected import expected_range
 from flashdraft.core import Generation, SamplingParams
+from flashdraft.engine.config import MAX_VERIFY
 
 # Of the time, when plain and drafted decoding end. Plain goes first: it is cheap, no drafter slows
 # it down, and the causes are found on its text. What is left of the whole is for the causes.
 _GREEDY_SHARES, _SEEDED_SHARES = (0.2, 0.4), (0.5, 0.6)
+_READING_SHARE = 0.2  # no step may take longer: the first one reads all prompts, and is not cut
 _CAUSES_SHARE = 1 / 3  # theirs even if a slow step ran past the end of its share
+_TIMING_SHARE = 0.05  # for the time of a row, which says how many prompts may be asked
 _LAW_TEMPERATURE, _LAW_PROMPTS, _LAW_TOKENS = 0.8, 4, 32  # where nobody asked for a temperature
 
 
@@ -58,6 +64,7 @@ def examine(settings: Settings, on_progress: Callable[[str], None] = lambda _: N
         quantize=settings.quantize,
         quantize_head=settings.quantize_head,
         kv_dtype=settings.kv_dtype,
+        kv_keys=settings.kv_keys,
     )
     report = examine_patient(patient, settings, on_progress)
     report.seconds = time.monotonic() - begin
@@ -74,9 +81,10 @@ def examine_patient(
     report.findings += check_environment(patient.llm.kernels)
     report.weights = read_weights(patient)
     report.findings.append(Finding("environment", OK, report.weights.text))
+    patient = _affordable(patient, report)
     report.findings += check_kernels(patient.llm.kernels)
     on_progress("decoding plainly and drafted")
-    measured = _measure(patient, report, begin)
+    measured = _measure(patient, report, begin) if patient.num_prompts else None
     if measured is not None:
         on_progress("looking for causes")
         reserved = time.monotonic() + _CAUSES_SHARE * settings.seconds
@@ -88,10 +96,39 @@ def examine_patient(
     return report
 
 
+def _affordable(patient: Patient, report: Report) -> Patient:
+    """The patient with as many prompts as this CPU reads in their share of the time."""
+    if is_on_gpu(patient.target) or not _drafts(patient):
+        return patient
+    prompts, seconds = patient.prompts(), report.settings.seconds
+    row = seconds_per_row(patient.target, prompts[0], _TIMING_SHARE * seconds)
+    # what has been read is decoded too, a block at a time
+    needed = [(len(prompt) + MAX_VERIFY + 1) * row for prompt in prompts]
+    fitting = sum(total <= _READING_SHARE * seconds for total in itertools.accumulate(needed))
+    if fitting < len(prompts):
+        text = f"a token takes {row:.2g} s here: {fitting} of {len(prompts)} prompts fit"
+        wanted = math.ceil(sum(needed[: fitting + 1]) / _READING_SHARE)
+        remedy = f"give --seconds {wanted} or more"
+        report.findings.append(Finding("environment", WARNING, text, remedy))
+    if not fitting:
+        report.not_judged = "no prompt can be read in this time"
+    return dataclasses.replace(patient, num_prompts=fitting)
+
+
+def _drafts(patient: Patient) -> bool:
+    return patient.drafter is not None or patient.llm.engine.config.ngram
+
+
 def _measure(patient: Patient, report: Report, begin: float) -> Measured | None:
     """The law, greedy and seeded, and the accepted length; None without a drafter."""
     looks_up = patient.drafter is None and patient.llm.engine.config.ngram
-    probe = Probe(patient.target, patient.drafter, ngram=looks_up, kv_dtype=patient.kv_dtype)
+    probe = Probe(
+        patient.target,
+        patient.drafter,
+        ngram=looks_up,
+        kv_dtype=patient.kv_dtype,
+        kv_keys=patient.kv_keys,
+    )
     prompts = patient.prompts()
     if probe.verify == 0:
         report.findings.append(Finding("law", OK, "plain decoding only: there is nothing drafted"))

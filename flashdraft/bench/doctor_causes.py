@@ -75,7 +75,9 @@ def find_causes(patient: Patient, measured: Measured, deadline: float) -> Examin
 
 
 def _probe(patient: Patient) -> Probe:
-    return Probe(patient.target, patient.drafter, kv_dtype=patient.kv_dtype)
+    return Probe(
+        patient.target, patient.drafter, kv_dtype=patient.kv_dtype, kv_keys=patient.kv_keys
+    )
 
 
 # -- how the pair is asked -------------------------------------------------------------------------

@@ -95,6 +95,7 @@ class Probe:
         drafter: Drafter | None,
         ngram: bool = False,
         kv_dtype: str = EngineConfig.kv_dtype,
+        kv_keys: str = EngineConfig.kv_keys,
     ) -> None:
         if drafter is not None:
             target = tapped(target, drafter.config.tap_layers)
@@ -109,6 +110,7 @@ class Probe:
             verify=self.verify,
             ngram=ngram,
             kv_dtype=kv_dtype,
+            kv_keys=kv_keys,
         )
         self._engine = Engine(target, packed, config)
         self._count = 0
@@ -153,6 +155,7 @@ class Patient:
     drafter: Drafter | None  # in the kernels' dtype, on their device
     folder: Path | None  # the drafter's files
     mode: Mode
+    num_prompts: int = len(PROMPTS)  # fewer where rows are slow
 
     @classmethod
     def load(
@@ -166,6 +169,7 @@ class Patient:
         quantize: str | None = None,
         quantize_head: str | None = None,
         kv_dtype: str = EngineConfig.kv_dtype,
+        kv_keys: str = EngineConfig.kv_keys,
     ) -> Patient:
         """Load a target with next to no cache of its own, and its drafter's parameters."""
         llm = LLM(
@@ -179,6 +183,7 @@ class Patient:
             max_batch=1,
             max_context=64,
             kv_dtype=kv_dtype,
+            kv_keys=kv_keys,
         )
         if llm.tokenizer is None:
             raise RequestError(
@@ -200,6 +205,11 @@ class Patient:
         return self.llm.engine.config.kv_dtype
 
     @property
+    def kv_keys(self) -> str:
+        """Whether keys that can be made of values are stored, likewise."""
+        return self.llm.engine.config.kv_keys
+
+    @property
     def tokenizer(self) -> Tokenizer:
         assert self.llm.tokenizer is not None, "`load` refuses a model without one"
         return self.llm.tokenizer
@@ -207,18 +217,18 @@ class Patient:
     def prompts(self, mode: Mode | None = None) -> list[list[int]]:
         """The built-in prompts as token ids, in this mode's chat format."""
         mode = self.mode if mode is None else mode
-        tokenizer = self.tokenizer
+        tokenizer, asked = self.tokenizer, PROMPTS[: self.num_prompts]
         if mode.template is not None:
             tokenizer = copy.copy(tokenizer)
             tokenizer.chat_template = mode.template
         if tokenizer.chat_template is None:
-            return [tokenizer.encode(prompt, add_special=True) for prompt in PROMPTS]
+            return [tokenizer.encode(prompt, add_special=True) for prompt in asked]
         switch = {"enable_thinking": mode.thinking}
         return [
             tokenizer.encode(
                 render_chat(tokenizer, [{"role": "user", "content": prompt}], extra=switch)
             )
-            for prompt in PROMPTS
+            for prompt in asked
         ]
 
 

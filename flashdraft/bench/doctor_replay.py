@@ -8,6 +8,7 @@ nothing and knows no prompts.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -25,6 +26,7 @@ _PAGE_SIZE = 16
 _SLOTS = 6  # of a block, from its first: most of a block's worth is decided there
 _UNKNOWN = -30.0  # logit of what a reduced vocabulary lacks: no draft, and no infinite score
 _STRIDE = 3  # places of a text between two anchors
+_TIMED_ROWS = 16
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,22 @@ def agreement(target: Target, prompt: Sequence[int], answer: Sequence[int]) -> t
     hidden = _run(target, ids).hidden[len(prompt) - 1 : -1].contiguous()
     chosen = target.greedy(hidden).index
     return int((chosen == ids[len(prompt) :]).sum()), len(answer)
+
+
+def seconds_per_row(target: Target, ids: Sequence[int], most_seconds: float) -> float:
+    """Of a pass over many rows together, if that costs no more than so much; else over two.
+
+    Kernels that take rows one by one (plain torch on a CPU) need as long for each of many.
+    """
+
+    def time_rows(rows: Sequence[int]) -> float:
+        begin = time.monotonic()
+        agreement(target, rows[:1], rows[1:])
+        return (time.monotonic() - begin) / len(rows)
+
+    few, many = ids[:2], ids[:_TIMED_ROWS]
+    single = min(time_rows(few) for _ in range(2))  # the first pass may wait for the disk
+    return time_rows(many) if len(many) * single <= most_seconds else single
 
 
 def _run(target: Target, ids: Tensor) -> TargetOutput:

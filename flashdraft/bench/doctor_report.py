@@ -85,6 +85,7 @@ class Settings:
     quantize: str | None = None
     quantize_head: str | None = None
     kv_dtype: str = EngineConfig.kv_dtype
+    kv_keys: str = EngineConfig.kv_keys
 
 
 @dataclass

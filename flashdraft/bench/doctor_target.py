@@ -109,7 +109,7 @@ def _better_format(patient: Patient, bits: float) -> str | None:
     card = replace(card, free_bytes=max(card.free_bytes, card.memory_bytes - RUNTIME_BYTES))
     try:
         pair = find_pair(patient.llm.model, patient.llm.drafter_name or "none")
-        plan = make_plan(pair, card, kv_dtype=patient.kv_dtype)
+        plan = make_plan(pair, card, kv_dtype=patient.kv_dtype, kv_keys=patient.kv_keys)
     except FlashdraftError:  # sizes that plan does not know
         return None
     best = next((fit.form for fit in plan.fits if fit.fits and fit.form.bits > bits), None)
@@ -159,7 +159,7 @@ def _run_reference(
         max_context=64,
     )
     drafter = drafter_for(llm, patient.folder)
-    probe = Probe(llm.engine.target, drafter, kv_dtype=patient.kv_dtype)
+    probe = Probe(llm.engine.target, drafter, kv_dtype=patient.kv_dtype, kv_keys=patient.kv_keys)
     accepted = accepted_by(probe, measured.prompts, deadline)
     counts = [
         agreement(llm.engine.target, prompt, answer.token_ids)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,6 +30,9 @@ AS_STORED = "as stored"
 _FLOATS = {"F64": 64, "F32": 32, "F16": 16, "BF16": 16}
 _WORDS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _NAMES = {Scheme.INT4: "W4A16", Scheme.INT8: "W8A16", Scheme.FP8: "fp8"}
+# of a head, and of the table that is one where there is no other; in safetensors and in GGUF
+_HEADS = ("lm_head.weight", "output.weight", "embed_tokens.weight", "token_embd.weight")
+_HEAD_SCHEME = Scheme.INT8  # what a head is quantised to beside a target of 4 bits
 
 
 class _Matrix(NamedTuple):
@@ -49,6 +52,7 @@ class StoredWeights:
     is_float: bool  # all of them
     fewest_values: int  # of a matrix
     most_values: int
+    float_head_values: int = 0  # of the head; 0 = it is in few bits, or there is none
 
     @property
     def name(self) -> str:
@@ -98,29 +102,40 @@ class PairWeights:
     target: ModelWeights
     drafter: ModelWeights | None
     kv_dtype: str
+    kv_keys: str
 
     @property
     def text(self) -> str:
         parts = [f"target {self.target.text}"]
         parts += [] if self.drafter is None else [f"drafter {self.drafter.text}"]
-        return " · ".join([*parts, f"keys and values in {self.kv_dtype}"])
+        parts.append(f"keys and values in {self.kv_dtype}")
+        parts += ["shared keys rebuilt"] if self.kv_keys == "rebuilt" else []
+        return " · ".join(parts)
 
     def to_json(self) -> dict[str, Any]:
         drafter = None if self.drafter is None else self.drafter.to_json()
-        return {"target": self.target.to_json(), "drafter": drafter, "kv_dtype": self.kv_dtype}
+        return {
+            "target": self.target.to_json(),
+            "drafter": drafter,
+            "kv_dtype": self.kv_dtype,
+            "kv_keys": self.kv_keys,
+        }
 
 
 def read_weights(patient: Patient) -> PairWeights:
     """What the pair that is loaded consists of."""
     kernels = patient.llm.kernels
     stored = stored_weights(resolve_source(patient.llm.model).path)
-    target = _kept(stored, kernels, kernels.quantize, kernels.quantize_head)
+    # a drafter without a head of its own reads the target's
+    reads = 2 if patient.drafter is not None and patient.drafter.lm_head is None else 1
+    target = _kept(stored, kernels, kernels.quantize, kernels.quantize_head, reads)
     drafter = None
     if patient.folder is not None:
         scheme = kernels.quantize_drafter
         drafter = _kept(stored_weights(patient.folder), kernels, scheme, scheme)
     dtype = stored_dtype(kernels, patient.kv_dtype)
-    return PairWeights(target, drafter, str(dtype).removeprefix("torch."))
+    name = str(dtype).removeprefix("torch.")
+    return PairWeights(target, drafter, name, patient.kv_keys)
 
 
 def stored_weights(path: Path) -> StoredWeights:
@@ -130,28 +145,28 @@ def stored_weights(path: Path) -> StoredWeights:
     files = open_safetensors(path)
     shapes = {name: files.shape(name) for name in files.names()}
     # a drafter's config cannot be opened as a target's; its weights are floats in any case
-    found = [
-        _Matrix(_WORDS[dtype], math.prod(shape), _FLOATS[dtype], True)
+    found = {
+        name: _Matrix(_WORDS[dtype], math.prod(shape), _FLOATS[dtype], True)
         for name, shape in shapes.items()
         if len(shape) > 1 and (dtype := files.dtype(name)) in _FLOATS
-    ]
+    }
     if len(found) == sum(len(shape) > 1 for shape in shapes.values()):
         return _summary("safetensors", found)
     checkpoint = open_checkpoint(path)
     formats = read_quantization(checkpoint.raw_config)
-    floats = Counter(one.kind for one in found).most_common(1)
+    floats = Counter(one.kind for one in found.values()).most_common(1)
     word = floats[0][0] if floats else _WORDS["BF16"]
-    matrices = []
+    matrices = {}
     for name in checkpoint.source.names():
         shape = checkpoint.source.shape(name)
         if len(shape) < 2:
             continue
         num_values, size = math.prod(shape), checkpoint.source.quantized_bytes(name)
         if size is None:
-            matrices.append(_Matrix(word, num_values, _FLOATS["BF16"], True))
+            matrices[name] = _Matrix(word, num_values, _FLOATS["BF16"], True)
         else:
             bits = 8 * size / num_values
-            matrices.append(_Matrix(_label(formats, bits), num_values, bits, False))
+            matrices[name] = _Matrix(_label(formats, bits), num_values, bits, False)
     method = _method(checkpoint.raw_config)
     return _summary(method, matrices)
 
@@ -176,18 +191,25 @@ def describe_formats(formats: WeightFormats) -> str:
     return f" in {quantize or 'its own format'}{beside}" if any(formats) else ""
 
 
-def _gguf_matrices(path: Path) -> list[_Matrix]:
-    matrices = []
+def _gguf_matrices(path: Path) -> dict[str, _Matrix]:
+    matrices = {}
     for tensor in GGUFFile(path).tensors.values():
         if len(tensor.shape) > 1:
             kind, num_values = tensor.format.name, math.prod(tensor.shape)
             bits = 8 * tensor.num_bytes / num_values
-            matrices.append(_Matrix(kind, num_values, bits, kind in _FLOATS))
+            matrices[tensor.name] = _Matrix(kind, num_values, bits, kind in _FLOATS)
     return matrices
 
 
-def _summary(container: str, matrices: Iterable[_Matrix]) -> StoredWeights:
-    found = list(matrices)
+def _summary(container: str, matrices: Mapping[str, _Matrix]) -> StoredWeights:
+    found = list(matrices.values())
+    heads = (
+        matrix
+        for ending in _HEADS
+        for name, matrix in matrices.items()
+        if f".{name}".endswith(f".{ending}")
+    )
+    head = next(heads, None)
     kinds = Counter(one.kind for one in found)
     sizes = [one.num_values for one in found]
     return StoredWeights(
@@ -197,6 +219,7 @@ def _summary(container: str, matrices: Iterable[_Matrix]) -> StoredWeights:
         is_float=all(one.is_float for one in found),
         fewest_values=min(sizes),
         most_values=max(sizes),
+        float_head_values=head.num_values if head is not None and head.is_float else 0,
     )
 
 
@@ -220,7 +243,11 @@ def _label(formats: tuple[WeightFormat, ...], bits: float) -> str:
 
 
 def _kept(
-    stored: StoredWeights, kernels: Kernels, quantize: Scheme | None, head: Scheme | None
+    stored: StoredWeights,
+    kernels: Kernels,
+    quantize: Scheme | None,
+    head: Scheme | None,
+    head_reads: int = 1,
 ) -> ModelWeights:
     """What the kernels make of weights: a CPU has one format, a GPU holds or makes few bits."""
     where = "this CPU" if kernels.device.type == "cpu" else "this GPU"
@@ -233,9 +260,11 @@ def _kept(
         small = f", small matrices as {dtype}"
     said = stored.describe()
     if not stored.is_float and kernels.holds(stored.most_values):
-        rest = "" if quantize is None else f"; float matrices become {quantize} on load"
+        head_kept, rest = _head(stored, kernels, head, head_reads)
+        if quantize is not None:
+            rest = f"; float matrices become {quantize} on load"
         text = f"{said}, kept so on {where}{small}{rest}"
-        return ModelWeights(stored, AS_STORED, AS_STORED, stored.bits, text)
+        return ModelWeights(stored, AS_STORED, head_kept, stored.bits, text)
     if stored.is_float and kernels.holds(stored.most_values) and quantize is not None:
         beside = "" if head in (None, quantize) else f" (head {head})"
         text = f"{said}, quantised to {quantize} on load{beside}{small}"
@@ -244,6 +273,28 @@ def _kept(
         )
     bits = min(stored.bits, 8.0 if dtype == "int8" else float_bits)
     if stored.is_float and kernels.holds(stored.most_values) and head is not None:
-        text = f"{said}, kept as {dtype} on {where}, its head quantised to {head} on load"
-        return ModelWeights(stored, dtype, head.value, bits, text)
+        _, beside = _head(stored, kernels, head, head_reads)
+        return ModelWeights(
+            stored, dtype, head.value, bits, f"{said}, kept as {dtype} on {where}{beside}"
+        )
     return ModelWeights(stored, dtype, dtype, bits, f"{said}, kept as {dtype} on {where}")
+
+
+def _head(
+    stored: StoredWeights, kernels: Kernels, scheme: Scheme | None, reads: int
+) -> tuple[str, str]:
+    """What a float head becomes by itself, and what few bits save or would save, in words."""
+    num_values = stored.float_head_values
+    if not num_values or not kernels.holds(num_values):
+        return AS_STORED, ""
+    bits = 8 * kernels.dtype.itemsize - scheme_bits(scheme or _HEAD_SCHEME)
+    saved = int(num_values * bits / 8)
+    sizes = f"{_size(saved)} of memory and {_size(reads * saved)} a step"
+    if scheme is not None:
+        return scheme.value, f", its head quantised to {scheme} on load, which saves {sizes}"
+    dtype = str(kernels.dtype).removeprefix("torch.")
+    return dtype, f", its head as {dtype}: --quantize-head {_HEAD_SCHEME} would save {sizes}"
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.3g} MB"

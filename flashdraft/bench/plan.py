@@ -28,7 +28,8 @@ from flashdraft.bench.plan_sizes import (
     weight_bytes,
 )
 from flashdraft.bench.plan_speed import Prediction, predict, predict_best
-from flashdraft.engine.config import KV_DTYPES, EngineConfig
+from flashdraft.engine.cache import shares_keys
+from flashdraft.engine.config import KV_DTYPES, KV_KEYS, EngineConfig
 from flashdraft.engine.memory import DEFAULT_CPU_GB, GPU_SHARE
 from flashdraft.errors import RequestError
 
@@ -98,6 +99,7 @@ def make_plan(
     context: int | None = None,
     concurrency: int = 1,
     kv_dtype: str = EngineConfig.kv_dtype,
+    kv_keys: str = EngineConfig.kv_keys,
 ) -> Plan:
     """Every format on this card, for so many sequences of so many tokens."""
     longest = pair.target.max_position
@@ -111,6 +113,8 @@ def make_plan(
         raise RequestError(f"--concurrency is {concurrency}; it must be 1 to {MAX_CONCURRENCY}.")
     if kv_dtype not in KV_DTYPES:
         raise RequestError(f"--kv-dtype is {kv_dtype!r}; it must be {' or '.join(KV_DTYPES)}.")
+    if kv_keys not in KV_KEYS:
+        raise RequestError(f"--kv-keys is {kv_keys!r}; it must be {' or '.join(KV_KEYS)}.")
     formats = _formats(pair, card)
     if kv_dtype == "fp8":
         if not _reads_fp8(card):
@@ -119,6 +123,9 @@ def make_plan(
                 "capability 8.9 or newer. Leave it out, or name another card."
             )
         formats = [_with_fp8_cache(form) for form in formats]
+    if kv_keys == "rebuilt":
+        _refuse_rebuilt_keys(pair, card)
+        formats = [_with_rebuilt_keys(form) for form in formats]
     fits = tuple(_fit(pair, card, form, context, concurrency) for form in formats)
     return Plan(pair, card, context, concurrency, fits)
 
@@ -140,6 +147,11 @@ def advice(plan: Plan) -> list[str]:
         if form is not None:
             needs = "if the card has compute capability 8.9 or newer"
             found.append(f"--kv-dtype fp8, {needs}: {wanted} fit in {form.name}")
+    if best.form.kv_keys == "stored" and _rebuilds_keys(plan.pair, plan.card):
+        smaller = [_with_rebuilt_keys(fit.form) for fit in plan.fits]
+        form = _first_that_fits(plan, plan.card, smaller)
+        if form is not None:
+            found.append(f"--kv-keys rebuilt: {wanted} fit in {form.name}")
     for card in cards_by_memory():
         form = _first_that_fits(plan, card, _formats(plan.pair, card))
         if form is not None:
@@ -163,6 +175,23 @@ def _reads_fp8(card: Card) -> bool:
 def _with_fp8_cache(form: Format) -> Format:
     flags = (*form.flags, "--kv-dtype", "fp8")
     return replace(form, flags=flags, cache_dtype=torch.float8_e4m3fn)
+
+
+def _rebuilds_keys(pair: Pair, card: Card) -> bool:
+    return not card.is_cpu and shares_keys(pair.target)
+
+
+def _refuse_rebuilt_keys(pair: Pair, card: Card) -> None:
+    if _rebuilds_keys(pair, card):
+        return
+    reason = f"which the kernels of {card.title} cannot do; it takes a GPU"
+    if not shares_keys(pair.target):
+        reason = f"but {pair.model} has no layers that share key and value; Gemma 4's full ones do"
+    raise RequestError(f"--kv-keys is rebuilt, {reason}. Leave it out.")
+
+
+def _with_rebuilt_keys(form: Format) -> Format:
+    return replace(form, flags=(*form.flags, "--kv-keys", "rebuilt"), kv_keys="rebuilt")
 
 
 def _first_that_fits(plan: Plan, card: Card, formats: Sequence[Format]) -> Format | None:
@@ -199,7 +228,9 @@ def _fit(pair: Pair, card: Card, form: Format, context: int, concurrency: int) -
         device, budget = "cpu", int(min(max(0.0, left), DEFAULT_CPU_GB * GB))
 
     def cache(length: int, batch: int) -> CachePlan:
-        config = EngineConfig.for_device(device, max_batch=batch, max_context=length)
+        config = EngineConfig.for_device(
+            device, max_batch=batch, max_context=length, kv_keys=form.kv_keys
+        )
         return plan_cache(pair, form.cache_dtype, budget, config, length)
 
     longest, found = pair.target.max_position, None

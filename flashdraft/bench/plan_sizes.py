@@ -43,6 +43,7 @@ class Format:
     table_bits: float | None = None  # of an embedding table beside the head; None = a float's
     is_cpu: bool = False  # whose kernels quantise small weights too, and keep a table in any case
     cache_dtype: torch.dtype = torch.bfloat16
+    kv_keys: str = EngineConfig.kv_keys
 
     @property
     def float_bits(self) -> float:
@@ -53,7 +54,8 @@ class Format:
     def is_measured(self) -> bool:
         """Whether steps were timed in it; the shares of bandwidth hold for these alone."""
         widths = (self.bits, self.head_bits, self.drafter_bits, self.expert_bits or FLOAT)
-        return min(widths) >= FLOAT and self.cache_dtype is torch.bfloat16
+        is_plain_cache = self.cache_dtype is torch.bfloat16 and self.kv_keys == "stored"
+        return min(widths) >= FLOAT and is_plain_cache
 
 
 BF16 = Format("bf16", FLOAT, FLOAT, FLOAT)
@@ -236,9 +238,9 @@ def drafter_bytes(size: DrafterSize | None, form: Format) -> float:
     return (coded * form.drafter_bits + (total - coded) * form.float_bits) / 8
 
 
-def cache_layers(pair: Pair) -> list[CacheLayer]:
+def cache_layers(pair: Pair, kv_keys: str = EngineConfig.kv_keys) -> list[CacheLayer]:
     """The target's layers, then the drafter's."""
-    layers = [CacheLayer(one.num_kv_heads, one.head_dim, one.window) for one in pair.target.layers]
+    layers = [CacheLayer.of(layer, kv_keys) for layer in pair.target.layers]
     if pair.drafter is not None:
         config = pair.drafter
         layers += [CacheLayer(config.num_kv_heads, config.head_dim, w) for w in config.windows]
@@ -269,7 +271,7 @@ def plan_cache(
     pair: Pair, dtype: torch.dtype, budget: int, config: EngineConfig, context: int
 ) -> CachePlan:
     """The pages of an engine with `config.max_batch` sequences of up to `context` tokens."""
-    layers = cache_layers(pair)
+    layers = cache_layers(pair, config.kv_keys)
     costs, size = bytes_per_token(layers, dtype), config.page_size
     slack = min(config.prefill_chunk, max(config.max_step_tokens, config.max_batch)) + LOOKAHEAD
     lag = 0

@@ -23,6 +23,7 @@ from flashdraft.bench.plan_sizes import (
     count_target,
     drafter_bytes,
 )
+from flashdraft.engine.cache import CacheLayer
 from flashdraft.engine.width import WIDTHS
 from flashdraft.models.config import ExpertsConfig
 
@@ -178,7 +179,8 @@ def _target_parts(
     read = keys = 0.0
     for layer in config.layers:
         seen = min(context, layer.window or context)
-        read += 2 * layer.num_kv_heads * layer.head_dim * seen
+        num_tensors = CacheLayer.of(layer, form.kv_keys).num_tensors
+        read += num_tensors * layer.num_kv_heads * layer.head_dim * seen
         keys += layer.num_heads * layer.head_dim * seen
     item = form.cache_dtype.itemsize
     parts.append(Part("cache", item * read * requests, 4.0 * keys * rows))

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from flashdraft.core import SamplingParams
-from flashdraft.engine.config import KV_DTYPES
+from flashdraft.engine.config import KV_DTYPES, KV_KEYS
 from flashdraft.errors import RequestError
 from flashdraft.kernels.select import DTYPES, QUANTIZE
 from flashdraft.llm import LLM
@@ -22,6 +22,7 @@ from flashdraft.models.sources import default_drafter
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
+KEYS_HELP = "keys that can be made of values (Gemma 4's full layers)"
 LLM_DEFAULTS = {name: p.default for name, p in inspect.signature(LLM).parameters.items()}
 
 
@@ -74,6 +75,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     add("max_context", int, "N", "longest prompt plus answer, in tokens")
     add("cache_gb", float, "GB", "memory for keys and values")
     add("kv_dtype", str, "DTYPE", f"of keys and values, one of {', '.join(KV_DTYPES)}")
+    add("kv_keys", str, "WAY", f"{KEYS_HELP}, one of {', '.join(KV_KEYS)}")
 
 
 def add_quantize_arguments(parser: argparse.ArgumentParser) -> None:
@@ -140,6 +142,7 @@ def load_model(arguments: argparse.Namespace, max_batch: int = 1) -> LLM:
         max_batch=max_batch,
         cache_gb=arguments.cache_gb,
         kv_dtype=arguments.kv_dtype,
+        kv_keys=arguments.kv_keys,
     )
 
 

@@ -53,6 +53,7 @@ _SERVERS_OWN = (
     "max_context",
     "cache_gb",
     "kv_dtype",
+    "kv_keys",
 )
 
 

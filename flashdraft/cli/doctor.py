@@ -18,11 +18,16 @@ from flashdraft.bench.doctor_report import (
     Report,
     Settings,
 )
-from flashdraft.cli.arguments import Commands, add_json_argument, add_quantize_arguments
+from flashdraft.cli.arguments import (
+    KEYS_HELP,
+    Commands,
+    add_json_argument,
+    add_quantize_arguments,
+)
 from flashdraft.cli.display import Screen
 from flashdraft.cli.files import STDOUT, check_writable, write_json
 from flashdraft.core import SamplingParams
-from flashdraft.engine.config import KV_DTYPES
+from flashdraft.engine.config import KV_DTYPES, KV_KEYS
 from flashdraft.errors import RequestError
 from flashdraft.kernels.select import DTYPES
 from flashdraft.models.sources import DEFAULT_MODEL
@@ -72,6 +77,12 @@ def add_command(commands: Commands) -> None:
         default=Settings.kv_dtype,
         metavar="DTYPE",
         help=f"of keys and values, one of {', '.join(KV_DTYPES)}" + shown,
+    )
+    parser.add_argument(
+        "--kv-keys",
+        default=Settings.kv_keys,
+        metavar="WAY",
+        help=f"{KEYS_HELP}, one of {', '.join(KV_KEYS)}" + shown,
     )
     parser.add_argument(
         "--thinking", action="store_true", help="ask with thinking, as you mean to use the model"
@@ -162,6 +173,7 @@ def _settings(arguments: argparse.Namespace) -> Settings:
         arguments.quantize,
         arguments.quantize_head,
         arguments.kv_dtype,
+        arguments.kv_keys,
     )
 
 

@@ -166,7 +166,7 @@ def _check_values(arguments: argparse.Namespace) -> None:
     """Refuse what the engine would refuse, before its process begins to load."""
     given = {
         name: getattr(arguments, name)
-        for name in ("max_batch", "max_context", "cache_gb", "kv_dtype")
+        for name in ("max_batch", "max_context", "cache_gb", "kv_dtype", "kv_keys")
     }
     if isinstance(arguments.verify, int):
         given["verify"] = arguments.verify
@@ -205,6 +205,7 @@ def _llm_arguments(arguments: argparse.Namespace, model: str) -> dict[str, Any]:
         "max_batch",
         "cache_gb",
         "kv_dtype",
+        "kv_keys",
     )
     draft = None if arguments.draft == "none" else arguments.draft
     return {"model": model, "draft": draft, **{name: getattr(arguments, name) for name in names}}

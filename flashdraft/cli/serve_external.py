@@ -135,6 +135,7 @@ def _refuse_native_flags(arguments: argparse.Namespace) -> None:
         ("quantize", None),
         ("quantize_head", None),
         ("kv_dtype", EngineConfig.kv_dtype),
+        ("kv_keys", EngineConfig.kv_keys),
     ):
         if getattr(arguments, name) != default:
             raise RequestError(

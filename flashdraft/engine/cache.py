@@ -12,12 +12,12 @@ off and what is below 2^-10 is lost. Every row is attended through what was stor
 own rows too, so drafted and plain text are equal as ever: both are that of the target with this
 cache, which is not that of the target with another.
 
-Not done: on Gemma 4's full layers a key is RoPE(k_norm's weight * value), so the value alone would
-do, and these layers' bytes halve again. The layout is the smaller part (a CacheLayer with one
-tensor, and a `value` that a LayerCache may share). But every attention kernel would have to fold
-the weight into its queries, and to rotate values of all earlier positions as it reads them, or to
-be given the 128 rotated dimensions of 512 as a third tensor. In fp8 it would also round the key
-before the rotation, and so differently from a cache that holds both.
+With kv_keys "rebuilt" the layers of a target that share one projection for key and value (Gemma 4's
+full layers) keep the value alone: half the bytes there. Attention makes the keys as it reads, as
+RoPE(k_norm's weight * value). In float32 on a CPU they are the very keys that would have been
+stored; in bfloat16 the value was rounded once before, and in fp8 the key is made of the rounded
+value and not itself rounded to 8 bits. Again drafted and plain text are equal, and are that of the
+target with this cache. The drafter's layers share nothing and keep both.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from flashdraft.engine.pages import PageBook, Pool
 from flashdraft.engine.sequence import Sequence as RunningSequence
 from flashdraft.errors import CapacityError, RequestError
 from flashdraft.kernels.interface import Kernels, PageView
+from flashdraft.models.config import LayerConfig, ModelConfig
 from flashdraft.models.layers import LayerCache
 
 LEAST_FP8_CAPABILITY = (8, 9)  # Ada: older cards have no instruction between fp8 and floats
@@ -48,6 +49,17 @@ class CacheLayer:
     num_kv_heads: int
     head_dim: int
     window: int | None
+    has_keys: bool = True  # False: they are made of the values
+
+    @classmethod
+    def of(cls, layer: LayerConfig, kv_keys: str) -> CacheLayer:
+        """A target's layer, with its keys stored or, where they can be, rebuilt."""
+        is_rebuilt = layer.share_kv and kv_keys == "rebuilt"
+        return cls(layer.num_kv_heads, layer.head_dim, layer.window, not is_rebuilt)
+
+    @property
+    def num_tensors(self) -> int:
+        return 2 if self.has_keys else 1
 
 
 @dataclass(frozen=True)
@@ -103,14 +115,15 @@ class KVCache:
         self.windows = list(pages)  # one pool each, in this order
         self._pool_of = [self.windows.index(layer.window) for layer in layers]
         self._device = kernels.device
-        self._storage: list[tuple[Tensor, Tensor]] = []
+        self._storage: list[tuple[Tensor | None, Tensor]] = []  # keys and values
         try:
             for layer in layers:
                 # one more: the page that rows of nobody are written to
-                shape = (pages[layer.window] + 1, page_size, layer.num_kv_heads, layer.head_dim)
+                heads = (pages[layer.window] + 1, page_size, layer.num_kv_heads, layer.head_dim)
+                shape = (layer.num_tensors, *heads)
                 # zeros, not empty: a masked key must never be NaN
-                one = torch.zeros(2, *shape, device=kernels.device, dtype=dtype or kernels.dtype)
-                self._storage.append((one[0], one[1]))
+                one = torch.zeros(shape, device=kernels.device, dtype=dtype or kernels.dtype)
+                self._storage.append((one[0] if layer.has_keys else None, one[-1]))
         except (RuntimeError, MemoryError) as error:
             raise CapacityError(
                 f"The key/value cache does not fit in memory ({error}); "
@@ -220,11 +233,35 @@ def why_no_fp8(kernels: Kernels) -> str | None:
     return None
 
 
+def check_keys(kernels: Kernels, kv_keys: str, target: ModelConfig | None = None) -> None:
+    """Refuse to rebuild keys where the kernels cannot, or the target, once known, shares none."""
+    if kv_keys == "stored":
+        return
+    missing = None
+    if kernels.name.startswith("cpu-"):
+        missing = (
+            f"flashdraft's native CPU kernels ({kernels.name}) read stored keys only; use a GPU, "
+            "or dtype='bfloat16', which is plain torch on a CPU and slow; or"
+        )
+    elif target is not None and not shares_keys(target):
+        missing = (
+            f"{target.architecture} has a projection of its own for values, of which no key can "
+            "be made (Gemma 4's full layers share one);"
+        )
+    if missing is not None:
+        raise RequestError(f"kv_keys is 'rebuilt', but {missing} use kv_keys='stored'.")
+
+
+def shares_keys(target: ModelConfig) -> bool:
+    """Whether a target has layers whose keys can be made of their values."""
+    return any(layer.share_kv for layer in target.layers)
+
+
 def bytes_per_token(layers: Sequence[CacheLayer], dtype: torch.dtype) -> dict[int | None, int]:
     """Bytes one token takes in each pool, by window."""
     totals: dict[int | None, int] = {}
     for layer in layers:
-        size = 2 * layer.num_kv_heads * layer.head_dim * dtype.itemsize
+        size = layer.num_tensors * layer.num_kv_heads * layer.head_dim * dtype.itemsize
         totals[layer.window] = totals.get(layer.window, 0) + size
     return totals
 

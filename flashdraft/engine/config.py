@@ -10,6 +10,7 @@ from flashdraft.errors import RequestError
 
 MAX_VERIFY = 15  # draft tokens per request and step
 KV_DTYPES = ("auto", "fp8")
+KV_KEYS = ("stored", "rebuilt")
 _GPU_SIZES = {"max_batch": 32, "max_step_tokens": 4096, "prefill_chunk": 2048}
 
 
@@ -21,6 +22,7 @@ class EngineConfig:
     max_context: int | None = None  # tokens; None = what the model and the cache allow
     cache_gb: float | None = None  # of keys and values; None = 1 GB on a CPU, most of a GPU's rest
     kv_dtype: str = "auto"  # of keys and values: the kernels' own, or 8-bit floats
+    kv_keys: str = "stored"  # or made of the values as they are read, where a layer shares the two
     page_size: int = 16
     max_step_tokens: int = 512
     prefill_chunk: int = 256  # of one prompt in a step
@@ -51,9 +53,11 @@ class EngineConfig:
         size = self.cache_gb
         if size is not None and (type(size) not in (int, float) or not 0 < size < math.inf):
             raise RequestError(f"cache_gb is {size!r}; it must be None or a number above 0.")
-        if self.kv_dtype not in KV_DTYPES:
-            known = " or ".join(map(repr, KV_DTYPES))
-            raise RequestError(f"kv_dtype is {self.kv_dtype!r}; it must be {known}.")
+        for name, known in (("kv_dtype", KV_DTYPES), ("kv_keys", KV_KEYS)):
+            value = getattr(self, name)
+            if value not in known:
+                choices = " or ".join(map(repr, known))
+                raise RequestError(f"{name} is {value!r}; it must be {choices}.")
 
     def _require(self, name: str, low: int, high: float, limit: str) -> None:
         value = getattr(self, name)

@@ -13,7 +13,9 @@ from flashdraft.engine.cache import (
     CacheLayer,
     KVCache,
     bytes_per_token,
+    check_keys,
     plan_pages,
+    shares_keys,
     stored_dtype,
     why_no_fp8,
     window_pages,
@@ -89,12 +91,11 @@ def _float_bytes(shape: Sequence[int], kernels: Kernels, scheme: Scheme | None) 
     return math.prod(shape) * kernels.dtype.itemsize
 
 
-def cache_layers(target: Target, drafter: PackedDrafter | None) -> list[CacheLayer]:
+def cache_layers(
+    target: Target, drafter: PackedDrafter | None, kv_keys: str = EngineConfig.kv_keys
+) -> list[CacheLayer]:
     """The target's layers, then the drafter's."""
-    layers = [
-        CacheLayer(layer.num_kv_heads, layer.head_dim, layer.window)
-        for layer in target.config.layers
-    ]
+    layers = [CacheLayer.of(layer, kv_keys) for layer in target.config.layers]
     if drafter is not None:
         config = drafter.config
         layers += [
@@ -107,8 +108,9 @@ def build_cache(
     target: Target, drafter: PackedDrafter | None, config: EngineConfig
 ) -> tuple[KVCache, int]:
     """The cache within its budget, and the longest sequence it can hold."""
-    kernels, layers = target.kernels, cache_layers(target, drafter)
+    kernels, layers = target.kernels, cache_layers(target, drafter, config.kv_keys)
     dtype = stored_dtype(kernels, config.kv_dtype)
+    check_keys(kernels, config.kv_keys, target.config)
     budget = _budget(kernels.device, config)
     max_position = target.config.max_position
     longest = min(max_position, config.max_context or max_position)
@@ -127,15 +129,26 @@ def build_cache(
             cure = f"the model knows {max_position} positions"
         else:
             cure = f"the cache of {budget / GB:.3f} GB holds no more; raise cache_gb"
-            is_whole = kernels.device.type == "cuda" and dtype == kernels.dtype
-            if is_whole and why_no_fp8(kernels) is None:
-                cure += ", or store keys and values in 8 bits with kv_dtype='fp8'"
+            cure += _smaller_cache(target, dtype, config.kv_keys)
         raise CapacityError(f"max_context is {wanted}; at most {fits} is possible: {cure}.")
     costs = bytes_per_token(layers, dtype)
     size = sum(pages[window] * config.page_size * costs[window] for window in pages)
     name = str(dtype).removeprefix("torch.")
+    name += ", keys rebuilt" if config.kv_keys == "rebuilt" else ""
     log.info("cache: %.3f GB of %s, sequences up to %d tokens", size / GB, name, wanted or fits)
     return KVCache(layers, pages, config.page_size, kernels, dtype), wanted or fits
+
+
+def _smaller_cache(target: Target, dtype: torch.dtype, kv_keys: str) -> str:
+    """What a GPU could still do for a longer context, in words to append."""
+    kernels, cures = target.kernels, ""
+    if kernels.device.type != "cuda":
+        return cures
+    if dtype == kernels.dtype and why_no_fp8(kernels) is None:
+        cures += ", or store keys and values in 8 bits with kv_dtype='fp8'"
+    if kv_keys == "stored" and shares_keys(target.config):
+        cures += ", or store no keys that can be made of values with kv_keys='rebuilt'"
+    return cures
 
 
 def plan_pools(

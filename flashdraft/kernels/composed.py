@@ -59,8 +59,11 @@ class ComposedKernels(Kernels):
         stream = x + delta if scalar is None else (x + delta) * scalar
         return stream, [self.rms_norm(stream, w, eps) for w in outputs]
 
+    def gated_linear(self, x: Tensor, weight: Any, activation: Activation) -> Tensor:
+        return self.gated(self.linear(x, weight), activation)
+
     def both(
-        self, first: Callable[[], Tensor], second: Callable[[], Tensor]
+        self, num_rows: int, first: Callable[[], Tensor], second: Callable[[], Tensor]
     ) -> tuple[Tensor, Tensor]:
         return first(), second()
 
@@ -94,6 +97,11 @@ class ComposedKernels(Kernels):
             total = total + weights[:, place]
         return chosen, weights / total.unsqueeze(-1) * scale[chosen]
 
+    def route(
+        self, x: Tensor, router: Any, num_chosen: int, scale: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        return self.choose_experts(self.linear(x, router), num_chosen, scale)
+
     def experts(
         self,
         x: Tensor,
@@ -106,7 +114,7 @@ class ComposedKernels(Kernels):
         outputs = torch.zeros(*chosen.shape, x.shape[1], device=x.device, dtype=torch.float32)
         for expert in sorted(set(chosen.flatten().tolist())):
             rows, places = (chosen == expert).nonzero(as_tuple=True)
-            hidden = self.gated(self.linear(x[rows], gate_up[expert]), activation)
+            hidden = self.gated_linear(x[rows], gate_up[expert], activation)
             outputs[rows, places] = self.linear(hidden, down[expert]).float()
         outputs *= weights.float().unsqueeze(-1)
         total = outputs[:, 0]

@@ -20,7 +20,14 @@ from torch import Tensor
 
 from flashdraft.kernels.composed import ComposedKernels
 from flashdraft.kernels.cpu_weights import FloatWeight, Int8Weight, native
-from flashdraft.kernels.interface import Activation, BlockMask, PageView, QKVSpec, RopeTable
+from flashdraft.kernels.interface import (
+    Activation,
+    BlockMask,
+    KeyRebuild,
+    PageView,
+    QKVSpec,
+    RopeTable,
+)
 from flashdraft.kernels.quantized import Matrix, join_floats
 
 
@@ -104,11 +111,12 @@ class CpuKernels(ComposedKernels):
         spec: QKVSpec,
         rope: RopeTable,
         positions: Tensor,
-        key_cache: Tensor,
+        key_cache: Tensor | None,
         value_cache: Tensor,
         slots: Tensor,
     ) -> Tensor:
         rows, width = qkv.shape
+        assert key_cache is not None, "the engine refuses to rebuild keys on these kernels"
         layer = self._facts.about(spec, _read_spec)
         table = self._facts.about(rope, _read_rope)
         cache_size = key_cache.numel()
@@ -136,15 +144,17 @@ class CpuKernels(ComposedKernels):
     def attention(
         self,
         query: Tensor,
-        key_cache: Tensor,
+        key_cache: Tensor | None,
         value_cache: Tensor,
         view: PageView,
         *,
         scale: float,
         window: int | None,
         mask: BlockMask,
+        rebuild: KeyRebuild | None = None,
     ) -> Tensor:
         rows, heads, dim = query.shape
+        assert key_cache is not None, "the engine refuses to rebuild keys on these kernels"
         pages, page_size, kv_heads, cache_dim = key_cache.shape
         batch = self._facts.about(view, _read_view)
         if cache_dim != dim or not heads or heads % kv_heads or page_size != view.page_size:

@@ -70,6 +70,19 @@ class RopeTable:
 
 
 @dataclass(frozen=True)
+class KeyRebuild:
+    """How keys that nobody stored are made of the values: RoPE(weight * value).
+
+    That is the key of a layer with `QKVSpec.share_kv`, a key norm and a value norm. The key of
+    index j stands at position j.
+    """
+
+    weight: Tensor  # [head_dim], of the key norm
+    rope: RopeTable
+    num_rotated: int  # pairs of a head that rotate, the first ones; the angles of others are 0
+
+
+@dataclass(frozen=True)
 class QKVSpec:
     """How one attention layer splits and prepares its fused projection.
 
@@ -182,46 +195,51 @@ class Kernels(Protocol):
         """activation(gate) * up for rows [gate | up]: [num_rows, features // 2]."""
         ...
 
+    def gated_linear(self, x: Tensor, weight: Any, activation: Activation) -> Tensor:
+        """`gated` of `linear(x, weight)`."""
+        ...
+
     def prepare_qkv(
         self,
         qkv: Tensor,
         spec: QKVSpec,
         rope: RopeTable,
         positions: Tensor,
-        key_cache: Tensor,
+        key_cache: Tensor | None,
         value_cache: Tensor,
         slots: Tensor,
     ) -> Tensor:
         """Split, norm and rotate; write keys and values to their slots; return q.
 
-        positions [num_rows] int64. The caches are [num_pages, page_size, kv_heads, head_dim].
-        Returns [num_rows, num_heads, head_dim].
+        positions [num_rows] int64. The caches are [num_pages, page_size, kv_heads, head_dim]; where
+        there is none for keys, values alone are written. Returns [num_rows, num_heads, head_dim].
         """
         ...
 
     def attention(
         self,
         query: Tensor,
-        key_cache: Tensor,
+        key_cache: Tensor | None,
         value_cache: Tensor,
         view: PageView,
         *,
         scale: float,
         window: int | None,
         mask: BlockMask,
+        rebuild: KeyRebuild | None = None,
     ) -> Tensor:
         """Attention of every row over its sequence's pages: [num_rows, num_heads * head_dim].
 
         Queries are grouped: query head h reads key head h // (heads / kv_heads). With a window, a
         row at index p (its own key's index) sees key j only if p - j < window, and, where the mask
-        is not causal, j - p < window.
+        is not causal, j - p < window. `rebuild` is given exactly where there is no key_cache.
         """
         ...
 
     def both(
-        self, first: Callable[[], Tensor], second: Callable[[], Tensor]
+        self, num_rows: int, first: Callable[[], Tensor], second: Callable[[], Tensor]
     ) -> tuple[Tensor, Tensor]:
-        """Two results that do not need each other, side by side where that is faster."""
+        """Two results over so many rows that do not need each other; side by side if faster."""
         ...
 
     def softmax(self, x: Tensor) -> Tensor:
@@ -253,6 +271,12 @@ class Kernels(Protocol):
 
         softmax over all, the k largest, divided by their sum, times `scale` [num_experts] float32.
         """
+        ...
+
+    def route(
+        self, x: Tensor, router: Any, num_chosen: int, scale: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """`choose_experts` from `linear(x, router)`."""
         ...
 
     def experts(

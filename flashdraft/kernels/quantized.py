@@ -20,9 +20,9 @@ from flashdraft.errors import CheckpointError, RequestError
 
 GROUPS = (128, 64, 32, 16)  # values that may share a scale, if not a whole row
 SUPER_GROUP = 256  # values under one scale of scales
+LARGEST_FP8 = 448.0  # of float8_e4m3fn
 _INTEGER_GROUP = 32  # unless another is asked for
 _INT4_ZERO = 8
-_LARGEST_FP8 = 448.0  # of float8_e4m3fn
 _LARGEST_SCALE = 65504.0  # of float16
 _PIECE = 1 << 22  # values worked on at a time: what is in between takes several floats for each
 # Where the largest value of a group may come to lie on the grid -8 .. 7. Fewer bits for it leave
@@ -292,7 +292,7 @@ def _code_int8(groups: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _code_fp8(groups: Tensor) -> tuple[Tensor, Tensor]:
-    scale = groups.abs().amax(-1) / _LARGEST_FP8
+    scale = groups.abs().amax(-1) / LARGEST_FP8
     scale = torch.where(scale == 0, 1.0, scale)
-    codes = (groups / scale.unsqueeze(-1)).clamp_(-_LARGEST_FP8, _LARGEST_FP8)
+    codes = (groups / scale.unsqueeze(-1)).clamp_(-LARGEST_FP8, LARGEST_FP8)
     return codes.to(torch.float8_e4m3fn), scale

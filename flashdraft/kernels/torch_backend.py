@@ -14,11 +14,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from flashdraft.kernels.composed import ComposedKernels
-from flashdraft.kernels.interface import Activation, BlockMask, PageView, QKVSpec, RopeTable
-from flashdraft.kernels.quantized import Matrix, join_floats
+from flashdraft.kernels.interface import (
+    Activation,
+    BlockMask,
+    KeyRebuild,
+    PageView,
+    QKVSpec,
+    RopeTable,
+)
+from flashdraft.kernels.quantized import LARGEST_FP8, Matrix, join_floats
 
 FP8 = torch.float8_e4m3fn  # of a cache in 8 bits
-FP8_MAX = torch.finfo(FP8).max  # 448
 
 
 class TorchKernels(ComposedKernels):
@@ -75,7 +81,7 @@ class TorchKernels(ComposedKernels):
         spec: QKVSpec,
         rope: RopeTable,
         positions: Tensor,
-        key_cache: Tensor,
+        key_cache: Tensor | None,
         value_cache: Tensor,
         slots: Tensor,
     ) -> Tensor:
@@ -85,25 +91,27 @@ class TorchKernels(ComposedKernels):
         value = key if spec.share_kv else heads[:, spec.num_heads + spec.num_kv_heads :]
         if spec.q_norm is not None and spec.num_heads:
             query = self.rms_norm(query, spec.q_norm, spec.eps)
-        if spec.k_norm is not None:
-            key = self.rms_norm(key, spec.k_norm, spec.eps)
         if spec.v_norm:
             value = self.rms_norm(value, None, spec.eps)
-        cos, sin = rope.cos[positions].unsqueeze(1), rope.sin[positions].unsqueeze(1)
-        _write_slots(key_cache, slots, _rotate(key, cos, sin))
         _write_slots(value_cache, slots, value)
+        cos, sin = rope.cos[positions].unsqueeze(1), rope.sin[positions].unsqueeze(1)
+        if key_cache is not None:
+            if spec.k_norm is not None:
+                key = self.rms_norm(key, spec.k_norm, spec.eps)
+            _write_slots(key_cache, slots, _rotate(key, cos, sin))
         return _rotate(query, cos, sin)
 
     def attention(
         self,
         query: Tensor,
-        key_cache: Tensor,
+        key_cache: Tensor | None,
         value_cache: Tensor,
         view: PageView,
         *,
         scale: float,
         window: int | None,
         mask: BlockMask,
+        rebuild: KeyRebuild | None = None,
     ) -> Tensor:
         starts, contexts = view.query_start.tolist(), view.context_lens.tolist()
         outputs = []
@@ -112,8 +120,12 @@ class TorchKernels(ComposedKernels):
             if rows.shape[0] == 0:
                 continue
             num_keys = context + rows.shape[0]
-            keys = _read_pages(key_cache, view, s, num_keys)
             values = _read_pages(value_cache, view, s, num_keys)
+            if rebuild is None:
+                assert key_cache is not None, "neither keys nor how to make them"
+                keys = _read_pages(key_cache, view, s, num_keys)
+            else:
+                keys = _rebuild_keys(values, rebuild, query.dtype)
             visible = _visible(rows.shape[0], context, window, mask, s, query.device)
             if self._row_by_row:
                 for i in range(rows.shape[0]):
@@ -142,7 +154,7 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def _write_slots(cache: Tensor, slots: Tensor, rows: Tensor) -> None:
     """Store rows in the cache's dtype; 8 bits hold the largest value they can for a larger one."""
     if cache.dtype == FP8:  # what a plain cast makes of the others depends on torch's version
-        rows = rows.clamp(-FP8_MAX, FP8_MAX)
+        rows = rows.clamp(-LARGEST_FP8, LARGEST_FP8)
     cache.view(-1, *cache.shape[2:])[slots] = rows.to(cache.dtype)
 
 
@@ -159,6 +171,13 @@ def _read_pages(cache: Tensor, view: PageView, s: int, num_keys: int) -> Tensor:
         if torch.equal(pages, torch.arange(first, first + num_pages)):
             return tokens[first * view.page_size : first * view.page_size + num_keys].float()
     return cache[pages].view(-1, *cache.shape[2:])[:num_keys].float()
+
+
+def _rebuild_keys(values: Tensor, rebuild: KeyRebuild, dtype: torch.dtype) -> Tensor:
+    """The keys of values 0, 1, ... in float32, rounded to the dtype where `prepare_qkv` rounds."""
+    cos, sin = (table[: len(values)].unsqueeze(1) for table in (rebuild.rope.cos, rebuild.rope.sin))
+    normed = (values * rebuild.weight.float()).to(dtype)
+    return _rotate(normed, cos, sin).float()
 
 
 def _visible(

@@ -11,6 +11,10 @@ long contexts are split over several programs and merged in order by a second ke
 plan divides each tile's keys evenly over the splits, on the device: one captured launch is fast at
 300 keys and at 130,000. Other plans cut at absolute multiples of `split_keys`. An fp8 cache is read
 in 8 bits and multiplied in the queries' dtype, which holds its values exactly.
+
+Keys that nobody stored (`KeyRebuild`) cost one tile of values instead of two: the norm's weight is
+folded into the queries, which then multiply the values themselves, and only the pairs that rotate
+(64 of Gemma 4's 256) are read once more, turned by their position and multiplied apart.
 There are no atomics. What follows for the exactness contract (interface.py):
 - The same call always gives the same bits.
 - Under one and the same plan that is not `spread`, a row's result depends on its own query and on
@@ -29,14 +33,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from flashdraft.kernels.interface import BlockMask, PageView
+from flashdraft.kernels.interface import BlockMask, KeyRebuild, PageView
 from flashdraft.kernels.triton_launch import overlap, wait
 from flashdraft.kernels.triton_plan import MAX_SPLITS, AttentionPlan, padded_head_dim
 
 
 def paged_attention(
     query: Tensor,
-    key_cache: Tensor,
+    key_cache: Tensor | None,
     value_cache: Tensor,
     view: PageView,
     plan: AttentionPlan,
@@ -44,14 +48,21 @@ def paged_attention(
     scale: float,
     window: int | None,
     mask: BlockMask,
+    rebuild: KeyRebuild | None = None,
 ) -> Tensor:
     """`Kernels.attention` under a given plan. A row that sees no key gives zeros."""
     num_rows, num_heads, head_dim = query.shape
-    num_kv_heads, num_seqs = key_cache.shape[2], view.context_lens.shape[0]
+    num_kv_heads, num_seqs = value_cache.shape[2], view.context_lens.shape[0]
     output = torch.empty(num_rows, num_heads * head_dim, device=query.device, dtype=query.dtype)
     if num_rows == 0 or num_seqs == 0:
         return output
-    assert key_cache.stride() == value_cache.stride() and key_cache.stride(3) == 1
+    assert value_cache.stride(3) == 1 and (key_cache is None) == (rebuild is not None)
+    assert key_cache is None or key_cache.stride() == value_cache.stride()
+    weight, cos, sin, num_rotated = None, None, None, 0
+    if rebuild is not None:
+        weight, cos, sin = rebuild.weight, rebuild.rope.cos, rebuild.rope.sin
+        num_rotated = rebuild.num_rotated
+        assert cos.is_contiguous() and sin.is_contiguous()
     assert plan.split_keys % plan.block_n == 0
     target, state = output, None
     if plan.num_splits > 1:
@@ -64,6 +75,9 @@ def paged_attention(
         query.contiguous(),
         key_cache,
         value_cache,
+        weight,
+        cos,
+        sin,
         target,
         state,
         view.query_start,
@@ -75,20 +89,22 @@ def paged_attention(
         plan.split_keys,
         num_seqs,
         num_rows,
-        *key_cache.stride()[:3],
+        *value_cache.stride()[:3],
         view.block_table.stride(0),
         *((0, 0) if explicit is None else explicit.stride()[:2]),
         GROUP=group,
         NUM_KV_HEADS=num_kv_heads,
         HEAD_DIM=head_dim,
         BLOCK_D=block_d,
+        ROTATED=num_rotated,
+        BLOCK_R=padded_head_dim(num_rotated),
         PAGE_SIZE=view.page_size,
         BLOCK_M=plan.block_m,
         BLOCK_N=plan.block_n,
         CAUSAL=mask.causal and explicit is None,
         WINDOWED=window is not None,
         SPREAD=plan.spread,
-        **overlap(query),
+        **overlap(query, is_between=True),
         num_warps=plan.num_warps,
         num_stages=plan.num_stages,
     )
@@ -101,7 +117,7 @@ def paged_attention(
             head_dim,
             block_d,
             max(MAX_SPLITS, triton.next_power_of_2(plan.num_splits)),
-            **overlap(query),
+            **overlap(query, is_between=True),
             num_warps=2,
         )
     return output
@@ -205,6 +221,41 @@ def _weigh(scores: tl.tensor, best: tl.tensor) -> tuple[tl.tensor, tl.tensor, tl
     return new_best, tl.exp2(scores - reference[:, None]), tl.exp2(best - reference)
 
 
+@triton.jit
+def _load_pairs(
+    heads: tl.tensor, turned: tl.tensor, mask: tl.tensor, HALF: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor]:
+    """The left and the right of the pairs that rotate, in heads that begin at these places."""
+    left = tl.load(heads + turned, mask=mask, other=0.0)
+    return left, tl.load(heads + HALF + turned, mask=mask, other=0.0)
+
+
+@triton.jit
+def _fold_weight(
+    q: tl.tensor, weight: tl.tensor, dims: tl.tensor, HEAD_DIM: tl.constexpr, ROTATED: tl.constexpr
+) -> tl.tensor:
+    """Queries to be multiplied with values, in the dimensions where a key is weight * value."""
+    still = (dims < HEAD_DIM) & (dims % (HEAD_DIM // 2) >= ROTATED)
+    weights = tl.load(weight + dims, mask=still, other=0.0).to(tl.float32)
+    return (q.to(tl.float32) * weights[None, :]).to(q.dtype)
+
+
+@triton.jit
+def _rotate_values(
+    left: tl.tensor,
+    right: tl.tensor,
+    weight_left: tl.tensor,
+    weight_right: tl.tensor,
+    cosine: tl.tensor,
+    sine: tl.tensor,
+    dtype: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor]:
+    """The left and the right of keys, from those of their values."""
+    left = left.to(tl.float32) * weight_left
+    right = right.to(tl.float32) * weight_right
+    return (left * cosine - right * sine).to(dtype), (right * cosine + left * sine).to(dtype)
+
+
 @triton.jit(
     do_not_specialize=[
         "window",
@@ -219,8 +270,11 @@ def _weigh(scores: tl.tensor, best: tl.tensor) -> tuple[tl.tensor, tl.tensor, tl
 )
 def _attend(
     query: tl.tensor,
-    key_cache: tl.tensor,
+    key_cache: tl.tensor,  # None where keys are made of values
     value_cache: tl.tensor,
+    weight: tl.tensor,  # this and the angles: None where keys are stored
+    cos: tl.tensor,
+    sin: tl.tensor,
     output: tl.tensor,
     state: tl.tensor,  # None where the keys are not split
     query_start: tl.tensor,
@@ -242,6 +296,8 @@ def _attend(
     NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    ROTATED: tl.constexpr,
+    BLOCK_R: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -275,6 +331,14 @@ def _attend(
     place = ((first_row + row) * (GROUP * NUM_KV_HEADS) + head).to(tl.int64)
     real = (row < tl.where(begin < high, num_rows, 0))[:, None] & (dims < HEAD_DIM)[None, :]
     q = tl.load(query + place[:, None] * HEAD_DIM + dims[None, :], mask=real, other=0.0)
+    if key_cache is None:
+        HALF: tl.constexpr = HEAD_DIM // 2
+        turned = tl.arange(0, BLOCK_R)[None, :]
+        rotated = turned < ROTATED
+        heads = query + place[:, None] * HEAD_DIM
+        q_left, q_right = _load_pairs(heads, turned, (row < num_rows)[:, None] & rotated, HALF)
+        weight_left, weight_right = _load_pairs(weight, turned, rotated, HALF)
+        q = _fold_weight(q, weight, dims, HEAD_DIM, ROTATED)
 
     best = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
@@ -285,17 +349,34 @@ def _attend(
         readable = (key >= low) & (key < high)
         page = tl.load(block_table + s * table_stride + key // PAGE_SIZE, mask=readable, other=0)
         slot = page.to(tl.int64) * page_stride + key % PAGE_SIZE * slot_stride
-        slot = (slot + kv_head * head_stride)[:, None] + dims[None, :]
+        head_slot = (slot + kv_head * head_stride)[:, None]
+        slot = head_slot + dims[None, :]
         full = readable[:, None] & (dims < HEAD_DIM)[None, :]
-        k = tl.load(key_cache + slot, mask=full, other=0.0).to(q.dtype)
-        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+        if key_cache is None:
+            v = tl.load(value_cache + slot, mask=full, other=0.0).to(q.dtype)
+            scores = tl.dot(q, tl.trans(v), input_precision="ieee")
+            few = readable[:, None] & rotated
+            left, right = _load_pairs(value_cache + head_slot, turned, few, HALF)
+            angle = key[:, None] * HALF + turned
+            cosine = tl.load(cos + angle, mask=few, other=0.0)
+            sine = tl.load(sin + angle, mask=few, other=0.0)
+            k_left, k_right = _rotate_values(
+                left, right, weight_left, weight_right, cosine, sine, q.dtype
+            )
+            scores = tl.dot(q_left, tl.trans(k_left), scores, input_precision="ieee")
+            scores = tl.dot(q_right, tl.trans(k_right), scores, input_precision="ieee")
+            scores *= scale
+        else:
+            k = tl.load(key_cache + slot, mask=full, other=0.0).to(q.dtype)
+            scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
         distance = (context + row)[:, None] - key[None, :]  # [BLOCK_M, BLOCK_N]
         seen = readable[None, :] & _reach(distance, window, CAUSAL, WINDOWED)
         if explicit is not None:
             seen = seen & _allow(explicit, explicit_row_stride, row, key - context, num_rows)
         best, powers, decay = _weigh(tl.where(seen, scores, float("-inf")), best)
         total = total * decay + tl.sum(powers, 1)
-        v = tl.load(value_cache + slot, mask=full, other=0.0).to(q.dtype)
+        if key_cache is not None:
+            v = tl.load(value_cache + slot, mask=full, other=0.0).to(q.dtype)
         mixed = tl.dot(powers.to(v.dtype), v, mixed * decay[:, None], input_precision="ieee")
 
     if state is None:

@@ -10,7 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flashdraft.kernels.interface import Activation, Best, BlockMask, PageView, QKVSpec, RopeTable
+from flashdraft.kernels.interface import (
+    Activation,
+    Best,
+    BlockMask,
+    KeyRebuild,
+    PageView,
+    QKVSpec,
+    RopeTable,
+)
 from flashdraft.kernels.quantized import Matrix, Quantized, Scheme, join_floats
 from flashdraft.kernels.torch_backend import TorchKernels
 from flashdraft.kernels.triton_attention import paged_attention
@@ -29,8 +37,9 @@ from flashdraft.kernels.triton_plan import (
     plan_exact_linear,
     plan_linear,
 )
-from flashdraft.kernels.triton_quantized import MAX_ROWS
+from flashdraft.kernels.triton_quantized import dequantize
 from flashdraft.kernels.triton_quantized_backend import (
+    FEW_EXPERT_ROWS,
     is_held,
     look_up,
     mix,
@@ -38,14 +47,15 @@ from flashdraft.kernels.triton_quantized_backend import (
     pack_rows,
     pack_stack,
 )
-from flashdraft.kernels.triton_quantized_experts import dequantize_experts
 from flashdraft.kernels.triton_quantized_layout import PackedWeight
 from flashdraft.kernels.triton_residual import residual_norm_rows
-from flashdraft.kernels.triton_routing import choose_rows
+from flashdraft.kernels.triton_routing import choose_rows, route_rows
 from flashdraft.kernels.triton_rows import add_norm_rows, gate_rows, norm_rows, prepare_heads
 
-MAX_TILES = 1 << 15
+MAX_TILES = 1 << 16
+MIN_ROWS_BESIDE, MAX_ROWS_BESIDE = 1, 64  # more rows keep the device busy with one thing at a time
 EXACT_ROWS = 1024
+MAX_ROUTED_ROWS = 4  # estimated: more of them keep two launches busy
 FUSED_HEAD_ROWS = 128  # more of them are multiplied faster by torch, which writes the logits
 MIN_QUANTIZED_VALUES = 1 << 23
 MAX_LOGITS_BYTES = 300 << 20
@@ -165,13 +175,20 @@ class TritonKernels:
         with self._on_device():
             return gate_rows(gate_up, activation)
 
+    def gated_linear(self, x: Tensor, weight: Any, activation: Activation) -> Tensor:
+        if isinstance(weight, PackedWeight):
+            with self._on_device():
+                processors = self._limits.num_processors
+                return multiply(x, weight, self._arrivals, processors, self.exact, activation)
+        return self.gated(self.linear(x, weight), activation)
+
     def prepare_qkv(
         self,
         qkv: Tensor,
         spec: QKVSpec,
         rope: RopeTable,
         positions: Tensor,
-        key_cache: Tensor,
+        key_cache: Tensor | None,
         value_cache: Tensor,
         slots: Tensor,
     ) -> Tensor:
@@ -181,26 +198,35 @@ class TritonKernels:
     def attention(
         self,
         query: Tensor,
-        key_cache: Tensor,
+        key_cache: Tensor | None,
         value_cache: Tensor,
         view: PageView,
         *,
         scale: float,
         window: int | None,
         mask: BlockMask,
+        rebuild: KeyRebuild | None = None,
     ) -> Tensor:
         make_plan = plan_exact_attention if self.exact else plan_attention
-        plan = make_plan(query, key_cache, view, window, self._limits)
+        plan = make_plan(query, value_cache, view, window, self._limits, rebuild)
         with self._on_device():
             return paged_attention(
-                query, key_cache, value_cache, view, plan, scale=scale, window=window, mask=mask
+                query,
+                key_cache,
+                value_cache,
+                view,
+                plan,
+                scale=scale,
+                window=window,
+                mask=mask,
+                rebuild=rebuild,
             )
 
     def both(
-        self, first: Callable[[], Tensor], second: Callable[[], Tensor]
+        self, num_rows: int, first: Callable[[], Tensor], second: Callable[[], Tensor]
     ) -> tuple[Tensor, Tensor]:
         """The second on a stream of its own; memory is safe, since both streams meet here."""
-        if self._side is None:
+        if self._side is None or not MIN_ROWS_BESIDE <= num_rows <= MAX_ROWS_BESIDE:
             return first(), second()
         main = torch.cuda.current_stream(self.device)
         self._side.wait_stream(main)
@@ -258,6 +284,14 @@ class TritonKernels:
         with self._on_device():
             return choose_rows(logits, num_chosen, scale)
 
+    def route(
+        self, x: Tensor, router: Any, num_chosen: int, scale: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        if self.exact or x.shape[0] > MAX_ROUTED_ROWS or not isinstance(router, Tensor):
+            return self.choose_experts(self.linear(x, router), num_chosen, scale)
+        with self._on_device():
+            return route_rows(x, router, num_chosen, scale, self._arrivals)
+
     def experts(
         self,
         x: Tensor,
@@ -269,7 +303,7 @@ class TritonKernels:
     ) -> Tensor:
         num_rows, num_chosen = chosen.shape
         x = x.contiguous()
-        are_few = num_rows <= MAX_ROWS or self.exact
+        are_few = num_rows <= FEW_EXPERT_ROWS or self.exact
         if are_few and isinstance(gate_up, PackedWeight) and isinstance(down, PackedWeight):
             inputs = (x, gate_up, down, chosen, weights, activation)
             with self._on_device():
@@ -290,7 +324,7 @@ class TritonKernels:
         """All experts of a layer as floats: for prompts the arithmetic is what costs."""
         if isinstance(weight, PackedWeight):
             with self._on_device():
-                return dequantize_experts(weight, self.dtype)
+                return dequantize(weight, self.dtype)
         found: Tensor = weight
         return found
 

@@ -16,10 +16,8 @@ from torch import Tensor
 
 from flashdraft.kernels.interface import Activation
 from flashdraft.kernels.triton_experts_plan import ExpertsPlan
-from flashdraft.kernels.triton_launch import (
-    overlap,
-    wait,
-)
+from flashdraft.kernels.triton_launch import overlap, wait
+from flashdraft.kernels.triton_rows import gate
 
 
 def mix_one_row(
@@ -71,17 +69,6 @@ def mix_one_row(
         num_warps=plan.down.num_warps,
     )
     return output
-
-
-@triton.jit
-def gate(gates: tl.tensor, ups: tl.tensor, dtype: tl.constexpr, GELU: tl.constexpr) -> tl.tensor:
-    """activation(gate) * up in float32, the factors rounded to `dtype` as single kernels do it."""
-    gates = gates.to(dtype).to(tl.float32)
-    if GELU:  # x (1 + tanh u) / 2 = x sigmoid(2 u), with u = sqrt(2 / pi) (x + 0.044715 x^3)
-        gates *= tl.sigmoid(1.5957691216057308 * (gates + 0.044715 * gates * gates * gates))
-    else:
-        gates *= tl.sigmoid(gates)
-    return gates.to(dtype).to(tl.float32) * ups.to(dtype).to(tl.float32)
 
 
 @triton.jit

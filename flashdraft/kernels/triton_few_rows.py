@@ -17,10 +17,11 @@ import triton.language as tl
 from torch import Tensor
 
 from flashdraft.kernels.interface import Activation
-from flashdraft.kernels.triton_experts import gate, load_tile
+from flashdraft.kernels.triton_experts import load_tile
 from flashdraft.kernels.triton_experts_plan import ExpertsPlan
 from flashdraft.kernels.triton_grouped import multiply_tile
 from flashdraft.kernels.triton_launch import overlap, wait
+from flashdraft.kernels.triton_rows import gate
 
 
 def mix_few_rows(

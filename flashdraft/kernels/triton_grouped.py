@@ -18,10 +18,11 @@ import triton.language as tl
 from torch import Tensor
 
 from flashdraft.kernels.interface import Activation
-from flashdraft.kernels.triton_experts import gate, load_tile
+from flashdraft.kernels.triton_experts import load_tile
 from flashdraft.kernels.triton_experts_plan import ExpertsPlan, TilePlan
 from flashdraft.kernels.triton_launch import overlap, wait
 from flashdraft.kernels.triton_routing import SortedPairs, sort_pairs
+from flashdraft.kernels.triton_rows import gate
 
 MIX_BLOCK = 1024
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from flashdraft.kernels.interface import PageView
+from flashdraft.kernels.interface import KeyRebuild, PageView
 
 MAX_SPLITS = 64
 MIN_SPLIT_KEYS = 64  # a smaller split costs more in merging than it wins
@@ -56,6 +56,21 @@ class AttentionPlan(NamedTuple):
     spread: bool = False  # split_keys is the least: more keys spread evenly over the splits
 
 
+class HeadBytes(NamedTuple):
+    """What a head of attention takes, padded."""
+
+    item: int  # one number of a query
+    query: int
+    stored: int  # a key or a value in the cache
+    query_pairs: int = 0  # what rotates of a query, once more; 0 where keys are stored
+    key_pairs: int = 0  # what rotates of a value, once more, and its angles
+
+    @property
+    def is_rebuilt(self) -> bool:
+        """Whether keys are made of values."""
+        return self.key_pairs > 0
+
+
 class LinearPlan(NamedTuple):
     """Tile sizes and launch settings of one linear or greedy head."""
 
@@ -69,27 +84,30 @@ class LinearPlan(NamedTuple):
 
 
 def plan_attention(
-    query: Tensor, key_cache: Tensor, view: PageView, window: int | None, limits: DeviceLimits
+    query: Tensor,
+    value_cache: Tensor,
+    view: PageView,
+    window: int | None,
+    limits: DeviceLimits,
+    rebuild: KeyRebuild | None = None,
 ) -> AttentionPlan:
     """Tiles that fit the registers and shared memory, and splits that fill the device.
 
     How long a split is, the device works out from each sequence's own length: the launch is right,
     and fast, for every length up to view.max_key_len.
     """
-    num_rows, num_heads, head_dim = query.shape
-    num_kv_heads, num_seqs = key_cache.shape[2], view.context_lens.shape[0]
+    num_rows, num_heads, _ = query.shape
+    num_kv_heads, num_seqs = value_cache.shape[2], view.context_lens.shape[0]
     group = num_heads // num_kv_heads
     num_pairs = view.max_query_len * group
-    block_d = padded_head_dim(head_dim)
-    row_bytes, key_bytes = block_d * query.itemsize, block_d * key_cache.itemsize
-    plan = _choose_tiles(row_bytes, key_bytes, query.itemsize, num_pairs, limits)
+    head = _head_bytes(query, value_cache, rebuild)
+    plan = _choose_tiles(head, num_pairs, limits)
     num_tiles = min(
         num_seqs * _ceil_div(num_pairs, plan.block_m),
         num_rows * group // plan.block_m + num_seqs,
     )
     num_keys = _most_keys(view, window)
-    tile_bytes = _tile_bytes(plan, row_bytes, key_bytes, limits)
-    resident = min(MAX_RESIDENT, limits.shared_bytes // tile_bytes)
+    resident = min(MAX_RESIDENT, limits.shared_bytes // _tile_bytes(plan, head, limits))
     room = limits.num_processors * max(1, resident) // max(1, num_tiles * num_kv_heads)
     num_splits = min(room, num_keys // MIN_SPLIT_KEYS, MAX_SPLITS)
     if num_splits < 2 or num_keys < MIN_KEYS_TO_SPLIT:
@@ -99,12 +117,15 @@ def plan_attention(
 
 
 def plan_exact_attention(
-    query: Tensor, key_cache: Tensor, view: PageView, window: int | None, limits: DeviceLimits
+    query: Tensor,
+    value_cache: Tensor,
+    view: PageView,
+    window: int | None,
+    limits: DeviceLimits,
+    rebuild: KeyRebuild | None = None,
 ) -> AttentionPlan:
     """One tile shape for every width, and cuts at fixed places: only their number grows."""
-    block_d = padded_head_dim(query.shape[2])
-    row_bytes, key_bytes = block_d * query.itemsize, block_d * key_cache.itemsize
-    plan = _choose_tiles(row_bytes, key_bytes, query.itemsize, 64, limits)
+    plan = _choose_tiles(_head_bytes(query, value_cache, rebuild), 64, limits)
     split_keys = EXACT_SPLIT_KEYS if window is None else EXACT_WINDOW_SPLIT_KEYS
     num_splits = _ceil_div(_most_keys(view, window), split_keys)
     if window is not None:  # the first and the last split may both be partly filled
@@ -120,18 +141,31 @@ def _most_keys(view: PageView, window: int | None) -> int:
     return min(view.max_key_len, window + 2 * view.max_query_len)
 
 
-def _choose_tiles(
-    row_bytes: int, key_bytes: int, itemsize: int, num_pairs: int, limits: DeviceLimits
-) -> AttentionPlan:
+def _head_bytes(query: Tensor, value_cache: Tensor, rebuild: KeyRebuild | None) -> HeadBytes:
+    block_d = padded_head_dim(query.shape[2])
+    sizes = (query.itemsize, block_d * query.itemsize, block_d * value_cache.itemsize)
+    if rebuild is None:
+        return HeadBytes(*sizes)
+    block_r = padded_head_dim(rebuild.num_rotated)
+    angles = rebuild.rope.cos.itemsize
+    return HeadBytes(
+        *sizes, 2 * block_r * query.itemsize, 2 * block_r * (value_cache.itemsize + angles)
+    )
+
+
+def _choose_tiles(head: HeadBytes, num_pairs: int, limits: DeviceLimits) -> AttentionPlan:
     """Tile sizes that neither spill registers nor outgrow shared memory, up to head size 512.
 
     Three stages: one looks pages up, one copies keys and values, one computes.
     """
-    if itemsize == 4:  # no tensor cores: small tiles, the operands live in registers
-        return AttentionPlan(16, 32 if row_bytes <= 512 else 16, num_warps=4, num_stages=1)
-    # Keys of 8 bits are widened in registers, where large heads need twice the threads for it.
-    widens = key_bytes < row_bytes and row_bytes > 256
-    num_warps = 8 if widens else 4
+    row_bytes = head.query
+    if head.item == 4:  # no tensor cores: small tiles, the operands live in registers
+        num_warps = 8 if head.is_rebuilt else 4
+        return AttentionPlan(16, 32 if row_bytes <= 512 else 16, num_warps, num_stages=1)
+    # Keys of 8 bits are widened in registers, and rebuilt ones are rotated there: large heads need
+    # twice the threads for it.
+    is_heavy = (head.stored < row_bytes or head.is_rebuilt) and row_bytes > 256
+    num_warps = 8 if is_heavy else 4
     narrow = AttentionPlan(16, 64 if row_bytes <= 512 else 32, num_warps, num_stages=3)
     if num_pairs <= (16 if row_bytes <= 512 else 32):
         return narrow
@@ -142,19 +176,22 @@ def _choose_tiles(
         # Operands in registers leave less room for sums.
         if row_bytes > 512 or not limits.multiplies_from_shared:
             num_warps = 8
-        block_m = 32 if widens and row_bytes > 512 else 64
+        block_m = 32 if is_heavy and row_bytes > 512 else 64
         wide = AttentionPlan(block_m, 32, num_warps, num_stages=3)
-    fits = _tile_bytes(wide, row_bytes, key_bytes, limits) <= limits.shared_bytes
+    fits = _tile_bytes(wide, head, limits) <= limits.shared_bytes
     return wide if fits else narrow
 
 
-def _tile_bytes(plan: AttentionPlan, row_bytes: int, key_bytes: int, limits: DeviceLimits) -> int:
+def _tile_bytes(plan: AttentionPlan, head: HeadBytes, limits: DeviceLimits) -> int:
     """Shared memory of queries, keys and values, weights and explicit mask.
 
-    Where tensor cores read it, wide tiles hold two of the keys and the values.
+    Where tensor cores read it, wide tiles hold two of the keys and the values. Values that keys are
+    made of are there once, in the queries' dtype.
     """
     num_copies = 2 if plan.block_m >= 64 and limits.multiplies_from_shared else 1
-    num_bytes = plan.block_m * row_bytes + 2 * num_copies * plan.block_n * key_bytes
+    key_bytes = head.query + head.key_pairs if head.is_rebuilt else 2 * head.stored
+    num_bytes = plan.block_m * (head.query + head.query_pairs)
+    num_bytes += num_copies * plan.block_n * key_bytes
     return num_bytes + 4 * plan.block_m * plan.block_n + 512
 
 

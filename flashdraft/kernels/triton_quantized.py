@@ -8,6 +8,7 @@ for embeddings. How a tile is multiplied is triton_quantized_tiles.py's.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -15,22 +16,31 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from flashdraft.kernels.interface import Activation
 from flashdraft.kernels.triton_launch import overlap, wait
-from flashdraft.kernels.triton_quantized_layout import ROW_TILE, PackedWeight
+from flashdraft.kernels.triton_quantized_layout import PackedWeight
 from flashdraft.kernels.triton_quantized_tiles import (
-    HALF,
+    BLOCK_N,
     INT6,
     NONE,
     describe,
+    fetch_steps,
     high_values,
     load_numbers,
+    multiply_blocks,
     pick_number,
     plane_values,
-    two_halves,
 )
+from flashdraft.kernels.triton_quantized_units import pick_expert
+from flashdraft.kernels.triton_rows import gate
 
-MAX_ROWS = 64  # more of them are multiplied faster by torch
+TILE_ROWS = 32  # of x, at most
 MAX_SPLITS = 16
+MIN_STEPS = 3  # of a part
+EARLY_BYTES = 24 << 20  # of a weight, fetched before x is there: half of what an H200's L2 holds
+# Of a thread, by rows of x and blocks of weight rows in a tile: left to itself the compiler takes
+# up to twice as many, and half as many programs find room. Estimated; fewer spill on some card.
+REGISTERS = {(8, 2): 88, (8, 4): 128, (16, 2): 104, (16, 4): 200, (32, 2): 168, (32, 4): 240}
 
 
 class QuantizedPlan(NamedTuple):
@@ -38,46 +48,69 @@ class QuantizedPlan(NamedTuple):
 
     block_m: int
     num_splits: int
+    blocks: int
+    registers: int
     num_stages: int = 3
 
 
 def plan_quantized(
-    num_rows: int, weight: PackedWeight, num_processors: int, exact: bool = False
+    num_rows: int,
+    weight: PackedWeight,
+    num_processors: int,
+    exact: bool = False,
+    gated: bool = False,
 ) -> QuantizedPlan:
     """Parts of the depth: as many as fill the card evenly; each of them costs a sum at the end.
 
-    In steps, by what plans took on an H200 for the linears of Gemma 4: three to begin a program,
-    three to add a part; fewer than four programs on a processor leave it waiting.
+    In steps of a block, by what narrow tiles took on an H200 for the linears of Gemma 4: three to
+    begin a program, six to add a part; fewer than eight blocks on a processor leave it waiting.
+    exact: as if there were TILE_ROWS rows, however many there are.
     """
     if exact:
-        num_rows = MAX_ROWS
-    block_m = max(8, triton.next_power_of_2(min(num_rows, MAX_ROWS)))
-    num_steps, num_tiles = weight.codes.shape[-3], weight.codes.shape[-2] // ROW_TILE
+        num_rows = TILE_ROWS
+    block_m = max(8, triton.next_power_of_2(min(num_rows, TILE_ROWS)))
+    # Wide tiles read x less often, but few rows are little to read, and minimums take registers.
+    is_wide = block_m > 8 and weight.minimum is None
+    if gated and weight.shape[0] // 2 % (2 * BLOCK_N.value) != 0:
+        is_wide = False  # a wide tile would reach beyond the last row of the upper half
+    blocks = 4 if is_wide else 2
+    num_steps, num_tiles = weight.num_steps, weight.packed_rows // (blocks * BLOCK_N.value)
+    num_tiles *= triton.cdiv(num_rows, block_m)
 
     def cost(splits: int) -> int:
-        rounds = -(-num_tiles * splits // num_processors)
-        return max(rounds, 4) * (-(-num_steps // splits) + 3) + (splits > 1) * 3 * splits
+        rounds = -(-num_tiles * splits // num_processors) * blocks
+        return max(rounds, 8) * (-(-num_steps // splits) + 3) + (splits > 1) * 6 * splits
 
-    choices = [
-        splits
-        for splits in range(1, MAX_SPLITS + 1)
-        if -(-num_steps // -(-num_steps // splits)) == splits and num_steps // splits >= 3
-    ]
-    return QuantizedPlan(block_m, min(choices, key=cost, default=1))
+    num_splits = min(split_choices(num_steps), key=cost)
+    return QuantizedPlan(block_m, num_splits, blocks, REGISTERS[block_m, blocks])
+
+
+def split_choices(num_steps: int) -> list[int]:
+    """Numbers of parts that a depth of so many steps may be cut into: none is empty, or short."""
+    most = min(MAX_SPLITS, max(1, num_steps // MIN_STEPS))
+    return sorted({triton.cdiv(num_steps, triton.cdiv(num_steps, n)) for n in range(1, most + 1)})
 
 
 def multiply_quantized(
-    x: Tensor, weight: PackedWeight, plan: QuantizedPlan, arrivals: Tensor
+    x: Tensor,
+    weight: PackedWeight,
+    plan: QuantizedPlan,
+    arrivals: Tensor,
+    activation: Activation | None = None,
 ) -> Tensor:
-    """x [num_rows, depth] bfloat16 @ weight.T; `arrivals` as in triton_linear.multiply_rows."""
+    """x [num_rows, depth] bfloat16 @ weight.T; `arrivals` as in triton_linear.multiply_rows.
+
+    With an activation the weight is [gate | up] by its rows: the result is that of `Kernels.gated`.
+    """
     num_rows, depth = x.shape
-    num_columns = weight.shape[0]
+    num_columns = weight.shape[0] if activation is None else weight.shape[0] // 2
     output = torch.empty(num_rows, num_columns, device=x.device, dtype=x.dtype)
     if output.numel() == 0:
         return output
     assert x.stride(1) == 1 and weight.shape[1] == depth
     num_steps, packed_rows, _ = weight.codes.shape
-    tiles = (triton.cdiv(num_rows, plan.block_m), packed_rows // ROW_TILE)
+    width = plan.blocks * BLOCK_N.value // (1 if activation is None else 2)
+    tiles = (triton.cdiv(num_rows, plan.block_m), triton.cdiv(num_columns, width))
     parts = None
     if plan.num_splits > 1:
         assert arrivals.numel() >= tiles[0] * tiles[1]
@@ -96,11 +129,16 @@ def multiply_quantized(
         x.stride(0),
         triton.cdiv(num_steps, plan.num_splits),
         num_steps,
+        EARLY_BYTES * num_steps // (weight.num_bytes * plan.num_splits),
         BLOCK_M=plan.block_m,
+        BLOCKS=plan.blocks,
+        GATED=activation is not None,
+        GELU=activation is Activation.GELU_TANH,
         FORMAT=describe(weight),
         **overlap(x),
-        num_warps=2 if plan.block_m < 64 else 4,  # so many sums need more registers
+        num_warps=2,
         num_stages=plan.num_stages,
+        maxnreg=plan.registers,
     )
     return output
 
@@ -112,23 +150,26 @@ def dequantize(
     first: int = 0,
     count: int | None = None,
 ) -> Tensor:
-    """Some rows of a weight [out, in] as floats: those named in `rows`, or `count` from `first`."""
-    depth = weight.shape[-1]
+    """Some rows of a weight [out, in], or of all weights of a stack, as floats.
+
+    Those named in `rows`, or `count` from `first`.
+    """
+    *stack, num_rows, depth = weight.shape
     if rows is not None:
         count = rows.numel()
     elif count is None:
-        count = weight.shape[0] - first
-    output = torch.empty(count, depth, device=weight.codes.device, dtype=dtype)
+        count = num_rows - first
+    output = torch.empty(*stack, count, depth, device=weight.codes.device, dtype=dtype)
     if output.numel() == 0:
         return output
-    num_steps, packed_rows, _ = weight.codes.shape
-    _dequantize[(triton.cdiv(count, ROW_TILE // 2), num_steps)](
+    _dequantize[(triton.cdiv(count, BLOCK_N.value), weight.num_steps, math.prod(stack))](
         *weight.tensors,
         rows,
         output,
         first,
         count,
-        packed_rows,
+        *weight.strides,
+        weight.packed_rows,
         depth,
         FORMAT=describe(weight),
         num_warps=2,
@@ -136,7 +177,7 @@ def dequantize(
     return output
 
 
-@triton.jit(do_not_specialize=["num_rows", "split_steps"])
+@triton.jit(do_not_specialize=["num_rows", "split_steps", "early_steps"])
 def _multiply(
     x: tl.tensor,
     codes: tl.tensor,
@@ -155,87 +196,132 @@ def _multiply(
     row_stride: tl.tensor,
     split_steps: tl.tensor,
     num_steps: tl.tensor,
+    early_steps: tl.tensor,
     BLOCK_M: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    GATED: tl.constexpr,
+    GELU: tl.constexpr,
     FORMAT: tl.constexpr,
     PDL: tl.constexpr,
 ) -> None:
     """One tile of the product, or one part of its depth."""
     rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-    columns = tl.program_id(1) * (2 * HALF) + tl.arange(0, HALF)
     first = tl.program_id(2) * split_steps
     end = tl.minimum(first + split_steps, num_steps)
+    weight = (codes, high, scale, scale_over, minimum, minimum_over)
+    per_tile: tl.constexpr = BLOCKS // 2 if GATED else BLOCKS  # blocks of columns
+    columns: tl.tuple = ()
+    starts: tl.tuple = ()
+    for i in tl.static_range(BLOCKS):
+        column = tl.program_id(1) * (per_tile * BLOCK_N) + i % per_tile * BLOCK_N
+        columns = columns + (column + tl.arange(0, BLOCK_N),)
+        starts = starts + (column + i // per_tile * num_columns,)
+    if PDL > 0:
+        early = tl.minimum(end, first + early_steps)
+        rows_read: tl.constexpr = per_tile * BLOCK_N
+        fetch_steps(weight, starts[0], packed_rows, first, early, rows_read, FORMAT)
+        if GATED:
+            fetch_steps(weight, starts[per_tile], packed_rows, first, early, rows_read, FORMAT)
     wait(PDL)
-    total, total_other = two_halves(
-        x, row_stride, rows, (rows < num_rows)[:, None], codes, high, scale, scale_over, minimum,
-        minimum_over, columns, columns + HALF, packed_rows, depth, first, end, BLOCK_M, FORMAT,
+    totals = multiply_blocks(
+        x, row_stride, rows, (rows < num_rows)[:, None], weight, starts, packed_rows, depth, first,
+        end, BLOCK_M, FORMAT, BLOCKS,
     )  # fmt: skip
-    _finish(
-        total, total_other, rows, columns, num_rows, num_columns, packed_rows, output, parts,
-        arrivals + tl.program_id(0) * tl.num_programs(1) + tl.program_id(1), BLOCK_M,
-    )  # fmt: skip
-
-
-@triton.jit
-def _finish(
-    total: tl.tensor,
-    total_other: tl.tensor,
-    rows: tl.tensor,
-    columns: tl.tensor,
-    num_rows: tl.tensor,
-    num_columns: tl.tensor,
-    packed_rows: tl.tensor,
-    output: tl.tensor,
-    parts: tl.tensor,
-    counter: tl.tensor,
-    BLOCK_M: tl.constexpr,
-) -> None:
-    """Write both halves; where the depth is cut, their parts, and the sums if none is missing.
-
-    Parts [splits, weight rows, rows of x] lie as the tensor cores hold them. They are added in
-    their order, whichever program comes last.
-    """
     if parts is None:
-        _write(tl.trans(total), rows, columns, num_rows, num_columns, output)
-        _write(tl.trans(total_other), rows, columns + HALF, num_rows, num_columns, output)
+        turned: tl.tuple = ()
+        for i in tl.static_range(BLOCKS):
+            turned = turned + (tl.trans(totals[i]),)
+        _write(turned, rows, columns, num_rows, num_columns, output, per_tile, GATED, GELU)
     else:
-        num_splits = tl.num_programs(2)
-        place = columns[:, None].to(tl.int64) * num_rows + rows[None, :]
         size = packed_rows.to(tl.int64) * num_rows
-        half = HALF * num_rows
-        real = (rows < num_rows)[None, :]
-        mine = parts + tl.program_id(2) * size + place
-        tl.store(mine, total, mask=real, cache_modifier=".cg")
-        tl.store(mine + half, total_other, mask=real, cache_modifier=".cg")
+        _store_parts(
+            parts + tl.program_id(2) * size, totals, rows, starts, columns, num_rows, num_columns,
+            BLOCKS,
+        )  # fmt: skip
         tl.debug_barrier()  # all of this program's part is written before it is counted
-        if tl.atomic_add(counter, 1, sem="acq_rel") == num_splits - 1:
-            first = tl.zeros([BLOCK_M, HALF], tl.float32)
-            second = tl.zeros([BLOCK_M, HALF], tl.float32)
-            turned = columns[None, :].to(tl.int64) * num_rows + rows[:, None]
-            there = (rows < num_rows)[:, None]
-            for other in range(0, num_splits, 8):
-                for i in tl.static_range(8):  # in order, eight loads at a time; the last one may
-                    counts = (other + i < num_splits).to(tl.float32)  # be loaded again, for nothing
-                    part = parts + tl.minimum(other + i, num_splits - 1) * size + turned
-                    first += tl.load(part, mask=there, other=0.0, cache_modifier=".cg") * counts
-                    part += half
-                    second += tl.load(part, mask=there, other=0.0, cache_modifier=".cg") * counts
-            _write(first, rows, columns, num_rows, num_columns, output)
-            _write(second, rows, columns + HALF, num_rows, num_columns, output)
+        counter = arrivals + tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
+        if tl.atomic_add(counter, 1, sem="acq_rel") == tl.num_programs(2) - 1:
+            sums = _add_parts(
+                parts, size, rows, starts, columns, num_rows, num_columns, BLOCK_M, BLOCKS
+            )
+            _write(sums, rows, columns, num_rows, num_columns, output, per_tile, GATED, GELU)
             tl.atomic_xchg(counter, 0)  # ready for the next call
 
 
 @triton.jit
-def _write(
-    total: tl.tensor,
+def _store_parts(
+    parts: tl.tensor,
+    totals: tl.tuple,
     rows: tl.tensor,
-    columns: tl.tensor,
+    starts: tl.tuple,
+    columns: tl.tuple,
+    num_rows: tl.tensor,
+    num_columns: tl.tensor,
+    BLOCKS: tl.constexpr,
+) -> None:
+    """Blocks [BLOCK_N, BLOCK_M] as the tensor cores hold them."""
+    for i in tl.static_range(BLOCKS):
+        place = (starts[i] + tl.arange(0, BLOCK_N))[:, None] * num_rows + rows[None, :]
+        real = (columns[i] < num_columns)[:, None] & (rows < num_rows)[None, :]
+        tl.store(parts + place, totals[i], mask=real, cache_modifier=".cg")
+
+
+@triton.jit
+def _add_parts(
+    parts: tl.tensor,
+    size: tl.tensor,
+    rows: tl.tensor,
+    starts: tl.tuple,
+    columns: tl.tuple,
+    num_rows: tl.tensor,
+    num_columns: tl.tensor,
+    BLOCK_M: tl.constexpr,
+    BLOCKS: tl.constexpr,
+) -> tl.tuple:
+    """All parts [splits, weight rows, rows of x] in their order, as blocks [BLOCK_M, BLOCK_N].
+
+    Some are loaded at a time; the last one may be loaded again, for nothing.
+    """
+    AT_A_TIME: tl.constexpr = max(1, 64 // (BLOCK_M * BLOCKS))
+    num_splits = tl.num_programs(2)
+    totals: tl.tuple = ()
+    for _ in tl.static_range(BLOCKS):
+        totals = totals + (tl.zeros([BLOCK_M, BLOCK_N], tl.float32),)
+    for other in range(0, num_splits, AT_A_TIME):
+        for i in tl.static_range(AT_A_TIME):
+            part = parts + tl.minimum(other + i, num_splits - 1) * size
+            counts = (other + i < num_splits).to(tl.float32)
+            sums: tl.tuple = ()
+            for j in tl.static_range(BLOCKS):
+                place = (starts[j] + tl.arange(0, BLOCK_N))[None, :] * num_rows + rows[:, None]
+                real = (columns[j] < num_columns)[None, :] & (rows < num_rows)[:, None]
+                found = tl.load(part + place, mask=real, other=0.0, cache_modifier=".cg")
+                sums = sums + (totals[j] + found * counts,)
+            totals = sums
+    return totals
+
+
+@triton.jit
+def _write(
+    totals: tl.tuple,
+    rows: tl.tensor,
+    columns: tl.tuple,
     num_rows: tl.tensor,
     num_columns: tl.tensor,
     output: tl.tensor,
+    PER_TILE: tl.constexpr,
+    GATED: tl.constexpr,
+    GELU: tl.constexpr,
 ) -> None:
-    real = (rows < num_rows)[:, None] & (columns < num_columns)[None, :]
-    target = output + rows[:, None].to(tl.int64) * num_columns + columns[None, :]
-    tl.store(target, total.to(output.dtype.element_ty), mask=real)
+    """Blocks [BLOCK_M, BLOCK_N] of a tile's columns, gated with those that follow them."""
+    dtype: tl.constexpr = output.dtype.element_ty
+    for i in tl.static_range(PER_TILE):
+        total = totals[i]
+        if GATED:
+            total = gate(total, totals[PER_TILE + i], dtype, GELU)
+        real = (rows < num_rows)[:, None] & (columns[i] < num_columns)[None, :]
+        target = output + rows[:, None] * num_columns + columns[i][None, :]
+        tl.store(target, total.to(dtype), mask=real)
 
 
 @triton.jit(do_not_specialize=["first", "count"])
@@ -250,12 +336,21 @@ def _dequantize(
     output: tl.tensor,
     first: tl.tensor,
     count: tl.tensor,
+    codes_stride: tl.tensor,
+    scale_stride: tl.tensor,
+    minimum_stride: tl.tensor,
+    over_stride: tl.tensor,
     packed_rows: tl.tensor,
     depth: tl.tensor,
     FORMAT: tl.constexpr,
 ) -> None:
-    """One step of HALF rows, as floats."""
-    places = tl.program_id(0) * HALF + tl.arange(0, HALF)
+    """One step of BLOCK_N rows of one weight, as floats."""
+    expert = tl.program_id(2).to(tl.int64)
+    all_weights = (codes, high, scale, scale_over, minimum, minimum_over)
+    strides = (codes_stride, scale_stride, minimum_stride, over_stride)
+    weight = pick_expert(all_weights, strides, expert, FORMAT)
+    output += expert * count * depth
+    places = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     step = tl.program_id(1)
     planes: tl.constexpr = FORMAT.planes
     width: tl.constexpr = FORMAT.lanes
@@ -266,25 +361,23 @@ def _dequantize(
     else:
         rows = tl.load(chosen + places, mask=real, other=0).to(tl.int32)
     place = (step * packed_rows + rows).to(tl.int64)[:, None] * width + lanes[None, :]
-    tile = tl.load(codes + place)
-    numbers, over, lows, lows_over = load_numbers(
-        scale, scale_over, minimum, minimum_over, step, rows, packed_rows, FORMAT
-    )
+    tile = tl.load(weight[0] + place)
+    numbers, over, lows, lows_over = load_numbers(weight, step, rows, packed_rows, FORMAT)
     for plane in tl.static_range(planes):
         values = plane_values(tile, plane, FORMAT).to(tl.float32)
         if FORMAT.code == INT6:
-            values += high_values(tl.load(high + place), plane, FORMAT).to(tl.float32)
+            values += high_values(tl.load(weight[1] + place), plane, FORMAT).to(tl.float32)
         group = plane * FORMAT.groups_per_step // planes
         if FORMAT.steps_per_group == 0:
-            factor = tl.load(scale + rows)
+            factor = tl.load(weight[2] + rows)
         else:
             factor = pick_number(
-                numbers, over, scale, step, rows, packed_rows, group, FORMAT.scale, FORMAT
+                numbers, over, weight[2], step, rows, packed_rows, group, FORMAT.scale, FORMAT
             )
         values = values * factor[:, None]
         if FORMAT.minimum != NONE:
             low = pick_number(
-                lows, lows_over, minimum, step, rows, packed_rows, group, FORMAT.minimum, FORMAT
+                lows, lows_over, weight[4], step, rows, packed_rows, group, FORMAT.minimum, FORMAT
             )
             values = values - low[:, None]
         k = (step * planes + plane) * width + lanes

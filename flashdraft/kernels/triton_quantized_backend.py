@@ -1,8 +1,8 @@
 """What the CUDA backend does with weights that stay quantised: pack, multiply, look up, mix.
 
-Few rows read the codes themselves. Many rows are a matter of arithmetic, not of memory: for them a
-weight becomes bfloat16 for the moment, some rows of it at a time, and torch multiplies. With
-`exact` every row goes the first way.
+Few rows read the codes themselves, which takes fewer launches: these, not arithmetic, bound a short
+prompt. Many rows are a matter of arithmetic: for them a weight becomes bfloat16 for the moment,
+some rows of it at a time, and torch multiplies. With `exact` every row goes the first way.
 """
 
 from __future__ import annotations
@@ -10,25 +10,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from flashdraft.kernels.interface import Activation
 from flashdraft.kernels.quantized import Matrix, Quantized, Scheme, quantize, stack_rows
-from flashdraft.kernels.triton_quantized import (
-    MAX_ROWS,
-    dequantize,
-    multiply_quantized,
-    plan_quantized,
-)
-from flashdraft.kernels.triton_quantized_experts import mix_quantized
+from flashdraft.kernels.triton_quantized import dequantize, multiply_quantized, plan_quantized
+from flashdraft.kernels.triton_quantized_experts import MAX_ROWS, mix_quantized
 from flashdraft.kernels.triton_quantized_layout import (
+    ROW_TILE,
     PackedWeight,
     pack_quantized,
     stack_packed,
 )
+from flashdraft.kernels.triton_rows import gate_rows
 
-FLOAT_BYTES = 64 << 20  # of a weight that is bfloat16 for the moment
+# Rows up to which codes are read directly: estimated, not yet measured. Launches, not arithmetic,
+# bound such prompts on an H200: a weight takes one here, and two for every piece that is floats.
+FEW_ROWS = 256
+FEW_EXPERT_ROWS = 512  # likewise; as floats 26B's experts would take 1.5 GB for the moment
+FLOAT_BYTES = 112 << 20  # of a weight that is bfloat16 for the moment: 31B's largest in four pieces
 EXACT_ROWS = 1024  # at a time: the parts of a cut depth take memory for every row
 
 Pieces = tuple[PackedWeight | Tensor, ...]
@@ -66,24 +66,31 @@ def is_held(parts: Sequence[Matrix], scheme: Scheme | None) -> bool:
 
 
 def multiply(
-    x: Tensor, weight: PackedWeight, arrivals: Tensor, num_processors: int, exact: bool
+    x: Tensor,
+    weight: PackedWeight,
+    arrivals: Tensor,
+    num_processors: int,
+    exact: bool,
+    activation: Activation | None = None,
 ) -> Tensor:
-    """x @ weight.T for any number of rows."""
+    """x @ weight.T for any number of rows; with an activation its gated halves."""
     num_rows = x.shape[0]
-    if num_rows <= MAX_ROWS or exact:
-        plan = plan_quantized(num_rows, weight, num_processors, exact)
-        if num_rows <= EXACT_ROWS:
-            return multiply_quantized(x, weight, plan, arrivals)
-        pieces = [x[start : start + EXACT_ROWS] for start in range(0, num_rows, EXACT_ROWS)]
-        return torch.cat([multiply_quantized(p, weight, plan, arrivals) for p in pieces])
+    if num_rows <= FEW_ROWS or exact:
+        gated = activation is not None
+        plan = plan_quantized(num_rows, weight, num_processors, exact, gated)
+        pieces = [
+            multiply_quantized(x[i : i + EXACT_ROWS], weight, plan, arrivals, activation)
+            for i in range(0, max(1, num_rows), EXACT_ROWS)
+        ]
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
     columns, depth = weight.shape
     output = torch.empty(num_rows, columns, device=x.device, dtype=x.dtype)
-    count = max(1, FLOAT_BYTES // (2 * depth))
+    count = max(1, FLOAT_BYTES // (2 * depth * ROW_TILE)) * ROW_TILE  # aligned for torch
     for first in range(0, columns, count):
         some = min(count, columns - first)
         floats = dequantize(weight, x.dtype, first=first, count=some)
-        output[:, first : first + some] = F.linear(x, floats)
-    return output
+        torch.mm(x, floats.T, out=output[:, first : first + some])
+    return output if activation is None else gate_rows(output, activation)
 
 
 def look_up(token_ids: Tensor, table: PackedWeight, dtype: torch.dtype) -> Tensor:

@@ -22,16 +22,22 @@ import triton.language as tl
 from torch import Tensor
 
 from flashdraft.kernels.interface import Activation
-from flashdraft.kernels.triton_experts import gate
 from flashdraft.kernels.triton_launch import overlap, wait
-from flashdraft.kernels.triton_quantized import MAX_ROWS, dequantize
-from flashdraft.kernels.triton_quantized_layout import ROW_TILE, PackedWeight
-from flashdraft.kernels.triton_quantized_tiles import HALF, describe
-from flashdraft.kernels.triton_quantized_units import gather_unit, multiply_expert, single_unit
+from flashdraft.kernels.triton_quantized_layout import PackedWeight
+from flashdraft.kernels.triton_quantized_tiles import (
+    BLOCK_N,
+    describe,
+    fetch_steps,
+    multiply_blocks,
+)
+from flashdraft.kernels.triton_quantized_units import gather_unit, pick_expert, single_unit
+from flashdraft.kernels.triton_rows import gate
 
+MAX_ROWS = 64  # in one call
 MAX_SPLITS = 8
 MIN_STEPS = 4  # of a part of the depth: shorter ones only wait for their first loads
 SUM_ROWS = 8  # added at a time by the last program of a tile
+UP_REGISTERS = {8: 104, 16: 160, 32: 232}  # of a thread, by rows of a unit: see triton_quantized.py
 
 
 class QuantizedExpertsPlan(NamedTuple):
@@ -59,13 +65,13 @@ def plan_quantized_experts(
     """
     block_m = min(32, max(8, triton.next_power_of_2(num_rows)))
     together = {8: 10, 16: 8, 32: 4}[block_m] * num_processors
-    num_blocks = triton.cdiv(down.shape[2], HALF.value)
+    num_blocks = triton.cdiv(down.shape[2], BLOCK_N.value)
     units = _max_units(num_rows, num_chosen, down.shape[0], block_m)
     wanted = 10 * num_processors // (num_blocks * (num_chosen if exact else units))
     num_steps = gate_up.codes.shape[1]
     splits = max(1, min(wanted, num_steps // MIN_STEPS, MAX_SPLITS))
     splits = triton.cdiv(num_steps, triton.cdiv(num_steps, splits))  # none is empty
-    num_tiles = down.codes.shape[2] // ROW_TILE
+    num_tiles = down.codes.shape[2] // (2 * BLOCK_N.value)
     return QuantizedExpertsPlan(
         block_m=block_m,
         up_splits=splits,
@@ -101,8 +107,8 @@ def mix_quantized(
     assert gate_up.shape == (num_experts, 2 * inner, hidden) and weights.is_contiguous()
     plan = plan_quantized_experts(num_rows, num_chosen, gate_up, down, num_processors, exact)
     max_units = _max_units(num_rows, num_chosen, num_experts, plan.block_m)
-    num_pairs, num_blocks = num_rows * num_chosen, triton.cdiv(inner, HALF.value)
-    tiles = (down.codes.shape[2] // ROW_TILE, plan.down_programs)
+    num_pairs, num_blocks = num_rows * num_chosen, triton.cdiv(inner, BLOCK_N.value)
+    tiles = (down.codes.shape[2] // (2 * BLOCK_N.value), plan.down_programs)
     assert arrivals.numel() >= max(tiles[0], max_units * num_blocks)
     between = torch.empty(num_pairs, inner, device=x.device, dtype=x.dtype)
     # The number of units, the expert of each, and its pairs.
@@ -130,7 +136,9 @@ def mix_quantized(
         arrivals,
         num_rows,
         x.stride(0),
-        *_strides(gate_up),
+        *gate_up.strides,
+        gate_up.packed_rows,
+        gate_up.num_steps,
         triton.cdiv(gate_up.codes.shape[1], plan.up_splits),
         **sizes,
         NUM_BLOCKS=num_blocks,
@@ -143,6 +151,7 @@ def mix_quantized(
         **overlap(x),
         num_warps=2,
         num_stages=plan.up_stages,
+        maxnreg=UP_REGISTERS[plan.block_m],
     )
     _down[tiles](
         between,
@@ -154,7 +163,10 @@ def mix_quantized(
         arrivals,
         output,
         num_rows,
-        *_strides(down),
+        *down.strides,
+        down.packed_rows,
+        down.num_steps,
+        num_experts,
         **sizes,
         SUM_ROWS=SUM_ROWS,
         FORMAT=describe(down),
@@ -165,31 +177,10 @@ def mix_quantized(
     return output
 
 
-def dequantize_experts(weight: PackedWeight, dtype: torch.dtype) -> Tensor:
-    """All experts' weights [num_experts, out, in] as floats, for many rows."""
-    output = torch.empty(weight.shape, device=weight.codes.device, dtype=dtype)
-    for expert in range(weight.shape[0]):
-        output[expert] = dequantize(weight.expert(expert), dtype)
-    return output
-
-
 def _max_units(num_rows: int, num_chosen: int, num_experts: int, block_m: int) -> int:
     """Units that there can be: none is empty, and of every expert only the last is not full."""
     num_pairs = num_rows * num_chosen
     return min(num_pairs, min(num_pairs, num_experts) + num_pairs // block_m)
-
-
-def _strides(weight: PackedWeight) -> tuple[int, ...]:
-    """From expert to expert in codes, scales, minimums and what is over these; then sizes."""
-    over, minimum = weight.scale.over, weight.minimum
-    return (
-        weight.codes.stride(0),
-        weight.scale.values.stride(0),
-        0 if minimum is None else minimum.values.stride(0),
-        0 if over is None else over.stride(0),
-        weight.codes.shape[2],
-        weight.codes.shape[1],
-    )
 
 
 @triton.jit(do_not_specialize=["num_rows", "split_steps"])
@@ -230,7 +221,7 @@ def _up(
     FORMAT: tl.constexpr,
     PDL: tl.constexpr,
 ) -> None:
-    """List the units, then take HALF columns of them, gate and up, in turns with the others."""
+    """List the units, then take BLOCK_N columns of them, gate and up, in turns with the others."""
     wait(PDL)
     if SINGLE:
         num_units = NUM_CHOSEN
@@ -247,6 +238,8 @@ def _up(
         if tl.program_id(0) == 0:
             tl.store(units, num_units)
     size = num_rows * NUM_CHOSEN * INNER
+    weight = (codes, high, scale, scale_over, minimum, minimum_over)
+    strides = (codes_stride, scale_stride, minimum_stride, over_stride)
     for work in range(tl.program_id(0), num_units * (NUM_BLOCKS * SPLITS), tl.num_programs(0)):
         unit = work // (NUM_BLOCKS * SPLITS)
         block = work // SPLITS % NUM_BLOCKS
@@ -261,15 +254,15 @@ def _up(
                 tl.store(units + 1 + unit, expert.to(tl.int32))
                 tl.store(units + 1 + MAX_UNITS + unit * BLOCK_M + tl.arange(0, BLOCK_M), pairs)
         is_pair = pairs >= 0
-        columns = block * HALF + tl.arange(0, HALF)
+        columns = block * BLOCK_N + tl.arange(0, BLOCK_N)
+        starts = (block * BLOCK_N, block * BLOCK_N + INNER)
         first = split * split_steps
         end = tl.minimum(first + split_steps, num_steps)
         # Rows beyond INNER are there to be read: both halves together are filled up to a tile.
-        gates, ups = multiply_expert(
-            x, row_stride, tl.maximum(pairs, 0) // NUM_CHOSEN, is_pair[:, None], expert, codes,
-            high, scale, scale_over, minimum, minimum_over, codes_stride, scale_stride,
-            minimum_stride, over_stride, columns, columns + INNER, packed_rows, HIDDEN, first, end,
-            BLOCK_M, FORMAT,
+        gates, ups = multiply_blocks(
+            x, row_stride, tl.maximum(pairs, 0) // NUM_CHOSEN, is_pair[:, None],
+            pick_expert(weight, strides, expert, FORMAT), starts, packed_rows, HIDDEN, first, end,
+            BLOCK_M, FORMAT, 2,
         )  # fmt: skip
         place = pairs[None, :] * INNER + columns[:, None]
         is_real = is_pair[None, :] & (columns < INNER)[:, None]
@@ -283,8 +276,8 @@ def _up(
             tl.debug_barrier()  # all of this program's part is written before it is counted
             counter = arrivals + unit * NUM_BLOCKS + block
             if tl.atomic_add(counter, 1, sem="acq_rel") == SPLITS - 1:
-                all_gates = tl.zeros([HALF, BLOCK_M], tl.float32)
-                all_ups = tl.zeros([HALF, BLOCK_M], tl.float32)
+                all_gates = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+                all_ups = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
                 for i in tl.static_range(SPLITS):
                     there = parts + 2 * i * size + place
                     all_gates += tl.load(there, mask=is_real, other=0.0, cache_modifier=".cg")
@@ -316,6 +309,7 @@ def _down(
     over_stride: tl.tensor,
     packed_rows: tl.tensor,
     num_steps: tl.tensor,
+    num_experts: tl.tensor,
     INNER: tl.constexpr,
     HIDDEN: tl.constexpr,
     NUM_CHOSEN: tl.constexpr,
@@ -327,8 +321,17 @@ def _down(
     PDL: tl.constexpr,
 ) -> None:
     """A tile of columns of some units; the last program of the tile adds every row's pairs."""
+    columns = tl.program_id(0) * (2 * BLOCK_N) + tl.arange(0, BLOCK_N)
+    weight = (codes, high, scale, scale_over, minimum, minimum_over)
+    strides = (codes_stride, scale_stride, minimum_stride, over_stride)
+    start = tl.program_id(0) * (2 * BLOCK_N)
+    if PDL > 0 and SINGLE:
+        # The choice was complete before the kernel before this one signalled; read again below.
+        likely = tl.load(chosen + tl.program_id(1), cache_modifier=".cg")
+        likely = tl.minimum(tl.maximum(likely, 0), num_experts - 1)
+        one = pick_expert(weight, strides, likely, FORMAT)
+        fetch_steps(one, start, packed_rows, 0, num_steps, 2 * BLOCK_N, FORMAT)
     wait(PDL)
-    columns = tl.program_id(0) * (2 * HALF) + tl.arange(0, HALF)
     num_units = NUM_CHOSEN if SINGLE else tl.load(units)
     for unit in range(tl.program_id(1), num_units, tl.num_programs(1)):
         if SINGLE:
@@ -337,25 +340,25 @@ def _down(
             expert = tl.load(units + 1 + unit).to(tl.int64)
             pairs = tl.load(units + 1 + MAX_UNITS + unit * BLOCK_M + tl.arange(0, BLOCK_M))
         is_pair = pairs >= 0
-        total, total_other = multiply_expert(
-            between, INNER, tl.maximum(pairs, 0), is_pair[:, None], expert, codes, high, scale,
-            scale_over, minimum, minimum_over, codes_stride, scale_stride, minimum_stride,
-            over_stride, columns, columns + HALF, packed_rows, INNER, 0, num_steps, BLOCK_M, FORMAT,
+        total, total_other = multiply_blocks(
+            between, INNER, tl.maximum(pairs, 0), is_pair[:, None],
+            pick_expert(weight, strides, expert, FORMAT), (start, start + BLOCK_N), packed_rows,
+            INNER, 0, num_steps, BLOCK_M, FORMAT, 2,
         )  # fmt: skip
         part = parts + pairs[None, :] * HIDDEN + columns[:, None]
         real = is_pair[None, :] & (columns < HIDDEN)[:, None]
         tl.store(part, total, mask=real, cache_modifier=".cg")
-        real = is_pair[None, :] & (columns + HALF < HIDDEN)[:, None]
-        tl.store(part + HALF, total_other, mask=real, cache_modifier=".cg")
+        real = is_pair[None, :] & (columns + BLOCK_N < HIDDEN)[:, None]
+        tl.store(part + BLOCK_N, total_other, mask=real, cache_modifier=".cg")
     tl.debug_barrier()  # all of this program's parts are written before they are counted
     counter = arrivals + tl.program_id(0)
     if tl.atomic_add(counter, 1, sem="acq_rel") == tl.num_programs(1) - 1:
-        both = tl.program_id(0) * (2 * HALF) + tl.arange(0, 2 * HALF)
+        both = tl.program_id(0) * (2 * BLOCK_N) + tl.arange(0, 2 * BLOCK_N)
         for start in range(0, num_rows, SUM_ROWS):
             rows = start + tl.arange(0, SUM_ROWS)
             is_row = rows < num_rows
             is_real = is_row[:, None] & (both < HIDDEN)[None, :]
-            mixed = tl.zeros([SUM_ROWS, 2 * HALF], tl.float32)
+            mixed = tl.zeros([SUM_ROWS, 2 * BLOCK_N], tl.float32)
             for i in tl.static_range(NUM_CHOSEN):
                 pair = rows * NUM_CHOSEN + i
                 share = tl.load(weights + pair, mask=is_row, other=0.0)

@@ -19,7 +19,7 @@ from torch import Tensor
 from flashdraft.errors import CheckpointError
 from flashdraft.kernels.quantized import SUPER_GROUP, Quantized, Scheme
 
-ROW_TILE = 64  # rows are filled up to a multiple of it
+ROW_TILE = 128  # rows are filled up to a multiple of it: no tile of a product is larger
 _LANES = (64, 32, 16)  # a tensor core takes 16 values at a time
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -109,21 +109,23 @@ class PackedWeight:
         there = [tensor for tensor in self.tensors if tensor is not None]
         return sum(tensor.numel() * tensor.itemsize for tensor in there)
 
-    def expert(self, index: int) -> PackedWeight:
-        """One weight of a stack of them."""
+    @property
+    def num_steps(self) -> int:
+        """Steps in a row."""
+        return self.codes.shape[-3]
 
-        def pick(scales: Scales) -> Scales:
-            over = None if scales.over is None else scales.over[index]
-            return replace(scales, values=scales.values[index], over=over)
+    @property
+    def packed_rows(self) -> int:
+        """Rows of one weight, with those that fill it up."""
+        return self.codes.shape[-2]
 
-        return replace(
-            self,
-            shape=self.shape[1:],
-            codes=self.codes[index],
-            high=None if self.high is None else self.high[index],
-            scale=pick(self.scale),
-            minimum=None if self.minimum is None else pick(self.minimum),
-        )
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """From expert to expert in codes, scales, minimums and what is over these; else 0."""
+        is_stack = len(self.shape) == 3
+        minimum = None if self.minimum is None else self.minimum.values
+        tensors = (self.codes, self.scale.values, minimum, self.scale.over)
+        return tuple(0 if one is None or not is_stack else one.stride(0) for one in tensors)
 
 
 def pack_quantized(weight: Quantized) -> PackedWeight:

@@ -18,11 +18,12 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from flashdraft.kernels.triton_quantized_layout import ROW_TILE, Code, Number, PackedWeight
+from flashdraft.kernels.triton_launch import fetch
+from flashdraft.kernels.triton_quantized_layout import Code, Number, PackedWeight
 
-# Half a tile of weights: what two warps hold. The scales of more rows than there are threads would
+# Weight rows of a block: what two warps hold. The scales of more rows than there are threads would
 # be shared out over shared memory at every step.
-HALF = tl.constexpr(ROW_TILE // 2)
+BLOCK_N = tl.constexpr(32)
 INT4 = tl.constexpr(int(Code.INT4))
 INT6 = tl.constexpr(int(Code.INT6))
 INT8 = tl.constexpr(int(Code.INT8))
@@ -158,10 +159,7 @@ def high_values(high: tl.tensor, PLANE: tl.constexpr, FORMAT: tl.constexpr) -> t
 
 @triton.jit
 def load_numbers(
-    scale: tl.tensor,
-    scale_over: tl.tensor,
-    minimum: tl.tensor,
-    minimum_over: tl.tensor,
+    weight: tl.tuple,
     step: tl.tensor,
     columns: tl.tensor,
     packed_rows: tl.tensor,
@@ -169,10 +167,10 @@ def load_numbers(
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
     """Of every row of the weight, a step's scales and what is over them; its minimums likewise."""
     return (
-        _load_step(scale, step, columns, packed_rows, FORMAT.scale, FORMAT),
-        _load_over(scale_over, step, columns, packed_rows, FORMAT.scale, FORMAT),
-        _load_step(minimum, step, columns, packed_rows, FORMAT.minimum, FORMAT),
-        _load_over(minimum_over, step, columns, packed_rows, FORMAT.minimum, FORMAT),
+        _load_step(weight[2], step, columns, packed_rows, FORMAT.scale, FORMAT),
+        _load_over(weight[3], step, columns, packed_rows, FORMAT.scale, FORMAT),
+        _load_step(weight[4], step, columns, packed_rows, FORMAT.minimum, FORMAT),
+        _load_over(weight[5], step, columns, packed_rows, FORMAT.minimum, FORMAT),
     )
 
 
@@ -240,66 +238,25 @@ def pick_number(
 
 
 @triton.jit
-def add_step(
-    total: tl.tensor,
-    tile: tl.tensor,
-    tile_high: tl.tensor,
-    numbers: tl.tensor,
-    over: tl.tensor,
-    lows: tl.tensor,
-    lows_over: tl.tensor,
-    scale: tl.tensor,
-    minimum: tl.tensor,
-    x0: tl.tensor,
-    x1: tl.tensor,
-    x2: tl.tensor,
-    x3: tl.tensor,
-    step: tl.tensor,
-    columns: tl.tensor,
+def fetch_steps(
+    weight: tl.tuple,
+    start: tl.tensor,
     packed_rows: tl.tensor,
-    BLOCK_M: tl.constexpr,
+    first: tl.tensor,
+    end: tl.tensor,
+    NUM_ROWS: tl.constexpr,
     FORMAT: tl.constexpr,
-) -> tl.tensor:
-    """total [HALF, BLOCK_M] and what one step of HALF rows of the weight adds to it."""
-    planes: tl.constexpr = FORMAT.planes
-    groups: tl.constexpr = FORMAT.groups_per_step
-    part = tl.zeros([HALF, BLOCK_M], tl.float32)
-    sums = tl.zeros([HALF, BLOCK_M], tl.float32)
-    for plane in tl.static_range(planes):
-        if plane == 0:
-            rows = tl.trans(x0)
-        elif plane == 1:
-            rows = tl.trans(x1)
-        elif plane == 2:
-            rows = tl.trans(x2)
-        else:
-            rows = tl.trans(x3)
-        values = plane_values(tile, plane, FORMAT).to(x0.dtype)
-        if FORMAT.steps_per_group == 0:  # the scale of a whole row waits until the end
-            total = tl.dot(values, rows, total, input_precision="ieee")
-        else:
-            part = tl.dot(values, rows, part, input_precision="ieee")
-            if FORMAT.code == INT6:
-                upper = high_values(tile_high, plane, FORMAT).to(x0.dtype)
-                part = tl.dot(upper, rows, part, input_precision="ieee")
-            if FORMAT.minimum != NONE:
-                ones = tl.full([HALF, FORMAT.lanes], 1.0, x0.dtype)
-                sums = tl.dot(ones, rows, sums, input_precision="ieee")
-            if (plane + 1) * groups % planes == 0:  # the end of a group, or of the step
-                place = plane * groups // planes
-                factor = pick_number(
-                    numbers, over, scale, step, columns, packed_rows, place, FORMAT.scale, FORMAT
-                )
-                total += part * factor[:, None]
-                part = tl.zeros([HALF, BLOCK_M], tl.float32)
-                if FORMAT.minimum != NONE:
-                    low = pick_number(
-                        lows, lows_over, minimum, step, columns, packed_rows, place,
-                        FORMAT.minimum, FORMAT,
-                    )  # fmt: skip
-                    total -= sums * low[:, None]
-                    sums = tl.zeros([HALF, BLOCK_M], tl.float32)
-    return total
+) -> None:
+    """Ask L2 for steps first .. end - 1 of weight rows from `start` on; for 64 steps at most."""
+    step = first + tl.arange(0, 64)
+    width: tl.constexpr = FORMAT.lanes
+    place = (step * packed_rows + start) * width
+    fetch(weight[0] + place, step < end, NUM_ROWS * width * 2)
+    if FORMAT.code == INT6:
+        fetch(weight[1] + place, step < end, NUM_ROWS * width)
+    if FORMAT.steps_per_group == 1 and FORMAT.scale != FLOAT32:
+        number_bytes: tl.constexpr = weight[2].dtype.element_ty.primitive_bitwidth // 8
+        fetch(weight[2] + step * packed_rows + start, step < end, NUM_ROWS * number_bytes)
 
 
 @triton.jit
@@ -319,77 +276,133 @@ def _load_plane(
 
 
 @triton.jit
-def two_halves(
+def _add_up(
+    xs: tl.tuple, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, FORMAT: tl.constexpr
+) -> tl.tensor:
+    """Of every row of x its sum over one group of a step: [BLOCK_N, BLOCK_M], all rows alike."""
+    planes: tl.constexpr = FORMAT.planes // FORMAT.groups_per_step
+    sums = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+    ones = tl.full([BLOCK_N, FORMAT.lanes], 1.0, xs[0].dtype)
+    for plane in tl.static_range(GROUP * planes, (GROUP + 1) * planes):
+        sums = tl.dot(ones, xs[plane], sums, input_precision="ieee")
+    return sums
+
+
+@triton.jit
+def _add_group(
+    total: tl.tensor,
+    tile: tl.tensor,
+    tile_high: tl.tensor,
+    numbers: tl.tuple,
+    weight: tl.tuple,
+    xs: tl.tuple,
+    sums: tl.tuple,
+    step: tl.tensor,
+    columns: tl.tensor,
+    packed_rows: tl.tensor,
+    GROUP: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    FORMAT: tl.constexpr,
+) -> tl.tensor:
+    """total [BLOCK_N, BLOCK_M] and what one group of a step of a block of weights adds to it."""
+    planes: tl.constexpr = FORMAT.planes // FORMAT.groups_per_step
+    is_whole_row: tl.constexpr = FORMAT.steps_per_group == 0  # its scale waits until the end
+    part = total if is_whole_row else tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+    for plane in tl.static_range(GROUP * planes, (GROUP + 1) * planes):
+        values = plane_values(tile, plane, FORMAT).to(xs[0].dtype)
+        part = tl.dot(values, xs[plane], part, input_precision="ieee")
+        if FORMAT.code == INT6:
+            upper = high_values(tile_high, plane, FORMAT).to(xs[0].dtype)
+            part = tl.dot(upper, xs[plane], part, input_precision="ieee")
+    if is_whole_row:
+        total = part
+    else:
+        factor = pick_number(
+            numbers[0], numbers[1], weight[2], step, columns, packed_rows, GROUP, FORMAT.scale,
+            FORMAT,
+        )  # fmt: skip
+        total += part * factor[:, None]
+    if FORMAT.minimum != NONE:
+        low = pick_number(
+            numbers[2], numbers[3], weight[4], step, columns, packed_rows, GROUP, FORMAT.minimum,
+            FORMAT,
+        )  # fmt: skip
+        total -= sums[GROUP] * low[:, None]
+    return total
+
+
+@triton.jit
+def multiply_blocks(
     x: tl.tensor,
     row_stride: tl.tensor,
     rows: tl.tensor,
     real_row: tl.tensor,
-    codes: tl.tensor,
-    high: tl.tensor,
-    scale: tl.tensor,
-    scale_over: tl.tensor,
-    minimum: tl.tensor,
-    minimum_over: tl.tensor,
-    columns: tl.tensor,
-    other: tl.tensor,
+    weight: tl.tuple,
+    starts: tl.tuple,
     packed_rows: tl.tensor,
     depth: tl.tensor,
     first: tl.tensor,
     end: tl.tensor,
     BLOCK_M: tl.constexpr,
     FORMAT: tl.constexpr,
-) -> tuple[tl.tensor, tl.tensor]:
-    """[HALF, BLOCK_M] of the product twice, for weight rows `columns` and `other`.
+    BLOCKS: tl.constexpr,
+) -> tl.tuple:
+    """[BLOCK_N, BLOCK_M] of the product for every block of weight rows, steps first .. end - 1.
 
-    Over steps first .. end - 1. The scales of a step are fetched one step early: these loads are
-    too small to be copied ahead by the pipeline.
+    `weight` as PackedWeight.tensors has it, `starts` the first row of every block. What all blocks
+    share is read once: the rows of x, which come from L2 again for every program. The scales of a
+    step are fetched one step early: these loads are too small to be copied ahead by the pipeline.
     """
     width: tl.constexpr = FORMAT.lanes
+    planes: tl.constexpr = FORMAT.planes
+    groups: tl.constexpr = FORMAT.groups_per_step
     lanes = tl.arange(0, width)
     left = x + rows[:, None].to(tl.int64) * row_stride + lanes[None, :]
-    tile = columns[:, None] * width + lanes[None, :]
-    tile_other = other[:, None] * width + lanes[None, :]
-    total = tl.zeros([HALF, BLOCK_M], tl.float32)
-    total_other = tl.zeros([HALF, BLOCK_M], tl.float32)
-    n0, v0, m0, w0 = load_numbers(
-        scale, scale_over, minimum, minimum_over, first, columns, packed_rows, FORMAT
-    )
-    n1, v1, m1, w1 = load_numbers(
-        scale, scale_over, minimum, minimum_over, first, other, packed_rows, FORMAT
-    )
+    totals: tl.tuple = ()
+    numbers: tl.tuple = ()
+    for i in tl.static_range(BLOCKS):
+        totals = totals + (tl.zeros([BLOCK_N, BLOCK_M], tl.float32),)
+        columns = starts[i] + tl.arange(0, BLOCK_N)
+        numbers = numbers + (load_numbers(weight, first, columns, packed_rows, FORMAT),)
     for step in range(first, end):
         place = step * (packed_rows * width)
-        c0 = tl.load(codes + place + tile)
-        c1 = tl.load(codes + place + tile_other)
-        h0, h1 = c0, c1
-        if FORMAT.code == INT6:
-            h0 = tl.load(high + place + tile)
-            h1 = tl.load(high + place + tile_other)
-        k = step * (FORMAT.planes * width)
-        x0 = _load_plane(left, k, lanes, real_row, depth, FORMAT)
-        x1 = _load_plane(left, k + width, lanes, real_row, depth, FORMAT)
-        x2, x3 = x0, x1
-        if FORMAT.planes == 4:
-            x2 = _load_plane(left, k + 2 * width, lanes, real_row, depth, FORMAT)
-            x3 = _load_plane(left, k + 3 * width, lanes, real_row, depth, FORMAT)
+        tiles: tl.tuple = ()
+        highs: tl.tuple = ()
+        for i in tl.static_range(BLOCKS):
+            tile = (starts[i] + tl.arange(0, BLOCK_N))[:, None] * width + lanes[None, :]
+            tiles = tiles + (tl.load(weight[0] + place + tile),)
+            if FORMAT.code == INT6:
+                highs = highs + (tl.load(weight[1] + place + tile),)
+            else:
+                highs = highs + (tiles[i],)
+        xs: tl.tuple = ()
+        for plane in tl.static_range(planes):
+            k = (step * planes + plane) * width
+            xs = xs + (tl.trans(_load_plane(left, k, lanes, real_row, depth, FORMAT)),)
+        sums: tl.tuple = ()
+        if FORMAT.minimum != NONE:
+            for group in tl.static_range(groups):
+                sums = sums + (_add_up(xs, group, BLOCK_M, FORMAT),)
         after = tl.minimum(step + 1, end - 1)
-        a0, b0, c2, d0 = n0, v0, m0, w0
-        n0, v0, m0, w0 = load_numbers(
-            scale, scale_over, minimum, minimum_over, after, columns, packed_rows, FORMAT
-        )
-        total = add_step(
-            total, c0, h0, a0, b0, c2, d0, scale, minimum, x0, x1, x2, x3, step, columns,
-            packed_rows, BLOCK_M, FORMAT,
-        )  # fmt: skip
-        a1, b1, c3, d1 = n1, v1, m1, w1
-        n1, v1, m1, w1 = load_numbers(
-            scale, scale_over, minimum, minimum_over, after, other, packed_rows, FORMAT
-        )
-        total_other = add_step(
-            total_other, c1, h1, a1, b1, c3, d1, scale, minimum, x0, x1, x2, x3, step, other,
-            packed_rows, BLOCK_M, FORMAT,
-        )  # fmt: skip
+        next_totals: tl.tuple = ()
+        next_numbers: tl.tuple = ()
+        for i in tl.static_range(BLOCKS):
+            columns = starts[i] + tl.arange(0, BLOCK_N)
+            ahead = load_numbers(weight, after, columns, packed_rows, FORMAT)
+            next_numbers = next_numbers + (ahead,)
+            total = totals[i]
+            for group in tl.static_range(groups):
+                total = _add_group(
+                    total, tiles[i], highs[i], numbers[i], weight, xs, sums, step, columns,
+                    packed_rows, group, BLOCK_M, FORMAT,
+                )  # fmt: skip
+            next_totals = next_totals + (total,)
+        totals = next_totals
+        numbers = next_numbers
     if FORMAT.steps_per_group == 0:
-        total *= tl.load(scale + columns)[:, None]
-        total_other *= tl.load(scale + other)[:, None]
-    return total, total_other
+        scaled: tl.tuple = ()
+        for i in tl.static_range(BLOCKS):
+            factor = tl.load(weight[2] + starts[i] + tl.arange(0, BLOCK_N))
+            scaled = scaled + (totals[i] * factor[:, None],)
+        totals = scaled
+    return totals

@@ -11,50 +11,27 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from flashdraft.kernels.triton_quantized_tiles import INT6, NONE, UNSIGNED, two_halves
+from flashdraft.kernels.triton_quantized_tiles import INT6, NONE, UNSIGNED
 
 
 @triton.jit
-def multiply_expert(
-    x: tl.tensor,
-    row_stride: tl.tensor,
-    rows: tl.tensor,
-    real_row: tl.tensor,
-    expert: tl.tensor,
-    codes: tl.tensor,
-    high: tl.tensor,
-    scale: tl.tensor,
-    scale_over: tl.tensor,
-    minimum: tl.tensor,
-    minimum_over: tl.tensor,
-    codes_stride: tl.tensor,
-    scale_stride: tl.tensor,
-    minimum_stride: tl.tensor,
-    over_stride: tl.tensor,
-    columns: tl.tensor,
-    other: tl.tensor,
-    packed_rows: tl.tensor,
-    depth: tl.tensor,
-    first: tl.tensor,
-    end: tl.tensor,
-    BLOCK_M: tl.constexpr,
-    FORMAT: tl.constexpr,
-) -> tuple[tl.tensor, tl.tensor]:
-    """`two_halves` with the weight of one expert of many."""
-    codes += expert * codes_stride
-    scale += expert * scale_stride
+def pick_expert(
+    weight: tl.tuple, strides: tl.tuple, expert: tl.tensor, FORMAT: tl.constexpr
+) -> tl.tuple:
+    """The tensors of one expert (an int64); `strides` as PackedWeight.strides has them."""
+    codes = weight[0] + expert * strides[0]
+    scale = weight[2] + expert * strides[1]
+    # What a format has not is never read, but a function must return something.
+    high, scale_over, minimum, minimum_over = codes, codes, codes, codes
     if FORMAT.code == INT6:
-        high += expert * codes_stride
+        high = weight[1] + expert * strides[0]
     if FORMAT.scale >= UNSIGNED:
-        scale_over += expert * over_stride
+        scale_over = weight[3] + expert * strides[3]
     if FORMAT.minimum != NONE:
-        minimum += expert * minimum_stride
+        minimum = weight[4] + expert * strides[2]
     if FORMAT.minimum >= UNSIGNED:
-        minimum_over += expert * over_stride
-    return two_halves(
-        x, row_stride, rows, real_row, codes, high, scale, scale_over, minimum, minimum_over,
-        columns, other, packed_rows, depth, first, end, BLOCK_M, FORMAT,
-    )  # fmt: skip
+        minimum_over = weight[5] + expert * strides[3]
+    return codes, high, scale, scale_over, minimum, minimum_over
 
 
 @triton.jit

@@ -2,6 +2,9 @@
 # mypy: disallow-untyped-decorators=False
 """Which row goes to which expert, in Triton: the choice, and pairs sorted by expert. CUDA only.
 
+`route_rows` makes the logits of few rows and chooses in one launch: programs share the experts, and
+whichever comes last reads all logits and chooses. `choose_rows` chooses from logits that are there.
+
 A pair is one choice of one row, numbered row * num_chosen + place. Nothing here waits for the host,
 and all sizes are known before the launch, so a CUDA graph can hold it.
 """
@@ -17,6 +20,8 @@ from torch import Tensor
 
 from flashdraft.kernels.triton_launch import overlap, wait
 
+ROUTE_EXPERTS = 4  # of one program: estimated, to read a router of 128 with a quarter of the card
+ROUTE_DEPTH = 4096  # read at a time
 SORT_BLOCK = 1024  # pairs that a program looks at together
 MIN_SORT_BLOCK = 128  # one for every thread: none may be counted twice
 
@@ -57,6 +62,42 @@ def choose_rows(logits: Tensor, num_chosen: int, scale: Tensor) -> tuple[Tensor,
     return chosen, weights
 
 
+def route_rows(
+    x: Tensor, router: Tensor, num_chosen: int, scale: Tensor, arrivals: Tensor
+) -> tuple[Tensor, Tensor]:
+    """`Kernels.route` for few rows: what `choose_rows` says of x @ router.T.
+
+    `arrivals` as in triton_linear.multiply_rows; it needs one.
+    """
+    (num_rows, depth), num_experts = x.shape, router.shape[0]
+    assert router.is_contiguous() and x.stride(1) == 1 and router.shape[1] == depth
+    chosen = torch.empty(num_rows, num_chosen, device=x.device, dtype=torch.int64)
+    weights = torch.empty(num_rows, num_chosen, device=x.device, dtype=torch.float32)
+    if num_rows:
+        _route[(triton.cdiv(num_experts, ROUTE_EXPERTS),)](
+            x,
+            router,
+            scale,
+            torch.empty(num_rows, num_experts, device=x.device, dtype=x.dtype),
+            chosen,
+            weights,
+            arrivals,
+            depth,
+            x.stride(0),
+            NUM_ROWS=num_rows,
+            NUM_EXPERTS=num_experts,
+            NUM_CHOSEN=num_chosen,
+            BLOCK_R=triton.next_power_of_2(num_rows),
+            BLOCK_E=triton.next_power_of_2(num_experts),
+            BLOCK_C=triton.next_power_of_2(num_chosen),
+            BLOCK_N=ROUTE_EXPERTS,
+            BLOCK_K=min(ROUTE_DEPTH, triton.next_power_of_2(depth)),
+            **overlap(x),
+            num_warps=4,
+        )
+    return chosen, weights
+
+
 def sort_pairs(chosen: Tensor, num_experts: int, tile_size: int) -> SortedPairs:
     """Sort the pairs of chosen [num_rows, k] by expert, stably, in one launch."""
     num_pairs = chosen.numel()
@@ -93,30 +134,100 @@ def _choose(
     BLOCK_C: tl.constexpr,
     PDL: tl.constexpr,
 ) -> None:
-    """One row: softmax over all, the largest one after another, divided by their sum."""
+    """One row."""
     wait(PDL)
-    row = tl.program_id(0).to(tl.int64)
+    row = tl.program_id(0).to(tl.int64) + tl.arange(0, 1)
+    _choose_from(
+        logits, scale, chosen, weights, row, row >= 0, NUM_EXPERTS, NUM_CHOSEN, 1, BLOCK_E, BLOCK_C
+    )
+
+
+@triton.jit
+def _route(
+    x: tl.tensor,
+    router: tl.tensor,
+    scale: tl.tensor,
+    logits: tl.tensor,
+    chosen: tl.tensor,
+    weights: tl.tensor,
+    arrivals: tl.tensor,
+    depth: tl.tensor,
+    row_stride: tl.tensor,
+    NUM_ROWS: tl.constexpr,
+    NUM_EXPERTS: tl.constexpr,
+    NUM_CHOSEN: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    PDL: tl.constexpr,
+) -> None:
+    """The logits of BLOCK_N experts for all rows; the last program chooses from everybody's."""
+    rows = tl.arange(0, BLOCK_R)
+    mine = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    lanes = tl.arange(0, BLOCK_K)
+    totals = tl.zeros([BLOCK_R, BLOCK_N], tl.float32)
+    wait(PDL)
+    for k in range(0, depth, BLOCK_K):
+        real = k + lanes < depth
+        there = (mine < NUM_EXPERTS)[:, None] & real[None, :]
+        tile = tl.load(router + mine[:, None] * depth + k + lanes[None, :], mask=there, other=0.0)
+        for row in tl.static_range(NUM_ROWS):
+            values = tl.load(x + row * row_stride + k + lanes, mask=real, other=0.0)
+            sums = tl.sum(tile.to(tl.float32) * values.to(tl.float32)[None, :], 1)
+            totals += tl.where((rows == row)[:, None], sums[None, :], 0.0)
+    is_real = (rows < NUM_ROWS)[:, None] & (mine < NUM_EXPERTS)[None, :]
+    place = logits + rows[:, None] * NUM_EXPERTS + mine[None, :]
+    tl.store(place, totals.to(logits.dtype.element_ty), mask=is_real, cache_modifier=".cg")
+    tl.debug_barrier()  # all of this program's logits are written before it is counted
+    if tl.atomic_add(arrivals, 1, sem="acq_rel") == tl.num_programs(0) - 1:
+        _choose_from(
+            logits, scale, chosen, weights, rows, rows < NUM_ROWS, NUM_EXPERTS, NUM_CHOSEN,
+            BLOCK_R, BLOCK_E, BLOCK_C,
+        )  # fmt: skip
+        tl.atomic_xchg(arrivals, 0)  # ready for the next call
+
+
+@triton.jit
+def _choose_from(
+    logits: tl.tensor,
+    scale: tl.tensor,
+    chosen: tl.tensor,
+    weights: tl.tensor,
+    rows: tl.tensor,
+    is_row: tl.tensor,
+    NUM_EXPERTS: tl.constexpr,
+    NUM_CHOSEN: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+) -> None:
+    """Softmax over all experts, the largest one after another, divided by their sum."""
     experts = tl.arange(0, BLOCK_E)
-    real = experts < NUM_EXPERTS
-    scores = tl.load(logits + row * NUM_EXPERTS + experts, mask=real, other=float("-inf"))
-    scores = scores.to(tl.float32)
-    chances = tl.exp(scores - tl.max(scores, 0))
-    chances = tl.where(real, chances / tl.sum(chances, 0), -1.0)
-    places = tl.arange(0, BLOCK_C)
-    picked = tl.zeros([BLOCK_C], tl.int32)
-    values = tl.zeros([BLOCK_C], tl.float32)
-    total = 0.0
+    real = (experts < NUM_EXPERTS)[None, :]
+    source = logits + rows[:, None] * NUM_EXPERTS + experts[None, :]
+    # From L2: other programs may have written them a moment ago.
+    scores = tl.load(source, mask=is_row[:, None] & real, other=0.0, cache_modifier=".cg")
+    scores = tl.where(real, scores.to(tl.float32), float("-inf"))
+    chances = tl.exp(scores - tl.max(scores, 1)[:, None])
+    chances = tl.where(real, chances / tl.sum(chances, 1)[:, None], -1.0)
+    places = tl.arange(0, BLOCK_C)[None, :]
+    picked = tl.zeros([BLOCK_R, BLOCK_C], tl.int32)
+    values = tl.zeros([BLOCK_R, BLOCK_C], tl.float32)
+    total = tl.zeros([BLOCK_R], tl.float32)
     for place in tl.static_range(NUM_CHOSEN):
-        best, index = tl.max(chances, 0, return_indices=True, return_indices_tie_break_left=True)
-        picked = tl.where(places == place, index, picked)
-        values = tl.where(places == place, best, values)
+        best, index = tl.max(chances, 1, return_indices=True, return_indices_tie_break_left=True)
+        picked = tl.where(places == place, index[:, None], picked)
+        values = tl.where(places == place, best[:, None], values)
         total += best
-        chances = tl.where(experts == index, -1.0, chances)
+        chances = tl.where(experts[None, :] == index[:, None], -1.0, chances)
     picked = tl.minimum(picked, NUM_EXPERTS - 1)  # a row of NaN must not point outside
     factors = tl.load(scale + picked).to(tl.float32)
-    target = row * NUM_CHOSEN + places
-    tl.store(chosen + target, picked.to(tl.int64), mask=places < NUM_CHOSEN)
-    tl.store(weights + target, values / total * factors, mask=places < NUM_CHOSEN)
+    target = rows[:, None] * NUM_CHOSEN + places
+    is_real = is_row[:, None] & (places < NUM_CHOSEN)
+    tl.store(chosen + target, picked.to(tl.int64), mask=is_real)
+    tl.store(weights + target, values / total[:, None] * factors, mask=is_real)
 
 
 @triton.jit(do_not_specialize=["num_pairs", "max_tiles"])

@@ -16,10 +16,12 @@ import triton.language as tl
 from torch import Tensor
 
 from flashdraft.kernels.interface import Activation, QKVSpec, RopeTable
+from flashdraft.kernels.quantized import LARGEST_FP8
 from flashdraft.kernels.triton_launch import overlap, wait
 
 GATE_BLOCK = 1024
 MAX_HEADS = 4  # of one row that a program prepares
+FP8_LIMIT = tl.constexpr(LARGEST_FP8)
 
 
 def norm_rows(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
@@ -88,7 +90,7 @@ def prepare_heads(
     spec: QKVSpec,
     rope: RopeTable,
     positions: Tensor,
-    key_cache: Tensor,
+    key_cache: Tensor | None,
     value_cache: Tensor,
     slots: Tensor,
 ) -> Tensor:
@@ -98,7 +100,8 @@ def prepare_heads(
     query = torch.empty(shape, device=qkv.device, dtype=qkv.dtype)
     if num_rows == 0:
         return query
-    assert key_cache.stride() == value_cache.stride() and key_cache.stride(3) == 1
+    assert value_cache.stride(3) == 1
+    assert key_cache is None or key_cache.stride() == value_cache.stride()
     assert rope.cos.stride() == rope.sin.stride() and rope.cos.stride(1) == 1
     # Heads of one kind share a program: fewer, fuller ones.
     heads = math.gcd(spec.num_heads, spec.num_kv_heads, MAX_HEADS)
@@ -115,13 +118,13 @@ def prepare_heads(
         value_cache,
         spec.eps,
         rope.cos.stride(0),
-        *key_cache.stride()[:3],
+        *value_cache.stride()[:3],
         spec.num_heads,
         spec.num_kv_heads,
         spec.head_dim,
         heads,
         triton.next_power_of_2(spec.head_dim // 2),
-        key_cache.shape[1],
+        value_cache.shape[1],
         spec.v_norm,
         spec.share_kv,
         **overlap(qkv),
@@ -159,6 +162,17 @@ def _norm(
 
 
 @triton.jit
+def gate(gates: tl.tensor, ups: tl.tensor, dtype: tl.constexpr, GELU: tl.constexpr) -> tl.tensor:
+    """activation(gate) * up in float32, the factors rounded to `dtype` as single kernels do it."""
+    gates = gates.to(dtype).to(tl.float32)
+    if GELU:  # x (1 + tanh u) / 2 = x sigmoid(2 u), with u = sqrt(2 / pi) (x + 0.044715 x^3)
+        gates *= tl.sigmoid(1.5957691216057308 * (gates + 0.044715 * gates * gates * gates))
+    else:
+        gates *= tl.sigmoid(gates)
+    return gates.to(dtype).to(tl.float32) * ups.to(dtype).to(tl.float32)
+
+
+@triton.jit
 def _gate(
     gate_up: tl.tensor,
     output: tl.tensor,
@@ -172,15 +186,11 @@ def _gate(
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     real = columns < NUM_FEATURES
     source = gate_up + row * (2 * NUM_FEATURES) + columns
-    gate = tl.load(source, mask=real, other=0.0).to(tl.float32)
-    up = tl.load(source + NUM_FEATURES, mask=real, other=0.0).to(tl.float32)
-    if GELU:  # x (1 + tanh u) / 2 = x sigmoid(2 u), with u = sqrt(2 / pi) (x + 0.044715 x^3)
-        gate *= tl.sigmoid(1.5957691216057308 * (gate + 0.044715 * gate * gate * gate))
-    else:
-        gate *= tl.sigmoid(gate)
-    gate = gate.to(output.dtype.element_ty).to(tl.float32)
+    gates = tl.load(source, mask=real, other=0.0)
+    ups = tl.load(source + NUM_FEATURES, mask=real, other=0.0)
+    dtype: tl.constexpr = output.dtype.element_ty
     target = output + row * NUM_FEATURES + columns
-    tl.store(target, (gate * up).to(output.dtype.element_ty), mask=real)
+    tl.store(target, gate(gates, ups, dtype, GELU).to(dtype), mask=real)
 
 
 @triton.jit
@@ -223,7 +233,7 @@ def _store_halves(
 @triton.jit
 def _saturate(x: tl.tensor) -> tl.tensor:
     """The nearest that fp8 can hold; NaN stays NaN, so that a broken step is still seen as one."""
-    return tl.clamp(x.to(tl.float32), -448.0, 448.0, propagate_nan=tl.PropagateNan.ALL)
+    return tl.clamp(x.to(tl.float32), -FP8_LIMIT, FP8_LIMIT, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
@@ -236,7 +246,7 @@ def _prepare(
     positions: tl.tensor,
     slots: tl.tensor,
     query: tl.tensor,
-    key_cache: tl.tensor,
+    key_cache: tl.tensor,  # None: no keys are written
     value_cache: tl.tensor,
     eps: tl.tensor,
     rope_stride: tl.tensor,
@@ -283,7 +293,7 @@ def _prepare(
             value_left, value_right = _norm_halves(left, right, None, eps, dims, dtype, HALF)
         target = value_cache + place + kv_heads % NUM_KV_HEADS * head_stride
         _store_halves(target, value_left, value_right, dims, dtype, HALF)
-    if first < NUM_HEADS + NUM_KV_HEADS:
+    if key_cache is not None and first < NUM_HEADS + NUM_KV_HEADS:
         if k_norm is not None:
             left, right = _norm_halves(left, right, k_norm, eps, dims, dtype, HALF)
         target = key_cache + place + kv_heads * head_stride

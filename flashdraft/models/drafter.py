@@ -50,7 +50,7 @@ class Operations(Protocol):
         self, x: Tensor, delta: Tensor, weight: Tensor, eps: float
     ) -> tuple[Tensor, Tensor]: ...
 
-    def gated(self, gate_up: Tensor, activation: Activation) -> Tensor: ...
+    def gated_linear(self, x: Tensor, weight: Any, activation: Activation) -> Tensor: ...
 
     def softcap(self, x: Tensor, cap: float) -> Tensor: ...
 
@@ -73,9 +73,9 @@ class AutogradOperations:
         total = x + delta
         return total, self.rms_norm(total, weight, eps)
 
-    def gated(self, gate_up: Tensor, activation: Activation) -> Tensor:
+    def gated_linear(self, x: Tensor, weight: tuple[Tensor, ...], activation: Activation) -> Tensor:
         assert activation is Activation.SILU, "drafters are SwiGLU models"
-        gate, up = gate_up.chunk(2, dim=-1)
+        gate, up = self.linear(x, weight).chunk(2, dim=-1)
         return F.silu(gate) * up
 
     def softcap(self, x: Tensor, cap: float) -> Tensor:
@@ -112,7 +112,7 @@ def _run_layer(
         hidden, normed = operations.add_rms_norm(hidden, pending, weights.input_norm, eps)
     mixed = operations.linear(attend(operations.linear(normed, weights.qkv)), weights.output)
     hidden, normed = operations.add_rms_norm(hidden, mixed, weights.mlp_norm, eps)
-    gated = operations.gated(operations.linear(normed, weights.gate_up), Activation.SILU)
+    gated = operations.gated_linear(normed, weights.gate_up, Activation.SILU)
     return hidden, operations.linear(gated, weights.down)
 
 

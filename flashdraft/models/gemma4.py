@@ -28,8 +28,6 @@ from flashdraft.models.layers import (
 )
 from flashdraft.models.weights import Weights
 
-SIDE_BY_SIDE_ROWS = 64  # more of them keep the device busy with one thing at a time
-
 
 class Experts:
     """Router and experts: both read the residual stream itself, each through a norm of its own."""
@@ -67,8 +65,7 @@ class Experts:
     def __call__(self, routed: Tensor, normed: Tensor) -> Tensor:
         """`routed` and `normed` are the stream after `router_norm` and after `input_norm`."""
         kernels = self._kernels
-        logits = kernels.linear(routed, self._router)
-        chosen, weights = kernels.choose_experts(logits, self._num_chosen, self._expert_scale)
+        chosen, weights = kernels.route(routed, self._router, self._num_chosen, self._expert_scale)
         return kernels.experts(normed, self._gate_up, self._down, chosen, weights, self._activation)
 
 
@@ -135,9 +132,9 @@ class Gemma4Layer:
         """The dense MLP's output and the experts'."""
         experts = self._experts
         assert experts is not None
-        if normed.shape[0] > SIDE_BY_SIDE_ROWS:
-            return self._mlp(normed), experts(to_route, to_mix)
-        return self._kernels.both(lambda: self._mlp(normed), lambda: experts(to_route, to_mix))
+        return self._kernels.both(
+            normed.shape[0], lambda: self._mlp(normed), lambda: experts(to_route, to_mix)
+        )
 
 
 class Gemma4Target:

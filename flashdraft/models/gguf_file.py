@@ -69,6 +69,7 @@ _UNREAD = {  # what else files are stored in
 }
 _LARGEST = 2**32 - 1  # sizes, counts and token ids are stored in 32 bits
 _SHOWN = 80  # characters of a wrong value in a message
+_REMEDY = "Fetch it again, or name another file."
 _PLAIN_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
@@ -92,6 +93,8 @@ class GGUFFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
+            if path.stat().st_size == 0:
+                raise CheckpointError(f"{path} is empty: its download was cut short. {_REMEDY}")
             with path.open("rb") as file:
                 # private copy-on-write pages: torch wants writable memory, the file stays untouched
                 self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
@@ -99,7 +102,9 @@ class GGUFFile:
             raise CheckpointError(f"{path} cannot be read: {error}.") from None
         cursor = _Cursor(path, self._data)
         if cursor.take(4) != _MAGIC:
-            raise CheckpointError(f"{path} is not a GGUF file: it does not start with 'GGUF'.")
+            raise CheckpointError(
+                f"{path} is not a GGUF file: it does not start with 'GGUF'. {_REMEDY}"
+            )
         version = cursor.scalar("I")
         if version not in _VERSIONS:
             raise CheckpointError(
@@ -245,7 +250,7 @@ class _Cursor:
         if self.position > len(self._data):
             raise CheckpointError(
                 f"{self._path} is truncated or damaged: its header asks for {count} bytes at "
-                f"{start}, the file has {len(self._data)}. Fetch it again."
+                f"{start}, the file has {len(self._data)}. {_REMEDY}"
             )
         return self._data[start : self.position]
 
@@ -259,7 +264,7 @@ class _Cursor:
             return self.take(self.scalar("Q")).decode()
         except UnicodeDecodeError:
             raise CheckpointError(
-                f"{self._path} is damaged: the string at byte {start} is not UTF-8."
+                f"{self._path} is damaged: the string at byte {start} is not UTF-8. {_REMEDY}"
             ) from None
 
     def value(self, kind: int) -> Any:
@@ -280,6 +285,7 @@ class _Cursor:
     def _code(self, kind: int) -> str:
         if kind not in _SCALARS:
             raise CheckpointError(
-                f"{self._path} is damaged: metadata type {kind} at byte {self.position} is unknown."
+                f"{self._path} is damaged: metadata type {kind} at byte {self.position} is "
+                f"unknown. {_REMEDY}"
             )
         return _SCALARS[kind]

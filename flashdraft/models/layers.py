@@ -20,6 +20,7 @@ from flashdraft.kernels.interface import (
     Best,
     BlockMask,
     Kernels,
+    KeyRebuild,
     PageView,
     QKVSpec,
     RopeTable,
@@ -34,7 +35,7 @@ from flashdraft.models.weights import Weights
 class LayerCache:
     """One layer's pages and the view that says which of them this batch reads and writes."""
 
-    key: Tensor  # [num_pages, page_size, kv_heads, head_dim]
+    key: Tensor | None  # [num_pages, page_size, kv_heads, head_dim]; None: made of the values
     value: Tensor
     view: PageView
 
@@ -177,6 +178,7 @@ class Attention:
         )
         self._scale = config.attention_scale or dim**-0.5
         self._window = layer.window
+        self._num_rotated = -(-layer.rope.rotary_dims // 2)
         self._kernels = kernels
 
     def __call__(
@@ -197,9 +199,15 @@ class Attention:
             scale=self._scale,
             window=self._window,
             mask=batch.mask,
+            rebuild=self._rebuild(rope) if cache.key is None else None,
         )
         out = kernels.linear(mixed, self._output)
         return out if self._output_bias is None else out + self._output_bias
+
+    def _rebuild(self, rope: RopeTable) -> KeyRebuild:
+        spec = self._spec
+        assert spec.share_kv and spec.v_norm and spec.k_norm is not None
+        return KeyRebuild(spec.k_norm, rope, self._num_rotated)
 
 
 class GatedMLP:
@@ -223,9 +231,8 @@ class GatedMLP:
         self._kernels = kernels
 
     def __call__(self, x: Tensor) -> Tensor:
-        kernels = self._kernels
-        gated = kernels.gated(kernels.linear(x, self._gate_up), self._activation)
-        return kernels.linear(gated, self._down)
+        gated = self._kernels.gated_linear(x, self._gate_up, self._activation)
+        return self._kernels.linear(gated, self._down)
 
 
 def load_matrix(

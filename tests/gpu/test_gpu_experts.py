@@ -140,6 +140,53 @@ def test_the_choice_matches_torch(dtype: torch.dtype) -> None:
     torch.testing.assert_close(weights, chances, atol=1e-6, rtol=1e-5)
 
 
+def draw_router(rows: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Rows and a router whose logits are the same in every order of addition."""
+    x = torch.randint(-8, 9, (rows, HIDDEN), device=CUDA).to(dtype)
+    return x, (torch.randint(-8, 9, (NUM_EXPERTS, HIDDEN), device=CUDA) / 512).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5])
+def test_routing_is_a_linear_and_a_choice(rows: int, dtype: torch.dtype) -> None:
+    kernels, scale = triton_kernels(dtype), torch.rand(NUM_EXPERTS, device=CUDA) + 0.5
+    for num_chosen in (1, 4, NUM_CHOSEN):
+        x, router = draw_router(rows, dtype)
+        logits = (x.double() @ router.double().T).to(dtype)
+        expected, shares = kernels.choose_experts(logits, num_chosen, scale)
+        for _ in range(20):  # whoever comes last chooses
+            chosen, weights = kernels.route(x, router, num_chosen, scale)
+            assert torch.equal(chosen, expected)
+            torch.testing.assert_close(weights, shares, atol=1e-6, rtol=1e-5)
+    assert not kernels._arrivals.any()
+
+
+def test_routing_prefers_the_first_of_equals() -> None:
+    kernels, scale = triton_kernels(torch.bfloat16), torch.ones(NUM_EXPERTS, device=CUDA)
+    x, router = torch.ones(4, HIDDEN, device=CUDA).bfloat16(), draw_router(1, torch.bfloat16)[1]
+    router[:] = router[0]
+    router[[5, 90], 0] += 1
+    chosen, _ = kernels.route(x, router, NUM_CHOSEN, scale)
+    assert chosen.tolist() == [[5, 90, 0, 1, 2, 3, 4, 6]] * 4
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+def test_a_graph_routes_new_rows(rows: int) -> None:
+    kernels, scale = triton_kernels(torch.bfloat16), torch.rand(NUM_EXPERTS, device=CUDA) + 0.5
+    x, router = draw_router(rows, torch.bfloat16)
+    kernels.route(x, router, NUM_CHOSEN, scale)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = kernels.route(x, router, NUM_CHOSEN, scale)
+    for _ in range(5):
+        x.copy_(draw_router(rows, torch.bfloat16)[0])
+        graph.replay()
+        expected = kernels.choose_experts(kernels.linear(x, router), NUM_CHOSEN, scale)
+        assert torch.equal(found[0], expected[0])
+        torch.testing.assert_close(found[1], expected[1], atol=1e-6, rtol=1e-5)
+
+
 @pytest.mark.parametrize("hidden", [HIDDEN, 5376])
 @pytest.mark.parametrize(
     ("deltas", "post", "scalar", "outputs"),

@@ -127,6 +127,19 @@ def test_quantized_experts_match_float32(name: str) -> None:
             assert not mix.arrivals.any()
 
 
+@pytest.mark.parametrize("num_rows", [65, 512, 513])
+def test_prompts_of_quantized_experts_match_float32(num_rows: int) -> None:
+    from flashdraft.kernels.triton_backend import TritonKernels
+
+    mix, rows = Mixture("int4"), make_rows(num_rows, "uniform")
+    x, *choice = rows
+    found = TritonKernels(CUDA, torch.bfloat16).experts(
+        x, *mix.packed, *choice, Activation.GELU_TANH
+    )
+    expected = mix.expected(*rows)
+    assert float((found.float() - expected).norm() / expected.norm()) < MOST_ERROR
+
+
 @pytest.mark.parametrize("name", ["int4", "fp8"])
 def test_exact_bits_of_quantized_experts_do_not_depend_on_the_other_rows(name: str) -> None:
     mix, (x, chosen, weights) = Mixture(name), make_rows(64, "uniform")
@@ -159,10 +172,10 @@ def test_a_graph_of_quantized_experts_follows_new_routing(num_rows: int) -> None
 
 @pytest.mark.parametrize("name", ["int4", "q4_k"])
 def test_dequantized_experts_are_the_weights(name: str) -> None:
-    from flashdraft.kernels.triton_quantized_experts import dequantize_experts
+    from flashdraft.kernels.triton_quantized import dequantize
 
     gate_up, _, packed, _ = make_weights(name)
-    found = dequantize_experts(packed, torch.bfloat16)
+    found = dequantize(packed, torch.bfloat16)
     for expert in (0, 1, NUM_EXPERTS - 1):
         expected = gate_up.expert(expert).dequantize()
         torch.testing.assert_close(found[expert].float(), expected, atol=1e-6, rtol=8e-3)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from flashdraft.kernels.interface import CAUSAL, Activation, PageView, QKVSpec, RopeTable
+from flashdraft.kernels.quantized import Scheme
 
 pytestmark = pytest.mark.gpu
 CUDA = torch.device("cuda")
@@ -27,17 +28,17 @@ SPEC = QKVSpec(NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, EPS)
 
 
 class Layer(NamedTuple):
-    """One layer's weights and cache."""
+    """One layer's weights, packed, and its cache."""
 
     norm: Tensor
-    qkv: Tensor
-    output: Tensor
-    gate_up: Tensor
-    down: Tensor
-    router: Tensor
+    qkv: Any
+    output: Any
+    gate_up: Any
+    down: Any
+    router: Any
     scale: Tensor
-    experts_up: Tensor
-    experts_down: Tensor
+    experts_up: Any
+    experts_down: Any
     keys: Tensor
     values: Tensor
 
@@ -46,18 +47,18 @@ def draw(*shape: int) -> Tensor:
     return (torch.randn(shape, device=CUDA) * shape[-1] ** -0.5).to(BF16)
 
 
-def make_layer(num_pages: int) -> Layer:
+def make_layer(kernels: Any, num_pages: int) -> Layer:
     cache = (num_pages, PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM)
     return Layer(
         norm=(torch.rand(HIDDEN, device=CUDA) + 0.5).to(BF16),
-        qkv=draw(SPEC.width, HIDDEN),
-        output=draw(HIDDEN, NUM_HEADS * HEAD_DIM),
-        gate_up=draw(2 * DENSE, HIDDEN),
-        down=draw(HIDDEN, DENSE),
-        router=draw(NUM_EXPERTS, HIDDEN) * 8,
+        qkv=kernels.pack(draw(SPEC.width, HIDDEN)),
+        output=kernels.pack(draw(HIDDEN, NUM_HEADS * HEAD_DIM)),
+        gate_up=kernels.pack(draw(2 * DENSE, HIDDEN)),
+        down=kernels.pack(draw(HIDDEN, DENSE)),
+        router=kernels.pack(draw(NUM_EXPERTS, HIDDEN) * 8, quantize=False),
         scale=torch.rand(NUM_EXPERTS, device=CUDA) + 0.5,
-        experts_up=draw(NUM_EXPERTS, 2 * INNER, HIDDEN),
-        experts_down=draw(NUM_EXPERTS, HIDDEN, INNER),
+        experts_up=kernels.pack_experts(draw(NUM_EXPERTS, 2 * INNER, HIDDEN)),
+        experts_down=kernels.pack_experts(draw(NUM_EXPERTS, HIDDEN, INNER)),
         keys=draw(*cache),
         values=draw(*cache),
     )
@@ -80,17 +81,17 @@ def make_view(num_rows: int, num_pages: int) -> PageView:
 class Chain:
     """A model's step out of the kernels alone, on one input buffer."""
 
-    def __init__(self, num_rows: int, exact: bool) -> None:
+    def __init__(self, num_rows: int, exact: bool, scheme: Scheme | None = None) -> None:
         from flashdraft.kernels.triton_backend import TritonKernels
 
         torch.manual_seed(0)
         num_pages = -(-(CONTEXT + num_rows) // PAGE_SIZE)
-        self.kernels: Any = TritonKernels(CUDA, BF16, exact)
+        self.kernels: Any = TritonKernels(CUDA, BF16, exact, scheme)
         self.view = make_view(num_rows, num_pages)
         angles = torch.rand(CONTEXT + num_rows, HEAD_DIM // 2, device=CUDA)
         self.rope = RopeTable(angles.cos(), angles.sin())
-        self.layers = [make_layer(num_pages) for _ in range(NUM_LAYERS)]
-        self.head = draw(VOCABULARY, HIDDEN)
+        self.layers = [make_layer(self.kernels, num_pages) for _ in range(NUM_LAYERS)]
+        self.head = self.kernels.pack_head(draw(VOCABULARY, HIDDEN))
         self.inputs = torch.randn(NUM_INPUTS, num_rows, HIDDEN, device=CUDA).to(BF16)
         self.x = self.inputs[0].clone()
 
@@ -110,17 +111,20 @@ class Chain:
         mixed = k.attention(query, *caches, view, scale=1.0, window=WINDOW, mask=CAUSAL)
         deltas = [(k.linear(mixed, layer.output), layer.norm)]
         x, (normed, routed, asked) = k.residual_norms(x, deltas, None, None, [layer.norm] * 3, EPS)
-        dense = k.linear(k.gated(k.linear(normed, layer.gate_up), GELU), layer.down)
-        choice = k.choose_experts(k.linear(routed, layer.router), NUM_CHOSEN, layer.scale)
+        dense = k.linear(k.gated_linear(normed, layer.gate_up, GELU), layer.down)
+        choice = k.route(routed, layer.router, NUM_CHOSEN, layer.scale)
         experts = k.experts(asked, layer.experts_up, layer.experts_down, *choice, GELU)
         deltas = [(dense, layer.norm), (experts, layer.norm)]
         x, (normed,) = k.residual_norms(x, deltas, layer.norm, None, [layer.norm], EPS)
         return x, normed
 
 
-def allow_overlap(monkeypatch: pytest.MonkeyPatch, allowed: bool) -> None:
+def allow_overlap(
+    monkeypatch: pytest.MonkeyPatch, allowed: bool, signal_first: bool = False
+) -> None:
     from flashdraft.kernels import triton_launch
 
+    monkeypatch.setattr(triton_launch, "SIGNAL_FIRST", signal_first)
     monkeypatch.setattr(triton_launch, "can_overlap", lambda device: allowed)
     monkeypatch.setattr(triton_launch, "MAX_ROWS", 1 << 30)  # also where it does not pay
 
@@ -133,19 +137,32 @@ def hopper() -> None:
         pytest.skip("kernels overlap on compute capability 9.0 and later")
 
 
-@pytest.mark.parametrize("exact", [False, True])
-@pytest.mark.parametrize("num_rows", [1, 8, 24, 100])
+@pytest.mark.parametrize("signal_first", [False, True])
+@pytest.mark.parametrize(
+    ("num_rows", "exact", "scheme"),
+    [
+        *((rows, exact, None) for rows in (1, 8, 24, 100) for exact in (False, True)),
+        *((rows, False, scheme) for rows in (1, 16) for scheme in (Scheme.INT4, Scheme.FP8)),
+    ],
+)
 def test_overlapping_layers_keep_their_bits(
-    num_rows: int, exact: bool, monkeypatch: pytest.MonkeyPatch
+    num_rows: int,
+    exact: bool,
+    scheme: Scheme | None,
+    signal_first: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    chain = Chain(num_rows, exact)
+    from flashdraft.kernels import triton_backend
+
+    monkeypatch.setattr(triton_backend, "MIN_QUANTIZED_VALUES", 0)
+    chain = Chain(num_rows, exact, scheme)
     allow_overlap(monkeypatch, False)
     expected = []
     for rows in chain.inputs:
         chain.x.copy_(rows)
         expected.append(chain.run())
     assert not torch.equal(expected[0][0], expected[1][0])
-    allow_overlap(monkeypatch, True)
+    allow_overlap(monkeypatch, True, signal_first)
     chain.run()  # compiles, which a capture must not
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -160,7 +177,10 @@ def test_overlapping_layers_keep_their_bits(
     assert not chain.kernels._arrivals.any()
 
 
-def test_memory_is_handed_on_among_small_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("signal_first", [False, True])
+def test_memory_is_handed_on_among_small_kernels(
+    signal_first: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A long chain of short kernels over few buffers: each is written as soon as it is free."""
     from flashdraft.kernels.triton_backend import TritonKernels
 
@@ -183,7 +203,7 @@ def test_memory_is_handed_on_among_small_kernels(monkeypatch: pytest.MonkeyPatch
     for rows in inputs:
         x.copy_(rows)
         expected.append(run())
-    allow_overlap(monkeypatch, True)
+    allow_overlap(monkeypatch, True, signal_first)
     run()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from flashdraft.bench import doctor
 from flashdraft.bench.doctor_causes import find_causes
 from flashdraft.bench.doctor_probe import Mode, Patient, reconfigured
-from flashdraft.bench.doctor_replay import agreement, read_text, try_drafter
+from flashdraft.bench.doctor_replay import agreement, read_text, seconds_per_row, try_drafter
 from flashdraft.bench.doctor_target import weight_bits
 from flashdraft.cli import main
 from tests.tiny import VOCAB_SIZE, make_tiny_checkpoint, make_tiny_drafter
@@ -121,6 +122,49 @@ def test_what_needs_a_figure_is_not_judged_without_one(
     assert report["causes"] == []
 
 
+@pytest.mark.parametrize(("row", "asked"), [(0.06, 2), (0.2, 0)])
+def test_slow_rows_are_given_fewer_prompts_so_that_the_time_is_kept(
+    target: Path,
+    drafter: Path,
+    row: float,
+    asked: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(doctor, "seconds_per_row", lambda *_: row)
+    assert run_doctor("--model", target, "--draft", drafter, "--seconds", "60", "--json") == 1
+    report = json.loads(capsys.readouterr().out)
+    [said] = [one for one in report["findings"] if "a token takes" in one["text"]]
+    assert f"{asked} of 8 prompts" in said["text"] and said["status"] == "warning"
+    wanted = int(said["remedy"].split()[2])
+    law = [one["text"] for one in report["findings"] if one["area"] == "law"]
+    if asked:
+        assert "2 answers" in law[0] and 60 < wanted < 120 and report["not_judged"] is None
+    else:
+        assert not law and report["not_judged"] == "no prompt can be read in this time"
+    run_doctor("--model", target, "--draft", drafter, "--seconds", str(wanted))
+    assert f"{asked + 1} of 8 prompts" in capsys.readouterr().out
+
+
+def test_rows_are_timed_together_only_where_that_is_cheap(
+    target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    patient = Patient.load(str(target), "none", "cpu", "float32", Mode())
+    counts: list[int] = []
+    forward = patient.target.forward
+
+    def slow(ids: torch.Tensor, batch: Any) -> Any:
+        counts.append(len(ids))
+        time.sleep(0.05 * len(ids))
+        return forward(ids, batch)
+
+    monkeypatch.setattr(patient.target, "forward", slow)
+    prompt = patient.prompts()[0]
+    assert seconds_per_row(patient.target, prompt, 0.5) >= 0.05 and counts == [2, 2]
+    counts.clear()
+    assert seconds_per_row(patient.target, prompt, 60.0) >= 0.05 and counts == [2, 2, 16]
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -135,6 +179,7 @@ def test_what_needs_a_figure_is_not_judged_without_one(
         (["--quantize", "int2"], "quantize is 'int2'; it must be one of int4, int8, fp8"),
         (["--kv-dtype", "fp8"], "kv_dtype is 'fp8', but flashdraft's native CPU kernels"),
         (["--kv-dtype", "int3"], "int3"),
+        (["--kv-keys", "rebuilt"], "kv_keys is 'rebuilt', but flashdraft's native CPU kernels"),
     ],
 )
 def test_bad_input_is_refused_in_words(

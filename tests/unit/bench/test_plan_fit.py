@@ -101,6 +101,39 @@ def test_an_fp8_cache_is_refused_where_it_cannot_be_read() -> None:
         make_plan(pair, find_card("h200"), kv_dtype="int3")
 
 
+def test_a_cache_without_shared_keys_holds_twice_as_much_of_the_full_layers() -> None:
+    pair, card = find_pair(DENSE, "none"), find_card("h200")
+    both, values = (
+        make_plan(pair, card, context=131072, kv_keys=one).best for one in ("stored", "rebuilt")
+    )
+    assert both.cache is not None and values.cache is not None
+    saved = both.cache.needed_bytes - values.cache.needed_bytes
+    assert saved == 131072 * 40960 and f"{saved / GB:.1f}" == "5.4"
+    assert values.max_concurrency > both.max_concurrency
+    assert not values.form.is_measured and both.form.is_measured
+    assert values.plain is not None and both.plain is not None
+    assert both.plain.num_bytes - values.plain.num_bytes == pytest.approx(saved)
+    asked = make_plan(pair, card, kv_dtype="fp8", kv_keys="rebuilt").command
+    assert "--kv-dtype fp8 --kv-keys rebuilt" in str(asked)
+    build_parser().parse_args(str(asked).split()[1:])  # exits on what serve does not know
+    # and is advised where it is what would do
+    told = advice(make_plan(pair, card, context=262144, concurrency=6))
+    assert any(line.startswith("--kv-keys rebuilt: 6 × 262,144 tokens fit") for line in told)
+
+
+def test_rebuilt_keys_are_refused_where_there_are_none() -> None:
+    gpu, cpu = find_card("h200"), replace(find_card("h200"), title="a CPU", is_cpu=True)
+    with pytest.raises(RequestError, match="smollm2-135m has no layers that share key and value"):
+        make_plan(find_pair("smollm2-135m"), gpu, kv_keys="rebuilt")
+    with pytest.raises(RequestError, match="a CPU cannot do; it takes a GPU"):
+        make_plan(find_pair(DENSE), cpu, kv_keys="rebuilt")
+    with pytest.raises(RequestError, match="'none'; it must be stored or rebuilt"):
+        make_plan(find_pair(DENSE), gpu, kv_keys="none")
+    small = find_pair("smollm2-135m")
+    load = make_plan(small, find_card("rtx3090"), concurrency=1024)
+    assert not load.best.fits and not any("--kv-keys" in line for line in advice(load))
+
+
 def test_a_load_that_fits_in_part_is_served_in_part() -> None:
     found = plan(DENSE, "rtx5090", 8192, 8)
     at_once = found.num_at_once

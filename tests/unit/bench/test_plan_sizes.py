@@ -28,6 +28,7 @@ from flashdraft.bench.plan_sizes import (
     stored_formats,
     weight_bytes,
 )
+from flashdraft.engine.cache import bytes_per_token
 from flashdraft.engine.config import EngineConfig
 from flashdraft.engine.memory import build_cache
 from flashdraft.errors import CapacityError, CheckpointError
@@ -40,7 +41,7 @@ from tests.unit.models.test_compressed_tensors import write_model
 
 DENSE, MOE = "google/gemma-4-31B-it", "google/gemma-4-26B-A4B-it"
 BF16 = torch.bfloat16
-META = SimpleNamespace(device=torch.device("meta"), dtype=BF16)
+META = SimpleNamespace(name="triton", device=torch.device("meta"), dtype=BF16)
 
 
 def test_every_model_known_by_name_can_be_planned() -> None:
@@ -220,6 +221,17 @@ def test_keys_and_values_stop_growing_at_the_window(
         assert extra == per_token * (4 * windowed + context)
 
 
+@pytest.mark.parametrize(("name", "per_token"), [(DENSE, 81920), (MOE, 20480)])
+def test_rebuilt_keys_halve_the_full_layers_of_the_target_alone(name: str, per_token: int) -> None:
+    for draft, extra in (("none", 0), ("auto", 2 * 8 * 128 * 2)):
+        both, values = (
+            bytes_per_token(cache_layers(find_pair(name, draft), way), BF16)
+            for way in ("stored", "rebuilt")
+        )
+        assert both[None] == per_token + extra and values[None] == per_token // 2 + extra
+        assert {**values, None: 0} == {**both, None: 0}
+
+
 def built(pair: Pair, config: EngineConfig) -> dict[int | None, int]:
     """What the engine builds, on a device that holds nothing."""
     target = SimpleNamespace(kernels=META, config=pair.target)
@@ -229,14 +241,23 @@ def built(pair: Pair, config: EngineConfig) -> dict[int | None, int]:
 
 
 @pytest.mark.parametrize("draft", ["auto", "none"])
-@pytest.mark.parametrize(("name", "context"), [(DENSE, 8192), (MOE, 32768), ("smollm2-135m", 512)])
+@pytest.mark.parametrize(
+    ("name", "context", "kv_keys"),
+    [
+        (DENSE, 8192, "stored"),
+        (DENSE, 8192, "rebuilt"),
+        (MOE, 32768, "stored"),
+        (MOE, 32768, "rebuilt"),
+        ("smollm2-135m", 512, "stored"),
+    ],
+)
 @pytest.mark.parametrize(("batch", "gigabytes"), [(1, 4.0), (8, 12.0), (32, 40.0), (8, 5.0)])
 def test_the_plan_is_the_engines(
-    name: str, context: int, draft: str, batch: int, gigabytes: float
+    name: str, context: int, kv_keys: str, draft: str, batch: int, gigabytes: float
 ) -> None:
     pair = find_pair(name, draft)
     config = EngineConfig.for_device(
-        "cuda", max_batch=batch, max_context=context, cache_gb=gigabytes
+        "cuda", max_batch=batch, max_context=context, cache_gb=gigabytes, kv_keys=kv_keys
     )
     plan = plan_cache(pair, BF16, int(gigabytes * GB), config, context)
     assert plan.reserved_bytes <= gigabytes * GB

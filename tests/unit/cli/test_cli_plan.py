@@ -62,6 +62,16 @@ def test_a_plan_in_few_bits(capsys: pytest.CaptureFixture[str]) -> None:
     assert f"Run: flashdraft serve {DENSE} --quantize int4 --kv-dtype fp8 --max-context" in out
 
 
+def test_a_plan_without_stored_keys(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(DENSE, "--gpu", "h200", "--context", "32768", "--kv-keys", "rebuilt") == 0
+    out = capsys.readouterr().out
+    assert (
+        "32,768 × 45,056 B + 1,024 × 819,200 B (window)" in out
+    )  # of 86,016 the drafter's is 4096
+    assert "not measured in this format: an upper estimate" in out
+    assert f"Run: flashdraft serve {DENSE} --kv-keys rebuilt --max-context 32768" in out
+
+
 def test_experts_and_partial_loads(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(MOE, "--gpu", "h200", "--concurrency", "2") == 0
     assert "128 × (1 − (1 − 8/128)^rows) = 15.5 for 2 rows" in capsys.readouterr().out

@@ -30,7 +30,8 @@ KERNELS: Any = SimpleNamespace(device=torch.device("cpu"), dtype=torch.float32)
 
 
 def fake_target(windows: list[int | None], max_position: int = 4096) -> Any:
-    layers = [SimpleNamespace(num_kv_heads=1, head_dim=4, window=window) for window in windows]
+    sizes = {"num_kv_heads": 1, "head_dim": 4, "share_kv": False}
+    layers = [SimpleNamespace(window=window, **sizes) for window in windows]
     return SimpleNamespace(
         config=SimpleNamespace(layers=layers, max_position=max_position), kernels=KERNELS
     )

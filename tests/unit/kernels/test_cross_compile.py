@@ -21,6 +21,7 @@ from flashdraft.kernels.interface import (
     CAUSAL,
     Activation,
     BlockMask,
+    KeyRebuild,
     PageView,
     QKVSpec,
     RopeTable,
@@ -120,6 +121,21 @@ def attend(
     kernels(dtype, exact).attention(query, cache, cache, view, scale=1.0, window=window, mask=mask)
 
 
+def attend_values(
+    num_rows: int,
+    dtype: torch.dtype = BF16,
+    cache_dtype: torch.dtype | None = None,
+    mask: BlockMask = CAUSAL,
+    exact: bool = False,
+) -> None:
+    """Gemma 4's full layers with keys made of values; 64 pairs of 256 rotate."""
+    query, values, view, window = make_attention(512, num_rows, dtype, cache_dtype)
+    rope = RopeTable(*(make(4096, 256, dtype=FP32) for _ in range(2)))
+    rule: dict[str, Any] = {"scale": 1.0, "window": window, "mask": mask}
+    rebuild = KeyRebuild(make(512, dtype=dtype), rope, 64)
+    kernels(dtype, exact).attention(query, None, values, view, rebuild=rebuild, **rule)
+
+
 def multiply(
     num_rows: int, shape: tuple[int, int], dtype: torch.dtype = BF16, exact: bool = False
 ) -> None:
@@ -146,17 +162,23 @@ def make_quantized(scheme: str, *shape: int) -> Any:
     from flashdraft.kernels.quantized import Quantized, Scheme
     from flashdraft.kernels.triton_quantized_layout import pack_quantized
 
-    found, (*rows, depth) = Scheme(scheme), shape
-    numbers = {"int4": 32, "int6": 16, "int8": 32, "fp8": depth}
-    group, is_k = numbers[scheme], scheme == "int6"
-    scale = make(*rows, depth // group, dtype=torch.int8 if is_k else FP16)
-    over = make(*rows, depth // 256, dtype=FP16) if is_k else None
+    found, (*rows, depth) = Scheme(scheme.removesuffix("_k")), shape
+    numbers = {"int4": 32, "int4_k": 32, "int6": 16, "int8": 32, "fp8": depth}
+    group, kind = numbers[scheme], {"int6": torch.int8, "int4_k": torch.uint8}.get(scheme)
+    scale = make(*rows, depth // group, dtype=kind or FP16)
+    over = None if kind is None else make(*rows, depth // 256, dtype=FP16)
+    lows = (scale, over) if scheme == "int4_k" else (None, None)
     codes = make(*shape, dtype=found.dtype)
-    return pack_quantized(Quantized(found, codes, scale, group, 0, None, over))
+    return pack_quantized(Quantized(found, codes, scale, group, 0, lows[0], over, lows[1]))
 
 
 def multiply_few_bits(scheme: str, num_rows: int, shape: tuple[int, int]) -> None:
     kernels().linear(make(num_rows, shape[1]), make_quantized(scheme, *shape))
+
+
+def gate_few_bits(scheme: str, num_rows: int, inner: int, depth: int) -> None:
+    weight = make_quantized(scheme, 2 * inner, depth)
+    kernels().gated_linear(make(num_rows, depth), weight, Activation.GELU_TANH)
 
 
 def mix_few_bits(scheme: str, num_rows: int) -> None:
@@ -166,11 +188,25 @@ def mix_few_bits(scheme: str, num_rows: int) -> None:
     kernels().experts(make(num_rows, 2816), *weights, chosen, shares, Activation.GELU_TANH)
 
 
-def prepare(spec: QKVSpec, cache_dtype: torch.dtype = BF16) -> None:
+def dequantize_stack(scheme: str) -> None:
+    """Gemma 4 26B's gates and ups."""
+    from flashdraft.kernels.triton_quantized import dequantize
+
+    dequantize(make_quantized(scheme, 128, 2 * 704, 2816), BF16)
+
+
+def route(num_rows: int, dtype: torch.dtype = BF16) -> None:
+    """Gemma 4 26B's router."""
+    x, router = make(num_rows, 2816, dtype=dtype), make(128, 2816, dtype=dtype)
+    kernels(dtype).route(x, router, 8, make(128, dtype=FP32))
+
+
+def prepare(spec: QKVSpec, cache_dtype: torch.dtype = BF16, stores_keys: bool = True) -> None:
     rope = RopeTable(*(make(9, spec.head_dim // 2, dtype=FP32) for _ in range(2)))
     cache = make(64, 16, spec.num_kv_heads, spec.head_dim, dtype=cache_dtype)
     rows = make(16, dtype=torch.int64)
-    kernels().prepare_qkv(make(16, spec.width), spec, rope, rows, cache, cache, rows)
+    keys = cache if stores_keys else None
+    kernels().prepare_qkv(make(16, spec.width), spec, rope, rows, keys, cache, rows)
 
 
 def norm_residual(hidden: int, num_deltas: int, num_outputs: int) -> None:
@@ -192,6 +228,7 @@ def explicit() -> BlockMask:
 
 
 NORM = make(512)
+SHARED = QKVSpec(32, 4, 512, 1e-6, q_norm=NORM, k_norm=NORM, v_norm=True, share_kv=True)
 CASES: dict[str, Case] = {
     "norm of 2816, no weight": lambda: kernels().rms_norm(make(1, 2816), None, 1e-6),
     "norm of a sum of 5376": lambda: kernels().add_rms_norm(
@@ -202,14 +239,14 @@ CASES: dict[str, Case] = {
     "residual norms of 5376": lambda: norm_residual(5376, 1, 1),
     "residual norms of 2816": lambda: norm_residual(2816, 2, 3),
     "heads of 64": lambda: prepare(QKVSpec(9, 3, 64, 1e-6)),
-    "heads of 512, shared": lambda: prepare(
-        QKVSpec(32, 4, 512, 1e-6, q_norm=NORM, k_norm=NORM, v_norm=True, share_kv=True)
-    ),
+    "heads of 512, shared": lambda: prepare(SHARED),
+    "heads of 512, values alone": lambda: prepare(SHARED, stores_keys=False),
     "heads of a drafter's context": lambda: prepare(QKVSpec(0, 8, 128, 1e-6, k_norm=NORM[:128])),
-    "heads of 512, fp8 cache": lambda: prepare(
-        QKVSpec(32, 4, 512, 1e-6, q_norm=NORM, k_norm=NORM, v_norm=True, share_kv=True), FP8
-    ),
+    "heads of 512, fp8 cache": lambda: prepare(SHARED, FP8),
     "routing of one row": lambda: kernels().choose_experts(make(1, 128), 8, make(128, dtype=FP32)),
+    **{f"route of {m} rows": lambda m=m: route(m) for m in (1, 2, 4)},
+    "route of 4 rows, float32": lambda: route(4, FP32),
+    "int4 linear of a prompt": lambda: multiply_few_bits("int4", 257, LINEARS["31B gate"]),
     "loss over 49152": lambda: lose(49152, None),
     "loss over 262144, capped": lambda: lose(262144, 30.0),
     "attention of 64, explicit mask": lambda: attend(64, 16, FP16, mask=explicit()),
@@ -220,6 +257,11 @@ CASES: dict[str, Case] = {
     "attention of 256, 16 rows, fp8 cache": lambda: attend(256, 16, cache_dtype=FP8),
     "attention of 512, 1 row, fp8 cache": lambda: attend(512, 1, cache_dtype=FP8),
     "attention of 512, 16 rows, fp8 cache": lambda: attend(512, 16, cache_dtype=FP8),
+    "attention over values, exact": lambda: attend_values(16, exact=True),
+    "attention over values, explicit mask": lambda: attend_values(16, mask=explicit()),
+    "attention over values, float32": lambda: attend_values(16, FP32),
+    "attention over values, 1 row, fp8 cache": lambda: attend_values(1, cache_dtype=FP8),
+    "attention over values, 16 rows, fp8 cache": lambda: attend_values(16, cache_dtype=FP8),
     "attention of 64, float32": lambda: attend(64, 16, FP32),
     "attention of 512, float32": lambda: attend(512, 16, FP32),
     "linear 26B gate, 1 row": lambda: multiply(1, LINEARS["26B gate"]),
@@ -230,7 +272,7 @@ CASES: dict[str, Case] = {
     "experts of 1 row, float32": lambda: mix(1, FP32),
     "experts of 16 rows, float32": lambda: mix(16, FP32),
 }
-for _scheme in ("int4", "int6", "int8", "fp8"):
+for _scheme in ("int4", "int4_k", "int6", "int8", "fp8"):
     for _rows in (1, 16, 64):
         CASES[f"{_scheme} linear, {_rows} rows"] = lambda n=_scheme, m=_rows: multiply_few_bits(
             n, m, (5376, 8192)
@@ -238,12 +280,19 @@ for _scheme in ("int4", "int6", "int8", "fp8"):
     CASES[f"{_scheme} table"] = lambda n=_scheme: kernels().embed(
         make(16, dtype=torch.int64), make_quantized(n, 49152, 512)
     )
+    CASES[f"{_scheme} stack as floats"] = lambda n=_scheme: dequantize_stack(n)
 for _scheme in ("int4", "int8", "fp8"):
+    for _rows in (1, 16):
+        CASES[f"{_scheme} gated linear, {_rows} rows"] = lambda n=_scheme, m=_rows: gate_few_bits(
+            n, m, 21504, 5376
+        )
     for _rows in (1, 16, 64):
         CASES[f"{_scheme} experts, {_rows} rows"] = lambda n=_scheme, m=_rows: mix_few_bits(n, m)
 for _dim in HEADS:
     for _rows in (1, 16, 64, 2048):
         CASES[f"attention of {_dim}, {_rows} rows"] = lambda d=_dim, m=_rows: attend(d, m)
+for _rows in (1, 16, 2048):
+    CASES[f"attention over values, {_rows} rows"] = lambda m=_rows: attend_values(m)
 for _name, _shape in LINEARS.items():
     for _rows in (16, 32):
         CASES[f"linear {_name}, {_rows} rows"] = lambda m=_rows, s=_shape: multiply(m, s)
@@ -302,6 +351,17 @@ def test_kernels_start_early_where_the_card_can(
     for name in ("norm of 2816, no weight", "attention of 128, 1 rows", "linear 26B gate, 1 row"):
         assert {each.starts_early for each in found[name].compiled} == {can}
     assert can or not any(each.starts_early for case in found.values() for each in case.compiled)
+
+
+@pytest.mark.parametrize("card", CARDS)
+def test_routing_and_prompts_take_few_launches(
+    card: str, running: dict[str, Future[dict[str, Found]]]
+) -> None:
+    found = running[card].result()
+    launched = {name: [each.kernel for each in found[name].compiled] for name in found}
+    assert launched["route of 4 rows"] == ["triton_routing._route"]
+    assert launched["int4 stack as floats"] == ["triton_quantized._dequantize"]
+    assert launched["int4 linear of a prompt"] == ["triton_quantized._dequantize"] * 4
 
 
 @pytest.mark.parametrize("card", CARDS)

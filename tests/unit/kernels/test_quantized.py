@@ -11,6 +11,7 @@ from torch import Tensor
 from flashdraft.errors import CheckpointError, RequestError
 from flashdraft.kernels import quantized
 from flashdraft.kernels.quantized import (
+    LARGEST_FP8,
     Quantized,
     Scheme,
     quantize,
@@ -221,6 +222,10 @@ def test_values_that_are_not_finite_are_refused(scheme: Scheme, bad: float) -> N
     weight[3, 63] = bad
     with pytest.raises(CheckpointError, match="not finite"):
         quantize(weight, scheme)
+
+
+def test_the_largest_fp8_is_that_of_the_type() -> None:
+    assert torch.finfo(torch.float8_e4m3fn).max == LARGEST_FP8
 
 
 def test_values_beyond_the_scales_are_refused() -> None:

@@ -28,7 +28,7 @@ from flashdraft.kernels.triton_experts_plan import (
 from tests.unit.kernels.test_triton_compile import HOPPER, Catcher
 
 KERNELS = {"_up_one", "_down_one", "_up_few", "_down_few", "_sort", "_up", "_down", "_mix"}
-KERNELS |= {"_choose", "_residual_norms"}
+KERNELS |= {"_choose", "_route", "_residual_norms"}
 HIDDEN, INNER, NUM_EXPERTS, NUM_CHOSEN = 2816, 704, 128, 8
 PLANS: list[tuple[int, torch.dtype, ExpertsPlan]] = [
     (1, torch.bfloat16, ONE_ROW),
@@ -61,9 +61,13 @@ def compile_mixture(num_rows: int, dtype: torch.dtype, plan: ExpertsPlan) -> Non
 
 def compile_rows() -> None:
     from flashdraft.kernels.triton_residual import residual_norm_rows
-    from flashdraft.kernels.triton_routing import choose_rows
+    from flashdraft.kernels.triton_routing import choose_rows, route_rows
 
-    choose_rows(torch.empty(2, NUM_EXPERTS, dtype=torch.bfloat16), NUM_CHOSEN, torch.empty(128))
+    scale = torch.empty(NUM_EXPERTS)
+    choose_rows(torch.empty(2, NUM_EXPERTS, dtype=torch.bfloat16), NUM_CHOSEN, scale)
+    router, arrivals = torch.empty(NUM_EXPERTS, HIDDEN).bfloat16(), torch.zeros(1).int()
+    for num_rows in (1, 4):
+        route_rows(torch.empty(num_rows, HIDDEN).bfloat16(), router, NUM_CHOSEN, scale, arrivals)
     for hidden, num_deltas, num_outputs in ((5376, 1, 1), (HIDDEN, 2, 3)):
         x, weight = torch.empty(2, hidden, dtype=torch.bfloat16), torch.empty(hidden)
         post = weight if num_deltas == 2 else None

@@ -6,23 +6,21 @@ NaN, so torch's stands in for it; on a GPU, tests/gpu/test_gpu_fp8_cache.py look
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from flashdraft.engine.cache import LEAST_FP8_CAPABILITY
 from flashdraft.kernels.interface import BIDIRECTIONAL, CAUSAL, PageView, QKVSpec, RopeTable
+from flashdraft.kernels.quantized import LARGEST_FP8
 from flashdraft.kernels.torch_backend import TorchKernels
-from flashdraft.kernels.triton_plan import DeviceLimits, plan_attention
 from tests.interpreted import collect, judge, report
+from tests.unit.kernels import cross_compile
 from tests.unit.kernels.test_triton_interpreter import (
     CPU,
     WIDE,
@@ -51,17 +49,6 @@ ATTENTION = {
     "spread": Case((3, 1, 2), (2, 60, 120), head_dim=64, plan=spread(4)),
     "spread, window": Case((2, 3, 1), (90, 3, 40), window=30, plan=spread(3)),
 }
-CARDS = {
-    80: DeviceLimits(108, 163 * 1024, 8),
-    89: DeviceLimits(128, 99 * 1024, 8),
-    90: DeviceLimits(132, 227 * 1024, 9),
-    120: DeviceLimits(170, 99 * 1024, 12),
-}
-# activations, head size, (heads, key heads), rows, keys, window
-COMPILED = {
-    "decode 64": (torch.float16, 64, (9, 3), 1, 1000, 512),
-    "verify 512": (torch.bfloat16, 512, (32, 4), 16, 4096, None),
-}
 
 
 # -- in the interpreter --------------------------------------------------------------------------
@@ -79,7 +66,7 @@ def mend_interpreter() -> None:
         if tl.float8e4nv not in (source, target):
             return convert(data, source, target, rounding)
         values = torch.from_numpy(data.copy()).view(views[source])
-        values = values.where(values.float().abs() <= 448.0, torch.nan).to(views[target])
+        values = values.where(values.float().abs() <= LARGEST_FP8, torch.nan).to(views[target])
         bits = torch.uint8 if target == tl.float8e4nv else values.dtype
         return values.view(bits).numpy()
 
@@ -121,7 +108,7 @@ def check_prepare(dtype: torch.dtype, spec: QKVSpec, size: float = 1.0) -> None:
     assert (caches != expected).sum() <= 0.01 * 2 * 4 * spec.num_kv_heads * spec.head_dim
     assert (caches != 0).sum() > 0.9 * 2 * 4 * spec.num_kv_heads * spec.head_dim
     if size > 100:
-        assert (caches.abs() == 448.0).sum() > 4 and caches.isfinite().all()
+        assert (caches.abs() == LARGEST_FP8).sum() > 4 and caches.isfinite().all()
 
 
 def check_nan_stays() -> None:
@@ -183,119 +170,77 @@ def test_interpreted(name: str, failures: dict[str, str]) -> None:
 # -- compiled ------------------------------------------------------------------------------------
 
 
-class Compiler:
-    """Stands in for a Triton kernel: compiles for a card what it should launch."""
-
-    def __init__(self, function: Any, capability: int, found: list[tuple[str, int, bool]]) -> None:
-        self._function, self._capability, self._found = function, capability, found
-
-    def __getitem__(self, grid: tuple[int, ...]) -> Any:
-        return self._compile
-
-    def _compile(
-        self,
-        *values: Any,
-        num_warps: int,
-        num_stages: int = 3,
-        launch_pdl: bool = False,
-        **named: Any,
-    ) -> None:
-        import triton
-        from triton.backends.compiler import GPUTarget
-        from triton.compiler import ASTSource
-        from triton.runtime.jit import mangle_type
-
-        arguments = dict(zip(self._function.arg_names, values, strict=False)) | named
-        types, constants, hints = {}, {}, {}
-        for index, parameter in enumerate(self._function.params):
-            value = arguments[parameter.name]
-            if parameter.is_constexpr or value is None:
-                types[parameter.name], constants[parameter.name] = "constexpr", value
-                continue
-            types[parameter.name] = "i32" if type(value) is int else mangle_type(value)
-            is_round = type(value) is int and value % 16 == 0 and not parameter.do_not_specialize
-            if isinstance(value, torch.Tensor) or is_round:
-                hints[(index,)] = [["tt.divisibility", 16]]
-        kernel = triton.compile(
-            ASTSource(self._function, types, constants, hints),
-            target=GPUTarget("cuda", self._capability, 32),
-            options={"num_warps": num_warps, "num_stages": num_stages},
-        )
-        name, text = self._function.__name__, kernel.asm["ptx"]
-        self._found.append((name, kernel.metadata.shared, "cp.async" in text))
+def make(*shape: int, dtype: torch.dtype) -> Tensor:
+    return torch.empty(*shape, dtype=dtype, device="meta")
 
 
-def compile_attention(name: str, limits: DeviceLimits) -> None:
-    from flashdraft.kernels.triton_attention import paged_attention
+def make_compiled(dtype: torch.dtype) -> Any:
+    from flashdraft.kernels.triton_backend import TritonKernels
 
-    dtype, head_dim, (heads, kv_heads), num_rows, num_keys, window = COMPILED[name]
-    cache = torch.empty(1, 16, kv_heads, head_dim, dtype=FP8)
+    return TritonKernels(torch.device("meta"), dtype, exact=False)
+
+
+def prepare() -> None:
+    norm = make(512, dtype=torch.bfloat16)
+    spec = QKVSpec(4, 2, 512, 1e-6, q_norm=norm, k_norm=norm, v_norm=True, share_kv=True)
+    rope = RopeTable(*(make(9, 256, dtype=torch.float32) for _ in range(2)))
+    cache, rows = make(1, 16, 2, 512, dtype=FP8), make(1, dtype=torch.int64)
+    qkv = make(1, spec.width, dtype=torch.bfloat16)
+    make_compiled(torch.bfloat16).prepare_qkv(qkv, spec, rope, rows, cache, cache, rows)
+
+
+def attend(
+    dtype: torch.dtype,
+    head_dim: int,
+    heads: tuple[int, int],
+    num_rows: int,
+    num_keys: int,
+    window: int | None,
+) -> None:
+    cache = make(1, 16, heads[1], head_dim, dtype=FP8)
     view = PageView(
-        query_start=torch.tensor([0, num_rows], dtype=torch.int32),
-        context_lens=torch.tensor([num_keys - num_rows], dtype=torch.int32),
-        block_table=torch.zeros(1, num_keys // 16 + 1, dtype=torch.int32),
-        slots=torch.empty(0, dtype=torch.int64),
+        query_start=make(2, dtype=torch.int32),
+        context_lens=make(1, dtype=torch.int32),
+        block_table=make(1, num_keys // 16 + 1, dtype=torch.int32),
+        slots=make(0, dtype=torch.int64),
         page_size=16,
         max_query_len=num_rows,
         max_key_len=num_keys,
     )
-    query = torch.empty(num_rows, heads, head_dim, dtype=dtype)
+    query = make(num_rows, heads[0], head_dim, dtype=dtype)
     mask = CAUSAL if window is None else BIDIRECTIONAL
-    plan = plan_attention(query, cache, view, window, limits)
-    paged_attention(query, cache, cache, view, plan, scale=1.0, window=window, mask=mask)
+    make_compiled(dtype).attention(query, cache, cache, view, scale=1.0, window=window, mask=mask)
 
 
-def compile_for(capability: int) -> dict[str, Any]:
-    """Every launch: kernel, bytes of shared memory, does it copy ahead; or why there is none."""
-    from triton.compiler.errors import CompilationError
-
-    from flashdraft.kernels import triton_attention, triton_rows
-
-    found: list[tuple[str, int, bool]] = []
-    for module, name in ((triton_attention, "_attend"), (triton_rows, "_prepare")):
-        setattr(module, name, Compiler(getattr(module, name), capability, found))
-    triton_attention._merge = Compiler(triton_attention._merge, capability, [])
-    norm, rope = torch.empty(512), RopeTable(torch.empty(9, 256), torch.empty(9, 256))
-    cache, rows = torch.empty(1, 16, 2, 512, dtype=FP8), torch.zeros(1, dtype=torch.int64)
-    spec = QKVSpec(4, 2, 512, 1e-6, q_norm=norm, k_norm=norm, v_norm=True, share_kv=True)
-    qkv = torch.empty(1, spec.width, dtype=torch.bfloat16)
-    try:
-        triton_rows.prepare_heads(qkv, spec, rope, rows, cache, cache, rows)
-        for name in COMPILED:
-            compile_attention(name, CARDS[capability])
-    except CompilationError as error:
-        return {"found": found, "refused": str(error)}
-    return {"found": found, "refused": None}
+COMPILED: dict[str, cross_compile.Case] = {
+    "prepare": prepare,
+    "decode 64": lambda: attend(torch.float16, 64, (9, 3), 1, 1000, 512),
+    "verify 512": lambda: attend(torch.bfloat16, 512, (32, 4), 16, 4096, None),
+}
+KERNELS = {
+    "prepare": "triton_rows._prepare",
+    "decode 64": "triton_attention._attend",
+    "verify 512": "triton_attention._attend",
+}
 
 
-@pytest.mark.parametrize("capability", CARDS)
-def test_compiles_and_fits_where_the_cache_is_offered(capability: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", cross_compile.CARDS)
+def test_compiles_and_fits_where_the_cache_is_offered(name: str) -> None:
     pytest.importorskip("triton", reason="Triton is not installed")
-    environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
-    environment.pop("TRITON_INTERPRET", None)
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
-    finished = subprocess.run(
-        [sys.executable, __file__, str(capability)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
-    assert finished.returncode == 0, finished.stderr
-    result = json.loads(finished.stdout)
-    if divmod(capability, 10) < LEAST_FP8_CAPABILITY:
-        assert "fp8e4nv not supported" in result["refused"]
-        return
-    assert result["refused"] is None
-    assert {name for name, _, _ in result["found"]} == {"_attend", "_prepare"}
-    limit = CARDS[capability].shared_bytes
-    assert [one for one in result["found"] if one[1] > limit] == []
-    assert all(overlaps for name, _, overlaps in result["found"] if name == "_attend")
+    card = cross_compile.CARDS[name]
+    for case, found in cross_compile.compile_cases(__file__, name).items():
+        if divmod(card.capability, 10) < LEAST_FP8_CAPABILITY:
+            assert "fp8e4nv not supported" in found.failure
+            continue
+        assert not found.failure, found.failure
+        [each] = [each for each in found.compiled if each.kernel == KERNELS[case]]
+        assert each.shared_bytes <= card.limits.shared_bytes
+        assert each.copies_ahead or case == "prepare"
 
 
 if __name__ == "__main__":
     if len(sys.argv) > 1:
-        json.dump(compile_for(int(sys.argv[1])), sys.stdout)
+        cross_compile.report(sys.argv[1], COMPILED)
     else:
         mend_interpreter()
         report(CHECKS)

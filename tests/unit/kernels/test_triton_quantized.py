@@ -101,6 +101,25 @@ def check_product(weight, num_rows, splits=None):
         torch.testing.assert_close(found, expected, atol=2e-3, rtol=1e-5)
 
 
+def check_gated(name, num_rows, inner, splits):
+    """One launch gives what the product and the gate give."""
+    from flashdraft.kernels import triton_quantized as kernels
+    from flashdraft.kernels.interface import Activation
+    from flashdraft.kernels.torch_backend import TorchKernels
+
+    weight = FORMATS[name](out=2 * inner)
+    x, packed = torch.randn(num_rows, weight.shape[1]), pack_quantized(weight)
+    arrivals = torch.zeros(256, dtype=torch.int32)
+    reference = TorchKernels(torch.device("cpu"), torch.float32)
+    for activation in Activation:
+        plan = kernels.plan_quantized(num_rows, packed, num_processors=2, gated=True)
+        plan = plan._replace(num_splits=splits)
+        found = kernels.multiply_quantized(x, packed, plan, arrivals, activation)
+        expected = reference.gated(x @ weight.dequantize().T, activation)
+        assert not arrivals.any()
+        torch.testing.assert_close(found, expected, atol=2e-3, rtol=1e-5)
+
+
 def check_weight(weight):
     from flashdraft.kernels.triton_quantized import dequantize
 
@@ -133,9 +152,16 @@ def check_nothing():
     assert kernels.dequantize(packed, torch.float32, rows).shape == (0, 256)
 
 
+# rows, inner size, parts of the depth: sizes that no tile divides among them
+GATED = [(1, 64, 1), (1, 50, 2), (16, 128, 2), (11, 96, 1), (40, 33, 2), (3, 30, 2)]
 ODD = ("q4_0", "q8_0", "fp8 row", "int8 row", "asymmetric row")
 CHECKS = {
     **{f"{n}, 1 row": lambda n=n: check_product(FORMATS[n](), 1) for n in FORMATS},
+    **{
+        f"{n}, gated {case}": lambda n=n, case=case: check_gated(n, *case)
+        for n in ("q4_0", "q4_k", "fp8 row")
+        for case in GATED
+    },
     **{f"{n}, 11 rows": lambda n=n: check_product(FORMATS[n](), 11) for n in FORMATS},
     **{
         f"{n}, depth {d}": lambda n=n, d=d: check_product(FORMATS[n](depth=d, out=64), 3)

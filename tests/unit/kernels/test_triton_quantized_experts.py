@@ -165,11 +165,17 @@ def check_nothing():
 
 
 def check_weights(name):
-    from flashdraft.kernels.triton_quantized_experts import dequantize_experts
+    """A stack in one launch has the bits of its experts one by one."""
+    from flashdraft.kernels.triton_quantized import dequantize
 
-    stack = make_stack(name, 2, 70, 256)
-    found = dequantize_experts(pack_quantized(stack), torch.float32)
+    stack = make_stack(name, 3, 70, 512)
+    packed, alone = pack_quantized(stack), [pack_quantized(stack.expert(i)) for i in range(3)]
+    found = dequantize(packed, torch.float32)
+    assert torch.equal(found, torch.stack([dequantize(one, torch.float32) for one in alone]))
     torch.testing.assert_close(found, stack.dequantize(), rtol=1e-6, atol=1e-6)
+    rows = torch.tensor([69, 0, 33])
+    assert torch.equal(dequantize(packed, torch.float32, rows), found[:, rows])
+    assert torch.equal(dequantize(packed, torch.float32, first=31, count=35), found[:, 31:66])
 
 
 CHECKS = {
@@ -178,7 +184,7 @@ CHECKS = {
     "neighbours, exact": lambda: check_rows_alone(exact=True),
     "neighbours that are not finite": check_harmless_neighbours,
     "nothing to do": check_nothing,
-    **{f"{n} itself": lambda n=n: check_weights(n) for n in ("q4_0", "q4_k", "q6_k", "fp8 row")},
+    **{f"{n} itself": lambda n=n: check_weights(n) for n in FORMATS},
 }
 
 

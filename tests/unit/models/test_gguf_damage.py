@@ -39,6 +39,24 @@ def test_every_truncation_is_a_checkpoint_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "is empty: its download was cut short"),
+        (b"GG", "truncated or damaged: .* the file has 2"),
+        (b"GGUF\x03\0\0\0" + b"\x01" * 9, "truncated or damaged: .* 8 bytes at 16, .* has 17"),
+        (b"<!doctype html><html>", "is not a GGUF file"),
+    ],
+)
+def test_a_file_that_ends_in_its_header_is_to_be_fetched_again(
+    tmp_path: Path, content: bytes, message: str
+) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError, match=f"{message}.*Fetch it again, or name another file"):
+        GGUFFile(path)
+
+
+@pytest.mark.parametrize(
     ("key", "value", "message"),
     [
         ("attention.key_length", 1, "head_dim is 1; .* even"),

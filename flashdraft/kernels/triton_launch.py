@@ -68,7 +68,10 @@ def wait(PDL: tl.constexpr) -> None:
 
 @triton.jit
 def fetch(address: tl.tensor, is_there: tl.tensor, NUM_BYTES: tl.constexpr) -> None:
-    """Ask for so many bytes from every address, to lie in L2 when they are read. A GPU's alone."""
+    """Ask for so many bytes from every address, to lie in L2 when they are read. A GPU's alone.
+
+    Addresses and NUM_BYTES are multiples of 16.
+    """
     tl.inline_asm_elementwise(
         "{ .reg .pred p; setp.ne.s32 p, $2, 0; mov.u32 $0, 0; "
         "@p cp.async.bulk.prefetch.L2.global [$1], $3; }",

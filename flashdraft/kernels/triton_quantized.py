@@ -37,6 +37,7 @@ from flashdraft.kernels.triton_rows import gate
 TILE_ROWS = 32  # of x, at most
 MAX_SPLITS = 16
 MIN_STEPS = 3  # of a part
+MIN_PROGRAMS = 4  # fewer leave a processor waiting
 EARLY_BYTES = 24 << 20  # of a weight, fetched before x is there: half of what an H200's L2 holds
 # Of a thread, by rows of x and blocks of weight rows in a tile: left to itself the compiler takes
 # up to twice as many, and half as many programs find room. Estimated; fewer spill on some card.
@@ -62,26 +63,28 @@ def plan_quantized(
 ) -> QuantizedPlan:
     """Parts of the depth: as many as fill the card evenly; each of them costs a sum at the end.
 
-    In steps of a block, by what narrow tiles took on an H200 for the linears of Gemma 4: three to
-    begin a program, six to add a part; fewer than eight blocks on a processor leave it waiting.
+    In steps, by what narrow tiles took on an H200 for the linears of Gemma 4: three to begin a
+    program, three to add a part.
     exact: as if there were TILE_ROWS rows, however many there are.
     """
     if exact:
         num_rows = TILE_ROWS
     block_m = max(8, triton.next_power_of_2(min(num_rows, TILE_ROWS)))
-    # Wide tiles read x less often, but few rows are little to read, and minimums take registers.
+    choices = split_choices(weight.num_steps)
+    num_steps, num_blocks = weight.num_steps, weight.packed_rows // BLOCK_N.value
+    # Wide tiles read x less often. But few rows are little to read, minimums take registers, a
+    # small weight leaves processors waiting, and a gated tile must end where its half does.
     is_wide = block_m > 8 and weight.minimum is None
-    if gated and weight.shape[0] // 2 % (2 * BLOCK_N.value) != 0:
-        is_wide = False  # a wide tile would reach beyond the last row of the upper half
+    is_wide &= num_blocks // 4 * choices[-1] >= MIN_PROGRAMS * num_processors
+    is_wide &= not gated or weight.shape[0] // 2 % (2 * BLOCK_N.value) == 0
     blocks = 4 if is_wide else 2
-    num_steps, num_tiles = weight.num_steps, weight.packed_rows // (blocks * BLOCK_N.value)
-    num_tiles *= triton.cdiv(num_rows, block_m)
+    num_tiles = num_blocks // blocks * triton.cdiv(num_rows, block_m)
 
     def cost(splits: int) -> int:
-        rounds = -(-num_tiles * splits // num_processors) * blocks
-        return max(rounds, 8) * (-(-num_steps // splits) + 3) + (splits > 1) * 6 * splits
+        rounds = -(-num_tiles * splits // num_processors)
+        return max(rounds, MIN_PROGRAMS) * (-(-num_steps // splits) + 3) + (splits > 1) * 3 * splits
 
-    num_splits = min(split_choices(num_steps), key=cost)
+    num_splits = min(choices, key=cost)
     return QuantizedPlan(block_m, num_splits, blocks, REGISTERS[block_m, blocks])
 
 

@@ -256,7 +256,8 @@ def fetch_steps(
         fetch(weight[1] + place, step < end, NUM_ROWS * width)
     if FORMAT.steps_per_group == 1 and FORMAT.scale != FLOAT32:
         number_bytes: tl.constexpr = weight[2].dtype.element_ty.primitive_bitwidth // 8
-        fetch(weight[2] + step * packed_rows + start, step < end, NUM_ROWS * number_bytes)
+        place = step * packed_rows + start // 16 * 16
+        fetch(weight[2] + place, step < end, NUM_ROWS * number_bytes)
 
 
 @triton.jit

@@ -46,6 +46,26 @@ def test_linears_of_every_format(name, num_rows):
     assert not backend._arrivals.any()
 
 
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("num_rows", [1, 16, 40])
+@pytest.mark.parametrize("blocks", [2, 4])
+@pytest.mark.parametrize("splits", [1, 4])
+def test_tiles_of_every_width(name, num_rows, blocks, splits):
+    from flashdraft.kernels import triton_quantized as quantized
+
+    torch.manual_seed(9)
+    packed = pack_quantized(FORMATS[name](out=900, depth=2048).to(DEVICE))
+    x = torch.randn(num_rows, 2048, device=DEVICE).bfloat16()
+    arrivals = torch.zeros(256, device=DEVICE, dtype=torch.int32)
+    plan = quantized.plan_quantized(num_rows, packed, 132)
+    registers = quantized.REGISTERS[plan.block_m, blocks]
+    plan = plan._replace(blocks=blocks, num_splits=splits, registers=registers)
+    found = quantized.multiply_quantized(x, packed, plan, arrivals)
+    expected = x.float() @ quantized.dequantize(packed, torch.float32).T
+    assert distance(found, expected) < 0.003
+    assert not arrivals.any()
+
+
 @pytest.mark.parametrize("name", ["q4_0", "q4_k", "q6_k", "q8_0", "fp8 row", "w4a16 128"])
 @pytest.mark.parametrize("num_rows", [1, 16, 40, 300])
 def test_gated_linears_are_gates_of_linears(name, num_rows):

@@ -85,7 +85,7 @@ FORMATS = {
 }
 
 
-def check_product(weight, num_rows, splits=None):
+def check_product(weight, num_rows, splits=None, blocks=None):
     from flashdraft.kernels import triton_quantized as kernels
 
     x = torch.randn(num_rows, weight.shape[1])
@@ -93,6 +93,8 @@ def check_product(weight, num_rows, splits=None):
     plan = kernels.plan_quantized(num_rows, packed, num_processors=2)
     if splits is not None:
         plan = plan._replace(num_splits=splits)
+    if blocks is not None:
+        plan = plan._replace(blocks=blocks)
     arrivals = torch.zeros(256, dtype=torch.int32)
     for _ in range(2):  # a call leaves the counters as it found them
         found = kernels.multiply_quantized(x, packed, plan, arrivals)
@@ -101,7 +103,7 @@ def check_product(weight, num_rows, splits=None):
         torch.testing.assert_close(found, expected, atol=2e-3, rtol=1e-5)
 
 
-def check_gated(name, num_rows, inner, splits):
+def check_gated(name, num_rows, inner, splits, blocks=2):
     """One launch gives what the product and the gate give."""
     from flashdraft.kernels import triton_quantized as kernels
     from flashdraft.kernels.interface import Activation
@@ -113,11 +115,26 @@ def check_gated(name, num_rows, inner, splits):
     reference = TorchKernels(torch.device("cpu"), torch.float32)
     for activation in Activation:
         plan = kernels.plan_quantized(num_rows, packed, num_processors=2, gated=True)
-        plan = plan._replace(num_splits=splits)
+        plan = plan._replace(num_splits=splits, blocks=blocks)
         found = kernels.multiply_quantized(x, packed, plan, arrivals, activation)
         expected = reference.gated(x @ weight.dequantize().T, activation)
         assert not arrivals.any()
         torch.testing.assert_close(found, expected, atol=2e-3, rtol=1e-5)
+
+
+def test_wide_tiles_are_for_many_rows_and_large_weights():
+    pytest.importorskip("triton")
+    from flashdraft.kernels.triton_quantized import plan_quantized
+
+    def blocks(name, num_rows, out=5376, depth=8192, gated=False):
+        weight = FORMATS[name](out=out, depth=depth)
+        return plan_quantized(num_rows, pack_quantized(weight), 132, gated=gated).blocks
+
+    assert [blocks("q4_0", rows) for rows in (1, 8, 9, 16, 64)] == [2, 2, 4, 4, 4]
+    assert blocks("q4_k", 16) == 2  # minimums
+    assert blocks("q4_0", 16, out=2816, depth=4096) == 2
+    assert blocks("q4_0", 16, gated=True) == 4
+    assert blocks("q4_0", 16, out=2 * 2672, gated=True) == 2  # no whole number of wide tiles
 
 
 def check_weight(weight):
@@ -152,8 +169,9 @@ def check_nothing():
     assert kernels.dequantize(packed, torch.float32, rows).shape == (0, 256)
 
 
-# rows, inner size, parts of the depth: sizes that no tile divides among them
+# rows, inner size, parts of the depth: sizes that no tile divides among them; then wide tiles
 GATED = [(1, 64, 1), (1, 50, 2), (16, 128, 2), (11, 96, 1), (40, 33, 2), (3, 30, 2)]
+GATED += [(16, 128, 2, 4), (40, 64, 1, 4)]
 ODD = ("q4_0", "q8_0", "fp8 row", "int8 row", "asymmetric row")
 CHECKS = {
     **{f"{n}, 1 row": lambda n=n: check_product(FORMATS[n](), 1) for n in FORMATS},
@@ -161,6 +179,13 @@ CHECKS = {
         f"{n}, gated {case}": lambda n=n, case=case: check_gated(n, *case)
         for n in ("q4_0", "q4_k", "fp8 row")
         for case in GATED
+    },
+    **{
+        f"{n}, wide tiles, {m} rows": lambda n=n, m=m, k=k: check_product(
+            FORMATS[n](out=300, depth=512), m, splits=k, blocks=4
+        )
+        for n in FORMATS
+        for m, k in ((11, 2), (40, 1))
     },
     **{f"{n}, 11 rows": lambda n=n: check_product(FORMATS[n](), 11) for n in FORMATS},
     **{

@@ -80,11 +80,21 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         _check_trial(parser, found)
     elif found.output is None:
         found.output = QUANTIZED_RESULTS if found.quantize else RESULTS
+    if found.output is not None:
+        _check_output(parser, found.output)
     if found.quantize and (found.table or found.model == "real"):
         parser.error("--quantize is for the random-weight models")
     if found.model == "real" and found.bench is None:
         parser.error("--model real needs --bench, a folder of task files")
     return found
+
+
+def _check_output(parser: argparse.ArgumentParser, output: Path) -> None:
+    """Refuse a file that no section can be merged into, before any is run."""
+    try:
+        read_results(output)
+    except ValueError as error:
+        parser.error(f"--output {output} is no results file of this script ({error}); name another")
 
 
 def _check_trial(parser: argparse.ArgumentParser, found: argparse.Namespace) -> None:

@@ -44,10 +44,13 @@ BARS = (
 
 
 def read_results(path: Path) -> dict[str, Any]:
-    """The sections measured so far; none where there is no file."""
+    """The sections measured so far; none where there is no file. ValueError for another's file."""
     if not path.is_file():
         return {"sections": {}}
-    return dict(json.loads(path.read_text(encoding="utf-8")))
+    results = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(results, dict) or not isinstance(results.get("sections"), dict):
+        raise ValueError('there are no "sections" in it')
+    return results
 
 
 def merge_section(path: Path, name: str, record: Results) -> None:

@@ -35,6 +35,7 @@ from flashdraft.bench.plan_sizes import LEAST_VALUES
 from flashdraft.kernels import triton_quantized as kernels
 from flashdraft.kernels.interface import Activation
 from flashdraft.kernels.quantized import Scheme, quantize
+from flashdraft.kernels.torch_backend import TorchKernels
 from flashdraft.kernels.triton_backend import MAX_TILES
 from flashdraft.kernels.triton_quantized_experts import MAX_ROWS, mix_quantized
 from flashdraft.kernels.triton_quantized_layout import PackedWeight, pack_quantized, stack_packed
@@ -51,7 +52,7 @@ LINEARS = {  # name: (out, in); smaller ones stay floats, and a drafter's o is t
     "26B drafter taps": (2816, 16896),
 }
 EXPERTS = {"26B experts": (128, 8, 2816, 704)}  # experts, chosen, hidden, inner
-TINY_LINEARS = {"tiny": (128, 768), "tiny odd": (80, 384)}
+TINY_LINEARS = {"tiny": (128, 768), "tiny odd": (80, 384), "tiny gate_up": (256, 384)}
 TINY_EXPERTS = {"tiny experts": (4, 2, 64, 32)}
 SCHEMES = ("int4", "int8", "fp8")
 STAGES = (3, 4)
@@ -106,17 +107,29 @@ def candidates(
 
 
 def tune_linear(
-    shape: tuple[int, int], scheme: Scheme, num_rows: int, bench: Bench
+    shape: tuple[int, int],
+    scheme: Scheme,
+    num_rows: int,
+    bench: Bench,
+    activation: Activation | None = None,
 ) -> dict[str, Any]:
     """Every candidate's time for one weight, the fastest first; wrong ones come last."""
-    weight = random_weight(shape, scheme, bench.device)
+    weight, gated = random_weight(shape, scheme, bench.device), activation is not None
     x = torch.randn(num_rows, shape[1], device=bench.device, dtype=bench.dtype)
     expected = x.float() @ kernels.dequantize(weight, torch.float32).T
+    if activation is not None:
+        expected = TorchKernels(bench.device, torch.float32).gated(expected, activation)
     copies = [copy.deepcopy(weight) for _ in range(timing.num_copies(weight.num_bytes))]
-    plan = kernels.plan_quantized(num_rows, weight, bench.num_processors)
+    plan = kernels.plan_quantized(num_rows, weight, bench.num_processors, gated=gated)
     entries: list[dict[str, Any]] = []
     for other in dict.fromkeys([plan, *candidates(plan, weight, bench.stages)]):
-        call = partial(kernels.multiply_quantized, x, plan=other, arrivals=bench.arrivals)
+        call = partial(
+            kernels.multiply_quantized,
+            x,
+            plan=other,
+            arrivals=bench.arrivals,
+            activation=activation,
+        )
         calls = [partial(call, one) for one in copies]
         try:
             error = error_of(expected, calls[0]())
@@ -162,9 +175,10 @@ def work(options: argparse.Namespace) -> Iterator[tuple[str, Scheme, int, Callab
     """Everything that is to be measured: name, scheme, rows, and what measures it on a bench."""
     linears, experts = (TINY_LINEARS, TINY_EXPERTS) if options.tiny else (LINEARS, EXPERTS)
     for scheme, num_rows in itertools.product(map(Scheme, options.schemes), options.rows):
-        found: dict[str, Callable[..., Any]] = {
-            name: partial(tune_linear, shape, scheme, num_rows) for name, shape in linears.items()
-        }
+        found: dict[str, Callable[..., Any]] = {}
+        for name, shape in linears.items():
+            gate = Activation.GELU_TANH if "gate_up" in name else None
+            found[name] = partial(tune_linear, shape, scheme, num_rows, activation=gate)
         for name, sizes in experts.items():
             mixture = partial(time_experts, sizes, scheme, num_rows)
             found[f"{name}, degenerate"] = partial(mixture, uniform=False)

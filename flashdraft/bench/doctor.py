@@ -37,7 +37,7 @@ from flashdraft.bench.doctor_report import (
     Report,
     Settings,
 )
-from flashdraft.bench.doctor_weights import read_weights
+from flashdraft.bench.doctor_weights import read_weights, schemes_in_use
 from flashdraft.bench.expected import expected_range
 from flashdraft.core import Generation, SamplingParams
 from flashdraft.engine.config import MAX_VERIFY
@@ -78,11 +78,12 @@ def examine_patient(
     begin = time.monotonic()
     report = Report(settings, patient.llm.drafter_name)
     on_progress("checking the machine and the kernels")
-    report.findings += check_environment(patient.llm.kernels)
+    report.findings += check_environment(patient.llm.kernels, patient.kv_dtype, patient.kv_keys)
     report.weights = read_weights(patient)
     report.findings.append(Finding("environment", OK, report.weights.text))
+    schemes = schemes_in_use(patient.llm.kernels, report.weights.target.stored)
     patient = _affordable(patient, report)
-    report.findings += check_kernels(patient.llm.kernels)
+    report.findings += check_kernels(patient.llm.kernels, schemes, patient.kv_keys)
     on_progress("decoding plainly and drafted")
     measured = _measure(patient, report, begin) if patient.num_prompts else None
     if measured is not None:
@@ -168,8 +169,8 @@ def _measure(patient: Patient, report: Report, begin: float) -> Measured | None:
         Accepted.of(drafted),
         Accepted.of(drawn) if temperature else None,
         [max(two, key=lambda one: len(one.token_ids)) for two in zip(plain, drafted, strict=True)],
-        expected_range(name, folder, 0.0),
-        expected_range(name, folder, temperature),
+        expected_range(name, folder, 0.0, len(prompts)),
+        expected_range(name, folder, temperature, len(prompts)),
     )
     report.accepted, report.expected = measured.sampled or measured.greedy, measured.expected_here
     if report.not_judged is None and not report.accepted.num_steps and report.accepted.is_cut:

@@ -7,9 +7,10 @@ doctor_causes.py's business.
 from __future__ import annotations
 
 import importlib.metadata
+import itertools
 import os
 import platform
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from flashdraft.bench.doctor_probe import FEW_TOKENS, Accepted, are_cut
 from flashdraft.bench.doctor_report import OK, PROBLEM, WARNING, Finding
 from flashdraft.bench.expected import Expected
 from flashdraft.core import VERSION, Generation
+from flashdraft.engine.config import EngineConfig
 from flashdraft.kernels import cpu_backend
 from flashdraft.kernels.interface import (
     BIDIRECTIONAL,
@@ -25,23 +27,32 @@ from flashdraft.kernels.interface import (
     Activation,
     BlockMask,
     Kernels,
+    KeyRebuild,
     PageView,
     QKVSpec,
     RopeTable,
 )
+from flashdraft.kernels.quantized import Scheme, quantize
 from flashdraft.kernels.torch_backend import TorchKernels
+from flashdraft.kernels.triton_quantized_layout import pack_quantized
 
 GB = 10**9
 # Logits near 20 have a bf16 spacing of 1/8; rounding along the layers adds up to three of them.
 MARGIN = 0.375
 _ERROR_LIMITS = {torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 5e-3}
 _INT8_LIMIT = 2e-2  # of a linear with weights and inputs in 8 bits
+_HEAD_DIM = 32
+_Operation = tuple[str, float, Tensor, Tensor]
 
 
 # -- environment -----------------------------------------------------------------------------------
 
 
-def check_environment(kernels: Kernels) -> list[Finding]:
+def check_environment(
+    kernels: Kernels,
+    kv_dtype: str = EngineConfig.kv_dtype,
+    kv_keys: str = EngineConfig.kv_keys,
+) -> list[Finding]:
     """What the pair runs on, and what slows it."""
     area = "environment"
     versions = [f"flashdraft {VERSION}", f"Python {platform.python_version()}"]
@@ -88,7 +99,12 @@ def check_environment(kernels: Kernels) -> list[Finding]:
         )
     elif isinstance(kernels, TorchKernels):
         text = f"plain torch runs for {dtype}, slower than the native kernels"
-        findings.append(Finding(area, WARNING, text, "use --dtype auto (int8) or float32"))
+        remedy = "use --dtype auto (int8) or float32"
+        # the native kernels refuse these
+        flags = [] if kv_dtype == "auto" else [f"--kv-dtype {kv_dtype}"]
+        flags += [] if kv_keys == "stored" else [f"--kv-keys {kv_keys}"]
+        remedy += f", and leave {' and '.join(flags)} out" if flags else ""
+        findings.append(Finding(area, WARNING, text, remedy))
     return findings
 
 
@@ -117,12 +133,20 @@ def _describe_memory() -> str:
 # -- kernels ---------------------------------------------------------------------------------------
 
 
-def check_kernels(kernels: Kernels) -> list[Finding]:
-    """The chosen backend against plain torch on small inputs, and rows that ignore each other."""
+def check_kernels(
+    kernels: Kernels, schemes: Iterable[Scheme] = (), kv_keys: str = EngineConfig.kv_keys
+) -> list[Finding]:
+    """The chosen backend against plain torch on small inputs, and rows that ignore each other.
+
+    `schemes` are those that weights are in, as far as these kernels keep any so.
+    """
     reference = TorchKernels(kernels.device, torch.float32)
     where = f"{kernels.name} on {kernels.device}"
     worst, wrong = 0.0, []
-    for name, limit, ours, theirs in _operations(kernels, reference):
+    operations = [_operations(kernels, reference, kv_keys)]
+    if kernels.name == "triton":  # only these read them as they are
+        operations += [_quantized_operations(kernels, reference, one) for one in sorted(schemes)]
+    for name, limit, ours, theirs in itertools.chain(*operations):
         scale = float(theirs.float().abs().max()) or 1.0
         error = float((ours.float() - theirs.float()).abs().max()) / scale
         worst = max(worst, error)
@@ -139,9 +163,7 @@ def check_kernels(kernels: Kernels) -> list[Finding]:
     return findings
 
 
-def _operations(
-    kernels: Kernels, reference: Kernels
-) -> Iterator[tuple[str, float, Tensor, Tensor]]:
+def _operations(kernels: Kernels, reference: Kernels, kv_keys: str) -> Iterator[_Operation]:
     """Name, limit of the error relative to the largest value, result, reference's result."""
     draw = _Draw(kernels)
     limit = _ERROR_LIMITS[kernels.dtype]
@@ -150,14 +172,39 @@ def _operations(
     wide = x.to(reference.dtype)
     linear_limit = max(limit, _INT8_LIMIT) if "int8" in kernels.name else limit
     yield "linear", linear_limit, kernels.linear(x, packed), reference.linear(wide, plain)
+    gated = reference.gated_linear(wide, plain, Activation.SILU)
+    ours = kernels.gated_linear(x, packed, Activation.SILU)
+    yield "gated_linear", linear_limit, ours, gated
     norm = reference.rms_norm(wide, vector.float(), 1e-5)
     yield "rms_norm", limit, kernels.rms_norm(x, vector, 1e-5), norm
     gated = reference.gated(wide, Activation.SILU)
     yield "gated", limit, kernels.gated(x, Activation.SILU), gated
     yield "softmax", limit, kernels.softmax(x), reference.softmax(wide)
+    router = draw(8, 96) / 10  # logits near 1; no rounding makes the fifth the fourth
+    for rows in (x[:1], x):  # by itself a row may go another way
+        yield "route", limit, _route(kernels, rows, router), _route(reference, rows, router)
     for mask in (CAUSAL, BIDIRECTIONAL):
         ours = _attend(kernels, draw.qkv, mask)
         yield "attention", limit, ours, _attend(reference, draw.qkv, mask)
+    if kv_keys == "rebuilt":
+        norm = draw(_HEAD_DIM)
+        theirs = _attend(reference, draw.qkv, CAUSAL, norm.float())
+        yield "rebuilt keys", limit, _attend(kernels, draw.qkv, CAUSAL, norm), theirs
+
+
+def _quantized_operations(
+    kernels: Kernels, reference: Kernels, scheme: Scheme
+) -> Iterator[_Operation]:
+    """Products by a weight in few bits, which `pack` would not leave so small a one in."""
+    draw, limit = _Draw(kernels), _ERROR_LIMITS[kernels.dtype]
+    x, weight = draw(5, 256), quantize(draw(128, 256), scheme)
+    packed, plain = pack_quantized(weight), reference.pack(weight)
+    wide = x.to(reference.dtype)
+    theirs = reference.linear(wide, plain)
+    yield f"{scheme} linear", limit, kernels.linear(x, packed), theirs
+    theirs = reference.gated_linear(wide, plain, Activation.SILU)
+    ours = kernels.gated_linear(x, packed, Activation.SILU)
+    yield f"{scheme} gated_linear", limit, ours, theirs
 
 
 class _Draw:
@@ -166,23 +213,36 @@ class _Draw:
     def __init__(self, kernels: Kernels) -> None:
         self._generator = torch.Generator().manual_seed(7)
         self._kernels = kernels
-        self.qkv = self(20, (4 + 2 + 2) * 32)
+        self.qkv = self(20, (4 + 2 + 2) * _HEAD_DIM)
 
     def __call__(self, *shape: int) -> Tensor:
         values = torch.randn(shape, generator=self._generator)
         return values.to(self._kernels.device, self._kernels.dtype)
 
 
-def _attend(kernels: Kernels, qkv: Tensor, mask: BlockMask) -> Tensor:
-    """Rotation, cache and attention of 20 rows in pages of 16."""
-    device, count, head_dim = kernels.device, len(qkv), 32
-    rows = qkv.to(kernels.dtype)
+def _route(kernels: Kernels, x: Tensor, router: Tensor) -> Tensor:
+    """Every expert's weight, 0 for those that were not chosen."""
+    packed, count = kernels.pack(router, quantize=False), len(router)
+    scale = torch.ones(count, device=kernels.device)
+    chosen, weights = kernels.route(x.to(kernels.dtype), packed, 4, scale)
+    return torch.zeros(len(x), count, device=kernels.device).scatter(1, chosen, weights)
+
+
+def _attend(
+    kernels: Kernels, qkv: Tensor, mask: BlockMask, key_norm: Tensor | None = None
+) -> Tensor:
+    """Rotation, cache and attention of 20 rows in pages of 16; with a norm keys are rebuilt."""
+    device, count, head_dim = kernels.device, len(qkv), _HEAD_DIM
     angles = torch.arange(64).unsqueeze(1) * 0.5 ** torch.arange(head_dim // 2)
     rope = RopeTable(angles.cos().to(device), angles.sin().to(device))
     places = torch.arange(count, device=device)
     keys, values = torch.zeros(2, 2, 16, 2, head_dim, device=device, dtype=kernels.dtype)
-    spec = QKVSpec(num_heads=4, num_kv_heads=2, head_dim=head_dim, eps=1e-5)
-    query = kernels.prepare_qkv(rows, spec, rope, places, keys, values, places)
+    is_rebuilt = key_norm is not None
+    spec = QKVSpec(4, 2, head_dim, 1e-5, k_norm=key_norm, v_norm=is_rebuilt, share_kv=is_rebuilt)
+    rebuild = None if key_norm is None else KeyRebuild(key_norm, rope, head_dim // 2)
+    rows = qkv[:, : spec.width].to(kernels.dtype).contiguous()
+    stored = None if is_rebuilt else keys
+    query = kernels.prepare_qkv(rows, spec, rope, places, stored, values, places)
     view = PageView(
         query_start=torch.tensor([0, count], dtype=torch.int32, device=device),
         context_lens=torch.zeros(1, dtype=torch.int32, device=device),
@@ -192,8 +252,9 @@ def _attend(kernels: Kernels, qkv: Tensor, mask: BlockMask) -> Tensor:
         max_query_len=count,
         max_key_len=count,
     )
+    scale = head_dim**-0.5
     return kernels.attention(
-        query, keys, values, view, scale=head_dim**-0.5, window=None, mask=mask
+        query, stored, values, view, scale=scale, window=None, mask=mask, rebuild=rebuild
     )
 
 

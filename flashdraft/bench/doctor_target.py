@@ -9,7 +9,12 @@ from dataclasses import replace
 from flashdraft.bench.doctor_probe import Accepted, Patient, Probe, accepted_by, drafter_for
 from flashdraft.bench.doctor_replay import agreement
 from flashdraft.bench.doctor_report import CLEAR_GAIN, QUANTISED, Cause, Measured
-from flashdraft.bench.doctor_weights import describe_formats, read_weights, recorded_formats
+from flashdraft.bench.doctor_weights import (
+    describe_formats,
+    dtype_name,
+    read_weights,
+    recorded_formats,
+)
 from flashdraft.bench.expected import read_provenance, target_of
 from flashdraft.bench.gpus import RUNTIME_BYTES, this_machine
 from flashdraft.bench.plan import make_plan
@@ -143,15 +148,21 @@ def _run_reference(
     deadline: float,
     quantize: str | None = None,
     quantize_head: str | None = None,
-    dtype: str = "auto",
+    dtype: str | None = None,
 ) -> tuple[Accepted | None, float]:
-    """Another target with the same drafter: what it accepts, and how far it agrees with ours."""
+    """Another target with the same drafter: what it accepts, and how far it agrees with ours.
+
+    It computes in the patient's dtype unless told otherwise: not every one reads the same cache.
+    """
     assert patient.folder is not None
+    kernels = patient.llm.kernels
+    if dtype is None:  # few bits have one dtype only
+        dtype = "auto" if quantize or quantize_head else dtype_name(kernels)
     llm = LLM(
         model,
         draft=patient.folder,
         verify=0,
-        device=patient.llm.kernels.device,
+        device=kernels.device,
         dtype=dtype,
         quantize=quantize,
         quantize_head=quantize_head,

@@ -138,6 +138,24 @@ def read_weights(patient: Patient) -> PairWeights:
     return PairWeights(target, drafter, name, patient.kv_keys)
 
 
+def dtype_name(kernels: Kernels) -> str:
+    """What `--dtype` calls these kernels' own."""
+    if kernels.device.type == "cpu" and "int8" in kernels.name:
+        return "int8"
+    return str(kernels.dtype).removeprefix("torch.")
+
+
+def schemes_in_use(kernels: Kernels, stored: StoredWeights) -> set[Scheme]:
+    """The formats of few bits in which these kernels keep weights."""
+    if not kernels.holds(stored.most_values):
+        return set()
+    asked = (kernels.quantize, kernels.quantize_head, kernels.quantize_drafter)
+    found = {scheme for scheme in asked if scheme is not None}
+    if stored.is_float:
+        return found
+    return found | ({Scheme.INT4} if stored.bits < Scheme.INT8.bits else {Scheme.INT8, Scheme.FP8})
+
+
 def stored_weights(path: Path) -> StoredWeights:
     """What a GGUF file, a target's folder or a drafter's folder holds."""
     if path.suffix == ".gguf":
@@ -251,9 +269,7 @@ def _kept(
 ) -> ModelWeights:
     """What the kernels make of weights: a CPU has one format, a GPU holds or makes few bits."""
     where = "this CPU" if kernels.device.type == "cpu" else "this GPU"
-    dtype = str(kernels.dtype).removeprefix("torch.")
-    if kernels.device.type == "cpu" and "int8" in kernels.name:
-        dtype = "int8"
+    dtype = dtype_name(kernels)
     float_bits = float(8 * kernels.dtype.itemsize)
     small = ""
     if kernels.holds(stored.most_values) and not kernels.holds(stored.fewest_values):

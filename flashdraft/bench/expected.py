@@ -7,6 +7,7 @@ of use keeps. It loads nothing but the small files beside a drafter.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -41,15 +42,18 @@ _DEFAULT = Expected(
     low=3.3,
     high=6.5,
     by_position=(0.60, 0.42, 0.28, 0.20),
-    rationale="4.3 measured on these prompts, less two standard errors over eight of them",
+    rationale="4.3 measured on these prompts, less two standard errors over all eight",
     is_known=True,
 )
+NUM_PROMPTS = 8  # that all ranges here are of
+_SPREAD = 1.4 / 4.3  # of one prompt's mean, as above
 # Published figures are means over long answers; on eight short ones the default pair keeps 0.75 of
 # its own, and from task to task a pair's figures differ by half.
 _SHARE_OF_PUBLISHED = 0.6
 _SHARE_OF_HELD_OUT = 0.7
 # at temperature 1 the default pair keeps 0.63 of its greedy length, and published pairs 0.85
 _SHARE_SAMPLED = 0.6
+_LEAST_LOW = 1.2  # a step commits one token by itself: less than this is no drafting
 _GENERIC = Expected(
     low=2.0,
     high=16.0,
@@ -59,17 +63,31 @@ _GENERIC = Expected(
 )
 
 
-def expected_range(name: str, folder: Path, temperature: float) -> Expected:
-    """The range for a drafter, by its name or its files, in one mode of decoding."""
+def expected_range(
+    name: str, folder: Path, temperature: float, num_prompts: int = NUM_PROMPTS
+) -> Expected:
+    """The range for a drafter, by its name or its files, in one mode and over so many prompts."""
     expected = _greedy_range(name, folder)
+    if num_prompts < NUM_PROMPTS:
+        share = _less_two_errors(num_prompts) / _less_two_errors(NUM_PROMPTS)
+        expected = _lowered(expected, share, f"with only {num_prompts} asked, which tells less")
     if temperature == 0.0:
         return expected
+    why = "where tokens are drawn, which is what temperature 1 leaves"
+    return _lowered(expected, _SHARE_SAMPLED, why)
+
+
+def _less_two_errors(num_prompts: int) -> float:
+    """What two standard errors over so many prompts leave of their mean."""
+    return 1 - 2 * _SPREAD / math.sqrt(num_prompts)
+
+
+def _lowered(expected: Expected, share: float, why: str) -> Expected:
     return replace(
         expected,
-        low=max(1.2, _SHARE_SAMPLED * expected.low),
-        by_position=tuple(_SHARE_SAMPLED * share for share in expected.by_position),
-        rationale=expected.rationale + f"; {_SHARE_SAMPLED:g} of it where tokens are drawn, which "
-        "is what temperature 1 leaves",
+        low=max(_LEAST_LOW, share * expected.low),
+        by_position=tuple(share * least for least in expected.by_position),
+        rationale=f"{expected.rationale}; {share:.2g} of it {why}",
     )
 
 
@@ -90,7 +108,7 @@ def _greedy_range(name: str, folder: Path) -> Expected:
     pooled = reached.get("accepted_length_pooled") if isinstance(reached, Mapping) else None
     if isinstance(pooled, int | float) and pooled > 1:
         return Expected(
-            low=max(1.2, _SHARE_OF_HELD_OUT * pooled),
+            low=max(_LEAST_LOW, _SHARE_OF_HELD_OUT * pooled),
             high=_GENERIC.high,
             by_position=(),
             rationale=f"{_SHARE_OF_HELD_OUT:g} of {pooled:.1f}, what its training reached on "

@@ -140,18 +140,7 @@ def advice(plan: Plan) -> list[str]:
         found.append(f"--context {best.max_context}: the longest for {plan.concurrency} at once")
     if best.max_concurrency:
         found.append(f"--concurrency {best.max_concurrency}: the most at {plan.context:,} tokens")
-    is_wide = best.form.cache_dtype is not torch.float8_e4m3fn
-    if is_wide and _reads_fp8(plan.card):
-        smaller = [_with_fp8_cache(fit.form) for fit in plan.fits]
-        form = _first_that_fits(plan, plan.card, smaller)
-        if form is not None:
-            needs = "if the card has compute capability 8.9 or newer"
-            found.append(f"--kv-dtype fp8, {needs}: {wanted} fit in {form.name}")
-    if best.form.kv_keys == "stored" and _rebuilds_keys(plan.pair, plan.card):
-        smaller = [_with_rebuilt_keys(fit.form) for fit in plan.fits]
-        form = _first_that_fits(plan, plan.card, smaller)
-        if form is not None:
-            found.append(f"--kv-keys rebuilt: {wanted} fit in {form.name}")
+    found += _smaller_caches(plan, wanted)
     for card in cards_by_memory():
         form = _first_that_fits(plan, card, _formats(plan.pair, card))
         if form is not None:
@@ -160,6 +149,32 @@ def advice(plan: Plan) -> list[str]:
     else:
         found.append(f"no single card of the table holds {wanted} in any format")
     return found
+
+
+def _smaller_caches(plan: Plan, wanted: str) -> list[str]:
+    """Each way to a smaller cache that is enough by itself; if none is, both of them together."""
+    best, forms = plan.best.form, [fit.form for fit in plan.fits]
+    narrow, fewer = [], []
+    if best.cache_dtype is not torch.float8_e4m3fn and _reads_fp8(plan.card):
+        narrow = [_with_fp8_cache(form) for form in forms]
+    if best.kv_keys == "stored" and _rebuilds_keys(plan.pair, plan.card):
+        fewer = [_with_rebuilt_keys(form) for form in forms]
+    needs = "if the card has compute capability 8.9 or newer"
+    ways = [(f"--kv-dtype fp8, {needs}", narrow), ("--kv-keys rebuilt", fewer)]
+    fitting = [(flags, _first_that_fits(plan, plan.card, smaller)) for flags, smaller in ways]
+    found = [f"{flags}: {wanted} fit in {form.name}" for flags, form in fitting if form is not None]
+    if found or not (narrow and fewer):
+        return found
+    together, flags = list(map(_with_rebuilt_keys, narrow)), "--kv-dtype fp8 --kv-keys rebuilt"
+    form = _first_that_fits(plan, plan.card, together)
+    if form is not None:
+        return [f"{flags}, {needs}: {wanted} fit in {form.name}"]
+    fits = [_fit(plan.pair, plan.card, one, plan.context, plan.concurrency) for one in together]
+    most = max(fits, key=lambda fit: fit.max_context)
+    if most.max_context < 2 * max(1, plan.best.max_context):
+        return []
+    load = f"{plan.concurrency} × {most.max_context:,} tokens"
+    return [f"{flags}, {needs}: {load} fit in {most.form.name}"]
 
 
 def _formats(pair: Pair, card: Card) -> Sequence[Format]:

@@ -238,15 +238,16 @@ def check_keys(kernels: Kernels, kv_keys: str, target: ModelConfig | None = None
     if kv_keys == "stored":
         return
     missing = None
-    if kernels.name.startswith("cpu-"):
-        missing = (
-            f"flashdraft's native CPU kernels ({kernels.name}) read stored keys only; use a GPU, "
-            "or dtype='bfloat16', which is plain torch on a CPU and slow; or"
-        )
-    elif target is not None and not shares_keys(target):
+    if target is not None and not shares_keys(target):
         missing = (
             f"{target.architecture} has a projection of its own for values, of which no key can "
             "be made (Gemma 4's full layers share one);"
+        )
+    elif kernels.name.startswith("cpu-"):
+        missing = (
+            f"flashdraft's native CPU kernels ({kernels.name}) read stored keys only; for a Gemma "
+            "4 whose full layers share key and value use a GPU, or dtype='bfloat16', which is "
+            "plain torch on a CPU and slow; for any other model"
         )
     if missing is not None:
         raise RequestError(f"kv_keys is 'rebuilt', but {missing} use kv_keys='stored'.")

@@ -308,23 +308,22 @@ class TritonKernels:
             inputs = (x, gate_up, down, chosen, weights, activation)
             with self._on_device():
                 return mix(*inputs, self._arrivals, self._limits.num_processors, self.exact)
-        gate_up, down = (self._expert_floats(weight) for weight in (gate_up, down))
         plan = plan_experts(num_rows, num_chosen, gate_up.shape[0], x.itemsize)
         if self.exact:
             plan = plan_exact_experts(x.itemsize)
-        planned = (x, gate_up, down, chosen, weights, activation, plan)
+        routed, processors = (chosen, weights, activation, plan), self._limits.num_processors
         with self._on_device():
-            if plan.block_m == 0:
-                return mix_one_row(*planned)
+            if plan.block_m and not plan.splits:
+                return mix_rows(x, gate_up, down, *routed, processors, self._expert_floats)
+            gate_up, down = self._expert_floats(gate_up), self._expert_floats(down)
             if plan.splits:
-                return mix_few_rows(*planned, self._limits.num_processors)
-            return mix_rows(*planned, self._limits.num_processors)
+                return mix_few_rows(x, gate_up, down, *routed, processors)
+            return mix_one_row(x, gate_up, down, *routed)
 
     def _expert_floats(self, weight: Any) -> Tensor:
         """All experts of a layer as floats: for prompts the arithmetic is what costs."""
         if isinstance(weight, PackedWeight):
-            with self._on_device():
-                return dequantize(weight, self.dtype)
+            return dequantize(weight, self.dtype)
         found: Tensor = weight
         return found
 

@@ -10,6 +10,7 @@ and experts that nobody chose cost nothing. Every sum has a fixed order.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -29,24 +30,26 @@ MIX_BLOCK = 1024
 
 def mix_rows(
     x: Tensor,
-    gate_up: Tensor,
-    down: Tensor,
+    gate_up: Any,
+    down: Any,
     chosen: Tensor,
     weights: Tensor,
     activation: Activation,
     plan: ExpertsPlan,
     num_processors: int,
+    as_floats: Callable[[Any], Tensor] = lambda weight: weight,
 ) -> Tensor:
-    """`Kernels.experts` with all experts in one tensor each.
+    """`Kernels.experts` with all experts in one weight each.
 
-    gate_up [num_experts, 2 * inner, hidden], down [num_experts, hidden, inner].
+    gate_up [num_experts, 2 * inner, hidden], down [num_experts, hidden, inner]. What `as_floats`
+    makes of a weight is gone before the next one is made.
     """
     num_rows, hidden = x.shape
     if num_rows == 0:
         return torch.empty_like(x)
     pairs = sort_pairs(chosen, gate_up.shape[0], plan.block_m)
-    between = multiply_up(x, gate_up, pairs, activation, plan, num_processors)
-    parts = multiply_down(between, down, pairs, plan, num_processors)
+    between = multiply_up(x, as_floats(gate_up), pairs, activation, plan, num_processors)
+    parts = multiply_down(between, as_floats(down), pairs, plan, num_processors)
     return mix_parts(parts, weights)
 
 

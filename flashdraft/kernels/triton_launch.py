@@ -5,10 +5,10 @@
 A kernel that is launched so may start once every program of the kernel before it on the stream has
 signalled or ended: its programs then lie ready. Every kernel keeps two rules:
 
-1. Every program waits before it loads or stores anything. The wait ends when the kernel before has
-   completed and its writes can be seen. That one cannot have completed before
-   its own programs had waited for the one before it, and so on: after the wait **all** earlier
-   kernels are complete. So memory may be handed on freely, also what the allocator gives to a later
+1. Every program waits before it loads or stores anything but weights. The wait ends when the kernel
+   before has completed and its writes can be seen. That one cannot have completed before its own
+   programs had waited for the one before it, and so on: after the wait **all** earlier kernels are
+   complete. So memory may be handed on freely, also what the allocator gives to a later
    kernel because an earlier one no longer needs it: nobody writes before the last reader is done. A
    kernel that is launched plainly (torch's own) starts after all of its predecessor and never
    signals: it keeps the rule by itself.

@@ -112,7 +112,11 @@ def multiply_quantized(
         return output
     assert x.stride(1) == 1 and weight.shape[1] == depth
     num_steps, packed_rows, _ = weight.codes.shape
-    width = plan.blocks * BLOCK_N.value // (1 if activation is None else 2)
+    width = plan.blocks * BLOCK_N.value  # of a tile
+    assert packed_rows % width == 0
+    if activation is not None:
+        width //= 2
+        assert plan.blocks == 2 or num_columns % width == 0
     tiles = (triton.cdiv(num_rows, plan.block_m), triton.cdiv(num_columns, width))
     parts = None
     if plan.num_splits > 1:

@@ -29,7 +29,7 @@ from flashdraft.kernels.triton_rows import gate_rows
 FEW_ROWS = 256
 FEW_EXPERT_ROWS = 512  # likewise; as floats 26B's experts would take 1.5 GB for the moment
 FLOAT_BYTES = 112 << 20  # of a weight that is bfloat16 for the moment: 31B's largest in four pieces
-EXACT_ROWS = 1024  # at a time: the parts of a cut depth take memory for every row
+EXACT_ROWS = 256  # at a time: the parts of a cut depth take memory for every row
 
 Pieces = tuple[PackedWeight | Tensor, ...]
 """Weights of the same inputs in different formats, by output rows."""

@@ -326,7 +326,8 @@ def _down(
     strides = (codes_stride, scale_stride, minimum_stride, over_stride)
     start = tl.program_id(0) * (2 * BLOCK_N)
     if PDL > 0 and SINGLE:
-        # The choice was complete before the kernel before this one signalled; read again below.
+        # A guess, for nothing but what is fetched: the kernel before this one signals after its
+        # own wait, so the choice is complete. It is read again below.
         likely = tl.load(chosen + tl.program_id(1), cache_modifier=".cg")
         likely = tl.minimum(tl.maximum(likely, 0), num_experts - 1)
         one = pick_expert(weight, strides, likely, FORMAT)
@@ -354,8 +355,8 @@ def _down(
     counter = arrivals + tl.program_id(0)
     if tl.atomic_add(counter, 1, sem="acq_rel") == tl.num_programs(1) - 1:
         both = tl.program_id(0) * (2 * BLOCK_N) + tl.arange(0, 2 * BLOCK_N)
-        for start in range(0, num_rows, SUM_ROWS):
-            rows = start + tl.arange(0, SUM_ROWS)
+        for first_row in range(0, num_rows, SUM_ROWS):
+            rows = first_row + tl.arange(0, SUM_ROWS)
             is_row = rows < num_rows
             is_real = is_row[:, None] & (both < HIDDEN)[None, :]
             mixed = tl.zeros([SUM_ROWS, 2 * BLOCK_N], tl.float32)

@@ -61,8 +61,8 @@ def gather_unit(
     expert = tl.sum(tl.where(is_here, tl.arange(0, BLOCK_E), 0), 0)
     skipped = tl.sum(tl.where(is_here, before, 0), 0) * BLOCK_M
     is_mine = theirs == expert
-    asks = tl.sum(is_mine.to(tl.int32), 1)
-    choice = tl.sum(tl.where(is_mine, tl.arange(0, BLOCK_C)[None, :], 0), 1)
+    choice = tl.min(tl.where(is_mine, tl.arange(0, BLOCK_C)[None, :], BLOCK_C), 1)
+    asks = (choice < BLOCK_C).to(tl.int32)
     pairs = tl.arange(0, BLOCK_R) * NUM_CHOSEN + choice
     rank = tl.where(asks > 0, tl.cumsum(asks, 0) - 1 - skipped, -1)
     is_there = rank[:, None] == tl.arange(0, BLOCK_M)[None, :]

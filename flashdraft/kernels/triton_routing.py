@@ -211,7 +211,9 @@ def _choose_from(
     scores = tl.load(source, mask=is_row[:, None] & real, other=0.0, cache_modifier=".cg")
     scores = tl.where(real, scores.to(tl.float32), float("-inf"))
     chances = tl.exp(scores - tl.max(scores, 1)[:, None])
-    chances = tl.where(real, chances / tl.sum(chances, 1)[:, None], -1.0)
+    chances = chances / tl.sum(chances, 1)[:, None]
+    # A row of NaN gets the first experts, each once, and weights that are NaN: 0 / 0.
+    chances = tl.where(real, tl.where(chances == chances, chances, 0.0), -1.0)
     places = tl.arange(0, BLOCK_C)[None, :]
     picked = tl.zeros([BLOCK_R, BLOCK_C], tl.int32)
     values = tl.zeros([BLOCK_R, BLOCK_C], tl.float32)
@@ -222,7 +224,6 @@ def _choose_from(
         values = tl.where(places == place, best[:, None], values)
         total += best
         chances = tl.where(experts[None, :] == index[:, None], -1.0, chances)
-    picked = tl.minimum(picked, NUM_EXPERTS - 1)  # a row of NaN must not point outside
     factors = tl.load(scale + picked).to(tl.float32)
     target = rows[:, None] * NUM_CHOSEN + places
     is_real = is_row[:, None] & (places < NUM_CHOSEN)

@@ -178,6 +178,20 @@ def test_a_miniature_run_fills_the_results_file(
     assert str(tmp_path) not in json.dumps(sections)
 
 
+@pytest.mark.parametrize("text", ['{"rows": []}', '{"sections": []}', "[]", "not JSON"])
+def test_another_scripts_file_is_refused_before_a_section_runs(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(h200, "Run", lambda *_: pytest.fail("a section would run"))
+    path = tmp_path / "kernels.json"
+    path.write_text(text)
+    for trial in ([], ["--layers", "6"]):
+        with pytest.raises(SystemExit):
+            h200.main(["--model", "31b", *TINY, *trial, "--output", str(path)])
+        assert "kernels.json is no results file of this script" in capsys.readouterr().err
+    assert path.read_text() == text
+
+
 def test_contexts_are_measured_in_miniature(tmp_path: Path) -> None:
     path = tmp_path / "h200.json"
     assert (

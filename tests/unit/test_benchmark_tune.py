@@ -44,9 +44,9 @@ def test_every_case_is_a_line_and_a_result(found: tuple[list[str], dict[str, Any
     lines, document = found
     assert document["complete"] and document["environment"]["tiny"] and document["read_gb_s"] > 0
     results = document["results"]
-    assert len(results) == 2 * 4 == len(lines) - 2
+    assert len(results) == 2 * 5 == len(lines) - 2
     assert {one["name"] for one in results} == {
-        "tiny", "tiny odd", "tiny experts, degenerate", "tiny experts, uniform"
+        "tiny", "tiny odd", "tiny gate_up", "tiny experts, degenerate", "tiny experts, uniform"
     }  # fmt: skip
     assert not any("WRONG" in line for line in lines)
 
@@ -74,7 +74,7 @@ def test_a_mixture_reads_the_experts_that_were_chosen(
 def test_time_that_is_up_stops_it_cleanly() -> None:
     finished = run("--seconds", "-1")
     assert finished.returncode == 0, finished.stderr
-    assert "stopped after -1 s: 0 of 24 measured" in finished.stdout
+    assert "stopped after -1 s: 0 of 30 measured" in finished.stdout
 
 
 @pytest.mark.parametrize("scheme", [Scheme.INT4, Scheme.INT8, Scheme.FP8])

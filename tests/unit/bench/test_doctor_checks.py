@@ -94,7 +94,8 @@ def test_a_kernel_that_is_wrong_is_named() -> None:
             return super().gated(gate_up, activation) * 1.01  # type: ignore[arg-type]
 
     (finding,) = check_kernels(Wrong(torch.device("cpu"), torch.float32))
-    assert finding.status == PROBLEM and "gated" in finding.text and "linear" not in finding.text
+    assert finding.status == PROBLEM and "gated is off" in finding.text
+    assert " linear is off" not in finding.text
 
 
 def test_a_kernel_whose_rows_are_not_alone_is_a_problem() -> None:
@@ -136,6 +137,21 @@ def test_accepted_length_is_held_against_its_range() -> None:
     [late] = check_accepted(Accepted.of([cut]), EXPECTED, "greedy")
     assert late.status == WARNING and "not enough time to judge" in late.text
     assert late.remedy == "raise --seconds"
+
+
+def test_fewer_prompts_are_held_against_less(tmp_path: Path) -> None:
+    folder = shipped(tmp_path / "copy")
+    for count, low in ((8, 3.3), (4, 2.9), (2, 2.3), (1, 1.5)):
+        here = expected_range(str(folder), folder, 0.0, count)
+        # one prompt's mean deviates by 1.4 from another's
+        assert here.low == pytest.approx(low, abs=0.05)
+        assert (f"with only {count} asked" in here.rationale) == (count < 8)
+    two, eight = (expected_range("unknown", tmp_path, 0.0, count) for count in (2, 8))
+    assert two.low < eight.low and two.by_position[0] < eight.by_position[0]
+    [judged, _] = check_accepted(accepted(2.5, (0.6,) * 4), here, "greedy")
+    assert judged.status == OK and "with only 1 asked" in judged.text
+    drawn = expected_range("unknown", tmp_path, 1.0, 1)
+    assert drawn.low == 1.2 and "with only 1 asked" in drawn.rationale
 
 
 def shipped(folder: Path) -> Path:

@@ -121,6 +121,25 @@ def test_a_cache_without_shared_keys_holds_twice_as_much_of_the_full_layers() ->
     assert any(line.startswith("--kv-keys rebuilt: 6 × 262,144 tokens fit") for line in told)
 
 
+def test_both_ways_to_a_smaller_cache_are_advised_where_neither_is_enough() -> None:
+    def told(context: int, card: str = "rtx4090") -> list[str]:
+        return [line for line in advice(plan(DENSE, card, context)) if line.startswith("--kv")]
+
+    pair, card = find_pair(DENSE), find_card("rtx4090")
+    asked = make_plan(pair, card, context=131072, kv_dtype="fp8", kv_keys="rebuilt")
+    [line] = told(131072)
+    assert line.startswith("--kv-dtype fp8 --kv-keys rebuilt, if the card has")
+    assert line.endswith(f"1 × 131,072 tokens fit in {asked.best.form.name}") and asked.best.fits
+    # where one is enough both would be too much
+    assert told(60000) and "rebuilt" not in "".join(told(60000))
+    # and where both are not, how far they reach
+    [line] = told(262144)
+    most = max(fit.max_context for fit in asked.fits)
+    assert "--kv-dtype fp8 --kv-keys rebuilt, if the card has" in line
+    assert line.endswith(f"1 × {most:,} tokens fit in int4, fp8 head") and 131072 < most < 262144
+    assert told(131072, "rtx3090") == []  # it reads no fp8
+
+
 def test_rebuilt_keys_are_refused_where_there_are_none() -> None:
     gpu, cpu = find_card("h200"), replace(find_card("h200"), title="a CPU", is_cpu=True)
     with pytest.raises(RequestError, match="smollm2-135m has no layers that share key and value"):

@@ -20,6 +20,7 @@ from flashdraft.engine.config import EngineConfig
 from flashdraft.engine.engine import Engine
 from flashdraft.engine.memory import GB, build_cache, cache_layers
 from flashdraft.errors import CapacityError, RequestError
+from flashdraft.kernels.select import select_kernels
 from flashdraft.kernels.torch_backend import TorchKernels
 from flashdraft.models.config import ModelConfig
 from flashdraft.models.registry import build_target
@@ -123,7 +124,7 @@ def test_other_names_are_refused(value):
 
 def test_the_native_cpu_kernels_refuse_it_before_anything_is_loaded():
     for dtype, name in (("float32", "cpu-float32"), ("auto", "cpu-int8")):
-        remedy = rf"{name}.*use a GPU, or dtype='bfloat16'.*kv_keys='stored'"
+        remedy = rf"{name}.*for a Gemma 4 whose .*use a GPU, or dtype='bfloat16'.*kv_keys='stored'"
         with pytest.raises(RequestError, match=remedy):
             LLM("no-such-model", device="cpu", dtype=dtype, kv_keys="rebuilt")
 
@@ -144,6 +145,10 @@ def test_a_gemma_of_two_projections_refuses_it_too():
     with pytest.raises(RequestError, match="a projection of its own for values"):
         check_keys(zoo.kernels("torch"), "rebuilt", config)
     check_keys(zoo.kernels("torch"), "stored", config)
+    # no other dtype would help: that is said first
+    with pytest.raises(RequestError, match="a projection of its own") as refusal:
+        check_keys(select_kernels("cpu", "float32"), "rebuilt", config)
+    assert "bfloat16" not in str(refusal.value)
 
 
 # -- the law -------------------------------------------------------------------------------------

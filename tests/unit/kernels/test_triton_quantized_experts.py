@@ -155,6 +155,23 @@ def check_harmless_neighbours():
     assert found[[0, 1, 3, 4]].isfinite().all()
 
 
+def check_repeated_choices():
+    """A row that names an expert more than once does no harm to the others."""
+    from flashdraft.kernels.triton_quantized_experts import mix_quantized
+
+    x, gate_up, down, chosen, weights = make_mixture(Case(6))
+    packed = pack_quantized(gate_up), pack_quantized(down)
+    arrivals = torch.zeros(4096, dtype=torch.int32)
+    rest = (weights, Activation.SILU, 2, arrivals)
+    expected = mix_quantized(x, *packed, chosen, *rest)
+    for broken in (0, 5):
+        others = [row for row in range(6) if row != broken]
+        repeated = chosen.clone()
+        repeated[broken] = chosen[broken, 0]
+        found = mix_quantized(x, *packed, repeated, *rest)
+        torch.testing.assert_close(found[others], expected[others])
+
+
 def check_nothing():
     from flashdraft.kernels.triton_quantized_experts import mix_quantized
 
@@ -183,6 +200,7 @@ CHECKS = {
     "neighbours, one plan": lambda: check_rows_alone(exact=False),
     "neighbours, exact": lambda: check_rows_alone(exact=True),
     "neighbours that are not finite": check_harmless_neighbours,
+    "repeated choices": check_repeated_choices,
     "nothing to do": check_nothing,
     **{f"{n} itself": lambda n=n: check_weights(n) for n in FORMATS},
 }

@@ -1,0 +1,19 @@
+"""Doctor's check of the kernels on a GPU that is healthy: it finds nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from flashdraft.bench.doctor_checks import check_kernels
+from flashdraft.bench.doctor_report import OK
+from flashdraft.kernels.quantized import Scheme
+from flashdraft.kernels.select import select_kernels
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_every_kernel_agrees_with_torch(exact: bool) -> None:
+    schemes = (Scheme.INT4, Scheme.INT8, Scheme.FP8)
+    [finding] = check_kernels(select_kernels("cuda", "bfloat16", exact), schemes, "rebuilt")
+    assert finding.status == OK, finding.text

@@ -85,10 +85,10 @@ def test_of_two_constants_of_one_name_and_value_only_the_named_one_is_set() -> N
 import triton.language as tl
 from benchmarks.h200_trial import read_setting
 from flashdraft.kernels import triton_launch, triton_quantized, triton_quantized_backend
-from flashdraft.kernels import triton_quantized_tiles
-triton_launch.MAX_ROWS = triton_quantized.MAX_ROWS  # one object, two constants
-read_setting("triton_quantized.MAX_ROWS=32").apply()
-assert triton_quantized.MAX_ROWS == triton_quantized_backend.MAX_ROWS == 32
+from flashdraft.kernels import triton_quantized_experts, triton_quantized_tiles
+triton_launch.MAX_ROWS = triton_quantized_experts.MAX_ROWS  # one object, two constants
+read_setting("triton_quantized_experts.MAX_ROWS=32").apply()
+assert triton_quantized_experts.MAX_ROWS == triton_quantized_backend.MAX_ROWS == 32
 assert triton_launch.MAX_ROWS == 64
 before = triton_quantized_tiles.BLOCK_N.value
 read_setting(f"triton_quantized_tiles.BLOCK_N={before // 2}").apply()

@@ -11,6 +11,8 @@ import functools
 import pytest
 import torch
 
+from tests.interpreted import collect
+
 DEFAULT_TARGET = "smollm2-135m"
 
 
@@ -33,3 +35,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("weights") and (reason := _why_default_target_is_missing()):
         remedy = 'pytest -m "not weights" leaves these tests out'
         pytest.fail(f"{reason} ({remedy})", pytrace=False)
+
+
+@pytest.fixture(scope="module")
+def failures(request: pytest.FixtureRequest) -> dict[str, str]:
+    """Of a module's checks in Triton's interpreter, by name; see interpreted.py."""
+    return collect(str(request.path))

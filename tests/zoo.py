@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from flashdraft.core import Generation, Request, SamplingParams
-from flashdraft.engine.cache import bytes_per_token
+from flashdraft.engine.cache import bytes_per_token, cache_layers
 from flashdraft.engine.costs import DraftCost
 from flashdraft.engine.engine import Engine
-from flashdraft.engine.memory import cache_layers
 from flashdraft.engine.policy import Draft
 from flashdraft.engine.sampling import RequestSampler
 from flashdraft.engine.scheduler import Work
@@ -211,7 +210,8 @@ def tiny_drafter(
 
 def cache_for(target: Target, drafter: PackedDrafter | None, num_pages: int) -> float:
     """A cache_gb that holds about so many pages: enough for one long sequence, not for eight."""
-    per_token = bytes_per_token(cache_layers(target, drafter), target.kernels.dtype)
+    layers = cache_layers(target.config, None if drafter is None else drafter.config)
+    per_token = bytes_per_token(layers, target.kernels.dtype)
     return sum(per_token.values()) * 16 * num_pages / 1e9
 
 

@@ -308,7 +308,7 @@ def _head(
     sizes = f"{_size(saved)} of memory and {_size(reads * saved)} a step"
     if scheme is not None:
         return scheme.value, f", its head quantised to {scheme} on load, which saves {sizes}"
-    dtype = str(kernels.dtype).removeprefix("torch.")
+    dtype = dtype_name(kernels)
     return dtype, f", its head as {dtype}: --quantize-head {_HEAD_SCHEME} would save {sizes}"
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from flashdraft.bench.plan_pairs import Pair
-from flashdraft.engine.cache import CacheLayer, bytes_per_token, window_pages
+from flashdraft.engine.cache import CacheLayer, bytes_per_token, cache_layers, window_pages
 from flashdraft.engine.config import EngineConfig
 from flashdraft.engine.draft import MAX_BUFFERED
 from flashdraft.engine.memory import LOOKAHEAD, plan_pools
@@ -238,15 +238,6 @@ def drafter_bytes(size: DrafterSize | None, form: Format) -> float:
     return (coded * form.drafter_bits + (total - coded) * form.float_bits) / 8
 
 
-def cache_layers(pair: Pair, kv_keys: str = EngineConfig.kv_keys) -> list[CacheLayer]:
-    """The target's layers, then the drafter's."""
-    layers = [CacheLayer.of(layer, kv_keys) for layer in pair.target.layers]
-    if pair.drafter is not None:
-        config = pair.drafter
-        layers += [CacheLayer(config.num_kv_heads, config.head_dim, w) for w in config.windows]
-    return layers
-
-
 def cache_bytes(layers: Sequence[CacheLayer], dtype: torch.dtype, context: int) -> int:
     """Keys and values of one sequence; a layer with a window stops growing there."""
     costs = bytes_per_token(layers, dtype)
@@ -271,7 +262,7 @@ def plan_cache(
     pair: Pair, dtype: torch.dtype, budget: int, config: EngineConfig, context: int
 ) -> CachePlan:
     """The pages of an engine with `config.max_batch` sequences of up to `context` tokens."""
-    layers = cache_layers(pair, config.kv_keys)
+    layers = cache_layers(pair.target, pair.drafter, config.kv_keys)
     costs, size = bytes_per_token(layers, dtype), config.page_size
     slack = min(config.prefill_chunk, max(config.max_step_tokens, config.max_batch)) + LOOKAHEAD
     lag = 0

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from flashdraft.core import SamplingParams
-from flashdraft.engine.config import KV_DTYPES, KV_KEYS
+from flashdraft.engine.config import KV_DTYPES, KV_KEYS, EngineConfig
 from flashdraft.errors import RequestError
 from flashdraft.kernels.select import DTYPES, QUANTIZE
 from flashdraft.llm import LLM
@@ -22,7 +22,6 @@ from flashdraft.models.sources import default_drafter
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
-KEYS_HELP = "keys that can be made of values (Gemma 4's full layers)"
 LLM_DEFAULTS = {name: p.default for name, p in inspect.signature(LLM).parameters.items()}
 
 
@@ -74,8 +73,22 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     add("quantize_head", str, "SCHEME", f"the same for the head, {schemes}")
     add("max_context", int, "N", "longest prompt plus answer, in tokens")
     add("cache_gb", float, "GB", "memory for keys and values")
-    add("kv_dtype", str, "DTYPE", f"of keys and values, one of {', '.join(KV_DTYPES)}")
-    add("kv_keys", str, "WAY", f"{KEYS_HELP}, one of {', '.join(KV_KEYS)}")
+    add_cache_arguments(group)
+
+
+def add_cache_arguments(parser: argparse._ActionsContainer) -> None:
+    """--kv-dtype and --kv-keys."""
+    keys = "keys that can be made of values (Gemma 4's full layers)"
+    for name, metavar, what, known in (
+        ("kv_dtype", "DTYPE", "of keys and values", KV_DTYPES),
+        ("kv_keys", "WAY", keys, KV_KEYS),
+    ):
+        parser.add_argument(
+            "--" + name.replace("_", "-"),
+            default=getattr(EngineConfig, name),
+            metavar=metavar,
+            help=f"{what}, one of {', '.join(known)} (default: %(default)s)",
+        )
 
 
 def add_quantize_arguments(parser: argparse.ArgumentParser) -> None:

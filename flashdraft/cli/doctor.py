@@ -19,15 +19,14 @@ from flashdraft.bench.doctor_report import (
     Settings,
 )
 from flashdraft.cli.arguments import (
-    KEYS_HELP,
     Commands,
+    add_cache_arguments,
     add_json_argument,
     add_quantize_arguments,
 )
 from flashdraft.cli.display import Screen
 from flashdraft.cli.files import STDOUT, check_writable, write_json
 from flashdraft.core import SamplingParams
-from flashdraft.engine.config import KV_DTYPES, KV_KEYS
 from flashdraft.errors import RequestError
 from flashdraft.kernels.select import DTYPES
 from flashdraft.models.sources import DEFAULT_MODEL
@@ -72,18 +71,7 @@ def add_command(commands: Commands) -> None:
         help=f"one of {', '.join(DTYPES)}" + shown,
     )
     add_quantize_arguments(parser)
-    parser.add_argument(
-        "--kv-dtype",
-        default=Settings.kv_dtype,
-        metavar="DTYPE",
-        help=f"of keys and values, one of {', '.join(KV_DTYPES)}" + shown,
-    )
-    parser.add_argument(
-        "--kv-keys",
-        default=Settings.kv_keys,
-        metavar="WAY",
-        help=f"{KEYS_HELP}, one of {', '.join(KV_KEYS)}" + shown,
-    )
+    add_cache_arguments(parser)
     parser.add_argument(
         "--thinking", action="store_true", help="ask with thinking, as you mean to use the model"
     )

@@ -13,12 +13,11 @@ from typing import Any
 from flashdraft.bench.gpus import GB, Card, custom_card, find_card, this_machine
 from flashdraft.bench.plan import DEFAULT_CONTEXT, Fit, Plan, advice, break_even, make_plan
 from flashdraft.bench.plan_pairs import Pair, find_pair
-from flashdraft.bench.plan_sizes import cache_bytes, cache_layers, count_drafter, count_target
+from flashdraft.bench.plan_sizes import cache_bytes, count_drafter, count_target
 from flashdraft.bench.plan_speed import FEW_BITS_SHARE, Prediction, explain
-from flashdraft.cli.arguments import KEYS_HELP, Commands, add_json_argument
+from flashdraft.cli.arguments import Commands, add_cache_arguments, add_json_argument
 from flashdraft.cli.files import write_json
-from flashdraft.engine.cache import bytes_per_token
-from flashdraft.engine.config import KV_DTYPES, KV_KEYS, EngineConfig
+from flashdraft.engine.cache import bytes_per_token, cache_layers
 from flashdraft.engine.memory import DEFAULT_CPU_GB, GPU_SHARE
 from flashdraft.models.sources import DEFAULT_MODEL
 
@@ -61,18 +60,7 @@ def add_command(commands: Commands) -> None:
         metavar="N",
         help="answers written at once (default: %(default)s)",
     )
-    parser.add_argument(
-        "--kv-dtype",
-        default=EngineConfig.kv_dtype,
-        metavar="DTYPE",
-        help=f"of keys and values, one of {', '.join(KV_DTYPES)} (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--kv-keys",
-        default=EngineConfig.kv_keys,
-        metavar="WAY",
-        help=f"{KEYS_HELP}, one of {', '.join(KV_KEYS)} (default: %(default)s)",
-    )
+    add_cache_arguments(parser)
     add_json_argument(parser)
     parser.set_defaults(run=run)
 
@@ -158,7 +146,7 @@ def _state(plan: Plan, fit: Fit) -> str:
 def _memory_notes(plan: Plan) -> Iterator[str]:
     """Where the columns come from, with the numbers in."""
     dtype = plan.best.form.cache_dtype
-    layers = cache_layers(plan.pair, plan.best.form.kv_keys)
+    layers = cache_layers(plan.pair.target, plan.pair.drafter, plan.best.form.kv_keys)
     terms = []
     for window, cost in sorted(bytes_per_token(layers, dtype).items(), key=lambda one: one[0] or 0):
         seen = min(plan.context, window or plan.context)

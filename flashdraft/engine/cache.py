@@ -32,11 +32,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from flashdraft.engine.config import EngineConfig
 from flashdraft.engine.pages import PageBook, Pool
 from flashdraft.engine.sequence import Sequence as RunningSequence
 from flashdraft.errors import CapacityError, RequestError
 from flashdraft.kernels.interface import Kernels, PageView
 from flashdraft.models.config import LayerConfig, ModelConfig
+from flashdraft.models.drafter_config import DrafterConfig
 from flashdraft.models.layers import LayerCache
 
 LEAST_FP8_CAPABILITY = (8, 9)  # Ada: older cards have no instruction between fp8 and floats
@@ -256,6 +258,16 @@ def check_keys(kernels: Kernels, kv_keys: str, target: ModelConfig | None = None
 def shares_keys(target: ModelConfig) -> bool:
     """Whether a target has layers whose keys can be made of their values."""
     return any(layer.share_kv for layer in target.layers)
+
+
+def cache_layers(
+    target: ModelConfig, drafter: DrafterConfig | None, kv_keys: str = EngineConfig.kv_keys
+) -> list[CacheLayer]:
+    """The target's layers, then the drafter's."""
+    layers = [CacheLayer.of(layer, kv_keys) for layer in target.layers]
+    if drafter is not None:
+        layers += [CacheLayer(drafter.num_kv_heads, drafter.head_dim, w) for w in drafter.windows]
+    return layers
 
 
 def bytes_per_token(layers: Sequence[CacheLayer], dtype: torch.dtype) -> dict[int | None, int]:

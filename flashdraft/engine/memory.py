@@ -13,6 +13,7 @@ from flashdraft.engine.cache import (
     CacheLayer,
     KVCache,
     bytes_per_token,
+    cache_layers,
     check_keys,
     plan_pages,
     shares_keys,
@@ -91,24 +92,12 @@ def _float_bytes(shape: Sequence[int], kernels: Kernels, scheme: Scheme | None) 
     return math.prod(shape) * kernels.dtype.itemsize
 
 
-def cache_layers(
-    target: Target, drafter: PackedDrafter | None, kv_keys: str = EngineConfig.kv_keys
-) -> list[CacheLayer]:
-    """The target's layers, then the drafter's."""
-    layers = [CacheLayer.of(layer, kv_keys) for layer in target.config.layers]
-    if drafter is not None:
-        config = drafter.config
-        layers += [
-            CacheLayer(config.num_kv_heads, config.head_dim, window) for window in config.windows
-        ]
-    return layers
-
-
 def build_cache(
     target: Target, drafter: PackedDrafter | None, config: EngineConfig
 ) -> tuple[KVCache, int]:
     """The cache within its budget, and the longest sequence it can hold."""
-    kernels, layers = target.kernels, cache_layers(target, drafter, config.kv_keys)
+    kernels, drafts = target.kernels, None if drafter is None else drafter.config
+    layers = cache_layers(target.config, drafts, config.kv_keys)
     dtype = stored_dtype(kernels, config.kv_dtype)
     check_keys(kernels, config.kv_keys, target.config)
     budget = _budget(kernels.device, config)

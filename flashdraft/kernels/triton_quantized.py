@@ -8,6 +8,7 @@ for embeddings. How a tile is multiplied is triton_quantized_tiles.py's.
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import NamedTuple
 
@@ -67,16 +68,31 @@ def plan_quantized(
     program, three to add a part.
     exact: as if there were TILE_ROWS rows, however many there are.
     """
-    if exact:
-        num_rows = TILE_ROWS
+    return _plan(
+        TILE_ROWS if exact else num_rows,
+        weight.num_steps,
+        weight.packed_rows // BLOCK_N.value,
+        weight.minimum is not None,
+        weight.shape[0] // 2 if gated else 0,
+        num_processors,
+    )
+
+
+@functools.lru_cache(maxsize=1024)
+def _plan(
+    num_rows: int,
+    num_steps: int,
+    num_blocks: int,
+    has_minimum: bool,
+    half: int,  # rows of a gate; 0 where there is none
+    num_processors: int,
+) -> QuantizedPlan:
     block_m = max(8, triton.next_power_of_2(min(num_rows, TILE_ROWS)))
-    choices = split_choices(weight.num_steps)
-    num_steps, num_blocks = weight.num_steps, weight.packed_rows // BLOCK_N.value
+    choices = split_choices(num_steps)
     # Wide tiles read x less often. But few rows are little to read, minimums take registers, a
     # small weight leaves processors waiting, and a gated tile must end where its half does.
-    is_wide = block_m > 8 and weight.minimum is None
+    is_wide = block_m > 8 and not has_minimum and half % (2 * BLOCK_N.value) == 0
     is_wide &= num_blocks // 4 * choices[-1] >= MIN_PROGRAMS * num_processors
-    is_wide &= not gated or weight.shape[0] // 2 % (2 * BLOCK_N.value) == 0
     blocks = 4 if is_wide else 2
     num_tiles = num_blocks // blocks * triton.cdiv(num_rows, block_m)
 

@@ -8,6 +8,7 @@ rounded here. Torch only, on the weight's own device.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
@@ -103,7 +104,7 @@ class PackedWeight:
         low = (None, None) if self.minimum is None else (self.minimum.values, self.minimum.over)
         return self.codes, self.high, self.scale.values, self.scale.over, *low
 
-    @property
+    @functools.cached_property
     def num_bytes(self) -> int:
         """What it takes."""
         there = [tensor for tensor in self.tensors if tensor is not None]

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -83,21 +83,6 @@ CASES = {
     "float32 512": Case(*FULL, (16, 1, 2), (300, 2000, 0), dtype=FP32),
     "odd head": Case((6, 2), 96, (16, 1), (500, 33)),
 }
-
-
-@pytest.fixture(scope="module")
-def report(request: pytest.FixtureRequest) -> Iterator[list[str]]:
-    """Lines to show when the module is done, whatever pytest captures."""
-    lines: list[str] = []
-    yield lines
-    capture: Any = request.config.pluginmanager.getplugin("capturemanager")
-    with capture.global_and_fixture_disabled():
-        print("\n\n" + "\n".join([torch.cuda.get_device_name(), *lines]))
-
-
-@pytest.fixture(autouse=True)
-def seed() -> None:
-    torch.manual_seed(0)
 
 
 def triton_kernels(dtype: torch.dtype, exact: bool = False) -> Any:

@@ -18,11 +18,6 @@ HIDDEN, INNER, NUM_EXPERTS, NUM_CHOSEN = 2816, 704, 128, 8
 RELATIVE = {torch.bfloat16: 8e-3, torch.float16: 1e-3, torch.float32: 2e-5}
 
 
-@pytest.fixture(autouse=True)
-def seed() -> None:
-    torch.manual_seed(0)
-
-
 def triton_kernels(dtype: torch.dtype, exact: bool = False) -> Any:
     from flashdraft.kernels.triton_backend import TritonKernels
 

@@ -21,7 +21,6 @@ from flashdraft.kernels.interface import QKVSpec, RopeTable
 from flashdraft.kernels.select import select_kernels
 from flashdraft.kernels.torch_backend import TorchKernels
 from tests import zoo
-from tests.gpu import test_gpu_attention
 from tests.gpu.test_gpu_attention import (
     CASES,
     CUDA,
@@ -39,14 +38,12 @@ from tests.gpu.test_gpu_attention import (
 
 pytestmark = pytest.mark.gpu
 FP8 = torch.float8_e4m3fn
-report = test_gpu_attention.report  # the fixture: it prints when this module is done
 NAMES = [name for name in CASES if not name.startswith("widths 128")]
 
 
 @pytest.fixture(autouse=True)
 def prepared() -> None:
-    """A fixed seed, and a card that can do it."""
-    torch.manual_seed(0)
+    """A card that can do it."""
     if torch.cuda.get_device_capability() < LEAST_FP8_CAPABILITY:
         with pytest.raises(RequestError, match="compute capability"):
             stored_dtype(select_kernels("cuda", "bfloat16"), "fp8")

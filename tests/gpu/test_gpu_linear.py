@@ -19,11 +19,6 @@ SHAPES = [(5376, 8192), (5376, 21504), (2816, 4096), (2816, 2112), (8192, 2816),
 VOCABULARY = 100_003  # not a multiple of any tile
 
 
-@pytest.fixture(autouse=True)
-def seed() -> None:
-    torch.manual_seed(0)
-
-
 def triton_kernels(exact: bool = False, dtype: torch.dtype = BF16) -> Any:
     from flashdraft.kernels.triton_backend import TritonKernels
 

@@ -21,11 +21,6 @@ MOST_ERROR = 8e-3  # of bfloat16 rows between exact weights
 FORMATS = ("int4", "int8", "fp8", "q4_k", "q6_k")
 
 
-@pytest.fixture(autouse=True)
-def seed() -> None:
-    torch.manual_seed(0)
-
-
 def draw_blocks(name: str, rows: int, depth: int) -> Quantized:
     """Random numbers in a layout with scales of scales, whose values are about as large."""
     shape, size = (NUM_EXPERTS, rows, depth), depth**-0.5

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -51,21 +50,6 @@ CASES = {
     "float32": Case(*FULL, (16, 1, 2), (300, 2000, 0), dtype=FP32),
     "small head": Case((4, 1), 32, (3, 1), (70, 20)),
 }
-
-
-@pytest.fixture(scope="module")
-def report(request: pytest.FixtureRequest) -> Iterator[list[str]]:
-    """Lines to show when the module is done, whatever pytest captures."""
-    lines: list[str] = []
-    yield lines
-    capture: Any = request.config.pluginmanager.getplugin("capturemanager")
-    with capture.global_and_fixture_disabled():
-        print("\n\n" + "\n".join([torch.cuda.get_device_name(), *lines]))
-
-
-@pytest.fixture(autouse=True)
-def seed() -> None:
-    torch.manual_seed(0)
 
 
 def make_rebuild(head_dim: int, dtype: torch.dtype, num_positions: int = 9000) -> KeyRebuild:

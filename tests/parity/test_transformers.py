@@ -10,8 +10,7 @@ import torch
 import transformers
 
 from flashdraft.core import Request, SamplingParams
-from flashdraft.engine.cache import KVCache, Span
-from flashdraft.engine.memory import cache_layers
+from flashdraft.engine.cache import KVCache, Span, cache_layers
 from flashdraft.engine.pages import PageBook
 from flashdraft.engine.sequence import Sequence
 from flashdraft.models.config import ModelConfig
@@ -108,7 +107,7 @@ class Probe:
         checkpoint = open_checkpoint(folder)
         kernels = zoo.kernels(backend)
         self.target = build_target(checkpoint.config, checkpoint.source, kernels, TAPS)
-        layers = cache_layers(self.target, None)
+        layers = cache_layers(self.target.config, None)
         self.cache = KVCache(layers, {layer.window: 40 for layer in layers}, 4, kernels)
         self.book = PageBook(self.cache.book_pools, 4)
         request = Request("probe", [1], SamplingParams(), 0)

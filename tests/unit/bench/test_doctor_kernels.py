@@ -16,7 +16,7 @@ from flashdraft.bench.doctor_checks import check_kernels
 from flashdraft.bench.doctor_report import OK, PROBLEM
 from flashdraft.kernels.quantized import Scheme
 from flashdraft.kernels.torch_backend import TorchKernels
-from tests.interpreted import collect, judge, report
+from tests.interpreted import judge, report
 
 CPU = torch.device("cpu")
 SCHEMES = (Scheme.INT4, Scheme.INT8, Scheme.FP8)
@@ -84,11 +84,6 @@ CHECKS: dict[str, Callable[[], None]] = {
     "agreement": check_agreement,
     **{f"wrong {scheme}": lambda scheme=scheme: check_wrong_products(scheme) for scheme in SCHEMES},
 }
-
-
-@pytest.fixture(scope="module")
-def failures() -> dict[str, str]:
-    return collect(__file__)
 
 
 @pytest.mark.parametrize("name", CHECKS)

@@ -20,7 +20,6 @@ from flashdraft.bench.plan_sizes import (
     INT8,
     LEAST_VALUES,
     cache_bytes,
-    cache_layers,
     count_drafter,
     count_target,
     drafter_bytes,
@@ -28,7 +27,7 @@ from flashdraft.bench.plan_sizes import (
     stored_formats,
     weight_bytes,
 )
-from flashdraft.engine.cache import bytes_per_token
+from flashdraft.engine.cache import CacheLayer, bytes_per_token, cache_layers
 from flashdraft.engine.config import EngineConfig
 from flashdraft.engine.memory import build_cache
 from flashdraft.errors import CapacityError, CheckpointError
@@ -203,18 +202,23 @@ def test_the_default_models_file_is_the_one_planned_for() -> None:
     assert count_target(pair.target).layers == 0  # so that nothing else stays in few bits
 
 
+def layers_of(name: str, draft: str = "auto", kv_keys: str = "stored") -> list[CacheLayer]:
+    pair = find_pair(name, draft)
+    return cache_layers(pair.target, pair.drafter, kv_keys)
+
+
 @pytest.mark.parametrize(
     ("name", "gigabytes"), [(DENSE, (1.17, 3.52, 22.3)), (MOE, (0.29, 0.88, 5.58))]
 )
 def test_keys_and_values_stop_growing_at_the_window(
     name: str, gigabytes: tuple[float, ...]
 ) -> None:
-    plain = cache_layers(find_pair(name, "none"))
+    plain = layers_of(name, "none")
     found = [cache_bytes(plain, BF16, context) / GB for context in (4096, 32768, 262144)]
     assert found == pytest.approx(gigabytes, abs=0.05 if name == DENSE else 0.005)
     fp8 = [cache_bytes(plain, torch.float8_e4m3fn, context) / GB for context in (4096, 32768)]
     assert fp8 == pytest.approx([one / 2 for one in found[:2]])
-    drafted = cache_layers(find_pair(name))
+    drafted = layers_of(name)
     per_token = 2 * 8 * 128 * 2  # a drafter's layer: 8 heads of 128, keys and values
     for context, windowed in ((1000, 1000), (262144, 2048)):
         extra = cache_bytes(drafted, BF16, context) - cache_bytes(plain, BF16, context)
@@ -225,8 +229,7 @@ def test_keys_and_values_stop_growing_at_the_window(
 def test_rebuilt_keys_halve_the_full_layers_of_the_target_alone(name: str, per_token: int) -> None:
     for draft, extra in (("none", 0), ("auto", 2 * 8 * 128 * 2)):
         both, values = (
-            bytes_per_token(cache_layers(find_pair(name, draft), way), BF16)
-            for way in ("stored", "rebuilt")
+            bytes_per_token(layers_of(name, draft, way), BF16) for way in ("stored", "rebuilt")
         )
         assert both[None] == per_token + extra and values[None] == per_token // 2 + extra
         assert {**values, None: 0} == {**both, None: 0}

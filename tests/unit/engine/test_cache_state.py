@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from flashdraft.core import Request, SamplingParams
+from flashdraft.engine.cache import cache_layers
 from flashdraft.engine.config import EngineConfig
 from flashdraft.engine.engine import Engine
-from flashdraft.engine.memory import cache_layers
 from flashdraft.engine.pages import NO_PAGE
 from tests import zoo
 
@@ -62,7 +62,8 @@ def assert_as_after_prefill(engine, sequence, target, drafter):
     fresh.proposer.fold([expected_of])
     expected, found = stored(fresh, expected_of, length), stored(engine, sequence, length)
     assert expected_of.num_folded == length
-    last = {(layer, length - 1) for layer in range(len(cache_layers(target, drafter)))}
+    num_layers = len(cache_layers(target.config, drafter.config))
+    last = {(layer, length - 1) for layer in range(num_layers)}
     shared = expected.keys() & found.keys()
     assert last <= shared, "every layer has its last token"
     different = [

@@ -15,10 +15,10 @@ from flashdraft import LLM, SamplingParams
 from flashdraft.cli import build_parser
 from flashdraft.cli.arguments import load_model
 from flashdraft.core import Request
-from flashdraft.engine.cache import KVCache, bytes_per_token, stored_dtype
+from flashdraft.engine.cache import KVCache, bytes_per_token, cache_layers, stored_dtype
 from flashdraft.engine.config import EngineConfig
 from flashdraft.engine.engine import Engine
-from flashdraft.engine.memory import GB, build_cache, cache_layers
+from flashdraft.engine.memory import GB, build_cache
 from flashdraft.errors import CapacityError, RequestError
 from flashdraft.kernels.interface import CAUSAL, PageView, QKVSpec, RopeTable
 from flashdraft.kernels.torch_backend import TorchKernels
@@ -107,7 +107,7 @@ def test_the_engine_stores_both_models_in_8_bits():
 @pytest.mark.parametrize("family", ["llama", "gemma4"])
 def test_the_same_memory_holds_as_many_times_more_pages(family):
     target = zoo.tiny_target(family, zoo.kernels("torch"))
-    layers, pages = cache_layers(target, None), {}
+    layers, pages = cache_layers(target.config, None), {}
     budget = 50 * 16 * sum(bytes_per_token(layers, torch.float32).values())
     for kv_dtype in ("auto", "fp8"):
         config = EngineConfig(max_batch=64, cache_gb=budget / GB, kv_dtype=kv_dtype)
@@ -121,7 +121,7 @@ def test_the_same_memory_holds_as_many_times_more_pages(family):
 
 def test_half_of_bfloat16_and_the_context_that_follows(caplog):
     target = zoo.tiny_target("llama", TorchKernels(CPU, torch.bfloat16))
-    per_token = sum(bytes_per_token(cache_layers(target, None), torch.bfloat16).values())
+    per_token = sum(bytes_per_token(cache_layers(target.config, None), torch.bfloat16).values())
     config = EngineConfig(cache_gb=160 * per_token / GB)
     assert build_cache(target, None, config)[1] == 160
     caplog.set_level(logging.INFO, logger="flashdraft")
@@ -266,5 +266,5 @@ def test_the_flag_reaches_the_cache(folders):
 
 def test_a_cache_has_the_kernels_dtype_unless_told():
     target = zoo.tiny_target("llama", zoo.kernels("torch"))
-    cache = KVCache(cache_layers(target, None), {None: 2}, 16, target.kernels)
+    cache = KVCache(cache_layers(target.config, None), {None: 2}, 16, target.kernels)
     assert {tensor.dtype for pair in cache._storage for tensor in pair} == {torch.float32}

@@ -15,10 +15,10 @@ from flashdraft import LLM, SamplingParams
 from flashdraft.cli import build_parser
 from flashdraft.cli.arguments import load_model
 from flashdraft.core import Request
-from flashdraft.engine.cache import CacheLayer, KVCache, bytes_per_token, check_keys
+from flashdraft.engine.cache import CacheLayer, KVCache, bytes_per_token, cache_layers, check_keys
 from flashdraft.engine.config import EngineConfig
 from flashdraft.engine.engine import Engine
-from flashdraft.engine.memory import GB, build_cache, cache_layers
+from flashdraft.engine.memory import GB, build_cache
 from flashdraft.errors import CapacityError, RequestError
 from flashdraft.kernels.select import select_kernels
 from flashdraft.kernels.torch_backend import TorchKernels
@@ -71,7 +71,8 @@ def test_bytes_of_the_shared_layers_are_halved_exactly(kv_dtype):
     target = zoo.tiny_target("gemma4", zoo.kernels("torch"))
     dtype = torch.float32 if kv_dtype == "auto" else torch.float8_e4m3fn
     stored, rebuilt = (
-        bytes_per_token(cache_layers(target, None, way), dtype) for way in ("stored", "rebuilt")
+        bytes_per_token(cache_layers(target.config, None, way), dtype)
+        for way in ("stored", "rebuilt")
     )
     assert rebuilt == {None: stored[None] // 2, 20: stored[20]} and stored[None] % 2 == 0
     sizes = {}
@@ -88,7 +89,7 @@ def test_the_same_memory_holds_a_longer_context(caplog):
     config = ModelConfig.from_hf({**zoo.CONFIGS["gemma4"], "layer_types": ["full_attention"] * 4})
     tensors = zoo.Tensors(zoo.random_tensors(config))
     target = build_target(config, tensors, kernels, ())
-    per_token = sum(bytes_per_token(cache_layers(target, None), torch.bfloat16).values())
+    per_token = sum(bytes_per_token(cache_layers(target.config, None), torch.bfloat16).values())
     engine_config = EngineConfig(cache_gb=160 * per_token / GB)
     assert build_cache(target, None, engine_config)[1] == 160
     rebuilt = dataclasses.replace(engine_config, kv_keys="rebuilt")
@@ -188,7 +189,9 @@ def test_preemption_prefix_hits_and_small_chunks(kv_dtype):
     requests, expected = plain_answers("gemma4", kv_dtype)
     target = zoo.tiny_target("gemma4", zoo.kernels("torch"), taps=(0, 2))
     drafter = zoo.tiny_drafter(target.kernels)
-    per_token = bytes_per_token(cache_layers(target, drafter, "rebuilt"), torch.float32)
+    per_token = bytes_per_token(
+        cache_layers(target.config, drafter.config, "rebuilt"), torch.float32
+    )
     share = 1 if kv_dtype == "auto" else 4
     tight = dataclasses.replace(
         DRAFTED,

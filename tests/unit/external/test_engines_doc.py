@@ -15,12 +15,12 @@ from flashdraft.bench.plan_pairs import DRAFTERS, TARGETS, Pair, find_pair
 from flashdraft.bench.plan_sizes import (
     BF16,
     cache_bytes,
-    cache_layers,
     count_drafter,
     count_target,
     weight_bytes,
 )
 from flashdraft.cli import build_parser
+from flashdraft.engine.cache import cache_layers
 from flashdraft.external.launch import DRAIN_S
 from flashdraft.external.memory import (
     GB,
@@ -47,7 +47,7 @@ def weights(name: str) -> float:
 
 
 def kept(pair: Pair, context: int) -> int:
-    return cache_bytes(cache_layers(pair), torch.bfloat16, context)
+    return cache_bytes(cache_layers(pair.target, pair.drafter), torch.bfloat16, context)
 
 
 def room(name: str, card: str, count: int) -> float:

@@ -28,7 +28,7 @@ from flashdraft.kernels.triton_experts_plan import (
     plan_exact_experts,
     plan_experts,
 )
-from tests.interpreted import collect, judge, report
+from tests.interpreted import judge, report
 
 CPU = torch.device("cpu")
 SMALL = ExpertsPlan(TilePlan(16, 32, 4, 2), TilePlan(16, 16, 4, 2, resident=2), block_m=16)
@@ -221,11 +221,6 @@ CHECKS: dict[str, Callable[[], None]] = {
     "residual, last layer": lambda: check_residual(torch.float16, 2, True, True, 0),
     "residual, two outputs": lambda: check_residual(torch.float16, 2, False, False, 2),
 }
-
-
-@pytest.fixture(scope="module")
-def failures() -> dict[str, str]:
-    return collect(__file__)
 
 
 @pytest.mark.parametrize("name", CHECKS)

@@ -19,7 +19,7 @@ from flashdraft.engine.cache import LEAST_FP8_CAPABILITY
 from flashdraft.kernels.interface import BIDIRECTIONAL, CAUSAL, PageView, QKVSpec, RopeTable
 from flashdraft.kernels.quantized import LARGEST_FP8
 from flashdraft.kernels.torch_backend import TorchKernels
-from tests.interpreted import collect, judge, report
+from tests.interpreted import judge, report
 from tests.unit.kernels import cross_compile
 from tests.unit.kernels.test_triton_interpreter import (
     CPU,
@@ -155,11 +155,6 @@ CHECKS: dict[str, Callable[[], None]] = {
     "NaN stays": check_nan_stays,
     "own rows are read back": check_own_rows_are_read_back,
 }
-
-
-@pytest.fixture(scope="module")
-def failures() -> dict[str, str]:
-    return collect(__file__)
 
 
 @pytest.mark.parametrize("name", CHECKS)

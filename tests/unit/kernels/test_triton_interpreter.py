@@ -27,7 +27,7 @@ from flashdraft.kernels.interface import (
 )
 from flashdraft.kernels.torch_backend import TorchKernels
 from flashdraft.kernels.triton_plan import AttentionPlan
-from tests.interpreted import collect, judge, report
+from tests.interpreted import judge, report
 
 CPU = torch.device("cpu")
 NARROW = AttentionPlan(block_m=16, block_n=16, num_warps=4, num_stages=1)
@@ -264,11 +264,6 @@ CHECKS: dict[str, Callable[[], None]] = {
         torch.float32, QKVSpec(0, 2, 12, 1e-6, k_norm=norm_weight())
     ),
 }
-
-
-@pytest.fixture(scope="module")
-def failures() -> dict[str, str]:
-    return collect(__file__)
 
 
 @pytest.mark.parametrize("name", CHECKS)

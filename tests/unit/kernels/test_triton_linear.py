@@ -16,7 +16,7 @@ from torch import Tensor
 from flashdraft.kernels.interface import CAUSAL, PageView
 from flashdraft.kernels.torch_backend import TorchKernels
 from flashdraft.kernels.triton_plan import LinearPlan
-from tests.interpreted import collect, judge, report
+from tests.interpreted import judge, report
 
 CPU = torch.device("cpu")
 SMALL = LinearPlan(block_m=16, block_n=32, block_k=16, num_warps=4, num_stages=1)
@@ -187,11 +187,6 @@ CHECKS: dict[str, Callable[[], None]] = {
     "exact attention": lambda: check_exact_attention(None),
     "exact attention, window": lambda: check_exact_attention(40),
 }
-
-
-@pytest.fixture(scope="module")
-def failures() -> dict[str, str]:
-    return collect(__file__)
 
 
 @pytest.mark.parametrize("name", CHECKS)

@@ -12,7 +12,7 @@ import torch
 from flashdraft.errors import CheckpointError
 from flashdraft.kernels.quantized import Quantized, Scheme, quantize
 from flashdraft.kernels.triton_quantized_layout import Number, pack_quantized
-from tests.interpreted import collect, judge, report
+from tests.interpreted import judge, report
 
 
 def floats(*shape, dtype=torch.float16, least=0.001, most=0.02):
@@ -203,11 +203,6 @@ CHECKS = {
     "every fp8 number": check_every_fp8_number,
     "nothing to do": check_nothing,
 }
-
-
-@pytest.fixture(scope="module")
-def failures():
-    return collect(__file__)
 
 
 @pytest.mark.parametrize("name", CHECKS)

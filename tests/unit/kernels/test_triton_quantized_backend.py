@@ -17,7 +17,7 @@ from flashdraft.kernels.interface import Activation
 from flashdraft.kernels.quantized import stack_experts
 from flashdraft.kernels.torch_backend import TorchKernels
 from flashdraft.kernels.triton_quantized_layout import ROW_TILE, pack_quantized
-from tests.interpreted import collect, judge, report
+from tests.interpreted import judge, report
 from tests.unit.kernels.test_triton_quantized import FORMATS
 
 CPU = torch.device("cpu")
@@ -111,11 +111,6 @@ CHECKS: dict[str, Callable[[], None]] = {
     "experts, 512 rows": lambda: check_experts(512, num_floats=0),
     "experts, 513 rows": lambda: check_experts(513, num_floats=2),
 }
-
-
-@pytest.fixture(scope="module")
-def failures() -> dict[str, str]:
-    return collect(__file__)
 
 
 @pytest.mark.parametrize("name", CHECKS)

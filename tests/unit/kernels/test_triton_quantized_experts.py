@@ -16,7 +16,7 @@ from flashdraft.kernels.interface import Activation
 from flashdraft.kernels.quantized import stack_experts
 from flashdraft.kernels.torch_backend import TorchKernels
 from flashdraft.kernels.triton_quantized_layout import pack_quantized
-from tests.interpreted import collect, judge, report
+from tests.interpreted import judge, report
 from tests.unit.kernels.test_triton_quantized import FORMATS
 
 CPU = torch.device("cpu")
@@ -204,11 +204,6 @@ CHECKS = {
     "nothing to do": check_nothing,
     **{f"{n} itself": lambda n=n: check_weights(n) for n in FORMATS},
 }
-
-
-@pytest.fixture(scope="module")
-def failures():
-    return collect(__file__)
 
 
 @pytest.mark.parametrize("name", CHECKS)

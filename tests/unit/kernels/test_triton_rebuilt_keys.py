@@ -16,7 +16,7 @@ import torch
 from flashdraft.kernels.interface import CAUSAL, KeyRebuild, QKVSpec, RopeTable
 from flashdraft.kernels.torch_backend import TorchKernels
 from flashdraft.kernels.triton_plan import DeviceLimits, plan_attention, plan_exact_attention
-from tests.interpreted import collect, judge, report
+from tests.interpreted import judge, report
 from tests.unit.kernels.test_triton_interpreter import (
     CPU,
     WIDE,
@@ -139,11 +139,6 @@ CHECKS: dict[str, Callable[[], None]] = {
     "same as stored": check_same_as_stored,
     "rows are alone": check_rows_are_alone,
 }
-
-
-@pytest.fixture(scope="module")
-def failures() -> dict[str, str]:
-    return collect(__file__)
 
 
 @pytest.mark.parametrize("name", CHECKS)

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.interpreted import collect, judge, report
+from tests.interpreted import judge, report
 
 CPU = torch.device("cpu")
 
@@ -124,11 +124,6 @@ CHECKS: dict[str, Callable[[], None]] = {
     "backend": lambda: check_backend(exact=False),
     "backend, exact": lambda: check_backend(exact=True),
 }
-
-
-@pytest.fixture(scope="module")
-def failures() -> dict[str, str]:
-    return collect(__file__)
 
 
 @pytest.mark.parametrize("name", CHECKS)

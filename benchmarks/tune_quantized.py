@@ -1,4 +1,4 @@
-"""Splits, tiles and stages of the linears in few bits, tried at Gemma 4's sizes on one GPU.
+"""Splits, warps and stages of the linears in few bits, tried at Gemma 4's sizes on one GPU.
 
     python -m benchmarks.tune_quantized --seconds 300 --output FILE.json
 
@@ -56,6 +56,7 @@ TINY_LINEARS = {"tiny": (128, 768), "tiny odd": (80, 384), "tiny gate_up": (256,
 TINY_EXPERTS = {"tiny experts": (4, 2, 64, 32)}
 SCHEMES = ("int4", "int8", "fp8")
 STAGES = (3, 4)
+WARPS = (2, 4)
 DIFFERENT_ROWS = 256  # of a random weight: they are repeated, for time does not depend on them
 LARGEST_ERROR = 1e-2  # norm of the error over the norm of the result
 
@@ -99,11 +100,11 @@ def random_weight(shape: tuple[int, int], scheme: Scheme, device: torch.device) 
 def candidates(
     plan: kernels.QuantizedPlan, weight: PackedWeight, stages: Sequence[int]
 ) -> Iterator[kernels.QuantizedPlan]:
-    """Every number of splits that a plan could have chosen, with other tiles and stages."""
-    every = itertools.product(kernels.split_choices(weight.num_steps), (2, 4), stages)
-    for splits, blocks, count in every:
-        registers = kernels.REGISTERS[plan.block_m, blocks]
-        yield kernels.QuantizedPlan(plan.block_m, splits, blocks, registers, count)
+    """Every number of splits that a plan could have chosen, with other warps and stages."""
+    for splits, warps, count in itertools.product(
+        kernels.split_choices(weight.num_steps), WARPS, stages
+    ):
+        yield plan._replace(num_splits=splits, num_warps=warps, num_stages=count)
 
 
 def tune_linear(
@@ -138,7 +139,7 @@ def tune_linear(
             if not timing.is_refusal(refusal):
                 raise
             continue  # it does not fit the card
-        entry: dict[str, Any] = {"splits": other.num_splits, "blocks": other.blocks}
+        entry: dict[str, Any] = {"splits": other.num_splits, "warps": other.num_warps}
         entry["stages"] = other.num_stages
         entry |= {"us": round(us, 2), "is_plan": other == plan}
         entries.append(entry | {"is_wrong": not error < LARGEST_ERROR})
@@ -200,9 +201,10 @@ def line(name: str, scheme: Scheme, num_rows: int, found: dict[str, Any], read: 
     text = f"{name:24} {scheme:5} {num_rows:4} {best['us']:9.2f} {speed:7.0f} {speed / read:6.0%}"
     if plan is None:
         return text
-    chosen = plan["num_splits"], plan["blocks"], plan["num_stages"]
-    for splits, blocks, stages in ((best["splits"], best["blocks"], best["stages"]), chosen):
-        text += f"  {splits:2} x {blocks} x {stages}"
+    chosen = tuple(plan[key] for key in ("num_splits", "num_warps", "num_stages"))
+    fastest = tuple(best[key] for key in ("splits", "warps", "stages"))
+    for splits, warps, stages in (fastest, chosen):
+        text += f"  {splits:2} x {warps} x {stages}"
     own = [entry["us"] for entry in found["timed"] if entry["is_plan"]]
     text += "".join(f" {us:9.2f} {us / best['us'] - 1:6.1%}" for us in own)
     wrong = sum(entry["is_wrong"] for entry in found["timed"])
@@ -214,7 +216,7 @@ def _numbers(text: str) -> list[int]:
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Splits, tiles and stages of linears in few bits.")
+    parser = argparse.ArgumentParser(description="Splits, warps and stages of linears in few bits.")
     parser.add_argument("--rows", type=_numbers, default=[1, 16])
     parser.add_argument("--schemes", type=lambda text: text.split(","), default=[*SCHEMES])
     parser.add_argument("--only", default="", help="names that hold one of these words, a,b,…")
@@ -242,8 +244,9 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"# compiled in {seconds:.0f} s", flush=True)
     bench = make_bench(options.tiny)
     read = 1e3 * measure_bandwidth(bench.device)["read_tb_s"]
-    print(f"# the device reads {read:.0f} GB/s; splits x blocks x stages; µs of best and plan")
-    print(f"{'':24} {'':5} rows   best µs    GB/s  share        best        plan   plan µs   off")
+    print(f"# the device reads {read:.0f} GB/s; splits x warps x stages; µs of best and plan")
+    head = "rows   best µs    GB/s  share        best        plan   plan µs   off"
+    print(f"{'':30} {head}")
     environment = describe_environment("benchmarks.tune_quantized", bench.device)
     environment |= {"triton": triton.__version__, "tiny": options.tiny}
     document = {"environment": environment, "read_gb_s": round(read, 1)}

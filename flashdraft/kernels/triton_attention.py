@@ -104,7 +104,7 @@ def paged_attention(
         CAUSAL=mask.causal and explicit is None,
         WINDOWED=window is not None,
         SPREAD=plan.spread,
-        **overlap(query, is_between=True),
+        **overlap(query),
         num_warps=plan.num_warps,
         num_stages=plan.num_stages,
     )
@@ -117,7 +117,7 @@ def paged_attention(
             head_dim,
             block_d,
             max(MAX_SPLITS, triton.next_power_of_2(plan.num_splits)),
-            **overlap(query, is_between=True),
+            **overlap(query),
             num_warps=2,
         )
     return output

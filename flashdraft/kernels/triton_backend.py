@@ -53,7 +53,7 @@ from flashdraft.kernels.triton_routing import choose_rows, route_rows
 from flashdraft.kernels.triton_rows import add_norm_rows, gate_rows, norm_rows, prepare_heads
 
 MAX_TILES = 1 << 16
-MIN_ROWS_BESIDE, MAX_ROWS_BESIDE = 1, 64  # more rows keep the device busy with one thing at a time
+MAX_ROWS_BESIDE = 64  # more rows keep the device busy with one thing at a time
 EXACT_ROWS = 1024
 MAX_ROUTED_ROWS = 4  # estimated: more of them keep two launches busy
 FUSED_HEAD_ROWS = 128  # more of them are multiplied faster by torch, which writes the logits
@@ -226,7 +226,7 @@ class TritonKernels:
         self, num_rows: int, first: Callable[[], Tensor], second: Callable[[], Tensor]
     ) -> tuple[Tensor, Tensor]:
         """The second on a stream of its own; memory is safe, since both streams meet here."""
-        if self._side is None or not MIN_ROWS_BESIDE <= num_rows <= MAX_ROWS_BESIDE:
+        if self._side is None or num_rows > MAX_ROWS_BESIDE:
             return first(), second()
         main = torch.cuda.current_stream(self.device)
         self._side.wait_stream(main)

@@ -25,7 +25,6 @@ from flashdraft.kernels.triton_quantized_tiles import (
     INT6,
     NONE,
     describe,
-    fetch_steps,
     high_values,
     load_numbers,
     multiply_blocks,
@@ -38,11 +37,11 @@ from flashdraft.kernels.triton_rows import gate
 TILE_ROWS = 32  # of x, at most
 MAX_SPLITS = 16
 MIN_STEPS = 3  # of a part
-MIN_PROGRAMS = 4  # fewer leave a processor waiting
-EARLY_BYTES = 24 << 20  # of a weight, fetched before x is there: half of what an H200's L2 holds
-# Of a thread, by rows of x and blocks of weight rows in a tile: left to itself the compiler takes
-# up to twice as many, and half as many programs find room. Estimated; fewer spill on some card.
-REGISTERS = {(8, 2): 88, (8, 4): 128, (16, 2): 104, (16, 4): 200, (32, 2): 168, (32, 4): 240}
+MIN_PROGRAMS = 4  # of a processor; fewer leave it waiting
+WARPS = {8: 2, 16: 4, 32: 4}  # four together have instructions of their own on an H200
+# Of a thread, by rows of x and blocks of weight rows: left to itself the compiler takes up to twice
+# as many, and half as many programs find room. Fewer spill on some card.
+REGISTERS = {(8, 1): 64, (8, 2): 88, (16, 1): 80, (16, 2): 128, (32, 1): 112, (32, 2): 168}
 
 
 class QuantizedPlan(NamedTuple):
@@ -50,9 +49,14 @@ class QuantizedPlan(NamedTuple):
 
     block_m: int
     num_splits: int
-    blocks: int
+    num_warps: int
     registers: int
     num_stages: int = 3
+
+    @property
+    def block_n(self) -> int:
+        """Weight rows of a block: sixteen for every warp."""
+        return 16 * self.num_warps
 
 
 def plan_quantized(
@@ -64,16 +68,15 @@ def plan_quantized(
 ) -> QuantizedPlan:
     """Parts of the depth: as many as fill the card evenly; each of them costs a sum at the end.
 
-    In steps, by what narrow tiles took on an H200 for the linears of Gemma 4: three to begin a
-    program, three to add a part.
+    Measured on an H200 for the linears of Gemma 4.
     exact: as if there were TILE_ROWS rows, however many there are.
     """
     return _plan(
         TILE_ROWS if exact else num_rows,
         weight.num_steps,
-        weight.packed_rows // BLOCK_N.value,
-        weight.minimum is not None,
-        weight.shape[0] // 2 if gated else 0,
+        weight.packed_rows,
+        weight.steps_per_group > 0,
+        gated,
         num_processors,
     )
 
@@ -82,26 +85,27 @@ def plan_quantized(
 def _plan(
     num_rows: int,
     num_steps: int,
-    num_blocks: int,
-    has_minimum: bool,
-    half: int,  # rows of a gate; 0 where there is none
+    packed_rows: int,
+    has_scales: bool,  # besides those of whole rows
+    gated: bool,
     num_processors: int,
 ) -> QuantizedPlan:
     block_m = max(8, triton.next_power_of_2(min(num_rows, TILE_ROWS)))
-    choices = split_choices(num_steps)
-    # Wide tiles read x less often. But few rows are little to read, minimums take registers, a
-    # small weight leaves processors waiting, and a gated tile must end where its half does.
-    is_wide = block_m > 8 and not has_minimum and half % (2 * BLOCK_N.value) == 0
-    is_wide &= num_blocks // 4 * choices[-1] >= MIN_PROGRAMS * num_processors
-    blocks = 4 if is_wide else 2
-    num_tiles = num_blocks // blocks * triton.cdiv(num_rows, block_m)
+    blocks, num_warps = 2 if gated else 1, WARPS[block_m]
+    num_tiles = packed_rows // (16 * blocks * num_warps) * triton.cdiv(num_rows, block_m)
+    # Programs of a processor: others wait until all of these are done. With one row those of the
+    # next product lie ready as well. Large ones are few; of small ones it makes no difference.
+    at_once = 8 if block_m == 8 else 4 if gated else 1
+    # of a program, and of a part; in steps
+    begin, addition = (0.5, 0.5) if block_m == 8 else (3, 3 if has_scales else 15)
 
-    def cost(splits: int) -> int:
-        rounds = -(-num_tiles * splits // num_processors)
-        return max(rounds, MIN_PROGRAMS) * (-(-num_steps // splits) + 3) + (splits > 1) * 3 * splits
+    def cost(splits: int) -> float:
+        rounds = max(triton.cdiv(num_tiles * splits, num_processors), MIN_PROGRAMS)
+        rounds = triton.cdiv(rounds, at_once) * at_once
+        return rounds * (triton.cdiv(num_steps, splits) + begin) + (splits > 1) * addition * splits
 
-    num_splits = min(choices, key=cost)
-    return QuantizedPlan(block_m, num_splits, blocks, REGISTERS[block_m, blocks])
+    num_splits = min(split_choices(num_steps), key=cost)
+    return QuantizedPlan(block_m, num_splits, num_warps, REGISTERS[block_m, blocks])
 
 
 def split_choices(num_steps: int) -> list[int]:
@@ -128,12 +132,8 @@ def multiply_quantized(
         return output
     assert x.stride(1) == 1 and weight.shape[1] == depth
     num_steps, packed_rows, _ = weight.codes.shape
-    width = plan.blocks * BLOCK_N.value  # of a tile
-    assert packed_rows % width == 0
-    if activation is not None:
-        width //= 2
-        assert plan.blocks == 2 or num_columns % width == 0
-    tiles = (triton.cdiv(num_rows, plan.block_m), triton.cdiv(num_columns, width))
+    assert packed_rows % plan.block_n == 0
+    tiles = (triton.cdiv(num_rows, plan.block_m), triton.cdiv(num_columns, plan.block_n))
     parts = None
     if plan.num_splits > 1:
         assert arrivals.numel() >= tiles[0] * tiles[1]
@@ -152,14 +152,13 @@ def multiply_quantized(
         x.stride(0),
         triton.cdiv(num_steps, plan.num_splits),
         num_steps,
-        EARLY_BYTES * num_steps // (weight.num_bytes * plan.num_splits),
         BLOCK_M=plan.block_m,
-        BLOCKS=plan.blocks,
+        BLOCK_N=plan.block_n,
         GATED=activation is not None,
         GELU=activation is Activation.GELU_TANH,
         FORMAT=describe(weight),
         **overlap(x),
-        num_warps=2,
+        num_warps=plan.num_warps,
         num_stages=plan.num_stages,
         maxnreg=plan.registers,
     )
@@ -200,7 +199,7 @@ def dequantize(
     return output
 
 
-@triton.jit(do_not_specialize=["num_rows", "split_steps", "early_steps"])
+@triton.jit(do_not_specialize=["num_rows", "split_steps"])
 def _multiply(
     x: tl.tensor,
     codes: tl.tensor,
@@ -219,9 +218,8 @@ def _multiply(
     row_stride: tl.tensor,
     split_steps: tl.tensor,
     num_steps: tl.tensor,
-    early_steps: tl.tensor,
     BLOCK_M: tl.constexpr,
-    BLOCKS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
     GATED: tl.constexpr,
     GELU: tl.constexpr,
     FORMAT: tl.constexpr,
@@ -232,61 +230,30 @@ def _multiply(
     first = tl.program_id(2) * split_steps
     end = tl.minimum(first + split_steps, num_steps)
     weight = (codes, high, scale, scale_over, minimum, minimum_over)
-    per_tile: tl.constexpr = BLOCKS // 2 if GATED else BLOCKS  # blocks of columns
-    columns: tl.tuple = ()
-    starts: tl.tuple = ()
-    for i in tl.static_range(BLOCKS):
-        column = tl.program_id(1) * (per_tile * BLOCK_N) + i % per_tile * BLOCK_N
-        columns = columns + (column + tl.arange(0, BLOCK_N),)
-        starts = starts + (column + i // per_tile * num_columns,)
-    if PDL > 0:
-        early = tl.minimum(end, first + early_steps)
-        rows_read: tl.constexpr = per_tile * BLOCK_N
-        fetch_steps(weight, starts[0], packed_rows, first, early, rows_read, FORMAT)
-        if GATED:
-            fetch_steps(weight, starts[per_tile], packed_rows, first, early, rows_read, FORMAT)
+    start = tl.program_id(1) * BLOCK_N
+    columns = start + tl.arange(0, BLOCK_N)
+    starts = (start, start + num_columns) if GATED else (start,)
     wait(PDL)
     totals = multiply_blocks(
         x, row_stride, rows, (rows < num_rows)[:, None], weight, starts, packed_rows, depth, first,
-        end, BLOCK_M, FORMAT, BLOCKS,
+        end, BLOCK_M, BLOCK_N, FORMAT, len(starts),
     )  # fmt: skip
+    real = (rows < num_rows)[:, None] & (columns < num_columns)[None, :]
+    target = output + rows[:, None] * num_columns + columns[None, :]
     if parts is None:
-        turned: tl.tuple = ()
-        for i in tl.static_range(BLOCKS):
-            turned = turned + (tl.trans(totals[i]),)
-        _write(turned, rows, columns, num_rows, num_columns, output, per_tile, GATED, GELU)
+        _write(target, real, tl.trans(totals[0]), tl.trans(totals[-1]), GATED, GELU)
     else:
         size = packed_rows.to(tl.int64) * num_rows
-        _store_parts(
-            parts + tl.program_id(2) * size, totals, rows, starts, columns, num_rows, num_columns,
-            BLOCKS,
-        )  # fmt: skip
+        for i in tl.static_range(len(starts)):  # as the tensor cores hold them
+            place = (starts[i] + tl.arange(0, BLOCK_N))[:, None] * num_rows + rows[None, :]
+            part = parts + tl.program_id(2) * size + place
+            tl.store(part, totals[i], mask=tl.trans(real), cache_modifier=".cg")
         tl.debug_barrier()  # all of this program's part is written before it is counted
         counter = arrivals + tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
         if tl.atomic_add(counter, 1, sem="acq_rel") == tl.num_programs(2) - 1:
-            sums = _add_parts(
-                parts, size, rows, starts, columns, num_rows, num_columns, BLOCK_M, BLOCKS
-            )
-            _write(sums, rows, columns, num_rows, num_columns, output, per_tile, GATED, GELU)
+            sums = _add_parts(parts, size, rows, starts, real, num_rows, BLOCK_M, BLOCK_N)
+            _write(target, real, sums[0], sums[-1], GATED, GELU)
             tl.atomic_xchg(counter, 0)  # ready for the next call
-
-
-@triton.jit
-def _store_parts(
-    parts: tl.tensor,
-    totals: tl.tuple,
-    rows: tl.tensor,
-    starts: tl.tuple,
-    columns: tl.tuple,
-    num_rows: tl.tensor,
-    num_columns: tl.tensor,
-    BLOCKS: tl.constexpr,
-) -> None:
-    """Blocks [BLOCK_N, BLOCK_M] as the tensor cores hold them."""
-    for i in tl.static_range(BLOCKS):
-        place = (starts[i] + tl.arange(0, BLOCK_N))[:, None] * num_rows + rows[None, :]
-        real = (columns[i] < num_columns)[:, None] & (rows < num_rows)[None, :]
-        tl.store(parts + place, totals[i], mask=real, cache_modifier=".cg")
 
 
 @triton.jit
@@ -295,29 +262,27 @@ def _add_parts(
     size: tl.tensor,
     rows: tl.tensor,
     starts: tl.tuple,
-    columns: tl.tuple,
+    real: tl.tensor,
     num_rows: tl.tensor,
-    num_columns: tl.tensor,
     BLOCK_M: tl.constexpr,
-    BLOCKS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
 ) -> tl.tuple:
     """All parts [splits, weight rows, rows of x] in their order, as blocks [BLOCK_M, BLOCK_N].
 
     Some are loaded at a time; the last one may be loaded again, for nothing.
     """
-    AT_A_TIME: tl.constexpr = max(1, 64 // (BLOCK_M * BLOCKS))
+    AT_A_TIME: tl.constexpr = max(1, 64 // (BLOCK_M * len(starts)))
     num_splits = tl.num_programs(2)
     totals: tl.tuple = ()
-    for _ in tl.static_range(BLOCKS):
+    for _ in tl.static_range(len(starts)):
         totals = totals + (tl.zeros([BLOCK_M, BLOCK_N], tl.float32),)
     for other in range(0, num_splits, AT_A_TIME):
         for i in tl.static_range(AT_A_TIME):
             part = parts + tl.minimum(other + i, num_splits - 1) * size
             counts = (other + i < num_splits).to(tl.float32)
             sums: tl.tuple = ()
-            for j in tl.static_range(BLOCKS):
+            for j in tl.static_range(len(starts)):
                 place = (starts[j] + tl.arange(0, BLOCK_N))[None, :] * num_rows + rows[:, None]
-                real = (columns[j] < num_columns)[None, :] & (rows < num_rows)[:, None]
                 found = tl.load(part + place, mask=real, other=0.0, cache_modifier=".cg")
                 sums = sums + (totals[j] + found * counts,)
             totals = sums
@@ -326,25 +291,18 @@ def _add_parts(
 
 @triton.jit
 def _write(
-    totals: tl.tuple,
-    rows: tl.tensor,
-    columns: tl.tuple,
-    num_rows: tl.tensor,
-    num_columns: tl.tensor,
-    output: tl.tensor,
-    PER_TILE: tl.constexpr,
+    target: tl.tensor,
+    real: tl.tensor,
+    total: tl.tensor,
+    up: tl.tensor,
     GATED: tl.constexpr,
     GELU: tl.constexpr,
 ) -> None:
-    """Blocks [BLOCK_M, BLOCK_N] of a tile's columns, gated with those that follow them."""
-    dtype: tl.constexpr = output.dtype.element_ty
-    for i in tl.static_range(PER_TILE):
-        total = totals[i]
-        if GATED:
-            total = gate(total, totals[PER_TILE + i], dtype, GELU)
-        real = (rows < num_rows)[:, None] & (columns[i] < num_columns)[None, :]
-        target = output + rows[:, None] * num_columns + columns[i][None, :]
-        tl.store(target, total.to(dtype), mask=real)
+    """A tile [BLOCK_M, BLOCK_N], which may be a gate."""
+    dtype: tl.constexpr = target.dtype.element_ty
+    if GATED:
+        total = gate(total, up, dtype, GELU)
+    tl.store(target, total.to(dtype), mask=real)
 
 
 @triton.jit(do_not_specialize=["first", "count"])
@@ -387,7 +345,7 @@ def _dequantize(
     tile = tl.load(weight[0] + place)
     numbers, over, lows, lows_over = load_numbers(weight, step, rows, packed_rows, FORMAT)
     for plane in tl.static_range(planes):
-        values = plane_values(tile, plane, FORMAT).to(tl.float32)
+        values = plane_values(tile, plane, FORMAT).to(tl.float32) * FORMAT.gain
         if FORMAT.code == INT6:
             values += high_values(tl.load(weight[1] + place), plane, FORMAT).to(tl.float32)
         group = plane * FORMAT.groups_per_step // planes

@@ -27,7 +27,6 @@ from flashdraft.kernels.triton_quantized_layout import PackedWeight
 from flashdraft.kernels.triton_quantized_tiles import (
     BLOCK_N,
     describe,
-    fetch_steps,
     multiply_blocks,
 )
 from flashdraft.kernels.triton_quantized_units import gather_unit, pick_expert, single_unit
@@ -166,7 +165,6 @@ def mix_quantized(
         *down.strides,
         down.packed_rows,
         down.num_steps,
-        num_experts,
         **sizes,
         SUM_ROWS=SUM_ROWS,
         FORMAT=describe(down),
@@ -262,7 +260,7 @@ def _up(
         gates, ups = multiply_blocks(
             x, row_stride, tl.maximum(pairs, 0) // NUM_CHOSEN, is_pair[:, None],
             pick_expert(weight, strides, expert, FORMAT), starts, packed_rows, HIDDEN, first, end,
-            BLOCK_M, FORMAT, 2,
+            BLOCK_M, BLOCK_N, FORMAT, 2,
         )  # fmt: skip
         place = pairs[None, :] * INNER + columns[:, None]
         is_real = is_pair[None, :] & (columns < INNER)[:, None]
@@ -309,7 +307,6 @@ def _down(
     over_stride: tl.tensor,
     packed_rows: tl.tensor,
     num_steps: tl.tensor,
-    num_experts: tl.tensor,
     INNER: tl.constexpr,
     HIDDEN: tl.constexpr,
     NUM_CHOSEN: tl.constexpr,
@@ -325,13 +322,6 @@ def _down(
     weight = (codes, high, scale, scale_over, minimum, minimum_over)
     strides = (codes_stride, scale_stride, minimum_stride, over_stride)
     start = tl.program_id(0) * (2 * BLOCK_N)
-    if PDL > 0 and SINGLE:
-        # A guess, for nothing but what is fetched: the kernel before this one signals after its
-        # own wait, so the choice is complete. It is read again below.
-        likely = tl.load(chosen + tl.program_id(1), cache_modifier=".cg")
-        likely = tl.minimum(tl.maximum(likely, 0), num_experts - 1)
-        one = pick_expert(weight, strides, likely, FORMAT)
-        fetch_steps(one, start, packed_rows, 0, num_steps, 2 * BLOCK_N, FORMAT)
     wait(PDL)
     num_units = NUM_CHOSEN if SINGLE else tl.load(units)
     for unit in range(tl.program_id(1), num_units, tl.num_programs(1)):
@@ -344,7 +334,7 @@ def _down(
         total, total_other = multiply_blocks(
             between, INNER, tl.maximum(pairs, 0), is_pair[:, None],
             pick_expert(weight, strides, expert, FORMAT), (start, start + BLOCK_N), packed_rows,
-            INNER, 0, num_steps, BLOCK_M, FORMAT, 2,
+            INNER, 0, num_steps, BLOCK_M, BLOCK_N, FORMAT, 2,
         )  # fmt: skip
         part = parts + pairs[None, :] * HIDDEN + columns[:, None]
         real = is_pair[None, :] & (columns < HIDDEN)[:, None]

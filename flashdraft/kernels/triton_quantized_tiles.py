@@ -2,9 +2,10 @@
 # mypy: disallow-untyped-decorators=False
 """Tiles of a product with quantised weights, inside a Triton kernel. CUDA only.
 
-Codes become bfloat16 in registers, exactly, on their way into the tensor cores: a shift and a mask
-put a code into the mantissa of a number whose exponent is known, and one addition takes the rest
-away. The scale of a group multiplies its partial sum in float32, so nothing of a format is rounded.
+Codes become bfloat16 in registers, exactly, on their way into the tensor cores. A mask cuts a code
+out; its lower eight bits, read as a bfloat16, are a tiny number in proportion to them, and one
+multiplication and addition make it large and take the zero point away. The scale of a group
+multiplies its partial sum in float32, so nothing of a format is rounded.
 The weight is the left operand: a warp holds sixteen of its rows, and eight or more rows of x.
 
 How weights lie in memory is triton_quantized_layout.py's; who launches what, triton_quantized.py's.
@@ -13,16 +14,16 @@ How weights lie in memory is triton_quantized_layout.py's; who launches what, tr
 from __future__ import annotations
 
 import functools
+import struct
 from typing import NamedTuple
 
 import triton
 import triton.language as tl
 
-from flashdraft.kernels.triton_launch import fetch
 from flashdraft.kernels.triton_quantized_layout import Code, Number, PackedWeight
 
-# Weight rows of a block: what two warps hold. The scales of more rows than there are threads would
-# be shared out over shared memory at every step.
+# Weight rows of a block, by default: what two warps hold. The scales of more rows than there are
+# threads would be shared out over shared memory at every step.
 BLOCK_N = tl.constexpr(32)
 INT4 = tl.constexpr(int(Code.INT4))
 INT6 = tl.constexpr(int(Code.INT6))
@@ -34,7 +35,7 @@ FLOAT32 = tl.constexpr(int(Number.FLOAT32))
 UNSIGNED = tl.constexpr(int(Number.UNSIGNED))
 SUPER = tl.constexpr(256)
 
-_ONE, _MINUS_ZERO, _TO_THE_120 = 0x3F80, 0x8000, 0x7B80  # as bfloat16
+_ONE, _MINUS_ZERO, _TO_THE_120, _TO_THE_124 = 0x3F80, 0x8000, 0x7B80, 0x7D80  # as bfloat16
 
 
 class Format(NamedTuple):
@@ -51,6 +52,7 @@ class Format(NamedTuple):
     is_whole: bool
     unpack: tuple[str, ...]  # by plane; none where Triton interprets
     unpack_high: tuple[str, ...]
+    gain: float  # what a plane's values must be multiplied with
 
 
 def describe(weight: PackedWeight) -> Format:
@@ -68,6 +70,7 @@ def describe(weight: PackedWeight) -> Format:
         int(minimum),
         weight.is_whole,
         *(_unpackings(weight.code, weight.zero) if is_native else ((), ())),
+        512.0 if is_native and weight.code is Code.INT4 else 1.0,
     )
 
 
@@ -79,17 +82,32 @@ def _unpackings(code: Code, zero: int) -> tuple[tuple[str, ...], tuple[str, ...]
     return low, tuple(_unpacking_high(plane, zero) for plane in planes)
 
 
+def _bits(value: float) -> int:
+    """A small integer or its fraction as a bfloat16, which has it exactly."""
+    return int.from_bytes(struct.pack("<f", value), "little") >> 16
+
+
 def _twice(bits: int) -> str:
     return f"0x{bits * 0x10001:08X}"
 
 
 def _unpacking(code: Code, plane: int, zero: int) -> str:
     """PTX: two int16 of codes into the bfloat16 values of a plane. 0xEA is (a & b) | c."""
-    if code in (Code.INT4, Code.INT6):
-        minus = 0xC300 + (zero if code is Code.INT4 else 0)  # -(128 + zero)
+    if code is Code.INT4:
+        # As a bfloat16 its lower eight bits are times 2 ** -133: 2 ** -9 is left for `gain`.
+        times = _TO_THE_124 if plane % 2 == 0 else _TO_THE_120
         return (
             "{ .reg .b32 t, a, b; "
-            f"mov.b32 a, {_twice(_ONE)}; mov.b32 b, {_twice(minus)}; shr.u32 t, $1, {4 * plane}; "
+            f"mov.b32 a, {_twice(times)}; mov.b32 b, {_twice(_bits(-zero / 512))}; "
+            f"shr.u32 t, $1, {8 * (plane // 2)}; "
+            f"and.b32 t, t, {_twice(0x000F if plane % 2 == 0 else 0x00F0)}; "
+            "fma.rn.bf16x2 $0, t, a, b; }"
+        )
+    if code is Code.INT6:  # 128 + the code, less 128
+        return (
+            "{ .reg .b32 t, a, b; "
+            f"mov.b32 a, {_twice(_ONE)}; mov.b32 b, {_twice(0xC300)}; "
+            f"shr.u32 t, $1, {4 * plane}; "
             f"lop3.b32 t, t, {_twice(0x000F)}, {_twice(0x4300)}, 0xEA; "
             "fma.rn.bf16x2 $0, t, a, b; }"
         )
@@ -125,7 +143,10 @@ def _unpacking_high(plane: int, zero: int) -> str:
 
 @triton.jit
 def plane_values(codes: tl.tensor, PLANE: tl.constexpr, FORMAT: tl.constexpr) -> tl.tensor:
-    """A plane of int16 codes as exact numbers: code - zero; for int6 the lower four bits alone."""
+    """A plane of int16 codes as exact numbers: code - zero; for int6 the lower four bits alone.
+
+    FORMAT.gain times these.
+    """
     unpack: tl.constexpr = FORMAT.unpack
     if len(unpack) > 0:
         values = tl.inline_asm_elementwise(
@@ -238,29 +259,6 @@ def pick_number(
 
 
 @triton.jit
-def fetch_steps(
-    weight: tl.tuple,
-    start: tl.tensor,
-    packed_rows: tl.tensor,
-    first: tl.tensor,
-    end: tl.tensor,
-    NUM_ROWS: tl.constexpr,
-    FORMAT: tl.constexpr,
-) -> None:
-    """Ask L2 for steps first .. end - 1 of weight rows from `start` on; for 64 steps at most."""
-    step = first + tl.arange(0, 64)
-    width: tl.constexpr = FORMAT.lanes
-    place = (step * packed_rows + start) * width
-    fetch(weight[0] + place, step < end, NUM_ROWS * width * 2)
-    if FORMAT.code == INT6:
-        fetch(weight[1] + place, step < end, NUM_ROWS * width)
-    if FORMAT.steps_per_group == 1 and FORMAT.scale != FLOAT32:
-        number_bytes: tl.constexpr = weight[2].dtype.element_ty.primitive_bitwidth // 8
-        place = step * packed_rows + start // 16 * 16
-        fetch(weight[2] + place, step < end, NUM_ROWS * number_bytes)
-
-
-@triton.jit
 def _load_plane(
     left: tl.tensor,
     k: tl.tensor,
@@ -278,12 +276,19 @@ def _load_plane(
 
 @triton.jit
 def _add_up(
-    xs: tl.tuple, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, FORMAT: tl.constexpr
+    xs: tl.tuple,
+    GROUP: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    FORMAT: tl.constexpr,
 ) -> tl.tensor:
-    """Of every row of x its sum over one group of a step: [BLOCK_N, BLOCK_M], all rows alike."""
+    """Of every row of x its sum over one group of a step: [BLOCK_N, BLOCK_M], all rows alike.
+
+    FORMAT.gain times these.
+    """
     planes: tl.constexpr = FORMAT.planes // FORMAT.groups_per_step
     sums = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
-    ones = tl.full([BLOCK_N, FORMAT.lanes], 1.0, xs[0].dtype)
+    ones = tl.full([BLOCK_N, FORMAT.lanes], 1.0 / FORMAT.gain, xs[0].dtype)
     for plane in tl.static_range(GROUP * planes, (GROUP + 1) * planes):
         sums = tl.dot(ones, xs[plane], sums, input_precision="ieee")
     return sums
@@ -302,13 +307,12 @@ def _add_group(
     columns: tl.tensor,
     packed_rows: tl.tensor,
     GROUP: tl.constexpr,
-    BLOCK_M: tl.constexpr,
     FORMAT: tl.constexpr,
 ) -> tl.tensor:
     """total [BLOCK_N, BLOCK_M] and what one group of a step of a block of weights adds to it."""
     planes: tl.constexpr = FORMAT.planes // FORMAT.groups_per_step
     is_whole_row: tl.constexpr = FORMAT.steps_per_group == 0  # its scale waits until the end
-    part = total if is_whole_row else tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+    part = total if is_whole_row else tl.zeros_like(total)
     for plane in tl.static_range(GROUP * planes, (GROUP + 1) * planes):
         values = plane_values(tile, plane, FORMAT).to(xs[0].dtype)
         part = tl.dot(values, xs[plane], part, input_precision="ieee")
@@ -345,6 +349,7 @@ def multiply_blocks(
     first: tl.tensor,
     end: tl.tensor,
     BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
     FORMAT: tl.constexpr,
     BLOCKS: tl.constexpr,
 ) -> tl.tuple:
@@ -383,7 +388,7 @@ def multiply_blocks(
         sums: tl.tuple = ()
         if FORMAT.minimum != NONE:
             for group in tl.static_range(groups):
-                sums = sums + (_add_up(xs, group, BLOCK_M, FORMAT),)
+                sums = sums + (_add_up(xs, group, BLOCK_M, BLOCK_N, FORMAT),)
         after = tl.minimum(step + 1, end - 1)
         next_totals: tl.tuple = ()
         next_numbers: tl.tuple = ()
@@ -395,15 +400,15 @@ def multiply_blocks(
             for group in tl.static_range(groups):
                 total = _add_group(
                     total, tiles[i], highs[i], numbers[i], weight, xs, sums, step, columns,
-                    packed_rows, group, BLOCK_M, FORMAT,
+                    packed_rows, group, FORMAT,
                 )  # fmt: skip
             next_totals = next_totals + (total,)
         totals = next_totals
         numbers = next_numbers
-    if FORMAT.steps_per_group == 0:
-        scaled: tl.tuple = ()
-        for i in tl.static_range(BLOCKS):
-            factor = tl.load(weight[2] + starts[i] + tl.arange(0, BLOCK_N))
-            scaled = scaled + (totals[i] * factor[:, None],)
-        totals = scaled
-    return totals
+    scaled: tl.tuple = ()
+    for i in tl.static_range(BLOCKS):
+        total = totals[i] * FORMAT.gain
+        if FORMAT.steps_per_group == 0:
+            total *= tl.load(weight[2] + starts[i] + tl.arange(0, BLOCK_N))[:, None]
+        scaled = scaled + (total,)
+    return scaled

@@ -48,9 +48,9 @@ def test_linears_of_every_format(name, num_rows):
 
 @pytest.mark.parametrize("name", ["q4_0", "q4_k", "q6_k", "fp8 row"])
 @pytest.mark.parametrize("num_rows", [1, 16, 40])
-@pytest.mark.parametrize("blocks", [2, 4])
+@pytest.mark.parametrize("num_warps", [2, 4])
 @pytest.mark.parametrize("splits", [1, 4])
-def test_tiles_of_every_width(name, num_rows, blocks, splits):
+def test_tiles_of_every_width(name, num_rows, num_warps, splits):
     from flashdraft.kernels import triton_quantized as quantized
 
     torch.manual_seed(9)
@@ -58,8 +58,7 @@ def test_tiles_of_every_width(name, num_rows, blocks, splits):
     x = torch.randn(num_rows, 2048, device=DEVICE).bfloat16()
     arrivals = torch.zeros(256, device=DEVICE, dtype=torch.int32)
     plan = quantized.plan_quantized(num_rows, packed, 132)
-    registers = quantized.REGISTERS[plan.block_m, blocks]
-    plan = plan._replace(blocks=blocks, num_splits=splits, registers=registers)
+    plan = plan._replace(num_warps=num_warps, num_splits=splits)
     found = quantized.multiply_quantized(x, packed, plan, arrivals)
     expected = x.float() @ quantized.dequantize(packed, torch.float32).T
     assert distance(found, expected) < 0.003

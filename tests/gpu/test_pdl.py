@@ -119,12 +119,9 @@ class Chain:
         return x, normed
 
 
-def allow_overlap(
-    monkeypatch: pytest.MonkeyPatch, allowed: bool, signal_first: bool = False
-) -> None:
+def allow_overlap(monkeypatch: pytest.MonkeyPatch, allowed: bool) -> None:
     from flashdraft.kernels import triton_launch
 
-    monkeypatch.setattr(triton_launch, "SIGNAL_FIRST", signal_first)
     monkeypatch.setattr(triton_launch, "can_overlap", lambda device: allowed)
     monkeypatch.setattr(triton_launch, "MAX_ROWS", 1 << 30)  # also where it does not pay
 
@@ -137,7 +134,6 @@ def hopper() -> None:
         pytest.skip("kernels overlap on compute capability 9.0 and later")
 
 
-@pytest.mark.parametrize("signal_first", [False, True])
 @pytest.mark.parametrize(
     ("num_rows", "exact", "scheme"),
     [
@@ -149,7 +145,6 @@ def test_overlapping_layers_keep_their_bits(
     num_rows: int,
     exact: bool,
     scheme: Scheme | None,
-    signal_first: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from flashdraft.kernels import triton_backend
@@ -162,7 +157,7 @@ def test_overlapping_layers_keep_their_bits(
         chain.x.copy_(rows)
         expected.append(chain.run())
     assert not torch.equal(expected[0][0], expected[1][0])
-    allow_overlap(monkeypatch, True, signal_first)
+    allow_overlap(monkeypatch, True)
     chain.run()  # compiles, which a capture must not
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -177,10 +172,7 @@ def test_overlapping_layers_keep_their_bits(
     assert not chain.kernels._arrivals.any()
 
 
-@pytest.mark.parametrize("signal_first", [False, True])
-def test_memory_is_handed_on_among_small_kernels(
-    signal_first: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_is_handed_on_among_small_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """A long chain of short kernels over few buffers: each is written as soon as it is free."""
     from flashdraft.kernels.triton_backend import TritonKernels
 
@@ -203,7 +195,7 @@ def test_memory_is_handed_on_among_small_kernels(
     for rows in inputs:
         x.copy_(rows)
         expected.append(run())
-    allow_overlap(monkeypatch, True, signal_first)
+    allow_overlap(monkeypatch, True)
     run()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

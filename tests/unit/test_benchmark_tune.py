@@ -87,18 +87,18 @@ def test_whatever_a_plan_chooses_is_a_candidate(shape: tuple[int, int], scheme: 
             plan = plan_quantized(num_rows, weight, processors)
             tried = list(tune.candidates(plan, weight, tune.STAGES))
             assert plan in tried and len(tried) == len(set(tried))
-            assert {(one.blocks, one.num_stages) for one in tried} == {
-                (blocks, stages) for blocks in (2, 4) for stages in tune.STAGES
+            assert {(one.num_warps, one.num_stages) for one in tried} == {
+                (warps, stages) for warps in tune.WARPS for stages in tune.STAGES
             }
 
 
 def test_the_line_says_how_far_the_plan_is_from_the_best() -> None:
     entries = [
-        {"splits": 4, "blocks": 2, "stages": 3, "us": 10.0, "is_plan": False, "is_wrong": False},
-        {"splits": 6, "blocks": 4, "stages": 4, "us": 12.5, "is_plan": True, "is_wrong": False},
-        {"splits": 1, "blocks": 2, "stages": 5, "us": 1.0, "is_plan": False, "is_wrong": True},
+        {"splits": 4, "warps": 2, "stages": 3, "us": 10.0, "is_plan": False, "is_wrong": False},
+        {"splits": 6, "warps": 4, "stages": 4, "us": 12.5, "is_plan": True, "is_wrong": False},
+        {"splits": 1, "warps": 2, "stages": 5, "us": 1.0, "is_plan": False, "is_wrong": True},
     ]
-    plan = {"num_splits": 6, "blocks": 4, "num_stages": 4}
+    plan = {"num_splits": 6, "num_warps": 4, "num_stages": 4}
     row = tune.line(
         "31B o", Scheme.INT4, 1, {"bytes": 20e6, "plan": plan, "timed": entries}, 4000.0
     )

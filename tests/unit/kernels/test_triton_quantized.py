@@ -85,7 +85,7 @@ FORMATS = {
 }
 
 
-def check_product(weight, num_rows, splits=None, blocks=None):
+def check_product(weight, num_rows, splits=None, warps=None):
     from flashdraft.kernels import triton_quantized as kernels
 
     x = torch.randn(num_rows, weight.shape[1])
@@ -93,8 +93,8 @@ def check_product(weight, num_rows, splits=None, blocks=None):
     plan = kernels.plan_quantized(num_rows, packed, num_processors=2)
     if splits is not None:
         plan = plan._replace(num_splits=splits)
-    if blocks is not None:
-        plan = plan._replace(blocks=blocks)
+    if warps is not None:
+        plan = plan._replace(num_warps=warps)
     arrivals = torch.zeros(256, dtype=torch.int32)
     for _ in range(2):  # a call leaves the counters as it found them
         found = kernels.multiply_quantized(x, packed, plan, arrivals)
@@ -103,7 +103,7 @@ def check_product(weight, num_rows, splits=None, blocks=None):
         torch.testing.assert_close(found, expected, atol=2e-3, rtol=1e-5)
 
 
-def check_gated(name, num_rows, inner, splits, blocks=2):
+def check_gated(name, num_rows, inner, splits):
     """One launch gives what the product and the gate give."""
     from flashdraft.kernels import triton_quantized as kernels
     from flashdraft.kernels.interface import Activation
@@ -115,26 +115,33 @@ def check_gated(name, num_rows, inner, splits, blocks=2):
     reference = TorchKernels(torch.device("cpu"), torch.float32)
     for activation in Activation:
         plan = kernels.plan_quantized(num_rows, packed, num_processors=2, gated=True)
-        plan = plan._replace(num_splits=splits, blocks=blocks)
+        plan = plan._replace(num_splits=splits)
         found = kernels.multiply_quantized(x, packed, plan, arrivals, activation)
         expected = reference.gated(x @ weight.dequantize().T, activation)
         assert not arrivals.any()
         torch.testing.assert_close(found, expected, atol=2e-3, rtol=1e-5)
 
 
-def test_wide_tiles_are_for_many_rows_and_large_weights():
+def test_depths_are_cut_as_an_h200_is_fastest():
+    """31B's and 26B's linears in int4 and fp8, as measured."""
     pytest.importorskip("triton")
-    from flashdraft.kernels.triton_quantized import plan_quantized
+    from flashdraft.kernels.triton_quantized import _plan
 
-    def blocks(name, num_rows, out=5376, depth=8192, gated=False):
-        weight = FORMATS[name](out=out, depth=depth)
-        return plan_quantized(num_rows, pack_quantized(weight), 132, gated=gated).blocks
+    def splits(rows, out, steps, is_int4=True, gated=False):
+        return _plan(rows, steps, out, is_int4, gated, 132).num_splits
 
-    assert [blocks("q4_0", rows) for rows in (1, 8, 9, 16, 64)] == [2, 2, 4, 4, 4]
-    assert blocks("q4_k", 16) == 2  # minimums
-    assert blocks("q4_0", 16, out=2816, depth=4096) == 2
-    assert blocks("q4_0", 16, gated=True) == 4
-    assert blocks("q4_0", 16, out=2 * 2672, gated=True) == 2  # no whole number of wide tiles
+    assert splits(1, 5376, 64) == 6  # 11.2 µs; with 5 parts 11.8, with 7 parts 15.1
+    assert splits(1, 5376, 168) == 6
+    assert splits(1, 16384, 42) == 2
+    assert splits(1, 43008, 42, gated=True) in (3, 5)  # 40 µs; 53 µs as one
+    assert splits(1, 8192, 22) == 4
+    assert splits(1, 2816, 32) == 8
+    assert splits(16, 5376, 64) == 6
+    assert splits(16, 16384, 42) in (2, 3)
+    assert splits(16, 43008, 42, gated=True) == 3  # 48 µs; with 2 parts 55
+    assert splits(16, 5376, 168, False) == 6  # 32 µs; with 12 parts 45
+    assert splits(16, 16384, 42, False) == 2
+    assert splits(16, 43008, 42, False, gated=True) == 1  # 59 µs; with 2 parts 75
 
 
 def check_weight(weight):
@@ -169,9 +176,9 @@ def check_nothing():
     assert kernels.dequantize(packed, torch.float32, rows).shape == (0, 256)
 
 
-# rows, inner size, parts of the depth: sizes that no tile divides among them; then wide tiles
+# rows, inner size, parts of the depth: sizes that no tile divides among them
 GATED = [(1, 64, 1), (1, 50, 2), (16, 128, 2), (11, 96, 1), (40, 33, 2), (3, 30, 2)]
-GATED += [(16, 128, 2, 4), (40, 64, 1, 4)]
+GATED += [(16, 160, 2), (40, 64, 1)]
 ODD = ("q4_0", "q8_0", "fp8 row", "int8 row", "asymmetric row")
 CHECKS = {
     **{f"{n}, 1 row": lambda n=n: check_product(FORMATS[n](), 1) for n in FORMATS},
@@ -181,8 +188,8 @@ CHECKS = {
         for case in GATED
     },
     **{
-        f"{n}, wide tiles, {m} rows": lambda n=n, m=m, k=k: check_product(
-            FORMATS[n](out=300, depth=512), m, splits=k, blocks=4
+        f"{n}, narrow tiles, {m} rows": lambda n=n, m=m, k=k: check_product(
+            FORMATS[n](out=300, depth=512), m, splits=k, warps=2
         )
         for n in FORMATS
         for m, k in ((11, 2), (40, 1))

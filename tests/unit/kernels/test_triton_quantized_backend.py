@@ -125,7 +125,7 @@ def test_there_are_counters_for_the_largest_head() -> None:
     from flashdraft.kernels.triton_quantized_backend import FEW_ROWS
 
     plan = plan_quantized(FEW_ROWS, pack_quantized(FORMATS["q4_0"]()), num_processors=132)
-    assert -(-FEW_ROWS // plan.block_m) * (262144 // ROW_TILE) <= MAX_TILES
+    assert -(-FEW_ROWS // plan.block_m) * (262144 // plan.block_n) <= MAX_TILES
 
 
 if __name__ == "__main__":

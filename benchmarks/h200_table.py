@@ -42,6 +42,18 @@ BARS = (
     ),
 )
 
+QUANTIZED_BARS = (
+    Bar("31B int4 plain", "31b int4 plain", {1: 170}),
+    Bar("31B int4 drafted, α 0.909", "31b int4 drafted", {1: 950}),
+    Bar("31B fp8 plain", "31b fp8 plain", {1: 110}),
+    Bar("31B fp8 drafted, α 0.909", "31b fp8 drafted", {1: 750}),
+    Bar("26B-A4B int4 plain, degenerate routing", "26b int4 plain degenerate", {1: 600}),
+    Bar("26B-A4B int4 plain, uniform routing", "26b int4 plain uniform", {1: None}),
+    Bar("26B-A4B int4 drafted, α 0.893, degenerate", "26b int4 drafted degenerate", {1: None}),
+    Bar("26B-A4B int4 drafted, α 0.893, uniform", "26b int4 drafted uniform", {1: None}),
+)
+RESIDENT_BARS = {"31b int4": 23, "31b fp8": None, "26b int4": 19}  # GB
+
 
 def read_results(path: Path) -> dict[str, Any]:
     """The sections measured so far; none where there is no file. ValueError for another's file."""
@@ -62,7 +74,11 @@ def merge_section(path: Path, name: str, record: Results) -> None:
 
 def markdown(results: Results) -> str:
     """Every figure of the file that the project has set itself a bar for."""
-    lines = [*_throughput(results), "", *_single_figures(results), "", *_contexts(results)]
+    if any(name in (bar.section for bar in QUANTIZED_BARS) for name in results["sections"]):
+        lines = [*_throughput(results, QUANTIZED_BARS), "", *_resident(results)]
+    else:
+        lines = [*_throughput(results, BARS), "", *_single_figures(results)]
+        lines += ["", *_contexts(results)]
     if any(one["environment"]["tiny"] for one in results["sections"].values()):
         lines = ["Of a miniature: these figures mean nothing.", "", *lines]
     return "\n".join([*lines, "", *_real(results)]).rstrip() + "\n"
@@ -72,14 +88,14 @@ def _section(results: Results, name: str) -> Mapping[str, Any]:
     return results["sections"].get(name, {})
 
 
-def _throughput(results: Results) -> Iterator[str]:
+def _throughput(results: Results, bars: tuple[Bar, ...]) -> Iterator[str]:
     yield (
         "| tok/s | c | bar | vLLM 0.26 | whole requests | steady state | tokens a step and request"
         " | mean verify width | experts a layer | conditions |"
     )
     yield "|---|---|---|---|---|---|---|---|---|---|"
     vllm = json.loads(VLLM.read_text(encoding="utf-8"))["tok_s"]
-    for bar in BARS:
+    for bar in bars:
         rows = _section(results, bar.section).get("load", {})
         for concurrency, floor in bar.floors.items():
             row = rows.get(f"c={concurrency}")
@@ -107,6 +123,18 @@ def _cells(row: Mapping[str, Any], floor: float | None) -> list[str]:
         f"{mean:.1f}",
         "" if experts is None else f"{experts:g}",
     ]
+
+
+def _resident(results: Results) -> Iterator[str]:
+    yield "| memory with drafter and one request | bar | torch's peak | of the device |"
+    yield "|---|---|---|---|"
+    for name, bar in RESIDENT_BARS.items():
+        section = _section(results, f"{name} resident")
+        if "memory" in section:
+            context, memory = section["engine"]["max_context"], section["memory"]
+            wanted = "report" if bar is None else f"≤ {bar} GB"
+            peak, whole = f"{memory['peak_gb']} GB", f"{memory['device_used_gb']} GB"
+            yield f"| {name}, {RANDOM}, a context of {context} | {wanted} | {peak} | {whole} |"
 
 
 def _single_figures(results: Results) -> Iterator[str]:

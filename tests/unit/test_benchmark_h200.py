@@ -232,3 +232,18 @@ def test_the_table_says_what_was_missed_and_what_was_not_measured(tmp_path: Path
     assert "2000 (missed)" in cells["| 31B drafted, α 0.909", "8"]
     assert "not measured" in cells["| 31B drafted, α 0.909", "32"]
     assert "nothing" not in lines[0]
+
+
+def test_weights_in_few_bits_have_a_table_of_their_own(tmp_path: Path) -> None:
+    path = tmp_path / "h200.json"
+    environment = {"environment": {"tiny": False}}
+    median = {"tok_s": 123.5, "accepted_length": 1.0}
+    merge_section(path, "31b int4 plain", environment | {"load": {"c=1": {"median": median}}})
+    memory = {"peak_gb": 22.5, "device_used_gb": 24.3}
+    resident = {"engine": {"max_context": 8192}, "memory": memory}
+    merge_section(path, "31b int4 resident", environment | resident)
+    text = markdown(read_results(path))
+    assert "| 31B int4 plain | 1 | ≥ 170 |  | 123.5 (missed) |" in text
+    assert "| 31B fp8 plain | 1 | ≥ 110 |  | not measured |" in text
+    assert "| 31b int4, random weights, a context of 8192 | ≤ 23 GB | 22.5 GB | 24.3 GB |" in text
+    assert "| 31B plain |" not in text

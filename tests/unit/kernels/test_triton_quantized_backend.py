@@ -16,7 +16,7 @@ import torch
 from flashdraft.kernels.interface import Activation
 from flashdraft.kernels.quantized import stack_experts
 from flashdraft.kernels.torch_backend import TorchKernels
-from flashdraft.kernels.triton_quantized_layout import ROW_TILE, pack_quantized
+from flashdraft.kernels.triton_quantized_layout import pack_quantized
 from tests.interpreted import judge, report
 from tests.unit.kernels.test_triton_quantized import FORMATS
 

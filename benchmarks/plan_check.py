@@ -1,6 +1,7 @@
 """What `flashdraft plan` predicts beside what the H200 measured: python -m benchmarks.plan_check
 
-Reads the results of h200.py. A prediction is told the load, the verify length and, where the
+Reads the results of h200.py: those in bf16, or with benchmarks/results/h200_quantized.json those in
+few bits. A prediction is told the load, the verify length and, where the
 routing was prescribed, the experts; the card's shares are the same for every row (bench/gpus.py).
 """
 
@@ -17,10 +18,13 @@ from benchmarks.h200_models import MODELS
 from benchmarks.h200_table import read_results
 from flashdraft.bench.gpus import find_card
 from flashdraft.bench.plan_pairs import Pair, expected_length, find_pair
+from flashdraft.bench.plan_sizes import BF16, GPU_FORMATS, Format
 from flashdraft.bench.plan_speed import predict
 
 RESULTS = Path(__file__).parent / "results" / "h200.json"
 PAIRS = {"31b": "google/gemma-4-31B-it", "26b": "google/gemma-4-26B-A4B-it"}
+# by what is given to --quantize alone
+FORMATS = {form.flags[-1]: form for form in GPU_FORMATS if form.flags[:1] == form.flags[:-1] != ()}
 
 
 class Check(NamedTuple):
@@ -51,14 +55,17 @@ def check_predictions(results: Mapping[str, Any]) -> list[Check]:
         if name not in PAIRS or record.get("environment", {}).get("tiny"):
             continue  # another model, or miniatures whose sizes are not these
         pair, alpha = find_pair(PAIRS[name]), MODELS[name].alpha
+        form = next((form for word, form in FORMATS.items() if word in section.split()), BF16)
         for load, row in record.get("load", {}).items():
             figures, length = row["median"], row["prompt_tokens"] + row["new_tokens"] // 2
             experts = row.get("distinct_experts_per_layer")
-            checks += _check(section, load, pair, alpha, figures, row["requests"], length, experts)
+            checks += _check(
+                section, load, pair, alpha, form, figures, row["requests"], length, experts
+            )
         for load, row in record.get("contexts", {}).items():
             if name == "31b":  # which experts were read is not recorded here
                 length = int(row["context"])
-                checks += _check(section, f"{load} tokens", pair, alpha, row, 1, length, None)
+                checks += _check(section, f"{load} tokens", pair, alpha, form, row, 1, length, None)
     return checks
 
 
@@ -67,6 +74,7 @@ def _check(
     load: str,
     pair: Pair,
     alpha: float,
+    form: Format,
     figures: Mapping[str, Any],
     requests: int,
     context: int,
@@ -81,6 +89,7 @@ def _check(
         requests=requests,
         context=context,
         verify=verify,
+        form=form,
         experts_read=experts,
         accepted_length=expected_length(alpha, verify),
     )

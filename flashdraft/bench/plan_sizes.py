@@ -52,10 +52,11 @@ class Format:
 
     @property
     def is_measured(self) -> bool:
-        """Whether steps were timed in it; the shares of bandwidth hold for these alone."""
-        widths = (self.bits, self.head_bits, self.drafter_bits, self.expert_bits or FLOAT)
+        """Whether steps were timed in it: the shares of bandwidth were fitted to these alone."""
+        widths = (self.bits, self.head_bits, self.drafter_bits)
+        timed = ((FLOAT, FLOAT, FLOAT), (INT4, INT8, INT8), (FP8, FP8, FP8))
         is_plain_cache = self.cache_dtype is torch.bfloat16 and self.kv_keys == "stored"
-        return min(widths) >= FLOAT and is_plain_cache
+        return widths in timed and self.expert_bits in (None, self.bits) and is_plain_cache
 
 
 BF16 = Format("bf16", FLOAT, FLOAT, FLOAT)

@@ -4,8 +4,8 @@
     reading = bytes ÷ (bandwidth × its share),  arithmetic = operations ÷ (rate × its share)
 
 A part's reading and arithmetic overlap, though not wholly, hence the root. The shares belong to a
-card (gpus.py) and are the same for every model and load; they were measured on bfloat16, and what
-is read in few bits has a share of its own that was not. Nothing is run here.
+card (gpus.py) and are the same for every model and load; what is read in few bits has a share of
+its own. Nothing is run here.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from flashdraft.engine.cache import CacheLayer
 from flashdraft.engine.width import WIDTHS
 from flashdraft.models.config import ExpertsConfig
 
-# The share of the bandwidth at which weights in few bits are taken to be read: cautious, and no
-# result. On the H200 today's int4 kernels come to about half; other formats and cards are unknown.
-FEW_BITS_SHARE = 0.5
+# The share of the bandwidth at which weights of at most so many bits are read, fitted to the rows
+# of the H200 results in int4 and fp8; other formats and cards are taken to be like these.
+FEW_BITS_SHARES = {6.0: 0.54, 10.0: 0.78}
 # launches per captured step, as profiled on the H200
 KERNELS_PER_LAYER, KERNELS_PER_EXPERT_LAYER, KERNELS_PER_DRAFT = 10.4, 14.8, 90
 TERA = 1e12
@@ -42,11 +42,12 @@ class Part:
     name: str
     num_bytes: float
     operations: float
-    is_coded: bool = False  # weights in few bits
+    bits: float = FLOAT  # of a weight
 
     def share(self, use: Efficiency) -> float:
         """Of the bandwidth, at which its bytes are read."""
-        return min(use.bandwidth, FEW_BITS_SHARE) if self.is_coded else use.bandwidth
+        shares = [share for most, share in FEW_BITS_SHARES.items() if self.bits <= most]
+        return min(use.bandwidth, shares[0]) if shares else use.bandwidth
 
 
 @dataclass(frozen=True)
@@ -168,14 +169,14 @@ def _target_parts(
     size, config = count_target(pair.target), pair.target
     matrices = size.layers + size.light
     parts = [
-        Part("layers", size.layer_bytes(form), 2.0 * matrices * rows, form.bits < FLOAT),
-        Part("head", size.head_bytes(form), 2.0 * size.head * rows, form.head_bits < FLOAT),
+        Part("layers", size.layer_bytes(form), 2.0 * matrices * rows, form.bits),
+        Part("head", size.head_bytes(form), 2.0 * size.head * rows, form.head_bits),
     ]
     if config.experts is not None and experts is not None:
         read = size.experts * experts
         chosen = 2.0 * size.experts * config.experts.num_chosen * rows
         bits = form.expert_bits or form.bits
-        parts.append(Part("experts", read * bits / 8, chosen, bits < FLOAT))
+        parts.append(Part("experts", read * bits / 8, chosen, bits))
     read = keys = 0.0
     for layer in config.layers:
         seen = min(context, layer.window or context)
@@ -193,20 +194,20 @@ def _drafter_parts(pair: Pair, form: Format, requests: int, context: int, rows: 
     assert config is not None
     size, target = count_drafter(config), count_target(pair.target)
     item = drafter_bytes(size, form) / (size.total + size.copies)
-    is_coded = form.drafter_bits < FLOAT and size.coded > 0
+    bits = form.drafter_bits if size.coded > 0 else FLOAT
     block = requests * config.block_size
     body = size.total - size.own_head - size.fold
     fold = size.fold + size.copies
-    head, head_bytes, is_head_coded = size.own_head, size.own_head * item, is_coded
+    head, head_bytes, head_bits = size.own_head, size.own_head * item, bits
     if not head:
         head, head_bytes = target.head, target.head_bytes(form)
-        is_head_coded = form.head_bits < FLOAT
+        head_bits = form.head_bits
     seen = sum(min(context, window or context) for window in config.windows)
     key, query = config.num_kv_heads * config.head_dim, config.num_heads * config.head_dim
     return [
-        Part("drafter's layers", body * item, 2.0 * body * block, is_coded),
-        Part("drafter's context", fold * item, 2.0 * fold * rows, is_coded),
-        Part("head for the drafts", head_bytes, 2.0 * head * block, is_head_coded),
+        Part("drafter's layers", body * item, 2.0 * body * block, bits),
+        Part("drafter's context", fold * item, 2.0 * fold * rows, bits),
+        Part("head for the drafts", head_bytes, 2.0 * head * block, head_bits),
         Part(
             "drafter's cache",
             form.cache_dtype.itemsize * 2.0 * key * seen * requests,

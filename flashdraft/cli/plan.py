@@ -14,7 +14,7 @@ from flashdraft.bench.gpus import GB, Card, custom_card, find_card, this_machine
 from flashdraft.bench.plan import DEFAULT_CONTEXT, Fit, Plan, advice, break_even, make_plan
 from flashdraft.bench.plan_pairs import Pair, find_pair
 from flashdraft.bench.plan_sizes import cache_bytes, count_drafter, count_target
-from flashdraft.bench.plan_speed import FEW_BITS_SHARE, Prediction, explain
+from flashdraft.bench.plan_speed import FEW_BITS_SHARES, Prediction, explain
 from flashdraft.cli.arguments import Commands, add_cache_arguments, add_json_argument
 from flashdraft.cli.files import write_json
 from flashdraft.engine.cache import bytes_per_token, cache_layers
@@ -201,9 +201,10 @@ def _speed_note(fit: Fit) -> str | None:
     """What a speed is worth that follows from no measured step."""
     if fit.plain is None or fit.form.is_measured:
         return None
+    four, eight = FEW_BITS_SHARES.values()
     return (
-        "The speed is not measured in this format: an upper estimate, with weights in few bits "
-        f"taken to be read at {FEW_BITS_SHARE:g} of the bandwidth."
+        "≈: this format was not measured. Weights of 4 and 8 bits are taken to be read at "
+        f"{four:g} and {eight:g} of the bandwidth, as int4 and fp8 were on an H200."
     )
 
 
@@ -221,7 +222,7 @@ def _shared_notes(plan: Plan, plain: Prediction, drafted: Prediction | None) -> 
         )
     is_measured = plan.card.efficiency.is_measured
     known = "measured on this card" if is_measured else "measured on an H200 and assumed here"
-    yield f"Shares of bandwidth and arithmetic, and the time per kernel, are {known}, for bf16."
+    yield f"Shares of bandwidth and arithmetic and times per kernel are {known}: bf16, int4, fp8."
     note = _speed_note(plan.best)
     yield from [] if note is None else [note]
 
@@ -310,4 +311,4 @@ def _gb(size: float) -> str:
 def _rate(step: Prediction | None, fit: Fit) -> str:
     if step is None:
         return "–"
-    return f"{'' if fit.form.is_measured else '≤ '}{step.tokens_per_s:,.0f}"
+    return f"{'' if fit.form.is_measured else '≈ '}{step.tokens_per_s:,.0f}"

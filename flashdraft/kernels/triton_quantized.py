@@ -18,7 +18,6 @@ import triton.language as tl
 from torch import Tensor
 
 from flashdraft.kernels.interface import Activation
-from flashdraft.kernels.triton_launch import overlap, wait
 from flashdraft.kernels.triton_quantized_layout import PackedWeight
 from flashdraft.kernels.triton_quantized_tiles import (
     BLOCK_N,
@@ -93,8 +92,8 @@ def _plan(
     block_m = max(8, triton.next_power_of_2(min(num_rows, TILE_ROWS)))
     blocks, num_warps = 2 if gated else 1, WARPS[block_m]
     num_tiles = packed_rows // (16 * blocks * num_warps) * triton.cdiv(num_rows, block_m)
-    # Programs of a processor: others wait until all of these are done. With one row those of the
-    # next product lie ready as well. Large ones are few; of small ones it makes no difference.
+    # Programs of a processor: others wait until all of these are done. Measured with programs of
+    # the next product beside them; since then it starts later.
     at_once = 8 if block_m == 8 else 4 if gated else 1
     # of a program, and of a part; in steps
     begin, addition = (0.5, 0.5) if block_m == 8 else (3, 3 if has_scales else 15)
@@ -157,7 +156,6 @@ def multiply_quantized(
         GATED=activation is not None,
         GELU=activation is Activation.GELU_TANH,
         FORMAT=describe(weight),
-        **overlap(x),
         num_warps=plan.num_warps,
         num_stages=plan.num_stages,
         maxnreg=plan.registers,
@@ -223,7 +221,6 @@ def _multiply(
     GATED: tl.constexpr,
     GELU: tl.constexpr,
     FORMAT: tl.constexpr,
-    PDL: tl.constexpr,
 ) -> None:
     """One tile of the product, or one part of its depth."""
     rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -233,7 +230,6 @@ def _multiply(
     start = tl.program_id(1) * BLOCK_N
     columns = start + tl.arange(0, BLOCK_N)
     starts = (start, start + num_columns) if GATED else (start,)
-    wait(PDL)
     totals = multiply_blocks(
         x, row_stride, rows, (rows < num_rows)[:, None], weight, starts, packed_rows, depth, first,
         end, BLOCK_M, BLOCK_N, FORMAT, len(starts),

@@ -15,7 +15,7 @@ from flashdraft.bench.gpus import GB, Card, Efficiency, find_card
 from flashdraft.bench.plan_pairs import ACCEPTED, expected_length, find_pair
 from flashdraft.bench.plan_sizes import GPU_FORMATS, Format, count_drafter, count_target
 from flashdraft.bench.plan_speed import (
-    FEW_BITS_SHARE,
+    FEW_BITS_SHARES,
     distinct_experts,
     explain,
     predict,
@@ -156,17 +156,20 @@ def test_the_formula_adds_up() -> None:
     assert slow.arithmetic_s == pytest.approx(0.0)
 
 
-def test_few_bits_are_read_at_their_own_share_and_called_unmeasured() -> None:
+def test_few_bits_are_read_at_shares_of_their_own() -> None:
     card, pair = find_card("h200"), find_pair(DENSE)
-    assert [form.is_measured for form in GPU_FORMATS] == [True, False, False, False, False]
+    assert [form.is_measured for form in GPU_FORMATS] == [True, False, True, True, False]
+    four, eight = FEW_BITS_SHARES.values()
     for form in GPU_FORMATS[1:]:
         step = predict(pair, card, requests=1, context=4096, verify=15, form=form)
         cache = sum(part.num_bytes for part in step.parts if "cache" in part.name)
-        coded = step.num_bytes - cache
-        times = coded / (FEW_BITS_SHARE * 4.8e12) + cache / (0.91 * 4.8e12)
-        assert step.reading_s == pytest.approx(times)
+        layers = next(part.num_bytes for part in step.parts if part.name == "layers")
+        coded, share = step.num_bytes - cache - layers, four if form.bits < 5 else eight
+        times = layers / share + coded / eight + cache / 0.91
+        assert step.reading_s == pytest.approx(times / 4.8e12)
         (reading, *_) = explain(step, card)
-        assert f"{coded / GB:.2f} GB ÷ (0.5 × 4.8 TB/s) + {cache / GB:.2f} GB ÷ (0.91" in reading
+        assert f"÷ ({share:g} × 4.8 TB/s) + " in reading and "÷ (0.78 × 4.8 TB/s)" in reading
+        assert f"{cache / GB:.2f} GB ÷ (0.91 × 4.8 TB/s)" in reading
 
 
 def test_an_fp8_cache_is_half_read_and_not_measured() -> None:

@@ -130,7 +130,7 @@ def _resident(results: Results) -> Iterator[str]:
     yield "|---|---|---|---|"
     for name, bar in RESIDENT_BARS.items():
         section = _section(results, f"{name} resident")
-        if "memory" in section:
+        if section.get("memory"):  # none without a GPU
             context, memory = section["engine"]["max_context"], section["memory"]
             wanted = "report" if bar is None else f"≤ {bar} GB"
             peak, whole = f"{memory['peak_gb']} GB", f"{memory['device_used_gb']} GB"

@@ -23,8 +23,7 @@ from flashdraft.bench.plan_speed import predict
 
 RESULTS = Path(__file__).parent / "results" / "h200.json"
 PAIRS = {"31b": "google/gemma-4-31B-it", "26b": "google/gemma-4-26B-A4B-it"}
-# by what is given to --quantize alone
-FORMATS = {form.flags[-1]: form for form in GPU_FORMATS if form.flags[:1] == form.flags[:-1] != ()}
+FORMATS = {form.flags[1]: form for form in GPU_FORMATS if len(form.flags) == 2}  # by --quantize
 
 
 class Check(NamedTuple):
@@ -137,7 +136,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not path.is_file():
         print(f"There is no results file {path}; benchmarks.h200 writes it.", file=sys.stderr)
         return 2
-    checks = check_predictions(read_results(path))
+    try:
+        results = read_results(path)
+    except ValueError as error:
+        print(f"{path} is no results file of benchmarks.h200: {error}.", file=sys.stderr)
+        return 2
+    checks = check_predictions(results)
     if not checks:
         print(f"{path} holds no full-size row with a steady step.", file=sys.stderr)
         return 2

@@ -232,7 +232,7 @@ def _multiply(
     starts = (start, start + num_columns) if GATED else (start,)
     totals = multiply_blocks(
         x, row_stride, rows, (rows < num_rows)[:, None], weight, starts, packed_rows, depth, first,
-        end, BLOCK_M, BLOCK_N, FORMAT, len(starts),
+        end, BLOCK_M, BLOCK_N, FORMAT,
     )  # fmt: skip
     real = (rows < num_rows)[:, None] & (columns < num_columns)[None, :]
     target = output + rows[:, None] * num_columns + columns[None, :]

@@ -24,11 +24,7 @@ from torch import Tensor
 from flashdraft.kernels.interface import Activation
 from flashdraft.kernels.triton_launch import overlap, wait
 from flashdraft.kernels.triton_quantized_layout import PackedWeight
-from flashdraft.kernels.triton_quantized_tiles import (
-    BLOCK_N,
-    describe,
-    multiply_blocks,
-)
+from flashdraft.kernels.triton_quantized_tiles import BLOCK_N, describe, multiply_blocks
 from flashdraft.kernels.triton_quantized_units import gather_unit, pick_expert, single_unit
 from flashdraft.kernels.triton_rows import gate
 
@@ -260,7 +256,7 @@ def _up(
         gates, ups = multiply_blocks(
             x, row_stride, tl.maximum(pairs, 0) // NUM_CHOSEN, is_pair[:, None],
             pick_expert(weight, strides, expert, FORMAT), starts, packed_rows, HIDDEN, first, end,
-            BLOCK_M, BLOCK_N, FORMAT, 2,
+            BLOCK_M, BLOCK_N, FORMAT,
         )  # fmt: skip
         place = pairs[None, :] * INNER + columns[:, None]
         is_real = is_pair[None, :] & (columns < INNER)[:, None]
@@ -334,7 +330,7 @@ def _down(
         total, total_other = multiply_blocks(
             between, INNER, tl.maximum(pairs, 0), is_pair[:, None],
             pick_expert(weight, strides, expert, FORMAT), (start, start + BLOCK_N), packed_rows,
-            INNER, 0, num_steps, BLOCK_M, BLOCK_N, FORMAT, 2,
+            INNER, 0, num_steps, BLOCK_M, BLOCK_N, FORMAT,
         )  # fmt: skip
         part = parts + pairs[None, :] * HIDDEN + columns[:, None]
         real = is_pair[None, :] & (columns < HIDDEN)[:, None]

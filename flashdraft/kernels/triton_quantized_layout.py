@@ -8,7 +8,6 @@ rounded here. Torch only, on the weight's own device.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
@@ -104,7 +103,7 @@ class PackedWeight:
         low = (None, None) if self.minimum is None else (self.minimum.values, self.minimum.over)
         return self.codes, self.high, self.scale.values, self.scale.over, *low
 
-    @functools.cached_property
+    @property
     def num_bytes(self) -> int:
         """What it takes."""
         there = [tensor for tensor in self.tensors if tensor is not None]

@@ -52,7 +52,7 @@ class Format(NamedTuple):
     is_whole: bool
     unpack: tuple[str, ...]  # by plane; none where Triton interprets
     unpack_high: tuple[str, ...]
-    gain: float  # what a plane's values must be multiplied with
+    gain: float  # what a plane's values, as they are unpacked, must be multiplied with
 
 
 def describe(weight: PackedWeight) -> Format:
@@ -92,7 +92,7 @@ def _twice(bits: int) -> str:
 
 
 def _unpacking(code: Code, plane: int, zero: int) -> str:
-    """PTX: two int16 of codes into the bfloat16 values of a plane. 0xEA is (a & b) | c."""
+    """PTX: two int16 of codes into the bfloat16 values of a plane, as `plane_values` has them."""
     if code is Code.INT4:
         # As a bfloat16 its lower eight bits are times 2 ** -133: 2 ** -9 is left for `gain`.
         times = _TO_THE_124 if plane % 2 == 0 else _TO_THE_120
@@ -103,6 +103,7 @@ def _unpacking(code: Code, plane: int, zero: int) -> str:
             f"and.b32 t, t, {_twice(0x000F if plane % 2 == 0 else 0x00F0)}; "
             "fma.rn.bf16x2 $0, t, a, b; }"
         )
+    # 0xEA is (a & b) | c
     if code is Code.INT6:  # 128 + the code, less 128
         return (
             "{ .reg .b32 t, a, b; "
@@ -145,7 +146,7 @@ def _unpacking_high(plane: int, zero: int) -> str:
 def plane_values(codes: tl.tensor, PLANE: tl.constexpr, FORMAT: tl.constexpr) -> tl.tensor:
     """A plane of int16 codes as exact numbers: code - zero; for int6 the lower four bits alone.
 
-    FORMAT.gain times these.
+    All divided by FORMAT.gain.
     """
     unpack: tl.constexpr = FORMAT.unpack
     if len(unpack) > 0:
@@ -284,7 +285,7 @@ def _add_up(
 ) -> tl.tensor:
     """Of every row of x its sum over one group of a step: [BLOCK_N, BLOCK_M], all rows alike.
 
-    FORMAT.gain times these.
+    All divided by FORMAT.gain.
     """
     planes: tl.constexpr = FORMAT.planes // FORMAT.groups_per_step
     sums = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
@@ -351,7 +352,6 @@ def multiply_blocks(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     FORMAT: tl.constexpr,
-    BLOCKS: tl.constexpr,
 ) -> tl.tuple:
     """[BLOCK_N, BLOCK_M] of the product for every block of weight rows, steps first .. end - 1.
 
@@ -366,7 +366,7 @@ def multiply_blocks(
     left = x + rows[:, None].to(tl.int64) * row_stride + lanes[None, :]
     totals: tl.tuple = ()
     numbers: tl.tuple = ()
-    for i in tl.static_range(BLOCKS):
+    for i in tl.static_range(len(starts)):
         totals = totals + (tl.zeros([BLOCK_N, BLOCK_M], tl.float32),)
         columns = starts[i] + tl.arange(0, BLOCK_N)
         numbers = numbers + (load_numbers(weight, first, columns, packed_rows, FORMAT),)
@@ -374,7 +374,7 @@ def multiply_blocks(
         place = step * (packed_rows * width)
         tiles: tl.tuple = ()
         highs: tl.tuple = ()
-        for i in tl.static_range(BLOCKS):
+        for i in tl.static_range(len(starts)):
             tile = (starts[i] + tl.arange(0, BLOCK_N))[:, None] * width + lanes[None, :]
             tiles = tiles + (tl.load(weight[0] + place + tile),)
             if FORMAT.code == INT6:
@@ -392,7 +392,7 @@ def multiply_blocks(
         after = tl.minimum(step + 1, end - 1)
         next_totals: tl.tuple = ()
         next_numbers: tl.tuple = ()
-        for i in tl.static_range(BLOCKS):
+        for i in tl.static_range(len(starts)):
             columns = starts[i] + tl.arange(0, BLOCK_N)
             ahead = load_numbers(weight, after, columns, packed_rows, FORMAT)
             next_numbers = next_numbers + (ahead,)
@@ -406,7 +406,7 @@ def multiply_blocks(
         totals = next_totals
         numbers = next_numbers
     scaled: tl.tuple = ()
-    for i in tl.static_range(BLOCKS):
+    for i in tl.static_range(len(starts)):
         total = totals[i] * FORMAT.gain
         if FORMAT.steps_per_group == 0:
             total *= tl.load(weight[2] + starts[i] + tl.arange(0, BLOCK_N))[:, None]

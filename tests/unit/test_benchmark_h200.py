@@ -242,8 +242,9 @@ def test_weights_in_few_bits_have_a_table_of_their_own(tmp_path: Path) -> None:
     memory = {"peak_gb": 22.5, "device_used_gb": 24.3}
     resident = {"engine": {"max_context": 8192}, "memory": memory}
     merge_section(path, "31b int4 resident", environment | resident)
+    merge_section(path, "26b int4 resident", environment | resident | {"memory": {}})
     text = markdown(read_results(path))
     assert "| 31B int4 plain | 1 | ≥ 170 |  | 123.5 (missed) |" in text
     assert "| 31B fp8 plain | 1 | ≥ 110 |  | not measured |" in text
     assert "| 31b int4, random weights, a context of 8192 | ≤ 23 GB | 22.5 GB | 24.3 GB |" in text
-    assert "| 31B plain |" not in text
+    assert "| 31B plain |" not in text and "26b int4, random" not in text

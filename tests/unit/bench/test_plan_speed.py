@@ -222,3 +222,6 @@ def test_predictions_are_near_what_was_measured(
     assert plan_check.main([str(tmp_path / "none.json")]) == 2
     path.write_text(json.dumps({"sections": extra}))
     assert plan_check.main([str(path)]) == 2
+    path.write_text("{")
+    assert plan_check.main([str(path)]) == 2
+    assert "is no results file of benchmarks.h200" in capsys.readouterr().err

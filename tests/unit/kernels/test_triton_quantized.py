@@ -189,7 +189,7 @@ CHECKS = {
     },
     **{
         f"{n}, narrow tiles, {m} rows": lambda n=n, m=m, k=k: check_product(
-            FORMATS[n](out=300, depth=512), m, splits=k, warps=2
+            FORMATS[n](out=72, depth=512), m, splits=k, warps=2
         )
         for n in FORMATS
         for m, k in ((11, 2), (40, 1))

@@ -137,8 +137,7 @@ class TritonKernels:
             return torch.cat([self.linear(x, piece) for piece in weight], dim=1)
         if isinstance(weight, PackedWeight):
             with self._on_device():
-                processors = self._limits.num_processors
-                return multiply(x, weight, self._arrivals, processors, self.exact)
+                return multiply(x, weight, self._arrivals, self._limits, self.exact)
         sizes = (*weight.shape, weight.itemsize, self._limits)
         with self._on_device():
             plan = plan_exact_linear(*sizes) if self.exact else plan_linear(x.shape[0], *sizes)
@@ -178,8 +177,7 @@ class TritonKernels:
     def gated_linear(self, x: Tensor, weight: Any, activation: Activation) -> Tensor:
         if isinstance(weight, PackedWeight):
             with self._on_device():
-                processors = self._limits.num_processors
-                return multiply(x, weight, self._arrivals, processors, self.exact, activation)
+                return multiply(x, weight, self._arrivals, self._limits, self.exact, activation)
         return self.gated(self.linear(x, weight), activation)
 
     def prepare_qkv(
@@ -307,7 +305,7 @@ class TritonKernels:
         if are_few and isinstance(gate_up, PackedWeight) and isinstance(down, PackedWeight):
             inputs = (x, gate_up, down, chosen, weights, activation)
             with self._on_device():
-                return mix(*inputs, self._arrivals, self._limits.num_processors, self.exact)
+                return mix(*inputs, self._arrivals, self._limits, self.exact)
         plan = plan_experts(num_rows, num_chosen, gate_up.shape[0], x.itemsize)
         if self.exact:
             plan = plan_exact_experts(x.itemsize)

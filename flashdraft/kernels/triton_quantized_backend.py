@@ -12,8 +12,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from flashdraft.kernels.cuda_few_rows import mix_one, multiply_few
 from flashdraft.kernels.interface import Activation
 from flashdraft.kernels.quantized import Matrix, Quantized, Scheme, quantize, stack_rows
+from flashdraft.kernels.triton_plan import DeviceLimits
 from flashdraft.kernels.triton_quantized import dequantize, multiply_quantized, plan_quantized
 from flashdraft.kernels.triton_quantized_experts import MAX_ROWS, mix_quantized
 from flashdraft.kernels.triton_quantized_layout import (
@@ -69,15 +71,18 @@ def multiply(
     x: Tensor,
     weight: PackedWeight,
     arrivals: Tensor,
-    num_processors: int,
+    limits: DeviceLimits,
     exact: bool,
     activation: Activation | None = None,
 ) -> Tensor:
     """x @ weight.T for any number of rows; with an activation its gated halves."""
-    num_rows = x.shape[0]
+    num_rows, gated = x.shape[0], activation is not None
+    if not exact:
+        few = multiply_few(x, weight, limits, arrivals, activation)
+        if few is not None:
+            return few
     if num_rows <= FEW_ROWS or exact:
-        gated = activation is not None
-        plan = plan_quantized(num_rows, weight, num_processors, exact, gated)
+        plan = plan_quantized(num_rows, weight, limits.num_processors, exact, gated)
         pieces = [
             multiply_quantized(x[i : i + EXACT_ROWS], weight, plan, arrivals, activation)
             for i in range(0, max(1, num_rows), EXACT_ROWS)
@@ -107,10 +112,14 @@ def mix(
     weights: Tensor,
     activation: Activation,
     arrivals: Tensor,
-    num_processors: int,
+    limits: DeviceLimits,
     exact: bool,
 ) -> Tensor:
     """`Kernels.experts` over the codes themselves, MAX_ROWS rows at a time."""
+    if not exact:
+        one = mix_one(x, gate_up, down, chosen, weights, activation, limits, arrivals)
+        if one is not None:
+            return one
     pieces = [
         mix_quantized(
             x[start : start + MAX_ROWS],
@@ -119,7 +128,7 @@ def mix(
             chosen[start : start + MAX_ROWS],
             weights[start : start + MAX_ROWS],
             activation,
-            num_processors,
+            limits.num_processors,
             arrivals,
             exact,
         )

@@ -163,14 +163,14 @@ def _describe(name: str, kernel: Any, values: tuple[Any, ...]) -> Compiled:
     return Compiled(
         kernel=name,
         shared_bytes=kernel.metadata.shared,
-        spilled_bytes=_count_spilled(kernel.asm["cubin"]),
+        spilled_bytes=count_spilled(kernel.asm["cubin"]),
         starts_early="griddepcontrol" in ptx,
         copies_ahead="cp.async" in ptx,
         is_half=any(each.dtype in (torch.bfloat16, torch.float16) for each in tensors),
     )
 
 
-def _count_spilled(binary: bytes) -> int:
+def count_spilled(binary: bytes) -> int:
     """Bytes of the stack, which holds what finds no register; read by Triton's own tool."""
     from triton import knobs
 

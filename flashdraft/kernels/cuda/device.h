@@ -1,0 +1,148 @@
+// What a GPU has instructions for, by names that say what for. Nothing else knows that it is a GPU:
+// where EMULATED is defined, that file has the same for a CPU.
+
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef unsigned short u16;
+
+struct __attribute__((aligned(16))) Words {
+    u32 x, y, z, w;
+};
+struct __attribute__((aligned(16))) Floats {
+    float of[4];
+};
+
+#ifdef EMULATED
+#include EMULATED
+#else
+
+#define DEVICE __device__ __forceinline__
+#define KERNEL extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
+#define UNROLL _Pragma("unroll")
+#define SHARED(name) extern __shared__ __align__(128) char name[]
+
+DEVICE int thread_index() { return threadIdx.x; }
+DEVICE int block_index() { return blockIdx.x; }
+DEVICE int num_blocks() { return gridDim.x; }
+
+DEVICE float as_float(u32 bits) { return __uint_as_float(bits); }
+DEVICE u16 to_bfloat16(float value) {
+    u16 bits;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+    return bits;
+}
+DEVICE float float16_at(u32 two, int place) {
+    float low, high;
+    asm("{ .reg .b16 low, high; mov.b32 {low, high}, %2; cvt.f32.f16 %0, low; "
+        "cvt.f32.f16 %1, high; }"
+        : "=f"(low), "=f"(high)
+        : "r"(two));
+    return place == 0 ? low : high;
+}
+DEVICE float exponential(float value) { return __expf(value); }
+DEVICE float divide(float value, float by) { return __fdividef(value, by); }
+DEVICE u32 fused(u32 two, u32 factors, u32 terms) {  // two * factors + terms, of bfloat16
+    u32 sums;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(sums) : "r"(two), "r"(factors), "r"(terms));
+    return sums;
+}
+
+// sum [16, 8] = a [16, 16] @ b [16, 8] + c, of bfloat16, as a warp holds them
+DEVICE void multiply(float *sum, Words a, u32 b0, u32 b1, const float *c) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+        "{%8, %9}, {%10, %11, %12, %13};"
+        : "=f"(sum[0]), "=f"(sum[1]), "=f"(sum[2]), "=f"(sum[3])
+        : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1), "f"(c[0]), "f"(c[1]),
+          "f"(c[2]), "f"(c[3]));
+}
+
+DEVICE void wait_for_warp() { __syncwarp(); }
+DEVICE void wait_for_block() { __syncthreads(); }
+
+// Copies into shared memory that go on by themselves, in groups.
+typedef u32 Shared;
+DEVICE Shared to_shared(const char *place) { return (u32)__cvta_generic_to_shared(place); }
+DEVICE void copy_16(Shared to, const char *from) {
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from));
+}
+template <int BYTES>
+DEVICE void copy_few(Shared to, const char *from) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(from), "n"(BYTES));
+}
+DEVICE void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+DEVICE void wait_for_unit() {  // the oldest of the DEPTH - 1 that are on their way
+    asm volatile("cp.async.wait_group %0;" ::"n"(DEPTH - 2) : "memory");
+    __syncwarp();
+}
+
+// Until all earlier kernels are complete; then the next one may start (see triton_launch.py).
+DEVICE void wait_for_x() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+// What another kernel may have written, past the processor's own cache.
+DEVICE u64 load_number(const long long *from) {
+    u64 number;
+    asm volatile("ld.global.cg.u64 %0, [%1];" : "=l"(number) : "l"(from) : "memory");
+    return number;
+}
+DEVICE float load_float(const float *from) {
+    float value;
+    asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(value) : "l"(from) : "memory");
+    return value;
+}
+DEVICE Words load_16(const u16 *from) {
+    Words words;
+    asm volatile("ld.global.cg.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
+                 : "l"(from)
+                 : "memory");
+    return words;
+}
+
+// To and from other blocks, past the processor's own cache.
+DEVICE void store_past(Floats *to, Floats value) {
+    asm volatile("st.global.cg.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(value.of[0]),
+                 "f"(value.of[1]), "f"(value.of[2]), "f"(value.of[3])
+                 : "memory");
+}
+DEVICE Floats load_past(const Floats *from) {
+    Floats value;
+    asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(value.of[0]), "=f"(value.of[1]), "=f"(value.of[2]), "=f"(value.of[3])
+                 : "l"(from)
+                 : "memory");
+    return value;
+}
+// Whether this warp comes last of so many; what they stored before can be seen then. The counter is
+// ready for the next kernel.
+DEVICE bool is_last(int *counter, int count, int lane) {
+    int before = 0;
+    __syncwarp();
+    if (lane == 0) {
+        asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], 1;"
+                     : "=r"(before)
+                     : "l"(counter)
+                     : "memory");
+        if (before == count - 1) *counter = 0;
+    }
+    before = __shfl_sync(~0u, before, 0);
+    __syncwarp();  // what its first thread has seen, all others may read
+    return before == count - 1;
+}
+
+#endif
+
+DEVICE int min_of(int a, int b) { return a < b ? a : b; }
+DEVICE int max_of(int a, int b) { return a < b ? b : a; }
+DEVICE u32 two_powers(int exponent) { return (127 + exponent) * 0x00800080u; }  // bfloat16
+DEVICE float bfloat16(u32 bits) { return as_float(bits << 16); }
+DEVICE float rounded(float value) { return bfloat16(to_bfloat16(value)); }
+DEVICE u32 two_halves(float value) { return to_bfloat16(value) * 0x00010001u; }
+DEVICE float half_at(u32 two, int place) {
+    if (SCALE == 1) return float16_at(two, place);
+    return place == 0 ? bfloat16(two) : as_float(two & 0xFFFF0000);
+}

@@ -1,0 +1,332 @@
+// A few rows of x times a weight that stays in few bits.
+//
+// One block a processor, and its warps work alone. A block keeps its slice of x in shared memory;
+// a warp walks along its share of the weight, tile of rows by tile of rows, and copies what it will
+// need DEPTH units ahead into a ring that is its own. So the memory is busy from the first moment
+// on: weights are asked for before the wait for the kernel that computes x.
+//
+// A unit is 16 * TILES rows of the weight by a step of the depth (triton_quantized_layout.py). A
+// thread loads what a tensor core wants of it, up to an order of the depth that is free to choose if
+// x is read in the same one: eight neighbours of a row, and of x.
+//
+// Codes become bfloat16 in registers, exactly: eight bits or fewer, read as one, are a tiny number in
+// proportion to them, and one multiplication and addition make it large and take the zero point
+// away. The scale of a group multiplies its sum in float32, so nothing of a format is rounded.
+//
+// From the compiler's command line:
+//   CODE    0: int4, 2: int8, 3: e4m3
+//   WIDTH   of a plane: 32 or 64
+//   SCALES  of a row in a unit: 4, 2 or 1; 0 where a whole row has one
+//   SCALE   what they are: 1 float16, 2 bfloat16, 3 float32
+//   ROWS    of x, as they are stored: 1, 8 or 16; those that are not there may hold anything
+//   GATED   the weight is [gate | up], and a tile has as many rows of each; with GELU, or else SiLU
+//   EXPERTS 0: one weight. The weight of a mixture, for one row of x: 1: that of every chosen expert
+//           below the other; 2: beside the other, where x is what an expert has computed, and its
+//           share multiplies its scales
+//   TILES   of 16 rows, in a unit; 1 or 2
+//   WARPS   of a block
+//   DEPTH   units of a ring
+
+#include "device.h"
+
+constexpr int LANES = 32;
+constexpr int PLANES = CODE == 0 ? 4 : 2;
+constexpr int STEP = PLANES * WIDTH;  // values of the depth in a unit
+constexpr int GROUPS = STEP / 32;     // what a thread has of them goes into two instructions
+constexpr int HALVES = 2 * TILES;  // of eight rows
+constexpr int ROW_TILES = (ROWS + 7) / 8;
+constexpr bool ONE_ROW = ROWS == 1;
+
+constexpr int ROW_BYTES = 2 * WIDTH;
+constexpr int HALF_LOADS = WIDTH / 32;  // of a thread, for a half
+constexpr int CODES_BYTES = HALVES * HALF_LOADS * LANES * 16;
+constexpr int ROW_SCALE_BYTES = SCALES * (SCALE == 3 ? 4 : 2);
+constexpr int SCALE_BYTES = ROW_SCALE_BYTES == 2 ? 4 : ROW_SCALE_BYTES;  // with a neighbour's
+constexpr int SLOT_BYTES = CODES_BYTES + HALVES * 8 * SCALE_BYTES;
+
+constexpr int TILE_ROWS = GATED ? 8 : 16;  // from a tile of the weight to the next
+constexpr int UNIT_ROWS = TILES * TILE_ROWS;
+
+// Integers are 2 ** -9 too small on their way, so that one factor serves all planes.
+constexpr int GAIN = CODE == 3 ? 1 : 512;
+
+typedef float Totals[TILES][ROW_TILES][4];
+
+struct Work {
+    const u16 *x;
+    const char *codes;
+    const char *scale;
+    u16 *output;
+    float *parts;
+    int *arrivals;
+    const long long *chosen;  // experts
+    const float *shares;
+    u64 expert_rows;  // of all steps together
+    int num_rows;
+    int num_columns;
+    int up_rows;  // from gates to ups
+    int packed_rows;
+    int depth;
+    int row_stride;
+    int num_slices;
+    int slice_steps;
+    int num_tiles;
+    int expert_tiles;
+    int expert_steps;
+    int max_parts;  // of a tile
+    float zero;
+};
+
+// Which part of the weight is whose: all warps with the same slice have as many units, nearly.
+struct Share {
+    int slice;      // of the depth
+    int block;      // of those with this slice
+    u32 num_warps;  // with this slice
+    u32 num_units;
+
+    DEVICE u32 first_unit(u32 warp) const { return warp * num_units / num_warps; }
+    DEVICE u32 warp_of(u32 unit) const { return ((unit + 1) * num_warps - 1) / num_units; }
+    DEVICE int block_of(u32 unit) const { return warp_of(unit) / WARPS; }
+};
+
+// The unit that a warp loads next, and how many there are before it must look where the others are.
+struct Place {
+    const char *codes;
+    const char *scale;
+    int tile, step, left;
+};
+
+DEVICE void find_unit(const Work &work, int first_step, Place &place, int lane) {
+    int tile = place.tile, step = first_step + place.step;
+    u64 first_row = 0;
+    place.left = work.slice_steps - place.step;
+    if (EXPERTS == 1) {
+        first_row = load_number(work.chosen + tile / work.expert_tiles) * work.expert_rows;
+        tile %= work.expert_tiles;
+    } else if (EXPERTS == 2) {
+        first_row = load_number(work.chosen + step / work.expert_steps) * work.expert_rows;
+        step %= work.expert_steps;
+        place.left = work.expert_steps - step;
+    }
+    u64 row = first_row + (u64)step * work.packed_rows + tile * UNIT_ROWS + lane / 4;
+    int half = lane % 4;  // whose scales this thread fetches
+    u64 scale_row = row + half / 2 * TILE_ROWS + half % 2 * (GATED ? (u64)work.up_rows : 8);
+    if (ROW_SCALE_BYTES == 2) scale_row -= scale_row % 2;
+    place.codes = work.codes + row * ROW_BYTES + lane % 4 * 16;
+    place.scale = work.scale + scale_row * ROW_SCALE_BYTES;
+}
+
+DEVICE void load_unit(const Work &work, int first_step, Place &place, Shared slot, int lane) {
+    if (place.left == 0) {
+        if (place.step == work.slice_steps) {
+            place.step = 0;
+            place.tile++;
+        }
+        find_unit(work, first_step, place, lane);
+    }
+    u64 up = GATED ? (u64)work.up_rows : 8;  // rows from one half of a tile to the other
+    UNROLL for (int i = 0; i < HALVES * HALF_LOADS; i++) {
+        int half = i / HALF_LOADS, load = i % HALF_LOADS;
+        copy_16(slot + i * 512 + lane * 16,
+                place.codes + half % 2 * (up * ROW_BYTES) + half / 2 * (TILE_ROWS * ROW_BYTES) +
+                    load * 64);
+    }
+    if (SCALES > 0 && lane % 4 < HALVES) {  // of four threads, each fetches for another half
+        Shared target = slot + CODES_BYTES + (lane / 4 * HALVES + lane % 4) * SCALE_BYTES;
+        copy_few<SCALES == 0 ? 4 : SCALE_BYTES>(target, place.scale);
+    }
+    place.codes += (u64)work.packed_rows * ROW_BYTES;
+    place.scale += (u64)work.packed_rows * ROW_SCALE_BYTES;
+    place.step++;
+    place.left--;
+}
+
+// Eight values of x, which lie in the order of the tensor cores: those of a row, then of the next.
+DEVICE Words load_x(const Work &work, int first_step, int i) {
+    int row = i / 4 % ROWS, k = first_step * STEP + i / 4 / ROWS * 32 + i % 4 * 8;
+    if (EXPERTS == 2) {
+        row = k / STEP / work.expert_steps;
+        k -= row * work.expert_steps * STEP;
+    } else if (row >= work.num_rows) {
+        return {0, 0, 0, 0};
+    }
+    if (k >= work.depth) return {0, 0, 0, 0};  // a row is filled up
+    return load_16(work.x + (u64)row * work.row_stride + k);
+}
+
+// A slice of x. Several loads are on their way at once.
+DEVICE void store_x(const Work &work, int first_step, char *stored) {
+    constexpr int AT_ONCE = 8, THREADS = WARPS * LANES;
+    int count = work.slice_steps * (STEP / 8) * ROWS;
+    for (int first = thread_index(); first < count; first += AT_ONCE * THREADS) {
+        Words words[AT_ONCE];
+        UNROLL for (int j = 0; j < AT_ONCE; j++) {
+            int i = first + j * THREADS;
+            if (i < count) words[j] = load_x(work, first_step, i);
+        }
+        UNROLL for (int j = 0; j < AT_ONCE; j++) {
+            int i = first + j * THREADS;
+            if (i < count) *(Words *)(stored + i * 16) = words[j];
+        }
+    }
+}
+
+// Two codes of a plane as bfloat16, divided by GAIN.
+DEVICE u32 unpack(u32 word, int plane, float zero) {
+    if (CODE == 0) {
+        u32 bits = (plane < 2 ? word : word >> 8) & (plane % 2 == 0 ? 0x000F000F : 0x00F000F0);
+        return fused(bits, two_powers(plane % 2 == 0 ? 124 : 120), two_halves(-zero / GAIN));
+    }
+    if (CODE == 2) {  // with 128 added
+        u32 bits = ((plane == 0 ? word : word >> 8) & 0x00FF00FF) ^ 0x00800080;
+        return fused(bits, two_powers(124), two_halves(-zero / GAIN));
+    }
+    u32 sign = plane == 0 ? word << 8 : word;
+    u32 rest = plane == 0 ? word << 4 : word >> 4;  // its exponent is 2 ** 120 too small
+    return fused((sign & 0x80008000) | (rest & 0x07F007F0), two_powers(120), 0x80008000);
+}
+
+// The scale of a thread's row in a half, from what was fetched for it.
+DEVICE float scale_of(const u32 *scales, int half, int place, int lane) {
+    if (SCALE == 3) return as_float(scales[half]);
+    if (SCALES == 4) return half_at(scales[2 * half + place / 2], place % 2);
+    if (SCALES == 2) return half_at(scales[half], place);
+    return half_at(scales[half] >> (lane / 4 % 2 * 16), 0);
+}
+
+// Adds a unit of the weight, which lies in a slot of the ring.
+DEVICE void add_unit(const char *slot, const char *x, const float *share, int lane, float zero,
+                     Totals &total) {
+    Words codes[HALVES * HALF_LOADS];
+    UNROLL for (int i = 0; i < HALVES * HALF_LOADS; i++) {
+        codes[i] = *(const Words *)(slot + i * 512 + lane * 16);
+    }
+    u32 scales[HALVES * SCALE_BYTES / 4 + 1];
+    UNROLL for (int i = 0; i < HALVES * SCALE_BYTES / 8; i++) {
+        u64 two = ((const u64 *)(slot + CODES_BYTES + lane / 4 * (HALVES * SCALE_BYTES)))[i];
+        scales[2 * i] = two;
+        scales[2 * i + 1] = two >> 32;
+    }
+    float factor = EXPERTS == 2 ? load_float(share) : 1.0f;
+    constexpr int PER_SCALE = SCALES > 0 ? GROUPS / (SCALES > 0 ? SCALES : 1) : GROUPS;
+    Totals part;
+    const float zeros[4] = {};
+    UNROLL for (int group = 0; group < GROUPS; group++) {
+        Words xs[ROW_TILES];
+        UNROLL for (int j = 0; j < ROW_TILES; j++) {
+            int row = ONE_ROW ? 0 : j * 8 + lane / 4;
+            xs[j] = *(const Words *)(x + (group * ROWS + row) * 64 + lane % 4 * 16);
+        }
+        UNROLL for (int tile = 0; tile < TILES; tile++) {
+            int load = group % HALF_LOADS, plane = group / HALF_LOADS;
+            Words low = codes[2 * tile * HALF_LOADS + load];
+            Words high = codes[(2 * tile + 1) * HALF_LOADS + load];
+            Words first = {unpack(low.x, plane, zero), unpack(high.x, plane, zero),
+                           unpack(low.y, plane, zero), unpack(high.y, plane, zero)};
+            Words second = {unpack(low.z, plane, zero), unpack(high.z, plane, zero),
+                            unpack(low.w, plane, zero), unpack(high.w, plane, zero)};
+            UNROLL for (int j = 0; j < ROW_TILES; j++) {
+                float *sum = SCALES > 0 ? part[tile][j] : total[tile][j];
+                bool is_new = SCALES > 0 && group % PER_SCALE == 0;
+                multiply(sum, first, xs[j].x, xs[j].y, is_new ? zeros : sum);
+                multiply(sum, second, xs[j].z, xs[j].w, sum);
+                if (SCALES > 0 && group % PER_SCALE == PER_SCALE - 1) {
+                    UNROLL for (int i = 0; i < 4; i++) {
+                        float scale = scale_of(scales, 2 * tile + i / 2, group / PER_SCALE, lane);
+                        if (EXPERTS == 2) scale *= factor;
+                        if (!ONE_ROW || i % 2 == 0) total[tile][j][i] += sum[i] * scale;
+                    }
+                }
+            }
+        }
+    }
+}
+
+DEVICE float activate(float gate) {
+    float inner = GELU ? 1.5957691216057308f * (gate + 0.044715f * gate * gate * gate) : gate;
+    return divide(gate, 1.0f + exponential(-inner));
+}
+
+// A tile of the result, which is complete.
+DEVICE void write_tile(const Work &work, int tile, int lane, const Totals &total) {
+    UNROLL for (int i = 0; i < TILES; i++) {
+        int column = tile * UNIT_ROWS + i * TILE_ROWS + lane / 4;
+        int other = GATED ? work.up_rows + column : column + 8;
+        float low = GAIN, high = GAIN;
+        if (SCALES == 0) {
+            low *= ((const float *)work.scale)[column];
+            high *= ((const float *)work.scale)[other];
+        }
+        UNROLL for (int j = 0; j < ROW_TILES; j++) {
+            UNROLL for (int k = 0; k < 2; k++) {
+                int row = j * 8 + lane % 4 * 2 + k;
+                if (row >= work.num_rows) continue;
+                u16 *target = work.output + (u64)row * work.num_columns;
+                float first = total[i][j][k] * low, second = total[i][j][2 + k] * high;
+                if (GATED) first = rounded(activate(rounded(first))) * rounded(second);
+                if (column < work.num_columns) target[column] = to_bfloat16(first);
+                if (!GATED && other < work.num_columns) target[other] = to_bfloat16(second);
+            }
+        }
+    }
+}
+
+#include "few_rows_parts.h"
+
+KERNEL multiply_few(Work work) {
+    SHARED(shared);
+    int lane = thread_index() % LANES, warp_here = thread_index() / LANES;
+    Share share = {block_index() % work.num_slices, block_index() / work.num_slices,
+                   (u32)(num_blocks() / work.num_slices * WARPS),
+                   (u32)(work.num_tiles * work.slice_steps)};
+    u32 warp = share.block * WARPS + warp_here;
+    u32 unit = share.first_unit(warp), end = share.first_unit(warp + 1), ahead = unit;
+    int tile = unit / work.slice_steps, step = unit % work.slice_steps;
+    int first_step = share.slice * work.slice_steps;
+
+    char *ring = shared + warp_here * (DEPTH * SLOT_BYTES);
+    char *stored = shared + WARPS * (DEPTH * SLOT_BYTES);
+    char *heads = stored + work.slice_steps * (STEP * 2 * ROWS);
+    Shared copies = to_shared(ring);
+
+    Place place = {nullptr, nullptr, tile, step, 0};
+    if (EXPERTS > 0) wait_for_x();  // which also chose the experts
+    UNROLL for (int i = 0; i < DEPTH - 1; i++) {
+        if (ahead < end) load_unit(work, first_step, place, copies + i * SLOT_BYTES, lane);
+        ahead++;
+        commit();
+    }
+    if (EXPERTS == 0) wait_for_x();
+    store_x(work, first_step, stored);
+    wait_for_block();
+
+    int slot = 0, free_slot = DEPTH - 1;
+    while (unit < end) {
+        u32 whole_end = unit + work.slice_steps - step, tile_end = min_of(end, whole_end);
+        bool is_whole = step == 0 && tile_end == whole_end;
+        const char *x = stored + step * (STEP * 2 * ROWS);
+        Totals total = {};
+        for (; unit < tile_end; unit++) {
+            wait_for_unit();
+            if (ahead < end) load_unit(work, first_step, place, copies + free_slot * SLOT_BYTES, lane);
+            ahead++;
+            commit();
+            const float *mine = work.shares + step / (EXPERTS == 2 ? work.expert_steps : 1);
+            add_unit(ring + slot * SLOT_BYTES, x, mine, lane, work.zero, total);
+            step++;
+            free_slot = slot;
+            slot = slot + 1 == DEPTH ? 0 : slot + 1;
+            x += STEP * 2 * ROWS;
+        }
+        if (is_whole) {
+            end_tile(work, share, tile, lane, total);
+        } else {
+            if (unit == end) wait_for_warp();  // all of it has read the last unit
+            put_sums(unit == end ? ring : heads + warp_here * SUMS_BYTES, lane, total);
+        }
+        step = 0;
+        tile++;
+    }
+    wait_for_block();
+    end_shared_tiles(work, share, shared, heads, warp_here, lane);
+}

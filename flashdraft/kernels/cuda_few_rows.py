@@ -1,0 +1,317 @@
+"""A few rows times weights in few bits, in CUDA C++: int4, int8 and e4m3. CUDA only.
+
+Linears for at most MAX_ROWS rows, and a mixture of experts for one. What the kernel does is said in
+cuda/few_rows.cu; this plans it and launches it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from ctypes import c_float, c_int, c_uint64, c_void_p
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from flashdraft.kernels import triton_launch
+from flashdraft.kernels.cuda_driver import Kernel, can_compile
+from flashdraft.kernels.interface import Activation
+from flashdraft.kernels.triton_plan import DeviceLimits
+from flashdraft.kernels.triton_quantized_layout import Code, Number, PackedWeight
+
+MAX_ROWS = 0  # of x, for which this is the way: none until it is measured on a GPU; 16 at most
+DEPTHS = (6, 5, 4, 3)  # units in a warp's ring, on their way or being read
+# By shared memory: rings leave most of it to x. A card with little of it has a slower memory too.
+WARPS = {200 << 10: 16, 128 << 10: 8, 0: 4}
+_SCALES = {Number.FLOAT16: 1, Number.BFLOAT16: 2, Number.FLOAT32: 3}
+
+
+class FewPlan(NamedTuple):
+    """Launch settings of one product."""
+
+    stored_rows: int  # of x
+    tiles: int  # of sixteen rows of the weight, in a unit
+    warps: int
+    depth: int
+    num_slices: int
+    num_blocks: int
+
+
+class Product(NamedTuple):
+    """What is multiplied: the weight's format and its sizes, those of all chosen experts if any."""
+
+    code: Code
+    width: int  # of a plane
+    num_scales: int  # of a row in a unit; 0: one for all of it
+    scale: int
+    columns: int
+    up_rows: int  # 0: it is not gated
+    num_steps: int
+    experts: int = 0  # 1: below each other, 2: beside each other
+    expert_columns: int = 0
+    expert_steps: int = 0
+
+    @property
+    def unit_columns(self) -> int:
+        """Columns of the result in a tile of sixteen rows of the weight."""
+        return 8 if self.up_rows else 16
+
+    @property
+    def step(self) -> int:
+        """Values of the depth in a unit."""
+        return self.width * (4 if self.code is Code.INT4 else 2)
+
+    @property
+    def scale_bytes(self) -> int:
+        """Of a row in a unit, as they are copied."""
+        return max(4, self.num_scales * (4 if self.scale == 3 else 2)) if self.num_scales else 0
+
+
+class Sizes(NamedTuple):
+    """What follows from a plan and a product."""
+
+    slice_steps: int
+    num_tiles: int
+    max_parts: int  # of a tile
+    sums_bytes: int
+    shared_bytes: int
+
+
+class Experts(NamedTuple):
+    """Which experts one row has chosen, and, where their results meet, their shares."""
+
+    chosen: Tensor
+    shares: Tensor | None = None
+
+
+class _Work(ctypes.Structure):
+    _fields_ = [
+        *((name, c_void_p) for name in ("x", "codes", "scale", "output", "parts", "arrivals")),
+        *((name, c_void_p) for name in ("chosen", "shares")),
+        ("expert_rows", c_uint64),
+        *((name, c_int) for name in ("num_rows", "num_columns", "up_rows", "packed_rows")),
+        *((name, c_int) for name in ("depth", "row_stride", "num_slices", "slice_steps")),
+        *((name, c_int) for name in ("num_tiles", "expert_tiles", "expert_steps", "max_parts")),
+        ("zero", c_float),
+    ]
+
+
+def describe_product(
+    weight: PackedWeight, gated: bool = False, experts: Experts | None = None
+) -> Product | None:
+    """A product that the kernel can compute; None where Triton must."""
+    if weight.code is Code.INT6 or weight.minimum is not None or weight.lanes < 32:
+        return None
+    num_scales = weight.groups_per_step if weight.steps_per_group else 0
+    fits = weight.steps_per_group <= 1 and weight.scale.kind in _SCALES
+    fits = fits and (weight.scale.kind is not Number.FLOAT32 or num_scales <= 1)
+    *stack, rows, depth = weight.shape
+    columns = rows // 2 if gated else rows
+    fits = fits and depth % 8 == 0 and bool(stack) is (experts is not None)
+    if experts is not None:
+        fits = fits and num_scales > 0
+    if not fits or columns % 32 and (gated or experts is not None):
+        return None
+    product = Product(
+        weight.code,
+        weight.lanes,
+        num_scales,
+        _SCALES[weight.scale.kind],
+        columns,
+        columns if gated else 0,
+        weight.num_steps,
+    )
+    if experts is None:
+        return product
+    count, place = experts.chosen.numel(), 1 if experts.shares is None else 2
+    return product._replace(
+        columns=columns * (count if place == 1 else 1),
+        num_steps=weight.num_steps * (count if place == 2 else 1),
+        experts=place,
+        expert_columns=columns,
+        expert_steps=weight.num_steps,
+    )
+
+
+def plan_few(num_rows: int, product: Product, limits: DeviceLimits) -> FewPlan | None:
+    """Slices of x as large as shared memory has room for beside the rings.
+
+    None where it has not, or where the weight is too small to go round.
+    """
+    return _plan(1 if num_rows == 1 else 8 if num_rows <= 8 else 16, product, limits)
+
+
+@functools.lru_cache(maxsize=1024)
+def _plan(stored_rows: int, product: Product, limits: DeviceLimits) -> FewPlan | None:
+    tiles = 2 if product.width == 32 else 1
+    warps = next(count for least, count in WARPS.items() if limits.shared_bytes >= least)
+    most = 1 if product.experts else min(product.num_steps, limits.num_processors)
+    found: list[tuple[float, FewPlan]] = []
+    for slices in range(1, most + 1):
+        if product.num_steps % slices:
+            continue
+        for depth in DEPTHS:
+            blocks = limits.num_processors // slices
+            plan = FewPlan(stored_rows, tiles, warps, depth, slices, blocks * slices)
+            sizes = find_sizes(plan, product)
+            if sizes.shared_bytes > limits.shared_bytes:
+                continue
+            num_units = sizes.num_tiles * sizes.slice_steps
+            blocks = min(blocks, num_units // warps)
+            if blocks == 0 or num_units * blocks * warps >= 1 << 32:
+                break  # a warp must have a unit, and know which
+            idle = limits.num_processors / (blocks * slices)
+            found.append((idle * (1 + 0.01 * slices), plan._replace(num_blocks=blocks * slices)))
+            break
+    return min(found, key=lambda pair: pair[0])[1] if found else None
+
+
+def find_sizes(plan: FewPlan, product: Product) -> Sizes:
+    """As the kernel has them."""
+    slice_steps = product.num_steps // plan.num_slices
+    num_tiles = -(-product.columns // (plan.tiles * product.unit_columns))
+    of_a_slice = -(-(plan.num_blocks // plan.num_slices) // num_tiles) + 1
+    one, row_tiles = plan.stored_rows == 1, -(-plan.stored_rows // 8)
+    sums_bytes = -(-plan.tiles // 2) * 128 if one else plan.tiles * row_tiles * 512
+    slot_bytes = 16 * plan.tiles * (2 * product.width + product.scale_bytes)
+    shared_bytes = plan.warps * (plan.depth * slot_bytes + sums_bytes)
+    shared_bytes += slice_steps * product.step * 2 * plan.stored_rows
+    return Sizes(slice_steps, num_tiles, plan.num_slices * of_a_slice, sums_bytes, shared_bytes)
+
+
+def multiply_few(
+    x: Tensor,
+    weight: PackedWeight,
+    limits: DeviceLimits,
+    arrivals: Tensor,
+    activation: Activation | None = None,
+) -> Tensor | None:
+    """x [num_rows, depth] bfloat16 @ weight.T; `arrivals` as in triton_linear.multiply_rows.
+
+    With an activation the weight is [gate | up] by its rows: the result is that of `Kernels.gated`.
+    None where this is not the way to multiply.
+    """
+    if not 0 < x.shape[0] <= MAX_ROWS or not _is_readable(x):
+        return None
+    product = describe_product(weight, activation is not None)
+    if product is None:
+        return None
+    plan = plan_few(x.shape[0], product, limits)
+    return None if plan is None else launch(x, weight, product, plan, arrivals, activation)
+
+
+def mix_one(
+    x: Tensor,
+    gate_up: PackedWeight,
+    down: PackedWeight,
+    chosen: Tensor,
+    shares: Tensor,
+    activation: Activation,
+    limits: DeviceLimits,
+    arrivals: Tensor,
+) -> Tensor | None:
+    """`Kernels.experts` for one row, in two launches; None where this is not the way."""
+    if x.shape[0] != 1 or MAX_ROWS == 0 or not _is_readable(x):
+        return None
+    assert chosen.is_contiguous() and chosen.dtype is torch.int64
+    assert shares.is_contiguous() and shares.dtype is torch.float32
+    ups, downs = Experts(chosen), Experts(chosen, shares)
+    first, second = describe_product(gate_up, True, ups), describe_product(down, False, downs)
+    if first is None or second is None:
+        return None
+    plans = plan_few(1, first, limits), plan_few(1, second, limits)
+    if plans[0] is None or plans[1] is None:
+        return None
+    between = launch(x, gate_up, first, plans[0], arrivals, activation, ups)
+    between = between.view(chosen.numel(), -1)
+    return launch(between, down, second, plans[1], arrivals, experts=downs)
+
+
+def launch(
+    x: Tensor,
+    weight: PackedWeight,
+    product: Product,
+    plan: FewPlan,
+    arrivals: Tensor,
+    activation: Activation | None = None,
+    experts: Experts | None = None,
+) -> Tensor:
+    """A product on the current stream."""
+    work, sizes, output, _parts = prepare(x, weight, product, plan, arrivals, experts)
+    flags = make_flags(product, plan, activation)
+    kernel = Kernel.load("few_rows.cu", "multiply_few", x.device, *flags.items())
+    overlaps = triton_launch.can_overlap(x.device)
+    kernel.launch(plan.num_blocks, 32 * plan.warps, sizes.shared_bytes, work, overlaps)
+    return output
+
+
+def prepare(
+    x: Tensor,
+    weight: PackedWeight,
+    product: Product,
+    plan: FewPlan,
+    arrivals: Tensor,
+    experts: Experts | None = None,
+) -> tuple[_Work, Sizes, Tensor, Tensor]:
+    """The kernel's argument, with what it points to besides its inputs."""
+    sizes, num_rows = find_sizes(plan, product), 1 if product.experts else x.shape[0]
+    num_warps = plan.num_blocks // plan.num_slices * plan.warps
+    assert product.num_steps % plan.num_slices == 0 and num_rows <= plan.stored_rows
+    assert plan.num_blocks % plan.num_slices == 0
+    num_units = sizes.num_tiles * sizes.slice_steps
+    assert 0 < num_warps <= num_units and num_units * num_warps < 1 << 32
+    assert arrivals.numel() >= sizes.num_tiles and x.stride(1) == 1
+    output = torch.empty(num_rows, product.columns, device=x.device, dtype=x.dtype)
+    parts = torch.empty(
+        sizes.num_tiles * sizes.max_parts * sizes.sums_bytes, device=x.device, dtype=torch.uint8
+    )
+    shares = None if experts is None or experts.shares is None else experts.shares
+    work = _Work(
+        x.data_ptr(),
+        weight.codes.data_ptr(),
+        weight.scale.values.data_ptr(),
+        output.data_ptr(),
+        parts.data_ptr(),
+        arrivals.data_ptr(),
+        None if experts is None else experts.chosen.data_ptr(),
+        None if shares is None else shares.data_ptr(),
+        weight.num_steps * weight.packed_rows,
+        num_rows,
+        product.columns,
+        product.up_rows,
+        weight.packed_rows,
+        weight.shape[-1],
+        x.stride(0),
+        plan.num_slices,
+        sizes.slice_steps,
+        sizes.num_tiles,
+        product.expert_columns // (plan.tiles * product.unit_columns),
+        product.expert_steps,
+        sizes.max_parts,
+        weight.zero + (128 if weight.code is Code.INT8 else 0),
+    )
+    return work, sizes, output, parts
+
+
+def make_flags(product: Product, plan: FewPlan, activation: Activation | None) -> dict[str, int]:
+    """What the kernel is compiled with."""
+    return {
+        "CODE": int(product.code),
+        "WIDTH": product.width,
+        "SCALES": product.num_scales,
+        "SCALE": product.scale,
+        "ROWS": plan.stored_rows,
+        "GATED": int(product.up_rows > 0),
+        "GELU": int(activation is Activation.GELU_TANH),
+        "EXPERTS": product.experts,
+        "TILES": plan.tiles,
+        "WARPS": plan.warps,
+        "DEPTH": plan.depth,
+    }
+
+
+def _is_readable(x: Tensor) -> bool:
+    """Whether rows can be read sixteen bytes at a time, here and on this device."""
+    is_aligned = x.stride(0) % 8 == 0 and x.data_ptr() % 16 == 0
+    return x.dtype is torch.bfloat16 and is_aligned and can_compile(x.device)

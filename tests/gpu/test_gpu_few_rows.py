@@ -1,0 +1,176 @@
+"""The CUDA C++ kernel for few rows on a GPU: against the float weight, and beside Triton's."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from flashdraft.kernels import triton_quantized_layout
+from flashdraft.kernels.interface import Activation
+from flashdraft.kernels.quantized import stack_experts
+from flashdraft.kernels.triton_quantized_layout import pack_quantized
+from tests.unit.kernels.test_triton_quantized import FORMATS
+
+pytestmark = pytest.mark.gpu
+
+DEVICE = torch.device("cuda", 0)
+READABLE = ("q4_0", "w4a16 64", "w4a16 128", "q8_0", "int8 row", "fp8 row", "fp8 block")
+
+
+@pytest.fixture(autouse=True)
+def in_use(monkeypatch):
+    """It is not the default yet."""
+    from flashdraft.kernels import cuda_few_rows
+
+    monkeypatch.setattr(cuda_few_rows, "MAX_ROWS", 16)
+    monkeypatch.setattr(triton_quantized_layout, "MAX_SPARE", 0.1)
+
+
+def limits():
+    from flashdraft.kernels.triton_backend import _read_limits
+
+    return _read_limits(DEVICE)
+
+
+def distance(found, expected):
+    return float((found.float() - expected).norm() / expected.norm())
+
+
+def multiply(x, packed, activation=None):
+    from flashdraft.kernels.cuda_few_rows import multiply_few
+
+    arrivals = torch.zeros(4096, device=DEVICE, dtype=torch.int32)
+    found = multiply_few(x, packed, limits(), arrivals, activation)
+    assert found is not None and not arrivals.any()
+    return found
+
+
+@pytest.mark.parametrize("name", READABLE)
+@pytest.mark.parametrize("num_rows", [1, 2, 8, 9, 16])
+@pytest.mark.parametrize(("out", "depth"), [(900, 2048), (5376, 8192), (16384, 5376)])
+def test_every_format(name, num_rows, out, depth):
+    torch.manual_seed(0)
+    weight = FORMATS[name](out=out, depth=depth).to(DEVICE)
+    x = torch.randn(num_rows, depth, device=DEVICE).bfloat16()
+    expected = x.float() @ weight.dequantize().T
+    assert distance(multiply(x, pack_quantized(weight)), expected) < 0.003
+
+
+@pytest.mark.parametrize("name", READABLE)
+@pytest.mark.parametrize("num_rows", [1, 16])
+@pytest.mark.parametrize("activation", Activation)
+def test_gates(name, num_rows, activation):
+    from flashdraft.kernels.torch_backend import TorchKernels
+
+    torch.manual_seed(1)
+    weight = FORMATS[name](out=2 * 2112, depth=2816).to(DEVICE)
+    x = torch.randn(num_rows, 2816, device=DEVICE).bfloat16()
+    expected = TorchKernels(DEVICE, torch.float32).gated(
+        x.float() @ weight.dequantize().T, activation
+    )
+    assert distance(multiply(x, pack_quantized(weight), activation), expected) < 0.006
+
+
+def test_the_backend_takes_it(monkeypatch):
+    from flashdraft.kernels import cuda_few_rows, triton_backend
+
+    monkeypatch.setattr(triton_backend, "MIN_QUANTIZED_VALUES", 0)
+    taken, launch = [], cuda_few_rows.launch
+    monkeypatch.setattr(
+        cuda_few_rows, "launch", lambda x, *rest: taken.append(len(x)) or launch(x, *rest)
+    )
+    torch.manual_seed(5)
+    weight = FORMATS["q4_0"](out=900, depth=2048)
+    backend = triton_backend.TritonKernels(DEVICE, torch.bfloat16)
+    for num_rows in (1, 16, 17):
+        x = torch.randn(num_rows, 2048, device=DEVICE).bfloat16()
+        found = backend.linear(x, backend.pack(weight))
+        assert distance(found, x.float() @ weight.dequantize().to(DEVICE).T) < 0.003
+    assert taken == [1, 16]
+
+
+def test_large_and_small_numbers_are_exact():
+    """Codes are subnormal on their way into the tensor cores, which must not drop them."""
+    weight = FORMATS["q4_0"](out=256, depth=1024).to(DEVICE)
+    x = torch.randn(6, 1024, device=DEVICE).bfloat16()
+    x *= torch.tensor([1e-12, 1e-6, 1, 1e4, 1e8, 1e12], device=DEVICE)[:, None].bfloat16()
+    expected = x.float() @ weight.dequantize().T
+    found = multiply(x, pack_quantized(weight))
+    assert max(distance(a, b) for a, b in zip(found, expected, strict=True)) < 0.003
+
+
+def test_every_fp8_number():
+    codes = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn)
+    weight = FORMATS["fp8 row"](out=256, depth=1024)
+    finite = codes.float().nan_to_num(0).to(torch.float8_e4m3fn)
+    weight.codes[:] = finite[:, None].expand(256, 1024)
+    weight = weight.to(DEVICE)
+    x = torch.zeros(1, 1024, device=DEVICE).bfloat16()
+    x[0, 5] = 1
+    found = multiply(x, pack_quantized(weight))
+    expected = x.float() @ weight.dequantize().T
+    torch.testing.assert_close(found.float(), expected, rtol=2**-8, atol=0)
+
+
+@pytest.mark.parametrize("num_rows", [1, 16])
+def test_the_same_bits_every_time(num_rows):
+    torch.manual_seed(2)
+    packed = pack_quantized(FORMATS["q4_0"](out=5376, depth=8192).to(DEVICE))
+    x = torch.randn(num_rows, 8192, device=DEVICE).bfloat16()
+    first = multiply(x, packed)
+    assert all(torch.equal(multiply(x, packed), first) for _ in range(20))
+
+
+@pytest.mark.parametrize("num_rows", [1, 16])
+def test_a_chain_in_a_graph_is_the_chain(num_rows):
+    """Kernels that begin before their predecessors end wait for what these write."""
+    torch.manual_seed(3)
+    weights = [FORMATS["q4_0"](out=5376, depth=5376).to(DEVICE) for _ in range(4)]
+    packed = [pack_quantized(weight) for weight in weights]
+    x = torch.randn(num_rows, 5376, device=DEVICE).bfloat16()
+
+    def chain():
+        y = x
+        for weight in packed:
+            y = multiply_unchecked(y, weight)
+            y = (y / y.float().std()).bfloat16()
+            y = multiply_unchecked(y, weight)
+        return y
+
+    arrivals = torch.zeros(4096, device=DEVICE, dtype=torch.int32)
+
+    def multiply_unchecked(y, weight):
+        from flashdraft.kernels.cuda_few_rows import multiply_few
+
+        return multiply_few(y, weight, limits(), arrivals)
+
+    expected = chain()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = chain()
+    for _ in range(50):
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(found, expected)
+    assert not arrivals.any()
+
+
+@pytest.mark.parametrize("inner", [128, 704])
+def test_a_mixture_for_one_row(inner):
+    from flashdraft.kernels.cuda_few_rows import mix_one
+    from flashdraft.kernels.triton_quantized_experts import mix_quantized
+
+    torch.manual_seed(4)
+    gate_up = stack_experts([FORMATS["q4_0"](out=2 * inner, depth=2816) for _ in range(16)])
+    down = stack_experts([FORMATS["q4_0"](out=2816, depth=inner) for _ in range(16)])
+    packed = pack_quantized(gate_up.to(DEVICE)), pack_quantized(down.to(DEVICE))
+    x = torch.randn(1, 2816, device=DEVICE).bfloat16()
+    chosen = torch.randperm(16, device=DEVICE)[None, :8].contiguous()
+    shares = torch.rand(1, 8, device=DEVICE)
+    arrivals = torch.zeros(4096, device=DEVICE, dtype=torch.int32)
+    mixture = (x, *packed, chosen, shares, Activation.GELU_TANH)
+    found = mix_one(*mixture, limits(), arrivals)
+    expected = mix_quantized(*mixture, limits().num_processors, arrivals)
+    assert found is not None and distance(found, expected.float()) < 0.006
+    assert not arrivals.any()

@@ -1,0 +1,192 @@
+// One block of a GPU at a time on a CPU: every thread is a fiber, and collectives wait for the
+// others. It is included by flashdraft/kernels/cuda/device.h in place of a GPU's instructions.
+#pragma once
+
+#include <ucontext.h>
+
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <vector>
+
+#define DEVICE inline
+#define KERNEL static void
+#define UNROLL
+#define SHARED(name) char *name = shared_memory
+
+struct Copy {
+    char *to;
+    const char *from;
+    int bytes;
+};
+struct Fiber {
+    ucontext_t context;
+    std::vector<char> stack;
+    bool is_done = false;
+    std::deque<std::vector<Copy>> groups;
+    std::vector<Copy> open;
+};
+struct Barrier {
+    int arrived = 0, generation = 0;
+};
+
+static std::vector<Fiber> fibers;
+static std::vector<Barrier> barriers;  // of the block, and of every warp
+static ucontext_t scheduler;
+static int current, block, blocks;
+static char *shared_memory;
+static u32 exchange[WARPS][32][6];
+
+static void give_way() { swapcontext(&fibers[current].context, &scheduler); }
+static void meet(Barrier &barrier, int count) {
+    int generation = barrier.generation;
+    if (++barrier.arrived == count) {
+        barrier.arrived = 0;
+        barrier.generation++;
+    } else {
+        while (barrier.generation == generation) give_way();
+    }
+}
+static void require_aligned(const void *place, int bytes) {
+    if ((uintptr_t)place % bytes == 0) return;
+    fprintf(stderr, "misaligned\n");
+    abort();
+}
+
+DEVICE int thread_index() { return current; }
+DEVICE int block_index() { return block; }
+DEVICE int num_blocks() { return blocks; }
+DEVICE void wait_for_warp() { meet(barriers[1 + current / 32], 32); }
+DEVICE void wait_for_block() { meet(barriers[0], WARPS * 32); }
+DEVICE void wait_for_x() {}
+
+// Copies take place as late as they may.
+typedef char *Shared;
+DEVICE Shared to_shared(char *place) { return place; }
+template <int BYTES>
+DEVICE void copy_few(Shared to, const char *from) {
+    require_aligned(from, BYTES);
+    require_aligned(to, BYTES);
+    fibers[current].open.push_back({to, from, BYTES});
+}
+DEVICE void copy_16(Shared to, const char *from) { copy_few<16>(to, from); }
+DEVICE void commit() {
+    fibers[current].groups.push_back(fibers[current].open);
+    fibers[current].open.clear();
+}
+DEVICE void wait_for_unit() {
+    auto &groups = fibers[current].groups;
+    while (groups.size() > DEPTH - 2) {
+        for (const Copy &copy : groups.front()) memcpy(copy.to, copy.from, copy.bytes);
+        groups.pop_front();
+    }
+    wait_for_warp();
+}
+
+DEVICE float as_float(u32 bits) {
+    float value;
+    memcpy(&value, &bits, 4);
+    return value;
+}
+DEVICE u32 as_bits(float value) {
+    u32 bits;
+    memcpy(&bits, &value, 4);
+    return bits;
+}
+DEVICE u16 to_bfloat16(float value) {
+    u32 bits = as_bits(value);
+    return value != value ? 0x7FFF : (bits + 0x7FFF + (bits >> 16 & 1)) >> 16;
+}
+DEVICE float float16_at(u32 two, int place) {
+    u32 bits = place == 0 ? two & 0xFFFF : two >> 16;
+    int exponent = bits >> 10 & 31, fraction = bits & 1023;
+    float size = exponent == 0 ? std::ldexp((float)fraction, -24)
+                               : std::ldexp((float)(1024 + fraction), exponent - 25);
+    return bits >> 15 ? -size : size;
+}
+DEVICE float exponential(float value) { return std::exp(value); }
+DEVICE float divide(float value, float by) { return value / by; }
+DEVICE float number_at(u32 two, int place) { return as_float(place ? two & 0xFFFF0000 : two << 16); }
+DEVICE u32 fused(u32 two, u32 factors, u32 terms) {
+    u16 sums[2];
+    for (int i = 0; i < 2; i++) {
+        sums[i] = to_bfloat16(number_at(two, i) * number_at(factors, i) + number_at(terms, i));
+    }
+    return sums[0] | (u32)sums[1] << 16;
+}
+DEVICE void multiply(float *sum, Words a, u32 b0, u32 b1, const float *c) {
+    auto &lanes = exchange[current / 32];
+    u32 mine[6] = {a.x, a.y, a.z, a.w, b0, b1};
+    memcpy(lanes[current % 32], mine, sizeof(mine));
+    wait_for_warp();
+    float sums[4];
+    for (int i = 0; i < 4; i++) {
+        int row = current % 32 / 4 + i / 2 * 8, column = current % 4 * 2 + i % 2;
+        double exact = c[i];
+        for (int k = 0; k < 16; k++) {
+            u32 left = lanes[row % 8 * 4 + k % 8 / 2][row / 8 + k / 8 * 2];
+            u32 right = lanes[column * 4 + k % 8 / 2][4 + k / 8];
+            exact += (double)number_at(left, k % 2) * number_at(right, k % 2);
+        }
+        sums[i] = exact;
+    }
+    wait_for_warp();
+    memcpy(sum, sums, sizeof(sums));
+}
+
+DEVICE u64 load_number(const long long *from) { return *from; }
+DEVICE float load_float(const float *from) { return *from; }
+DEVICE Words load_16(const u16 *from) {
+    require_aligned(from, 16);
+    return *(const Words *)from;
+}
+DEVICE void store_past(Floats *to, Floats value) { *to = value; }
+DEVICE Floats load_past(const Floats *from) { return *from; }
+DEVICE bool is_last(int *counter, int count, int lane) {
+    u32 &before = exchange[current / 32][0][0];
+    wait_for_warp();
+    if (lane == 0) {
+        before = (*counter)++;
+        if (*counter == count) *counter = 0;
+    }
+    wait_for_warp();
+    bool is_last = (int)before == count - 1;
+    wait_for_warp();
+    return is_last;
+}
+
+// Runs a kernel's blocks, one after the other; what is not written is no number.
+template <typename Body>
+void run_blocks(int count, int shared_bytes, Body body) {
+    static Body *the_body;
+    the_body = &body;
+    blocks = count;
+    for (block = 0; block < count; block++) {
+        std::vector<char> memory(shared_bytes + 128, (char)0xFF);
+        shared_memory = (char *)(((uintptr_t)memory.data() + 127) / 128 * 128);
+        fibers.assign(WARPS * 32, Fiber());
+        barriers.assign(1 + WARPS, Barrier());
+        for (Fiber &fiber : fibers) {
+            fiber.stack.resize(1 << 16);
+            getcontext(&fiber.context);
+            fiber.context.uc_stack.ss_sp = fiber.stack.data();
+            fiber.context.uc_stack.ss_size = fiber.stack.size();
+            fiber.context.uc_link = &scheduler;
+            makecontext(&fiber.context, [] {
+                (*the_body)();
+                fibers[current].is_done = true;
+            }, 0);
+        }
+        for (bool is_left = true; is_left;) {
+            is_left = false;
+            for (current = 0; current < (int)fibers.size(); current++) {
+                if (fibers[current].is_done) continue;
+                is_left = true;
+                swapcontext(&scheduler, &fibers[current].context);
+            }
+        }
+    }
+}

@@ -1,0 +1,50 @@
+"""The CUDA C++ kernel compiled by NVRTC for cards that are not there."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+from flashdraft.errors import FlashdraftError
+from flashdraft.kernels.cuda_driver import compile_source
+from flashdraft.kernels.cuda_few_rows import Product, make_flags, plan_few
+from flashdraft.kernels.interface import Activation
+from flashdraft.kernels.triton_quantized_layout import Code
+from tests.unit.kernels.cross_compile import CARDS, count_spilled
+
+INT4, INT8 = (Code.INT4, 32, 4, 1), (Code.INT8, 32, 2, 1)
+FP8, FP8_BLOCKS = (Code.FP8, 64, 0, 3), (Code.FP8, 64, 1, 3)
+PRODUCTS = {
+    "int4": Product(*INT4, 16384, 0, 42),
+    "int4, gated": Product(*INT4, 21504, 21504, 42),
+    "int4, groups of 128": Product(Code.INT4, 32, 1, 2, 16384, 0, 42),
+    "int4, experts up": Product(*INT4, 8 * 704, 704, 22, 1, 704, 22),
+    "int4, experts down": Product(*INT4, 2816, 0, 8 * 6, 2, 2816, 6),
+    "int8": Product(*INT8, 16384, 0, 84),
+    "int8, gated": Product(*INT8, 21504, 21504, 84),
+    "fp8": Product(*FP8, 16384, 0, 42),
+    "fp8, gated": Product(*FP8, 21504, 21504, 42),
+    "fp8 in blocks": Product(*FP8_BLOCKS, 16384, 0, 42),
+}
+MAX_SPILLED = 64  # bytes of a thread: what the loop does not use
+
+
+CASES = [("sm_90", name, 1) for name in PRODUCTS]
+CASES += [("sm_90", name, 16) for name in PRODUCTS if not PRODUCTS[name].experts]
+CASES += [(card, name, 16) for card in CARDS if card != "sm_90" for name in ("int4", "fp8")]
+
+
+@pytest.mark.parametrize(("card", "name", "num_rows"), CASES)
+def test_compiles_and_keeps_to_registers(card, name, num_rows):
+    product, found = PRODUCTS[name], CARDS[card]
+    plan = plan_few(num_rows, product, found.limits)
+    activation = Activation.GELU_TANH if product.up_rows else None
+    flags = make_flags(product, plan, activation)
+    binary = compile_source("few_rows.cu", flags, f"sm_{found.capability}")
+    assert count_spilled(binary) <= MAX_SPILLED
+
+
+def test_an_error_says_what_the_compiler_says():
+    with pytest.raises(FlashdraftError, match="(?s)few_rows.cu does not compile.*TILES"):
+        compile_source("few_rows.cu", {}, "sm_90")

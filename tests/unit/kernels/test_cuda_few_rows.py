@@ -1,0 +1,181 @@
+"""The CUDA C++ kernel for few rows against the dequantised weight, emulated on a CPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+from flashdraft.kernels import triton_quantized_layout
+from flashdraft.kernels.cuda_few_rows import (
+    Experts,
+    FewPlan,
+    Product,
+    describe_product,
+    find_sizes,
+    plan_few,
+)
+from flashdraft.kernels.interface import Activation
+from flashdraft.kernels.quantized import stack_experts
+from flashdraft.kernels.torch_backend import TorchKernels
+from flashdraft.kernels.triton_plan import DeviceLimits
+from flashdraft.kernels.triton_quantized_layout import Code, pack_quantized
+from tests.unit.kernels.emulated_few_rows import multiply
+from tests.unit.kernels.test_triton_quantized import FORMATS
+
+READABLE = ("q4_0", "w4a16 64", "w4a16 128", "q8_0", "int8 row", "fp8 row", "fp8 block")
+WIDE = ("int8 row", "fp8 row", "fp8 block")  # their planes
+REFERENCE = TorchKernels(torch.device("cpu"), torch.float32)
+H200, RTX_4090 = DeviceLimits(132, 227 * 1024), DeviceLimits(128, 99 * 1024, generation=8)
+
+
+def check(name, num_rows, plan, activation=None, **sizes):
+    torch.manual_seed(0)
+    weight = FORMATS[name](**sizes)
+    x = torch.randn(num_rows, weight.shape[1]).bfloat16()
+    found = multiply(x, pack_quantized(weight), plan, activation)
+    expected = x.float() @ weight.dequantize().T
+    if activation is not None:
+        expected = REFERENCE.gated(expected.bfloat16().float(), activation)
+    spread = float(expected.std())
+    torch.testing.assert_close(found.float(), expected, atol=0.01 * spread, rtol=0.01)
+
+
+@pytest.mark.parametrize("name", READABLE)
+@pytest.mark.parametrize("num_rows", [1, 5, 8, 11, 16])
+def test_every_format(name, num_rows):
+    """Rows that fill no tile, columns that fill no tile, and a warp for several tiles."""
+    stored = 1 if num_rows == 1 else 8 if num_rows <= 8 else 16
+    tiles = 1 if name in WIDE else 2
+    plan = FewPlan(stored, tiles, warps=2, depth=3, num_slices=1, num_blocks=1)
+    check(name, num_rows, plan, out=200, depth=512)
+
+
+@pytest.mark.parametrize("activation", Activation)
+@pytest.mark.parametrize("name", READABLE)
+@pytest.mark.parametrize("num_rows", [1, 13])
+def test_gates(name, num_rows, activation):
+    tiles = 1 if name in WIDE else 2
+    stored = 1 if num_rows == 1 else 16
+    plan = FewPlan(stored, tiles, warps=2, depth=3, num_slices=2, num_blocks=4)
+    check(name, num_rows, plan, activation, out=320, depth=512)
+
+
+@pytest.mark.parametrize("num_rows", [1, 16])
+@pytest.mark.parametrize(
+    ("tiles", "warps", "depth", "slices", "blocks"),
+    [
+        (2, 4, 2, 1, 1),  # a tile for a warp, or more
+        (2, 4, 3, 1, 2),  # tiles that two warps share, and two blocks
+        (2, 4, 3, 1, 5),  # less than a tile for a warp
+        (1, 2, 4, 2, 6),  # parts of slices, and of blocks
+        (1, 1, 3, 8, 8),  # one step for a slice
+        (2, 1, 3, 1, 32),  # one unit for a warp
+    ],
+)
+def test_every_way_to_share_the_work(num_rows, tiles, warps, depth, slices, blocks):
+    plan = FewPlan(1 if num_rows == 1 else 16, tiles, warps, depth, slices, blocks)
+    check("q4_0", num_rows, plan, out=128, depth=1024)
+
+
+def test_large_and_small_numbers_are_exact():
+    """Codes are tiny on their way, x is large: neither may leave its range."""
+    weight = FORMATS["q4_0"](out=128, depth=256)
+    plan = FewPlan(8, 2, warps=2, depth=3, num_slices=1, num_blocks=1)
+    x = torch.randn(6, 256).bfloat16()
+    x *= torch.tensor([1e-12, 1e-6, 1, 1e4, 1e8, 1e12])[:, None].bfloat16()
+    found = multiply(x, pack_quantized(weight), plan)
+    expected = x.float() @ weight.dequantize().T
+    distance = (found.float() - expected).norm(dim=1) / expected.norm(dim=1)
+    assert float(distance.max()) < 0.003
+
+
+def test_a_row_does_not_depend_on_others():
+    weight = pack_quantized(FORMATS["q4_0"](out=128, depth=512))
+    plan = FewPlan(16, 2, warps=2, depth=3, num_slices=2, num_blocks=4)
+    x = torch.randn(16, 512).bfloat16()
+    whole = multiply(x, weight, plan)
+    x[1:] = float("nan")
+    assert torch.equal(multiply(x, weight, plan)[:1], whole[:1])
+    assert torch.equal(multiply(x[:1], weight, plan), whole[:1])
+
+
+def mixture(inner, num_experts=5, hidden=256):
+    """Weights of experts, which chose some of them, and what these compute."""
+    torch.manual_seed(3)
+    gate_up = stack_experts(
+        [FORMATS["q4_0"](out=2 * inner, depth=hidden) for _ in range(num_experts)]
+    )
+    down = stack_experts([FORMATS["q4_0"](out=hidden, depth=inner) for _ in range(num_experts)])
+    return gate_up, down, torch.tensor([[4, 0, 3]]), torch.tensor([[0.5, 0.2, 0.3]])
+
+
+@pytest.mark.parametrize("inner", [128, 256, 704])
+def test_a_mixture_for_one_row(inner, monkeypatch):
+    """Also with rows that are filled up: 704 values take six steps."""
+    monkeypatch.setattr(triton_quantized_layout, "MAX_SPARE", 0.1)
+    gate_up, down, chosen, shares = mixture(inner)
+    x = torch.randn(1, 256).bfloat16()
+    plan = FewPlan(1, 2, warps=2, depth=3, num_slices=1, num_blocks=2)
+    packed = pack_quantized(gate_up), pack_quantized(down)
+    between = multiply(x, packed[0], plan, Activation.GELU_TANH, Experts(chosen))
+    between = between.view(3, inner)
+    found = multiply(between, packed[1], plan, experts=Experts(chosen, shares))
+    parts = []
+    for place, expert in enumerate(chosen[0].tolist()):
+        wide = (x.float() @ gate_up.expert(expert).dequantize().T).bfloat16().float()
+        inside = REFERENCE.gated(wide, Activation.GELU_TANH)
+        torch.testing.assert_close(between[place].float(), inside[0], atol=0.02, rtol=0.02)
+        parts.append(between[place : place + 1].float() @ down.expert(expert).dequantize().T)
+    expected = (torch.cat(parts) * shares.T).sum(0, keepdim=True)
+    spread = float(expected.std())
+    torch.testing.assert_close(found.float(), expected, atol=0.01 * spread, rtol=0.01)
+
+
+def test_formats_that_it_leaves_to_triton():
+    for name in FORMATS:
+        product = describe_product(pack_quantized(FORMATS[name](depth=512)))
+        assert (product is not None) is (name in READABLE)
+    small = pack_quantized(FORMATS["q4_0"](out=168))
+    assert describe_product(small) is not None and describe_product(small, gated=True) is None
+    assert describe_product(pack_quantized(FORMATS["q4_0"](depth=192))) is None  # narrow planes
+
+
+KINDS = {Code.INT4: (Code.INT4, 32, 4, 1), Code.INT8: (Code.INT8, 32, 2, 1)}
+KINDS[Code.FP8] = (Code.FP8, 64, 0, 3)
+
+
+def products(code):
+    """The linears of 31B and 26B, and of their drafters."""
+    shapes = [(16384, 5376), (5376, 8192), (5376, 16384), (43008, 5376), (5376, 21504)]
+    shapes += [(5376, 32256), (8192, 2816), (2816, 4096), (2816, 5632), (2816, 16896)]
+    kind = KINDS[code]
+    unit = Product(*kind, 32, 0, 1).step
+    yield from (Product(*kind, columns, 0, depth // unit) for columns, depth in shapes)
+    yield Product(*kind, 21504, 21504, 5376 // unit)
+    yield Product(*kind, 2112, 2112, 2816 // unit)
+    if code is Code.INT4:
+        yield Product(*kind, 8 * 704, 704, 22, 1, 704, 22)
+        yield Product(*kind, 2816, 0, 8 * 6, 2, 2816, 6)
+
+
+@pytest.mark.parametrize("limits", [H200, RTX_4090])
+@pytest.mark.parametrize("num_rows", [1, 8, 16])
+@pytest.mark.parametrize("code", KINDS)
+def test_plans_fit_the_card_and_keep_it_busy(limits, num_rows, code):
+    for product in products(code):
+        if product.experts and num_rows > 1:
+            continue
+        plan = plan_few(num_rows, product, limits)
+        assert plan is not None and product.num_steps % plan.num_slices == 0
+        sizes = find_sizes(plan, product)
+        assert sizes.shared_bytes <= limits.shared_bytes
+        assert 0.9 * limits.num_processors < plan.num_blocks <= limits.num_processors
+        num_warps = plan.num_blocks // plan.num_slices * plan.warps
+        assert sizes.num_tiles * sizes.slice_steps >= num_warps
+
+
+def test_a_weight_too_small_to_go_round_has_no_plan():
+    small = describe_product(pack_quantized(FORMATS["q4_0"](out=64, depth=256)))
+    assert plan_few(1, small, H200) is None

@@ -76,12 +76,13 @@ def multiply(
     activation: Activation | None = None,
 ) -> Tensor:
     """x @ weight.T for any number of rows; with an activation its gated halves."""
-    num_rows, gated = x.shape[0], activation is not None
+    num_rows = x.shape[0]
     if not exact:
         few = multiply_few(x, weight, limits, arrivals, activation)
         if few is not None:
             return few
     if num_rows <= FEW_ROWS or exact:
+        gated = activation is not None
         plan = plan_quantized(num_rows, weight, limits.num_processors, exact, gated)
         pieces = [
             multiply_quantized(x[i : i + EXACT_ROWS], weight, plan, arrivals, activation)

@@ -58,6 +58,7 @@ def test_the_law_on_twenty_prompts(dtype):
     assert sum(g.stats.accepted for g in result.values()) > 100
 
 
+@pytest.mark.timeout(1200)  # two models in float32: minutes on a small machine
 def test_greedy_text_equals_transformers_over_128_tokens():
     """At every place its first choice, after our tokens so far, is ours: so its text is ours."""
     transformers = pytest.importorskip("transformers")
@@ -78,7 +79,7 @@ def test_greedy_text_equals_transformers_over_128_tokens():
             logits = model(torch.tensor([prompt + found[:-1]])).logits[0, len(prompt) - 1 :]
         assert found == logits.argmax(1).tolist()
         ends = [token in checkpoint.config.eos_token_ids for token in found]
-        assert len(found) == 128 or ends.index(True) == len(found) - 1
+        assert not any(ends[:-1]) and (ends[-1] or len(found) == 128)
 
 
 def test_int8_agrees_with_float32_on_most_tokens():

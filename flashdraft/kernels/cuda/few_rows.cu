@@ -311,8 +311,8 @@ KERNEL multiply_few(Work work) {
             if (ahead < end) load_unit(work, first_step, place, copies + free_slot * SLOT_BYTES, lane);
             ahead++;
             commit();
-            const float *mine = work.shares + step / (EXPERTS == 2 ? work.expert_steps : 1);
-            add_unit(ring + slot * SLOT_BYTES, x, mine, lane, work.zero, total);
+            const float *factor = EXPERTS == 2 ? work.shares + step / work.expert_steps : nullptr;
+            add_unit(ring + slot * SLOT_BYTES, x, factor, lane, work.zero, total);
             step++;
             free_slot = slot;
             slot = slot + 1 == DEPTH ? 0 : slot + 1;

@@ -53,10 +53,10 @@ def doubling(start: str, step: str, then: str = "") -> str:
     ],
 )
 def test_time_bombs(bomb: str) -> None:
-    begin = time.process_time()
+    begin = time.monotonic()
     with pytest.raises(RequestError, match="chat template was stopped: it ran|does not accept"):
         run(bomb)
-    assert time.process_time() - begin < 10
+    assert time.monotonic() - begin < 10
 
 
 @pytest.mark.parametrize(
@@ -119,10 +119,10 @@ def test_time_bombs(bomb: str) -> None:
     ],
 )
 def test_size_bombs(bomb: str) -> None:
-    begin = time.process_time()
+    begin = time.monotonic()
     with pytest.raises(RequestError, match="was stopped|does not accept"):
         run(bomb, TemplateLimits(max_chars=100_000))
-    assert time.process_time() - begin < 10
+    assert time.monotonic() - begin < 10
 
 
 def test_limits_are_said() -> None:

@@ -19,15 +19,14 @@ from flashdraft.kernels.cuda_few_rows import (
 from flashdraft.kernels.interface import Activation
 from flashdraft.kernels.quantized import stack_experts
 from flashdraft.kernels.torch_backend import TorchKernels
-from flashdraft.kernels.triton_plan import DeviceLimits
 from flashdraft.kernels.triton_quantized_layout import Code, pack_quantized
+from tests.unit.kernels.cross_compile import CARDS
 from tests.unit.kernels.emulated_few_rows import multiply
-from tests.unit.kernels.test_triton_quantized import FORMATS
+from tests.unit.kernels.test_triton_quantized import FEW_ROWS_FORMATS, FORMATS
 
-READABLE = ("q4_0", "w4a16 64", "w4a16 128", "q8_0", "int8 row", "fp8 row", "fp8 block")
 WIDE = ("int8 row", "fp8 row", "fp8 block")  # their planes
 REFERENCE = TorchKernels(torch.device("cpu"), torch.float32)
-H200, RTX_4090 = DeviceLimits(132, 227 * 1024), DeviceLimits(128, 99 * 1024, generation=8)
+H200, RTX_4090 = CARDS["sm_90"].limits, CARDS["sm_89"].limits
 
 
 def check(name, num_rows, plan, activation=None, **sizes):
@@ -42,7 +41,7 @@ def check(name, num_rows, plan, activation=None, **sizes):
     torch.testing.assert_close(found.float(), expected, atol=0.01 * spread, rtol=0.01)
 
 
-@pytest.mark.parametrize("name", READABLE)
+@pytest.mark.parametrize("name", FEW_ROWS_FORMATS)
 @pytest.mark.parametrize("num_rows", [1, 5, 8, 11, 16])
 def test_every_format(name, num_rows):
     """Rows that fill no tile, columns that fill no tile, and a warp for several tiles."""
@@ -53,7 +52,7 @@ def test_every_format(name, num_rows):
 
 
 @pytest.mark.parametrize("activation", Activation)
-@pytest.mark.parametrize("name", READABLE)
+@pytest.mark.parametrize("name", FEW_ROWS_FORMATS)
 @pytest.mark.parametrize("num_rows", [1, 13])
 def test_gates(name, num_rows, activation):
     tiles = 1 if name in WIDE else 2
@@ -80,7 +79,7 @@ def test_every_way_to_share_the_work(num_rows, tiles, warps, depth, slices, bloc
 
 
 def test_large_and_small_numbers_are_exact():
-    """Codes are tiny on their way, x is large: neither may leave its range."""
+    """Codes are tiny numbers on their way: none may be lost, whatever the range of x."""
     weight = FORMATS["q4_0"](out=128, depth=256)
     plan = FewPlan(8, 2, warps=2, depth=3, num_slices=1, num_blocks=1)
     x = torch.randn(6, 256).bfloat16()
@@ -136,7 +135,7 @@ def test_a_mixture_for_one_row(inner, monkeypatch):
 def test_formats_that_it_leaves_to_triton():
     for name in FORMATS:
         product = describe_product(pack_quantized(FORMATS[name](depth=512)))
-        assert (product is not None) is (name in READABLE)
+        assert (product is not None) is (name in FEW_ROWS_FORMATS)
     small = pack_quantized(FORMATS["q4_0"](out=168))
     assert describe_product(small) is not None and describe_product(small, gated=True) is None
     assert describe_product(pack_quantized(FORMATS["q4_0"](depth=192))) is None  # narrow planes

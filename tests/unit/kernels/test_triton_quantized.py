@@ -84,6 +84,9 @@ FORMATS = {
     ),
 }
 
+# those that the CUDA C++ kernel for few rows reads
+FEW_ROWS_FORMATS = ("q4_0", "w4a16 64", "w4a16 128", "q8_0", "int8 row", "fp8 row", "fp8 block")
+
 
 def check_product(weight, num_rows, splits=None, warps=None):
     from flashdraft.kernels import triton_quantized as kernels

@@ -148,9 +148,9 @@ def test_a_large_batch_is_made_in_a_moment() -> None:
     )
     plan = make_plan(answers, max_rows=32768, num_blocks=4096, block_size=16)
     next(plan.batches(0))
-    begin = time.process_time()
+    begin = time.perf_counter()
     batches = list(plan.batches(1))
-    assert (time.process_time() - begin) / len(batches) < 0.1  # 5 ms on an idle core
+    assert (time.perf_counter() - begin) / len(batches) < 0.1  # 5 ms on an idle core
 
 
 def test_some_blocks_are_cut_short_and_predict_nothing_beyond() -> None:

@@ -26,7 +26,7 @@ from flashdraft.models.drafter_config import DrafterConfig
 
 # Fewer values than this stay floats on a GPU: triton_backend.py has the same number, but is not to
 # be imported where there is no Triton. A test holds the two together.
-LEAST_VALUES = 1 << 23
+LEAST_VALUES = 1 << 22
 FLOAT, INT8, FP8, INT4 = 16.0, 8.5, 8.0, 4.5  # bits; integers have a 16-bit scale for 32 values
 
 

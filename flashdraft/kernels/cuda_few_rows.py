@@ -20,10 +20,11 @@ from flashdraft.kernels.interface import Activation
 from flashdraft.kernels.triton_plan import DeviceLimits
 from flashdraft.kernels.triton_quantized_layout import Code, Number, PackedWeight
 
-MAX_ROWS = 0  # of x, for which this is the way: none until it is measured on a GPU; 16 at most
-DEPTHS = (6, 5, 4, 3)  # units in a warp's ring, on their way or being read
+# Rows of x for which this is the way, at most 16: with more of them Triton multiplies e4m3 faster.
+MAX_ROWS = {Code.INT4: 16, Code.INT8: 16, Code.FP8: 1}
+DEPTH = 3  # units in a warp's ring, on their way or being read
 # By shared memory: rings leave most of it to x. A card with little of it has a slower memory too.
-WARPS = {200 << 10: 16, 128 << 10: 8, 0: 4}
+WARPS = {200 << 10: (12, 16), 128 << 10: (8, 8), 0: (4, 4)}  # of a block, with four bits or eight
 _SCALES = {Number.FLOAT16: 1, Number.BFLOAT16: 2, Number.FLOAT32: 3}
 
 
@@ -36,6 +37,7 @@ class FewPlan(NamedTuple):
     depth: int
     num_slices: int
     num_blocks: int
+    job_pieces: int = 1  # of a tile of the result, that a warp adds up at a time
 
 
 class Product(NamedTuple):
@@ -74,6 +76,7 @@ class Sizes(NamedTuple):
     slice_steps: int
     num_tiles: int
     max_parts: int  # of a tile
+    num_pieces: int  # of a tile
     sums_bytes: int
     shared_bytes: int
 
@@ -92,7 +95,8 @@ class _Work(ctypes.Structure):
         ("expert_rows", c_uint64),
         *((name, c_int) for name in ("num_rows", "num_columns", "up_rows", "packed_rows")),
         *((name, c_int) for name in ("depth", "row_stride", "num_slices", "slice_steps")),
-        *((name, c_int) for name in ("num_tiles", "expert_tiles", "expert_steps", "max_parts")),
+        *((name, c_int) for name in ("warp_units", "spare_units")),
+        *((name, c_int) for name in ("expert_tiles", "expert_steps", "max_parts")),
         ("zero", c_float),
     ]
 
@@ -145,39 +149,49 @@ def plan_few(num_rows: int, product: Product, limits: DeviceLimits) -> FewPlan |
 @functools.lru_cache(maxsize=1024)
 def _plan(stored_rows: int, product: Product, limits: DeviceLimits) -> FewPlan | None:
     tiles = 2 if product.width == 32 else 1
-    warps = next(count for least, count in WARPS.items() if limits.shared_bytes >= least)
+    either = next(counts for least, counts in WARPS.items() if limits.shared_bytes >= least)
+    warps = either[product.code is not Code.INT4]
     most = 1 if product.experts else min(product.num_steps, limits.num_processors)
     found: list[tuple[float, FewPlan]] = []
     for slices in range(1, most + 1):
         if product.num_steps % slices:
             continue
-        for depth in DEPTHS:
-            blocks = limits.num_processors // slices
-            plan = FewPlan(stored_rows, tiles, warps, depth, slices, blocks * slices)
-            sizes = find_sizes(plan, product)
-            if sizes.shared_bytes > limits.shared_bytes:
-                continue
-            num_units = sizes.num_tiles * sizes.slice_steps
-            blocks = min(blocks, num_units // warps)
-            if blocks == 0 or num_units * blocks * warps >= 1 << 32:
-                break  # a warp must have a unit, and know which
-            idle = limits.num_processors / (blocks * slices)
-            found.append((idle * (1 + 0.01 * slices), plan._replace(num_blocks=blocks * slices)))
-            break
+        blocks = limits.num_processors // slices
+        plan = FewPlan(stored_rows, tiles, warps, DEPTH, slices, blocks * slices)
+        sizes = find_sizes(plan, product)
+        num_units = sizes.num_tiles * sizes.slice_steps
+        blocks = min(blocks, num_units // warps)
+        if sizes.shared_bytes > limits.shared_bytes or blocks == 0 or num_units >= 1 << 31:
+            continue  # a warp must have a unit, and know which
+        plan = plan._replace(num_blocks=blocks * slices)
+        plan = plan._replace(job_pieces=_find_job_pieces(plan, sizes))
+        idle = limits.num_processors / plan.num_blocks
+        found.append((idle * (1 + 0.01 * slices), plan))
     return min(found, key=lambda pair: pair[0])[1] if found else None
+
+
+def _find_job_pieces(plan: FewPlan, sizes: Sizes) -> int:
+    """As many as leave work for most warps: a warp's jobs wait for the memory one by one."""
+    num_pieces = sizes.num_tiles * sizes.num_pieces // (plan.num_blocks // plan.num_slices)
+    fits = [n for n in (4, 2) if sizes.num_pieces % n == 0 and 3 * num_pieces >= 2 * n * plan.warps]
+    return fits[0] if fits else 1
 
 
 def find_sizes(plan: FewPlan, product: Product) -> Sizes:
     """As the kernel has them."""
     slice_steps = product.num_steps // plan.num_slices
     num_tiles = -(-product.columns // (plan.tiles * product.unit_columns))
-    of_a_slice = -(-(plan.num_blocks // plan.num_slices) // num_tiles) + 1
+    num_warps = plan.num_blocks // plan.num_slices * plan.warps
+    block_units = max(1, num_tiles * slice_steps // num_warps) * plan.warps  # at least
+    of_a_slice = -(-(slice_steps - 1) // block_units) + 1
     one, row_tiles = plan.stored_rows == 1, -(-plan.stored_rows // 8)
-    sums_bytes = -(-plan.tiles // 2) * 128 if one else plan.tiles * row_tiles * 512
+    pieces = -(-plan.tiles // 2) if one else plan.tiles * row_tiles
+    sums_bytes = pieces * (128 if one else 512)
     slot_bytes = 16 * plan.tiles * (2 * product.width + product.scale_bytes)
     shared_bytes = plan.warps * (plan.depth * slot_bytes + sums_bytes)
     shared_bytes += slice_steps * product.step * 2 * plan.stored_rows
-    return Sizes(slice_steps, num_tiles, plan.num_slices * of_a_slice, sums_bytes, shared_bytes)
+    max_parts = plan.num_slices * of_a_slice
+    return Sizes(slice_steps, num_tiles, max_parts, pieces, sums_bytes, shared_bytes)
 
 
 def multiply_few(
@@ -192,7 +206,7 @@ def multiply_few(
     With an activation the weight is [gate | up] by its rows: the result is that of `Kernels.gated`.
     None where this is not the way to multiply.
     """
-    if not 0 < x.shape[0] <= MAX_ROWS or not _is_readable(x):
+    if not 0 < x.shape[0] <= MAX_ROWS.get(weight.code, 0) or not _is_readable(x):
         return None
     product = describe_product(weight, activation is not None)
     if product is None:
@@ -212,7 +226,7 @@ def mix_one(
     arrivals: Tensor,
 ) -> Tensor | None:
     """`Kernels.experts` for one row, in two launches; None where this is not the way."""
-    if x.shape[0] != 1 or MAX_ROWS == 0 or not _is_readable(x):
+    if x.shape[0] != 1 or MAX_ROWS.get(gate_up.code, 0) == 0 or not _is_readable(x):
         return None
     assert chosen.is_contiguous() and chosen.dtype is torch.int64
     assert shares.is_contiguous() and shares.dtype is torch.float32
@@ -260,8 +274,8 @@ def prepare(
     assert product.num_steps % plan.num_slices == 0 and num_rows <= plan.stored_rows
     assert plan.num_blocks % plan.num_slices == 0
     num_units = sizes.num_tiles * sizes.slice_steps
-    assert 0 < num_warps <= num_units and num_units * num_warps < 1 << 32
-    assert arrivals.numel() >= sizes.num_tiles and x.stride(1) == 1
+    assert 0 < num_warps <= num_units < 1 << 31
+    assert arrivals.numel() >= sizes.num_tiles * sizes.num_pieces and x.stride(1) == 1
     output = torch.empty(num_rows, product.columns, device=x.device, dtype=x.dtype)
     parts = torch.empty(
         sizes.num_tiles * sizes.max_parts * sizes.sums_bytes, device=x.device, dtype=torch.uint8
@@ -285,7 +299,7 @@ def prepare(
         x.stride(0),
         plan.num_slices,
         sizes.slice_steps,
-        sizes.num_tiles,
+        *divmod(num_units, num_warps),
         product.expert_columns // (plan.tiles * product.unit_columns),
         product.expert_steps,
         sizes.max_parts,
@@ -308,6 +322,7 @@ def make_flags(product: Product, plan: FewPlan, activation: Activation | None) -
         "TILES": plan.tiles,
         "WARPS": plan.warps,
         "DEPTH": plan.depth,
+        "JOB_PIECES": plan.job_pieces,
     }
 
 

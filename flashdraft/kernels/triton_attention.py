@@ -34,7 +34,7 @@ import triton.language as tl
 from torch import Tensor
 
 from flashdraft.kernels.interface import BlockMask, KeyRebuild, PageView
-from flashdraft.kernels.triton_launch import overlap, wait
+from flashdraft.kernels.triton_launch import overlap, stand_by, wait
 from flashdraft.kernels.triton_plan import MAX_SPLITS, AttentionPlan, padded_head_dim
 
 
@@ -403,7 +403,7 @@ def _merge(
     PDL: tl.constexpr,
 ) -> None:
     """Add the splits of one (row, head) pair, in order and eight loads at a time."""
-    wait(PDL)
+    stand_by(PDL)
     pair = tl.program_id(0).to(tl.int64)
     num_pairs = tl.num_programs(0).to(tl.int64)
     dims = tl.arange(0, BLOCK_D)

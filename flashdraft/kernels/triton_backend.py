@@ -57,7 +57,7 @@ MAX_ROWS_BESIDE = 64  # more rows keep the device busy with one thing at a time
 EXACT_ROWS = 1024
 MAX_ROUTED_ROWS = 4  # estimated: more of them keep two launches busy
 FUSED_HEAD_ROWS = 128  # more of them are multiplied faster by torch, which writes the logits
-MIN_QUANTIZED_VALUES = 1 << 23
+MIN_QUANTIZED_VALUES = 1 << 22
 MAX_LOGITS_BYTES = 300 << 20
 
 

@@ -12,13 +12,16 @@ signalled or ended: its programs then lie ready. Every kernel keeps two rules:
    kernel because an earlier one no longer needs it: nobody writes before the last reader is done. A
    kernel that is launched plainly (torch's own) starts after all of its predecessor and never
    signals: it keeps the rule by itself.
-2. A program signals right after its wait: so when a kernel starts, everything *before* its
-   predecessor is complete, and no more than two kernels share the processors. (Were they to signal
+2. A program signals right after its wait (`wait`): so when a kernel starts, everything *before* its
+   predecessor is complete, and no more than two kernels share the processors. (Were all to signal
    at once, programs of many later kernels would lie ready and take the room of those at work.)
+   Only a small kernel between two large ones signals before it waits (`stand_by`): the second can
+   ask for its weights while the first one ends.
 
-It pays where kernels are short: in steps of few rows. It does not where weights are in few bits:
-their linears, which are as short but take more of a processor, are launched plainly. Nor does it
-pay to ask L2 for weights before the wait. Both were tried on an H200.
+It pays where kernels are short: in steps of few rows. It does not for Triton's linears with weights
+in few bits, whose many programs come to lie unevenly: they are launched plainly. Those in CUDA C++
+(cuda_few_rows.py) have one block for each processor, and gain. Asking L2 for weights before the
+wait, or at the end of the linear before, gains nothing. All this was tried on an H200.
 """
 
 from __future__ import annotations
@@ -56,3 +59,11 @@ def wait(PDL: tl.constexpr) -> None:
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
+
+
+@triton.jit
+def stand_by(PDL: tl.constexpr) -> None:
+    """Let the next kernel start; then wait until all earlier ones are complete."""
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()

@@ -20,7 +20,7 @@ from flashdraft.errors import CheckpointError
 from flashdraft.kernels.quantized import SUPER_GROUP, Quantized, Scheme
 
 ROW_TILE = 128  # rows are filled up to a multiple of it: no tile of a product is larger
-MAX_SPARE = 0.0  # of a row, filled up for wider planes: with 0.1, 704 values would be 768
+MAX_SPARE = 0.1  # of a row, filled up for wider planes: 704 values are 768
 _LANES = (64, 32, 16)  # a tensor core takes 16 values at a time
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from flashdraft.kernels.triton_launch import overlap, wait
+from flashdraft.kernels.triton_launch import overlap, stand_by
 
 MAX_OUTPUTS = 3
 
@@ -99,7 +99,7 @@ def _residual_norms(
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ) -> None:
-    wait(PDL)
+    stand_by(PDL)
     lanes = tl.arange(0, BLOCK)
     real = lanes < WIDTH
     place = tl.program_id(0).to(tl.int64) * WIDTH + lanes

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from flashdraft.kernels.interface import Activation, QKVSpec, RopeTable
 from flashdraft.kernels.quantized import LARGEST_FP8
-from flashdraft.kernels.triton_launch import overlap, wait
+from flashdraft.kernels.triton_launch import overlap, stand_by, wait
 
 GATE_BLOCK = 1024
 MAX_HEADS = 4  # of one row that a program prepares
@@ -145,7 +145,7 @@ def _norm(
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ) -> None:
-    wait(PDL)
+    stand_by(PDL)
     start = tl.program_id(0).to(tl.int64) * NUM_FEATURES
     columns = tl.arange(0, BLOCK)
     real = columns < NUM_FEATURES
@@ -264,7 +264,7 @@ def _prepare(
     PDL: tl.constexpr,
 ) -> None:
     """A few heads of one row: queries', keys' (with their values where shared) or values'."""
-    wait(PDL)
+    stand_by(PDL)
     HALF: tl.constexpr = HEAD_DIM // 2
     dtype: tl.constexpr = qkv.dtype.element_ty
     row = tl.program_id(0).to(tl.int64)

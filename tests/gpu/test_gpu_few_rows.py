@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from flashdraft.kernels import triton_quantized_layout
 from flashdraft.kernels.interface import Activation
 from flashdraft.kernels.quantized import stack_experts
 from flashdraft.kernels.triton_quantized_layout import pack_quantized
@@ -19,11 +18,10 @@ DEVICE = torch.device("cuda", 0)
 
 @pytest.fixture(autouse=True)
 def in_use(monkeypatch):
-    """It is not the default yet."""
+    """Also where Triton is faster."""
     from flashdraft.kernels import cuda_few_rows
 
-    monkeypatch.setattr(cuda_few_rows, "MAX_ROWS", 16)
-    monkeypatch.setattr(triton_quantized_layout, "MAX_SPARE", 0.1)
+    monkeypatch.setattr(cuda_few_rows, "MAX_ROWS", dict.fromkeys(cuda_few_rows.MAX_ROWS, 16))
 
 
 def limits():

@@ -69,11 +69,17 @@ template <int BYTES>
 DEVICE void copy_few(Shared to, const char *from) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(from), "n"(BYTES));
 }
+DEVICE void copy_or_zeros(Shared to, const u16 *from, bool is_there) {  // 16 bytes
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
+                 "r"(is_there ? 16 : 0));
+}
 DEVICE void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 DEVICE void wait_for_unit() {  // the oldest of the DEPTH - 1 that are on their way
     asm volatile("cp.async.wait_group %0;" ::"n"(DEPTH - 2) : "memory");
     __syncwarp();
 }
+
+DEVICE void wait_for_copies() { asm volatile("cp.async.wait_group 0;" ::: "memory"); }
 
 // Until all earlier kernels are complete; then the next one may start (see triton_launch.py).
 DEVICE void wait_for_x() {
@@ -94,14 +100,6 @@ DEVICE float load_float(const float *from) {
     asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(value) : "l"(from) : "memory");
     return value;
 }
-DEVICE Words load_16(const u16 *from) {
-    Words words;
-    asm volatile("ld.global.cg.v4.b32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
-                 : "l"(from)
-                 : "memory");
-    return words;
-}
 
 // To and from other blocks, past the processor's own cache.
 DEVICE void store_past(Floats *to, Floats value) {
@@ -117,22 +115,22 @@ DEVICE Floats load_past(const Floats *from) {
                  : "memory");
     return value;
 }
-// Whether this warp comes last of so many; what they stored before can be seen then. The counter is
-// ready for the next kernel.
-DEVICE bool is_last(int *counter, int count, int lane) {
-    int before = 0;
-    __syncwarp();
-    if (lane == 0) {
-        asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], 1;"
-                     : "=r"(before)
-                     : "l"(counter)
-                     : "memory");
-        if (before == count - 1) *counter = 0;
-    }
-    before = __shfl_sync(~0u, before, 0);
-    __syncwarp();  // what its first thread has seen, all others may read
+// Whether this thread comes last of so many; what they stored before can be seen then. The counter
+// is ready for the next kernel.
+DEVICE bool is_last(int *counter, int count) {
+    int before;
+    asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], 1;"
+                 : "=r"(before)
+                 : "l"(counter)
+                 : "memory");
+    if (before == count - 1) *counter = 0;
     return before == count - 1;
 }
+
+// Between the threads of a warp.
+DEVICE int from_lane(int value, int lane) { return __shfl_sync(~0u, value, lane); }
+DEVICE u32 vote(bool is_so) { return __ballot_sync(~0u, is_so); }
+DEVICE int first_bit(u32 bits) { return __ffs(bits) - 1; }
 
 #endif
 

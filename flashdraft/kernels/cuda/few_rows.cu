@@ -26,6 +26,7 @@
 //   TILES   of 16 rows, in a unit; 1 or 2
 //   WARPS   of a block
 //   DEPTH   units of a ring
+//   JOB_PIECES  of a tile of the result, which one warp adds up at a time
 
 #include "device.h"
 
@@ -70,23 +71,27 @@ struct Work {
     int row_stride;
     int num_slices;
     int slice_steps;
-    int num_tiles;
+    int warp_units;
+    int spare_units;
     int expert_tiles;
     int expert_steps;
     int max_parts;  // of a tile
     float zero;
 };
 
-// Which part of the weight is whose: all warps with the same slice have as many units, nearly.
+// Which part of the weight is whose. The warps with the same slice of the depth have as many units,
+// and the first ones take one of those that are left over.
 struct Share {
-    int slice;      // of the depth
-    int block;      // of those with this slice
-    u32 num_warps;  // with this slice
-    u32 num_units;
+    int slice;
+    int block;  // of those with this slice
+    int warp_units, spare_units;
 
-    DEVICE u32 first_unit(u32 warp) const { return warp * num_units / num_warps; }
-    DEVICE u32 warp_of(u32 unit) const { return ((unit + 1) * num_warps - 1) / num_units; }
-    DEVICE int block_of(u32 unit) const { return warp_of(unit) / WARPS; }
+    DEVICE int first_unit(int warp) const { return warp * warp_units + min_of(warp, spare_units); }
+    DEVICE int warp_of(int unit) const {
+        int rest = unit - spare_units * (warp_units + 1);
+        return rest < 0 ? unit / (warp_units + 1) : spare_units + rest / warp_units;
+    }
+    DEVICE int block_of(int unit) const { return warp_of(unit) / WARPS; }
 };
 
 // The unit that a warp loads next, and how many there are before it must look where the others are.
@@ -141,34 +146,26 @@ DEVICE void load_unit(const Work &work, int first_step, Place &place, Shared slo
     place.left--;
 }
 
-// Eight values of x, which lie in the order of the tensor cores: those of a row, then of the next.
-DEVICE Words load_x(const Work &work, int first_step, int i) {
-    int row = i / 4 % ROWS, k = first_step * STEP + i / 4 / ROWS * 32 + i % 4 * 8;
-    if (EXPERTS == 2) {
-        row = k / STEP / work.expert_steps;
-        k -= row * work.expert_steps * STEP;
-    } else if (row >= work.num_rows) {
-        return {0, 0, 0, 0};
-    }
-    if (k >= work.depth) return {0, 0, 0, 0};  // a row is filled up
-    return load_16(work.x + (u64)row * work.row_stride + k);
-}
-
-// A slice of x. Several loads are on their way at once.
-DEVICE void store_x(const Work &work, int first_step, char *stored) {
-    constexpr int AT_ONCE = 8, THREADS = WARPS * LANES;
+// A slice of x, in the order of the tensor cores: eight values of a row, then of the next. Blocks
+// begin at different places, or all would ask the same part of the memory at the same time.
+DEVICE void load_x(const Work &work, const Share &share, int first_step, Shared stored) {
+    constexpr int THREADS = WARPS * LANES;
     int count = work.slice_steps * (STEP / 8) * ROWS;
-    for (int first = thread_index(); first < count; first += AT_ONCE * THREADS) {
-        Words words[AT_ONCE];
-        UNROLL for (int j = 0; j < AT_ONCE; j++) {
-            int i = first + j * THREADS;
-            if (i < count) words[j] = load_x(work, first_step, i);
+    int turn = share.block * THREADS % count;
+    for (int unturned = thread_index(); unturned < count; unturned += THREADS) {
+        int i = unturned + turn < count ? unturned + turn : unturned + turn - count;
+        int row = i / 4 % ROWS, k = first_step * STEP + i / 4 / ROWS * 32 + i % 4 * 8;
+        bool is_there = row < work.num_rows;
+        if (EXPERTS == 2) {
+            row = k / STEP / work.expert_steps;
+            k -= row * work.expert_steps * STEP;
+            is_there = true;
         }
-        UNROLL for (int j = 0; j < AT_ONCE; j++) {
-            int i = first + j * THREADS;
-            if (i < count) *(Words *)(stored + i * 16) = words[j];
-        }
+        is_there &= k < work.depth;  // a row is filled up
+        copy_or_zeros(stored + i * 16, work.x + (is_there ? (u64)row * work.row_stride + k : 0),
+                      is_there);
     }
+    commit();
 }
 
 // Two codes of a plane as bfloat16, divided by GAIN.
@@ -247,28 +244,20 @@ DEVICE float activate(float gate) {
     return divide(gate, 1.0f + exponential(-inner));
 }
 
-// A tile of the result, which is complete.
-DEVICE void write_tile(const Work &work, int tile, int lane, const Totals &total) {
-    UNROLL for (int i = 0; i < TILES; i++) {
-        int column = tile * UNIT_ROWS + i * TILE_ROWS + lane / 4;
-        int other = GATED ? work.up_rows + column : column + 8;
-        float low = GAIN, high = GAIN;
-        if (SCALES == 0) {
-            low *= ((const float *)work.scale)[column];
-            high *= ((const float *)work.scale)[other];
-        }
-        UNROLL for (int j = 0; j < ROW_TILES; j++) {
-            UNROLL for (int k = 0; k < 2; k++) {
-                int row = j * 8 + lane % 4 * 2 + k;
-                if (row >= work.num_rows) continue;
-                u16 *target = work.output + (u64)row * work.num_columns;
-                float first = total[i][j][k] * low, second = total[i][j][2 + k] * high;
-                if (GATED) first = rounded(activate(rounded(first))) * rounded(second);
-                if (column < work.num_columns) target[column] = to_bfloat16(first);
-                if (!GATED && other < work.num_columns) target[other] = to_bfloat16(second);
-            }
-        }
+// One value of the result, or a gated one, of two rows of the weight.
+DEVICE void write_two(const Work &work, int row, int column, float low, float high) {
+    if (row >= work.num_rows) return;
+    int other = GATED ? work.up_rows + column : column + 8;
+    low *= GAIN;
+    high *= GAIN;
+    if (SCALES == 0) {
+        low *= ((const float *)work.scale)[column];
+        high *= ((const float *)work.scale)[other];
     }
+    u16 *target = work.output + (u64)row * work.num_columns;
+    if (GATED) low = rounded(activate(rounded(low))) * rounded(high);
+    if (column < work.num_columns) target[column] = to_bfloat16(low);
+    if (!GATED && other < work.num_columns) target[other] = to_bfloat16(high);
 }
 
 #include "few_rows_parts.h"
@@ -277,10 +266,9 @@ KERNEL multiply_few(Work work) {
     SHARED(shared);
     int lane = thread_index() % LANES, warp_here = thread_index() / LANES;
     Share share = {block_index() % work.num_slices, block_index() / work.num_slices,
-                   (u32)(num_blocks() / work.num_slices * WARPS),
-                   (u32)(work.num_tiles * work.slice_steps)};
-    u32 warp = share.block * WARPS + warp_here;
-    u32 unit = share.first_unit(warp), end = share.first_unit(warp + 1), ahead = unit;
+                   work.warp_units, work.spare_units};
+    int warp = share.block * WARPS + warp_here;
+    int unit = share.first_unit(warp), end = share.first_unit(warp + 1), ahead = unit;
     int tile = unit / work.slice_steps, step = unit % work.slice_steps;
     int first_step = share.slice * work.slice_steps;
 
@@ -297,12 +285,13 @@ KERNEL multiply_few(Work work) {
         commit();
     }
     if (EXPERTS == 0) wait_for_x();
-    store_x(work, first_step, stored);
+    load_x(work, share, first_step, to_shared(stored));
+    wait_for_copies();
     wait_for_block();
 
     int slot = 0, free_slot = DEPTH - 1;
     while (unit < end) {
-        u32 whole_end = unit + work.slice_steps - step, tile_end = min_of(end, whole_end);
+        int whole_end = unit + work.slice_steps - step, tile_end = min_of(end, whole_end);
         bool is_whole = step == 0 && tile_end == whole_end;
         const char *x = stored + step * (STEP * 2 * ROWS);
         Totals total = {};
@@ -319,7 +308,7 @@ KERNEL multiply_few(Work work) {
             x += STEP * 2 * ROWS;
         }
         if (is_whole) {
-            end_tile(work, share, tile, lane, total);
+            end_whole_tile(work, share, tile, lane, total);
         } else {
             if (unit == end) wait_for_warp();  // all of it has read the last unit
             put_sums(unit == end ? ring : heads + warp_here * SUMS_BYTES, lane, total);

@@ -1,108 +1,168 @@
 // Parts of a tile of the result: of the warps of a block, and of the blocks. Included by few_rows.cu.
 //
-// Sums go from hand to hand as a thread holds them. With one row of x, only every fourth thread has
-// any, and half of what it has would be another row's.
+// Sums go from hand to hand four at a time, as a thread holds them: a quad of every thread is a piece
+// of a tile. With one row of x, only every fourth thread has any, and half of what it has would be
+// another row's.
 
-constexpr int SUM_LOADS = ONE_ROW ? (TILES + 1) / 2 : TILES * ROW_TILES;  // four sums at a time
-constexpr int SUM_LANES = ONE_ROW ? LANES / 4 : LANES;
-constexpr int SUMS_BYTES = SUM_LOADS * SUM_LANES * 16;
-constexpr int AT_A_TIME = 4;  // parts
+constexpr int PIECES = ONE_ROW ? (TILES + 1) / 2 : TILES * ROW_TILES;  // of a tile
+constexpr int PIECE_QUADS = ONE_ROW ? LANES / 4 : LANES;
+constexpr int SUMS_BYTES = PIECES * PIECE_QUADS * 16;
+constexpr int JOBS = PIECES / JOB_PIECES;     // of a tile
+constexpr int AT_A_TIME = 8 / JOB_PIECES;  // parts
 
-DEVICE int sums_lane(int lane) { return ONE_ROW ? lane / 4 : lane; }
-DEVICE bool has_sums(int lane) { return !ONE_ROW || lane % 4 == 0; }
+DEVICE int quad_of(int lane) { return ONE_ROW ? lane / 4 : lane; }
+DEVICE bool has_quad(int lane) { return !ONE_ROW || lane % 4 == 0; }
 
-DEVICE Floats get_sums(const Totals &total, int i) {
-    Floats four = {};
+DEVICE Floats get_quad(const Totals &total, int piece) {
+    Floats quad = {};
     if (ONE_ROW) {
-        UNROLL for (int k = 0; k < 2 * TILES; k++) four.of[k] = total[k / 2][0][k % 2 * 2];
+        UNROLL for (int k = 0; k < 2 * TILES; k++) quad.of[k] = total[k / 2][0][k % 2 * 2];
     } else {
-        UNROLL for (int k = 0; k < 4; k++) four.of[k] = total[i / ROW_TILES][i % ROW_TILES][k];
+        UNROLL for (int k = 0; k < 4; k++) quad.of[k] = total[piece / ROW_TILES][piece % ROW_TILES][k];
     }
-    return four;
+    return quad;
 }
 
-DEVICE void add_sums(Totals &total, int i, Floats four) {
+// A piece of the result, which is complete.
+DEVICE void write_piece(const Work &work, int tile, int piece, int lane, Floats quad) {
+    int column = tile * UNIT_ROWS + lane / 4;
     if (ONE_ROW) {
-        UNROLL for (int k = 0; k < 2 * TILES; k++) total[k / 2][0][k % 2 * 2] += four.of[k];
+        if (!has_quad(lane)) return;
+        UNROLL for (int i = 0; i < TILES; i++) {
+            write_two(work, 0, column + i * TILE_ROWS, quad.of[2 * i], quad.of[2 * i + 1]);
+        }
     } else {
-        UNROLL for (int k = 0; k < 4; k++) total[i / ROW_TILES][i % ROW_TILES][k] += four.of[k];
+        column += piece / ROW_TILES * TILE_ROWS;
+        UNROLL for (int k = 0; k < 2; k++) {
+            int row = piece % ROW_TILES * 8 + lane % 4 * 2 + k;
+            write_two(work, row, column, quad.of[k], quad.of[2 + k]);
+        }
     }
+}
+
+// Where blocks leave a thread's quad of a part, for who comes last.
+DEVICE Floats *left_quad(const Work &work, int tile, int part, int piece, int lane) {
+    u64 place = ((u64)tile * work.max_parts + part) * PIECES + piece;
+    return (Floats *)work.parts + place * PIECE_QUADS + quad_of(lane);
 }
 
 // Keeps a warp's part of a tile in shared memory.
 DEVICE void put_sums(char *place, int lane, const Totals &total) {
-    UNROLL for (int i = 0; i < SUM_LOADS; i++) {
-        Floats *target = (Floats *)place + i * SUM_LANES + sums_lane(lane);
-        if (has_sums(lane)) *target = get_sums(total, i);
+    UNROLL for (int i = 0; i < PIECES; i++) {
+        Floats *target = (Floats *)place + i * PIECE_QUADS + quad_of(lane);
+        if (has_quad(lane)) *target = get_quad(total, i);
     }
 }
+
+// A warp has all of a tile, of a slice of the depth: end_shared_tiles tells the others.
+DEVICE void end_whole_tile(const Work &work, const Share &share, int tile, int lane,
+                           const Totals &total) {
+    UNROLL for (int i = 0; i < PIECES; i++) {
+        Floats quad = get_quad(total, i);
+        if (work.num_slices == 1) {
+            write_piece(work, tile, i, lane, quad);
+        } else if (has_quad(lane)) {
+            store_past(left_quad(work, tile, share.slice, i, lane), quad);
+        }
+    }
+}
+
+// Some pieces of a tile, one after the other.
+struct Quads {
+    Floats of[JOB_PIECES];
+};
 
 // Adds up parts in their order, with several loads on their way at once.
 template <typename Load>
-DEVICE void add_parts(Totals &total, int count, Load load) {
+DEVICE Quads add_parts(int count, Load load) {
+    Quads total = {};
     for (int first = 0; first < count; first += AT_A_TIME) {
-        Floats found[AT_A_TIME][SUM_LOADS];
+        Floats found[AT_A_TIME][JOB_PIECES];
         UNROLL for (int j = 0; j < AT_A_TIME; j++) {
-            UNROLL for (int i = 0; i < SUM_LOADS; i++) {
-                found[j][i] = load(min_of(first + j, count - 1), i);
+            UNROLL for (int i = 0; i < JOB_PIECES; i++) {
+                if (first + j < count) found[j][i] = load(first + j, i);
             }
         }
-        UNROLL for (int j = 0; j < AT_A_TIME; j++) {
-            bool is_there = first + j < count;
-            UNROLL for (int i = 0; i < SUM_LOADS; i++) {
-                UNROLL for (int k = 0; k < 4; k++) {
-                    found[j][i].of[k] = is_there ? found[j][i].of[k] : 0.0f;
-                }
-                add_sums(total, i, found[j][i]);
-            }
+        UNROLL for (int j = 0; j < AT_A_TIME * JOB_PIECES * 4; j++) {
+            int part = j / 4 / JOB_PIECES, i = j / 4 % JOB_PIECES;
+            if (first + part < count) total.of[i].of[j % 4] += found[part][i].of[j % 4];
         }
     }
+    return total;
 }
 
-// A block has its part of a tile. Who comes last adds all parts up, in their order.
-DEVICE void end_tile(const Work &work, const Share &share, int tile, int lane, Totals &total) {
-    int first = share.block_of(tile * work.slice_steps);
-    int last = share.block_of((tile + 1) * work.slice_steps - 1);
-    int per_slice = last - first + 1, num_parts = per_slice * work.num_slices;
-    if (num_parts > 1) {
-        Floats *parts = (Floats *)work.parts + sums_lane(lane);
-        parts += (u64)tile * work.max_parts * (SUM_LOADS * SUM_LANES);
-        int mine = share.slice * per_slice + share.block - first;
-        UNROLL for (int i = 0; i < SUM_LOADS; i++) {
-            Floats *target = parts + (mine * SUM_LOADS + i) * SUM_LANES;
-            if (has_sums(lane)) store_past(target, get_sums(total, i));
-        }
-        if (!is_last(work.arrivals + tile, num_parts, lane)) return;
-        UNROLL for (int i = 0; i < TILES * ROW_TILES * 4; i++) {
-            total[i / 4 / ROW_TILES][i / 4 % ROW_TILES][i % 4] = 0.0f;
-        }
-        add_parts(total, num_parts, [=](int part, int i) {
-            return load_past(parts + (part * SUM_LOADS + i) * SUM_LANES);
-        });
+// Pieces of a tile that this block has a part of.
+struct Job {
+    int tile, piece;
+    int first_warp, num_warps;  // of this block; none if one of them has all of the tile
+    int goes_on;                // the last one's share, behind the tile
+    int mine, num_parts;        // of the blocks
+
+    DEVICE Job of_lane(int lane) const {
+        return {from_lane(tile, lane),      from_lane(piece, lane),   from_lane(first_warp, lane),
+                from_lane(num_warps, lane), from_lane(goes_on, lane), from_lane(mine, lane),
+                from_lane(num_parts, lane)};
     }
-    write_tile(work, tile, lane, total);
+};
+
+DEVICE Job find_job(const Work &work, const Share &share, int begin, int end, int number) {
+    int steps = work.slice_steps, tile = begin / steps + number / JOBS;
+    if (tile * steps >= end) return {};
+    int from = max_of(begin, tile * steps), to = min_of(end, (tile + 1) * steps);
+    int first = share.warp_of(from), last = share.warp_of(to - 1);
+    int first_block = share.block_of(tile * steps);
+    int num_blocks = share.block_of((tile + 1) * steps - 1) - first_block + 1;
+    bool is_whole = first == last && to - from == steps;
+    return {tile,
+            number % JOBS * JOB_PIECES,
+            first - share.block * WARPS,
+            is_whole ? 0 : last - first + 1,
+            share.first_unit(last + 1) > to,
+            share.slice * num_blocks + share.block - first_block,
+            num_blocks * work.num_slices};
 }
 
-// Tiles that several warps of a block have a part in, or that are another block's too. All parts
-// are in shared memory by now: what a warp began with in its head, what it ended with in its ring.
+// Tiles that several warps have a part in. What they have is in shared memory by now: what a warp
+// began with in its head, what it ended with in its ring. Every warp adds up some of this block's
+// parts; who comes last of the blocks adds up these. Each thread finds out about one job.
 DEVICE void end_shared_tiles(const Work &work, const Share &share, const char *rings,
                              const char *heads, int warp_here, int lane) {
-    u32 first_warp = share.block * WARPS;
-    u32 begin = share.first_unit(first_warp), end = share.first_unit(first_warp + WARPS);
-    for (u32 tile = begin / work.slice_steps + warp_here; tile * work.slice_steps < end;
-         tile += WARPS) {
-        u32 from = max_of(begin, tile * work.slice_steps);
-        u32 to = min_of(end, (tile + 1) * work.slice_steps);
-        u32 first = share.warp_of(from), last = share.warp_of(to - 1);
-        if (first == last && to - from == (u32)work.slice_steps) continue;  // it is written
-        bool goes_on = share.first_unit(last + 1) > to;  // only the last one's share may
-        Totals total = {};
-        add_parts(total, last - first + 1, [=](int part, int i) {
-            u32 warp = first + part, here = warp - first_warp;
-            const char *place = warp == last && goes_on ? heads + here * SUMS_BYTES
-                                                        : rings + here * (DEPTH * SLOT_BYTES);
-            return ((const Floats *)place)[i * SUM_LANES + sums_lane(lane)];
-        });
-        end_tile(work, share, tile, lane, total);
+    int begin = share.first_unit(share.block * WARPS);
+    int end = share.first_unit(share.block * WARPS + WARPS);
+    int num_jobs = ((end - 1) / work.slice_steps + 1 - begin / work.slice_steps) * JOBS;
+    for (int first = warp_here; first < num_jobs; first += LANES * WARPS) {
+        Job own = find_job(work, share, begin, end, first + lane * WARPS);
+        for (int i = 0; i < LANES && first + i * WARPS < num_jobs; i++) {
+            Job job = own.of_lane(i);
+            if (job.num_warps == 0) continue;
+            Quads quads = add_parts(job.num_warps, [=](int part, int i) {
+                int warp = job.first_warp + part;
+                const char *place = part == job.num_warps - 1 && job.goes_on
+                                        ? heads + warp * SUMS_BYTES
+                                        : rings + warp * (DEPTH * SLOT_BYTES);
+                return ((const Floats *)place)[(job.piece + i) * PIECE_QUADS + quad_of(lane)];
+            });
+            UNROLL for (int i = 0; i < JOB_PIECES; i++) {
+                if (job.num_parts == 1) {
+                    write_piece(work, job.tile, job.piece + i, lane, quads.of[i]);
+                } else if (has_quad(lane)) {
+                    store_past(left_quad(work, job.tile, job.mine, job.piece + i, lane),
+                               quads.of[i]);
+                }
+            }
+        }
+        wait_for_warp();
+        int *counter = work.arrivals + own.tile * PIECES + own.piece;
+        u32 lasts = vote(own.num_parts > 1 && is_last(counter, own.num_parts));
+        wait_for_warp();  // what one thread has seen, all others may read
+        for (; lasts != 0; lasts &= lasts - 1) {
+            Job job = own.of_lane(first_bit(lasts));
+            Quads quads = add_parts(job.num_parts, [=](int part, int i) {
+                return load_past(left_quad(work, job.tile, part, job.piece + i, lane));
+            });
+            UNROLL for (int i = 0; i < JOB_PIECES; i++) {
+                write_piece(work, job.tile, job.piece + i, lane, quads.of[i]);
+            }
+        }
     }
 }

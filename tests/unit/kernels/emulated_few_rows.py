@@ -59,7 +59,7 @@ def multiply(
     """What `launch` launches."""
     product = describe_product(weight, activation is not None, experts)
     assert product is not None
-    arrivals = torch.zeros(256, dtype=torch.int32)
+    arrivals = torch.zeros(1024, dtype=torch.int32)
     work, sizes, output, parts = prepare(x, weight, product, plan, arrivals, experts)
     output.fill_(math.nan)  # until it is written
     parts.fill_(255)

@@ -73,18 +73,26 @@ DEVICE void copy_few(Shared to, const char *from) {
     fibers[current].open.push_back({to, from, BYTES});
 }
 DEVICE void copy_16(Shared to, const char *from) { copy_few<16>(to, from); }
+DEVICE void copy_or_zeros(Shared to, const u16 *from, bool is_there) {
+    static const Words zeros = {};
+    copy_16(to, is_there ? (const char *)from : (const char *)&zeros);
+}
 DEVICE void commit() {
     fibers[current].groups.push_back(fibers[current].open);
     fibers[current].open.clear();
 }
-DEVICE void wait_for_unit() {
+static void finish_copies(size_t num_left) {
     auto &groups = fibers[current].groups;
-    while (groups.size() > DEPTH - 2) {
+    while (groups.size() > num_left) {
         for (const Copy &copy : groups.front()) memcpy(copy.to, copy.from, copy.bytes);
         groups.pop_front();
     }
+}
+DEVICE void wait_for_unit() {
+    finish_copies(DEPTH - 2);
     wait_for_warp();
 }
+DEVICE void wait_for_copies() { finish_copies(0); }
 
 DEVICE float as_float(u32 bits) {
     float value;
@@ -139,24 +147,27 @@ DEVICE void multiply(float *sum, Words a, u32 b0, u32 b1, const float *c) {
 
 DEVICE u64 load_number(const long long *from) { return *from; }
 DEVICE float load_float(const float *from) { return *from; }
-DEVICE Words load_16(const u16 *from) {
-    require_aligned(from, 16);
-    return *(const Words *)from;
-}
 DEVICE void store_past(Floats *to, Floats value) { *to = value; }
 DEVICE Floats load_past(const Floats *from) { return *from; }
-DEVICE bool is_last(int *counter, int count, int lane) {
-    u32 &before = exchange[current / 32][0][0];
-    wait_for_warp();
-    if (lane == 0) {
-        before = (*counter)++;
-        if (*counter == count) *counter = 0;
-    }
-    wait_for_warp();
-    bool is_last = (int)before == count - 1;
-    wait_for_warp();
+DEVICE bool is_last(int *counter, int count) {
+    bool is_last = ++*counter == count;
+    if (is_last) *counter = 0;
     return is_last;
 }
+DEVICE int from_lane(int value, int lane) {
+    auto &lanes = exchange[current / 32];
+    lanes[current % 32][0] = value;
+    wait_for_warp();
+    int found = lanes[lane][0];
+    wait_for_warp();
+    return found;
+}
+DEVICE u32 vote(bool is_so) {
+    u32 bits = 0;
+    for (int lane = 0; lane < 32; lane++) bits |= (u32)from_lane(is_so, lane) << lane;
+    return bits;
+}
+DEVICE int first_bit(u32 bits) { return __builtin_ctz(bits); }
 
 // Runs a kernel's blocks, one after the other; what is not written is no number.
 template <typename Body>

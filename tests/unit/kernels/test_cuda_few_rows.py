@@ -7,7 +7,6 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from flashdraft.kernels import triton_quantized_layout
 from flashdraft.kernels.cuda_few_rows import (
     Experts,
     FewPlan,
@@ -63,19 +62,28 @@ def test_gates(name, num_rows, activation):
 
 @pytest.mark.parametrize("num_rows", [1, 16])
 @pytest.mark.parametrize(
-    ("tiles", "warps", "depth", "slices", "blocks"),
+    ("tiles", "warps", "depth", "slices", "blocks", "job_pieces"),
     [
-        (2, 4, 2, 1, 1),  # a tile for a warp, or more
-        (2, 4, 3, 1, 2),  # tiles that two warps share, and two blocks
-        (2, 4, 3, 1, 5),  # less than a tile for a warp
-        (1, 2, 4, 2, 6),  # parts of slices, and of blocks
-        (1, 1, 3, 8, 8),  # one step for a slice
-        (2, 1, 3, 1, 32),  # one unit for a warp
+        (2, 4, 2, 1, 1, 4),  # a tile for a warp, or more
+        (2, 4, 3, 1, 2, 1),  # tiles that two warps share, and two blocks
+        (2, 4, 3, 1, 5, 2),  # less than a tile for a warp
+        (1, 2, 4, 2, 6, 1),  # parts of slices, and of blocks
+        (1, 1, 3, 8, 8, 2),  # one step for a slice
+        (2, 1, 3, 1, 32, 4),  # one unit for a warp
+        (2, 1, 3, 1, 19, 1),  # two units for some warps, and one for others
+        (1, 1, 2, 2, 2, 2),  # whole tiles of slices
     ],
 )
-def test_every_way_to_share_the_work(num_rows, tiles, warps, depth, slices, blocks):
-    plan = FewPlan(1 if num_rows == 1 else 16, tiles, warps, depth, slices, blocks)
+def test_every_way_to_share_the_work(num_rows, tiles, warps, depth, slices, blocks, job_pieces):
+    stored, pieces = (1, 1) if num_rows == 1 else (16, job_pieces)
+    plan = FewPlan(stored, tiles, warps, depth, slices, blocks, pieces)
     check("q4_0", num_rows, plan, out=128, depth=1024)
+
+
+@pytest.mark.parametrize("num_rows", [1, 16])
+def test_more_jobs_for_a_warp_than_it_has_threads(num_rows):
+    plan = FewPlan(1 if num_rows == 1 else 16, 2, 1, 3, 2, 2)
+    check("q4_0", num_rows, plan, out=1280, depth=256)
 
 
 def test_large_and_small_numbers_are_exact():
@@ -111,9 +119,8 @@ def mixture(inner, num_experts=5, hidden=256):
 
 
 @pytest.mark.parametrize("inner", [128, 256, 704])
-def test_a_mixture_for_one_row(inner, monkeypatch):
+def test_a_mixture_for_one_row(inner):
     """Also with rows that are filled up: 704 values take six steps."""
-    monkeypatch.setattr(triton_quantized_layout, "MAX_SPARE", 0.1)
     gate_up, down, chosen, shares = mixture(inner)
     x = torch.randn(1, 256).bfloat16()
     plan = FewPlan(1, 2, warps=2, depth=3, num_slices=1, num_blocks=2)

@@ -27,9 +27,9 @@ from flashdraft.engine.cache import CacheLayer
 from flashdraft.engine.width import WIDTHS
 from flashdraft.models.config import ExpertsConfig
 
-# The share of the bandwidth at which weights of at most so many bits are read, fitted to the rows
-# of the H200 results in int4 and fp8; other formats and cards are taken to be like these.
-FEW_BITS_SHARES = {6.0: 0.54, 10.0: 0.78}
+# The share of the bandwidth at which weights of at most so many bits are read for several rows,
+# fitted to the H200 results in int4 and fp8; other formats and cards are taken to be like these.
+FEW_BITS_SHARES = {6.0: 0.6, 10.0: 0.78}
 # launches per captured step, as profiled on the H200
 KERNELS_PER_LAYER, KERNELS_PER_EXPERT_LAYER, KERNELS_PER_DRAFT = 10.4, 14.8, 90
 TERA = 1e12
@@ -44,10 +44,10 @@ class Part:
     operations: float
     bits: float = FLOAT  # of a weight
 
-    def share(self, use: Efficiency) -> float:
-        """Of the bandwidth, at which its bytes are read."""
+    def share(self, use: Efficiency, rows: int) -> float:
+        """Of the bandwidth, at which its bytes are read for a step of so many rows."""
         shares = [share for most, share in FEW_BITS_SHARES.items() if self.bits <= most]
-        return min(use.bandwidth, shares[0]) if shares else use.bandwidth
+        return min(use.bandwidth, shares[0]) if shares and rows > 1 else use.bandwidth
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,10 @@ class Prediction:
     @property
     def step_s(self) -> float:
         return self.reading_s + self.arithmetic_s + self.kernels_s
+
+    @property
+    def rows(self) -> int:
+        return self.requests * (self.verify + 1)
 
     @property
     def num_bytes(self) -> float:
@@ -126,7 +130,7 @@ def predict(
     use = card.efficiency
     rate = math.inf if card.tflops is None else card.tflops * use.arithmetic * TERA
     bandwidth = card.bandwidth_tb_s * TERA
-    reading = [part.num_bytes / (bandwidth * part.share(use)) for part in parts]
+    reading = [part.num_bytes / (bandwidth * part.share(use, rows)) for part in parts]
     both = [
         math.hypot(read, part.operations / rate) for read, part in zip(reading, parts, strict=True)
     ]
@@ -225,7 +229,7 @@ def explain(step: Prediction, card: Card) -> list[str]:
         rate = f"{step.operations / TERA:.2f} TFLOP at {use.arithmetic:g} × {card.tflops:g} TFLOP/s"
     sizes: dict[float, float] = {}
     for part in step.parts:
-        share = part.share(use)
+        share = part.share(use, step.rows)
         sizes[share] = sizes.get(share, 0.0) + part.num_bytes
     terms = [
         f"{size / GB:.2f} GB ÷ ({share:g} × {card.bandwidth_tb_s:g} TB/s)"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import math
 from ctypes import c_float, c_int, c_uint64, c_void_p
 from typing import NamedTuple
 
@@ -20,8 +21,10 @@ from flashdraft.kernels.interface import Activation
 from flashdraft.kernels.triton_plan import DeviceLimits
 from flashdraft.kernels.triton_quantized_layout import Code, Number, PackedWeight
 
-# Rows of x for which this is the way, at most 16: with more of them Triton multiplies e4m3 faster.
+# Rows of x for which this is the way, at most 16. With more than one, Triton is faster at e4m3, and
+# at weights with fewer values.
 MAX_ROWS = {Code.INT4: 16, Code.INT8: 16, Code.FP8: 1}
+MIN_VALUES = 1 << 25
 DEPTH = 3  # units in a warp's ring, on their way or being read
 # By shared memory: rings leave most of it to x. A card with little of it has a slower memory too.
 WARPS = {200 << 10: (12, 16), 128 << 10: (8, 8), 0: (4, 4)}  # of a block, with four bits or eight
@@ -206,13 +209,19 @@ def multiply_few(
     With an activation the weight is [gate | up] by its rows: the result is that of `Kernels.gated`.
     None where this is not the way to multiply.
     """
-    if not 0 < x.shape[0] <= MAX_ROWS.get(weight.code, 0) or not _is_readable(x):
+    if not beats_triton(x.shape[0], weight) or not _is_readable(x):
         return None
     product = describe_product(weight, activation is not None)
     if product is None:
         return None
     plan = plan_few(x.shape[0], product, limits)
     return None if plan is None else launch(x, weight, product, plan, arrivals, activation)
+
+
+def beats_triton(num_rows: int, weight: PackedWeight) -> bool:
+    """Whether this was measured to be the faster way for so many rows."""
+    is_large = num_rows == 1 or math.prod(weight.shape) >= MIN_VALUES
+    return 0 < num_rows <= MAX_ROWS.get(weight.code, 0) and is_large
 
 
 def mix_one(
@@ -226,7 +235,7 @@ def mix_one(
     arrivals: Tensor,
 ) -> Tensor | None:
     """`Kernels.experts` for one row, in two launches; None where this is not the way."""
-    if x.shape[0] != 1 or MAX_ROWS.get(gate_up.code, 0) == 0 or not _is_readable(x):
+    if x.shape[0] != 1 or not beats_triton(1, gate_up) or not _is_readable(x):
         return None
     assert chosen.is_contiguous() and chosen.dtype is torch.int64
     assert shares.is_contiguous() and shares.dtype is torch.float32

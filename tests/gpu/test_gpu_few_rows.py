@@ -22,6 +22,7 @@ def in_use(monkeypatch):
     from flashdraft.kernels import cuda_few_rows
 
     monkeypatch.setattr(cuda_few_rows, "MAX_ROWS", dict.fromkeys(cuda_few_rows.MAX_ROWS, 16))
+    monkeypatch.setattr(cuda_few_rows, "MIN_VALUES", 0)
 
 
 def limits():

@@ -170,6 +170,8 @@ def test_few_bits_are_read_at_shares_of_their_own() -> None:
         (reading, *_) = explain(step, card)
         assert f"÷ ({share:g} × 4.8 TB/s) + " in reading and "÷ (0.78 × 4.8 TB/s)" in reading
         assert f"{cache / GB:.2f} GB ÷ (0.91 × 4.8 TB/s)" in reading
+        one = predict(pair, card, requests=1, context=4096, verify=0, form=form)
+        assert one.reading_s == pytest.approx(one.num_bytes / (0.91 * 4.8e12))  # one row
 
 
 def test_an_fp8_cache_is_half_read_and_not_measured() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -11,6 +13,7 @@ from flashdraft.kernels.cuda_few_rows import (
     Experts,
     FewPlan,
     Product,
+    beats_triton,
     describe_product,
     find_sizes,
     plan_few,
@@ -137,6 +140,15 @@ def test_a_mixture_for_one_row(inner):
     expected = (torch.cat(parts) * shares.T).sum(0, keepdim=True)
     spread = float(expected.std())
     torch.testing.assert_close(found.float(), expected, atol=0.01 * spread, rtol=0.01)
+
+
+def test_rows_and_weights_that_it_leaves_to_triton():
+    small = pack_quantized(FORMATS["q4_0"](out=128, depth=256))
+    large = replace(small, shape=(5376, 8192))
+    fp8 = replace(pack_quantized(FORMATS["fp8 row"](out=128, depth=256)), shape=(5376, 8192))
+    six = pack_quantized(FORMATS["q6_k"](out=128, depth=256))
+    taken = [[n for n in range(20) if beats_triton(n, w)] for w in (small, large, fp8, six)]
+    assert taken == [[1], list(range(1, 17)), [1], []]
 
 
 def test_formats_that_it_leaves_to_triton():

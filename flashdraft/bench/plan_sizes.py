@@ -20,6 +20,7 @@ from flashdraft.engine.cache import CacheLayer, bytes_per_token, cache_layers, w
 from flashdraft.engine.config import EngineConfig
 from flashdraft.engine.draft import MAX_BUFFERED
 from flashdraft.engine.memory import LOOKAHEAD, plan_pools
+from flashdraft.kernels.quantized import filled_depth
 from flashdraft.models.config import LayerConfig, ModelConfig
 from flashdraft.models.drafter import Drafter
 from flashdraft.models.drafter_config import DrafterConfig
@@ -87,6 +88,7 @@ class TargetSize:
     num_experts: int
     head: int
     table: int  # an embedding table of its own; 0 = it is the head
+    spare: int  # more, that fill up rows of 4-bit codes on a GPU
 
     @property
     def total(self) -> int:
@@ -130,6 +132,9 @@ def count_target(config: ModelConfig) -> TargetSize:
         small += count * (4 * hidden + (hidden + 1) * num_experts)
         each = count * 3 * hidden * experts.intermediate_size
     head = config.vocab_size * hidden
+    inner = [config.intermediate_size]
+    if experts is not None:
+        inner += [experts.intermediate_size] * num_experts
     return TargetSize(
         layers=heavy,
         light=sum(packs) - heavy,
@@ -138,6 +143,7 @@ def count_target(config: ModelConfig) -> TargetSize:
         num_experts=num_experts,
         head=head,
         table=0 if config.tie_embeddings else head,
+        spare=count * hidden * sum(filled_depth(depth) - depth for depth in inner),
     )
 
 
@@ -222,7 +228,10 @@ def _stored_format(pair: Pair, name: str, rest: float, flags: tuple[str, ...]) -
 
 def weight_bytes(size: TargetSize, form: Format) -> float:
     """What the target's weights take on the device."""
-    experts = size.experts * size.num_experts * (form.expert_bits or form.bits)
+    bits = form.expert_bits or form.bits
+    experts = size.experts * size.num_experts * bits
+    if not form.is_cpu and bits < 6:
+        experts += size.spare * bits
     table_bits = form.float_bits
     if form.table_bits is not None and size.table >= LEAST_VALUES:
         table_bits = form.table_bits

@@ -25,7 +25,7 @@ from flashdraft.engine.config import EngineConfig
 from flashdraft.engine.draft import MAX_BUFFERED
 from flashdraft.errors import CapacityError, RequestError
 from flashdraft.kernels.interface import Kernels
-from flashdraft.kernels.quantized import Scheme, quantized_bytes
+from flashdraft.kernels.quantized import Scheme, filled_bytes, quantized_bytes
 from flashdraft.models.drafter import Drafter, PackedDrafter
 from flashdraft.models.layers import Target
 from flashdraft.models.weights import TensorSource
@@ -81,7 +81,9 @@ def target_bytes(source: TensorSource, kernels: Kernels) -> int:
         if stored is None:
             scheme = None if name.endswith(".router.proj.weight") else kernels.quantize
             stored = _float_bytes(source.shape(name), kernels, schemes.get(name, scheme))
-        total += stored
+        total += (
+            filled_bytes(source.shape(name), stored) if kernels.device.type == "cuda" else stored
+        )
     return total
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
+import logging
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -21,6 +22,8 @@ from triton.runtime.cache import get_cache_manager
 from flashdraft.errors import FlashdraftError
 
 FOLDER = Path(__file__).parent / "cuda"
+log = logging.getLogger(__name__)
+
 _MAX_SHARED_BYTES, _OVERLAPS = 8, 6  # CU_FUNC_ATTRIBUTE_…, CU_LAUNCH_ATTRIBUTE_…
 
 
@@ -85,7 +88,10 @@ class Kernel:
 
 @functools.cache
 def can_compile(device: torch.device) -> bool:
-    """Whether kernels of this kind run on a device: CUDA's, from Ampere on, that NVRTC knows."""
+    """Whether kernels of this kind run on a device: CUDA's, from Ampere on, that NVRTC knows.
+
+    One is compiled and loaded to find out: parts of NVRTC may be missing, or newer than the driver.
+    """
     nvrtc = _find_nvrtc()
     if device.type != "cuda" or torch.version.cuda is None or nvrtc is None:
         return False
@@ -94,7 +100,14 @@ def can_compile(device: torch.device) -> bool:
     nvrtc.nvrtcGetNumSupportedArchs(byref(count))
     known = (c_int * count.value)()
     nvrtc.nvrtcGetSupportedArchs(known)
-    return major >= 8 and 10 * major + minor in known
+    if major < 8 or 10 * major + minor not in known:
+        return False
+    try:
+        Kernel.load("probe.cu", "probe", device)
+    except (FlashdraftError, RuntimeError, OSError) as error:
+        log.warning("NVRTC is there but of no use, so Triton takes its place: %s", error)
+        return False
+    return True
 
 
 def compile_source(name: str, flags: Mapping[str, int], architecture: str) -> bytes:
@@ -146,7 +159,10 @@ def _read(size_of: Callable[..., int], read: Callable[..., int], program: c_void
 
 
 def _bind(device: torch.device) -> None:
-    """Make sure that this thread has the device's context, which torch gives it at first use."""
+    """Make sure that this thread has a context, as torch gives it one at first use.
+
+    Where there are several devices, the caller has made this one the current one.
+    """
     driver, context = _driver(), c_void_p()
     _check(driver.cuCtxGetCurrent(byref(context)))
     if not context.value:

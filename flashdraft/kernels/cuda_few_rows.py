@@ -25,6 +25,7 @@ from flashdraft.kernels.triton_quantized_layout import Code, Number, PackedWeigh
 # at weights with fewer values.
 MAX_ROWS = {Code.INT4: 16, Code.INT8: 16, Code.FP8: 1}
 MIN_VALUES = 1 << 25
+MAX_PARTS_BYTES = 48 << 20  # of sums that blocks hand over: more take memory, and time
 DEPTH = 3  # units in a warp's ring, on their way or being read
 # By shared memory: rings leave most of it to x. A card with little of it has a slower memory too.
 WARPS = {200 << 10: (12, 16), 128 << 10: (8, 8), 0: (4, 4)}  # of a block, with four bits or eight
@@ -82,6 +83,11 @@ class Sizes(NamedTuple):
     num_pieces: int  # of a tile
     sums_bytes: int
     shared_bytes: int
+
+    @property
+    def parts_bytes(self) -> int:
+        """Of all tiles, if all of them had so many."""
+        return self.num_tiles * self.max_parts * self.sums_bytes
 
 
 class Experts(NamedTuple):
@@ -166,6 +172,8 @@ def _plan(stored_rows: int, product: Product, limits: DeviceLimits) -> FewPlan |
         blocks = min(blocks, num_units // warps)
         if sizes.shared_bytes > limits.shared_bytes or blocks == 0 or num_units >= 1 << 31:
             continue  # a warp must have a unit, and know which
+        if sizes.parts_bytes > MAX_PARTS_BYTES:
+            continue
         plan = plan._replace(num_blocks=blocks * slices)
         plan = plan._replace(job_pieces=_find_job_pieces(plan, sizes))
         idle = limits.num_processors / plan.num_blocks
@@ -219,7 +227,7 @@ def multiply_few(
 
 
 def beats_triton(num_rows: int, weight: PackedWeight) -> bool:
-    """Whether this was measured to be the faster way for so many rows."""
+    """Whether this is taken to be the faster way for so many rows: measured at 1 and 16 of them."""
     is_large = num_rows == 1 or math.prod(weight.shape) >= MIN_VALUES
     return 0 < num_rows <= MAX_ROWS.get(weight.code, 0) and is_large
 
@@ -286,9 +294,7 @@ def prepare(
     assert 0 < num_warps <= num_units < 1 << 31
     assert arrivals.numel() >= sizes.num_tiles * sizes.num_pieces and x.stride(1) == 1
     output = torch.empty(num_rows, product.columns, device=x.device, dtype=x.dtype)
-    parts = torch.empty(
-        sizes.num_tiles * sizes.max_parts * sizes.sums_bytes, device=x.device, dtype=torch.uint8
-    )
+    parts = torch.empty(sizes.parts_bytes, device=x.device, dtype=torch.uint8)
     shares = None if experts is None or experts.shares is None else experts.shares
     work = _Work(
         x.data_ptr(),

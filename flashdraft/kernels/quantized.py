@@ -21,6 +21,8 @@ from flashdraft.errors import CheckpointError, RequestError
 GROUPS = (128, 64, 32, 16)  # values that may share a scale, if not a whole row
 SUPER_GROUP = 256  # values under one scale of scales
 LARGEST_FP8 = 448.0  # of float8_e4m3fn
+FEW_BITS_STEP = 128  # values of a row of 4-bit codes that a GPU reads together
+MAX_SPARE = 0.1  # of a row, filled up for that: 704 values become 768
 _INTEGER_GROUP = 32  # unless another is asked for
 _INT4_ZERO = 8
 _LARGEST_SCALE = 65504.0  # of float16
@@ -205,6 +207,18 @@ def quantize(weight: Tensor, scheme: Scheme, group: int | None = None) -> Quanti
     outer = weight.shape[:-1]
     zero = _INT4_ZERO if scheme is Scheme.INT4 else 0
     return Quantized(scheme, codes.view(*outer, -1), scale.view(*outer, -1), group, zero)
+
+
+def filled_depth(depth: int) -> int:
+    """Of a row of 4-bit codes on a GPU: filled up to whole steps where that adds little."""
+    spare = -depth % FEW_BITS_STEP
+    return depth + spare if spare <= MAX_SPARE * depth else depth
+
+
+def filled_bytes(shape: Sequence[int], num_bytes: int) -> int:
+    """What so many bytes of codes and scales of this shape take on a GPU."""
+    is_filled = len(shape) > 1 and 8 * num_bytes < 6 * math.prod(shape)
+    return num_bytes * filled_depth(shape[-1]) // shape[-1] if is_filled else num_bytes
 
 
 def quantized_bytes(shape: Sequence[int], scheme: Scheme) -> int:

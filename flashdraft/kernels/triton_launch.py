@@ -16,7 +16,8 @@ signalled or ended: its programs then lie ready. Every kernel keeps two rules:
    predecessor is complete, and no more than two kernels share the processors. (Were all to signal
    at once, programs of many later kernels would lie ready and take the room of those at work.)
    Only a small kernel between two large ones signals before it waits (`stand_by`): the second can
-   ask for its weights while the first one ends.
+   ask for its weights while the first one ends, and three kernels share the processors. Results
+   never depend on this rule, only on the first.
 
 It pays where kernels are short: in steps of few rows. It does not for Triton's linears with weights
 in few bits, whose many programs come to lie unevenly: they are launched plainly. Those in CUDA C++

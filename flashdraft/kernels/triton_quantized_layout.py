@@ -17,10 +17,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from flashdraft.errors import CheckpointError
-from flashdraft.kernels.quantized import SUPER_GROUP, Quantized, Scheme
+from flashdraft.kernels.quantized import (
+    FEW_BITS_STEP,
+    SUPER_GROUP,
+    Quantized,
+    Scheme,
+    filled_depth,
+)
 
 ROW_TILE = 128  # rows are filled up to a multiple of it: no tile of a product is larger
-MAX_SPARE = 0.1  # of a row, filled up for wider planes: 704 values are 768
 _LANES = (64, 32, 16)  # a tensor core takes 16 values at a time
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -197,7 +202,7 @@ def _planes(code: Code) -> int:
 
 
 def _choose_lanes(weight: Quantized) -> int:
-    """The widest planes that share a scale and fill rows up by little; else the narrowest."""
+    """The widest planes that share a scale and divide a row, filled up where that is little."""
     depth, group = weight.shape[-1], weight.group
     planes = _planes(_CODES[weight.scheme])
 
@@ -217,8 +222,10 @@ def _choose_lanes(weight: Quantized) -> int:
             f"groups of {allowed}, or of a whole row. Use a checkpoint with such groups, or run "
             "this one on the CPU."
         )
-    spare = {lanes: -depth % (planes * lanes) for lanes in fitting}
-    return next((lanes for lanes in fitting if spare[lanes] <= depth * MAX_SPARE), fitting[-1])
+    whole = next((lanes for lanes in fitting if depth % (planes * lanes) == 0), 0)
+    if planes == 4 and 32 in fitting and filled_depth(depth) % FEW_BITS_STEP == 0:
+        return 32
+    return whole or fitting[-1]
 
 
 def _join(values: Tensor, width: int, dtype: torch.dtype) -> Tensor:

@@ -147,9 +147,10 @@ def test_overlapping_layers_keep_their_bits(
     scheme: Scheme | None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from flashdraft.kernels import triton_backend
+    from flashdraft.kernels import cuda_few_rows, triton_backend
 
     monkeypatch.setattr(triton_backend, "MIN_QUANTIZED_VALUES", 0)
+    monkeypatch.setattr(cuda_few_rows, "MIN_VALUES", 0)
     chain = Chain(num_rows, exact, scheme)
     allow_overlap(monkeypatch, False)
     expected = []

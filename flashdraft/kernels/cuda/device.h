@@ -23,7 +23,6 @@ struct __attribute__((aligned(16))) Floats {
 
 DEVICE int thread_index() { return threadIdx.x; }
 DEVICE int block_index() { return blockIdx.x; }
-DEVICE int num_blocks() { return gridDim.x; }
 
 DEVICE float as_float(u32 bits) { return __uint_as_float(bits); }
 DEVICE u16 to_bfloat16(float value) {

@@ -244,7 +244,7 @@ DEVICE float activate(float gate) {
     return divide(gate, 1.0f + exponential(-inner));
 }
 
-// One value of the result, or a gated one, of two rows of the weight.
+// What two rows of the weight give: two values of the result, or a gated one.
 DEVICE void write_two(const Work &work, int row, int column, float low, float high) {
     if (row >= work.num_rows) return;
     int other = GATED ? work.up_rows + column : column + 8;

@@ -135,12 +135,12 @@ DEVICE void end_shared_tiles(const Work &work, const Share &share, const char *r
         for (int i = 0; i < LANES && first + i * WARPS < num_jobs; i++) {
             Job job = own.of_lane(i);
             if (job.num_warps == 0) continue;
-            Quads quads = add_parts(job.num_warps, [=](int part, int i) {
+            Quads quads = add_parts(job.num_warps, [=](int part, int piece) {
                 int warp = job.first_warp + part;
                 const char *place = part == job.num_warps - 1 && job.goes_on
                                         ? heads + warp * SUMS_BYTES
                                         : rings + warp * (DEPTH * SLOT_BYTES);
-                return ((const Floats *)place)[(job.piece + i) * PIECE_QUADS + quad_of(lane)];
+                return ((const Floats *)place)[(job.piece + piece) * PIECE_QUADS + quad_of(lane)];
             });
             UNROLL for (int i = 0; i < JOB_PIECES; i++) {
                 if (job.num_parts == 1) {

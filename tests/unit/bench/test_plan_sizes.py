@@ -87,8 +87,17 @@ def test_parameters_are_those_of_a_checkpoint(tmp_path: Path, family: str) -> No
 def test_weights_in_every_format(name: str, resident: tuple[float, ...]) -> None:
     size = count_target(find_pair(name).target)
     assert size.light == 0
-    found = [weight_bytes(size, form) / GB for form in GPU_FORMATS]
+    bare = replace(size, spare=0)
+    found = [weight_bytes(bare, form) / GB for form in GPU_FORMATS]
     assert found == pytest.approx(resident, abs=0.1)
+
+
+def test_rows_that_a_gpu_fills_up_are_counted() -> None:
+    size = count_target(find_pair(MOE).target)
+    assert size.spare == 30 * 2816 * (128 * 64 + 64)  # 704 values of 768, and 2112 of 2176
+    (int4,) = (form for form in GPU_FORMATS if form.name == "int4, int8 head")
+    assert weight_bytes(size, int4) / GB == pytest.approx(14.99, abs=0.02)  # as loaded on the card
+    assert count_target(find_pair(DENSE).target).spare == 0
 
 
 def test_bits_are_those_of_the_kernels() -> None:

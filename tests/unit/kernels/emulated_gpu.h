@@ -36,7 +36,7 @@ struct Barrier {
 static std::vector<Fiber> fibers;
 static std::vector<Barrier> barriers;  // of the block, and of every warp
 static ucontext_t scheduler;
-static int current, block, blocks;
+static int current, block;
 static char *shared_memory;
 static u32 exchange[WARPS][32][6];
 
@@ -58,7 +58,6 @@ static void require_aligned(const void *place, int bytes) {
 
 DEVICE int thread_index() { return current; }
 DEVICE int block_index() { return block; }
-DEVICE int num_blocks() { return blocks; }
 DEVICE void wait_for_warp() { meet(barriers[1 + current / 32], 32); }
 DEVICE void wait_for_block() { meet(barriers[0], WARPS * 32); }
 DEVICE void wait_for_x() {}
@@ -174,7 +173,6 @@ template <typename Body>
 void run_blocks(int count, int shared_bytes, Body body) {
     static Body *the_body;
     the_body = &body;
-    blocks = count;
     for (block = 0; block < count; block++) {
         std::vector<char> memory(shared_bytes + 128, (char)0xFF);
         shared_memory = (char *)(((uintptr_t)memory.data() + 127) / 128 * 128);

@@ -32,7 +32,9 @@ MAX_SPILLED = 64  # bytes of a thread: what the loop does not use
 
 CASES = [("sm_90", name, 1) for name in PRODUCTS]
 CASES += [("sm_90", name, 16) for name in PRODUCTS if not PRODUCTS[name].experts]
-CASES += [(card, name, 16) for card in CARDS if card != "sm_90" for name in ("int4", "fp8")]
+OTHERS = [(name, 16) for name in ("int4", "int8, gated")]
+OTHERS += [(name, 1) for name in ("int4, gated", "int8", "fp8", "int4, experts down")]
+CASES += [(card, *other) for card in CARDS if card != "sm_90" for other in OTHERS]
 
 
 @pytest.mark.parametrize(("card", "name", "num_rows"), CASES)

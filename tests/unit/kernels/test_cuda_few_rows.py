@@ -9,6 +9,7 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
+from flashdraft.kernels import cuda_few_rows
 from flashdraft.kernels.cuda_few_rows import (
     Experts,
     FewPlan,
@@ -16,6 +17,7 @@ from flashdraft.kernels.cuda_few_rows import (
     beats_triton,
     describe_product,
     find_sizes,
+    multiply_few,
     plan_few,
 )
 from flashdraft.kernels.interface import Activation
@@ -28,7 +30,7 @@ from tests.unit.kernels.test_triton_quantized import FEW_ROWS_FORMATS, FORMATS
 
 WIDE = ("int8 row", "fp8 row", "fp8 block")  # their planes
 REFERENCE = TorchKernels(torch.device("cpu"), torch.float32)
-H200, RTX_4090 = CARDS["sm_90"].limits, CARDS["sm_89"].limits
+H200 = CARDS["sm_90"].limits
 
 
 def check(name, num_rows, plan, activation=None, **sizes):
@@ -178,10 +180,11 @@ def products(code):
         yield Product(*kind, 2816, 0, 8 * 6, 2, 2816, 6)
 
 
-@pytest.mark.parametrize("limits", [H200, RTX_4090])
+@pytest.mark.parametrize("card", CARDS)
 @pytest.mark.parametrize("num_rows", [1, 8, 16])
 @pytest.mark.parametrize("code", KINDS)
-def test_plans_fit_the_card_and_keep_it_busy(limits, num_rows, code):
+def test_plans_fit_the_card_and_keep_it_busy(card, num_rows, code):
+    limits = CARDS[card].limits
     for product in products(code):
         if product.experts and num_rows > 1:
             continue
@@ -192,6 +195,20 @@ def test_plans_fit_the_card_and_keep_it_busy(limits, num_rows, code):
         assert 0.9 * limits.num_processors < plan.num_blocks <= limits.num_processors
         num_warps = plan.num_blocks // plan.num_slices * plan.warps
         assert sizes.num_tiles * sizes.slice_steps >= num_warps
+
+
+def test_what_is_slower_or_takes_much_memory_is_not_launched(monkeypatch):
+    monkeypatch.setattr(cuda_few_rows, "_is_readable", lambda x: True)
+    monkeypatch.setattr(cuda_few_rows, "launch", lambda x, *rest: x)
+    small = pack_quantized(FORMATS["q4_0"](out=1024, depth=2048))
+    large, head = (replace(small, shape=(rows, 2048)) for rows in (16384, 1 << 20))
+
+    def is_launched(num_rows, weight):
+        x = torch.zeros(num_rows, 2048).bfloat16()
+        return multiply_few(x, weight, H200, torch.zeros(1)) is not None
+
+    found = [[is_launched(n, weight) for n in (1, 16, 17)] for weight in (small, large, head)]
+    assert found == [[True, False, False], [True, True, False], [True, False, False]]
 
 
 def test_a_weight_too_small_to_go_round_has_no_plan():

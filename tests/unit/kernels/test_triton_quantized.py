@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from flashdraft.errors import CheckpointError
-from flashdraft.kernels.quantized import Quantized, Scheme, quantize
+from flashdraft.kernels.quantized import Quantized, Scheme, filled_bytes, quantize
 from flashdraft.kernels.triton_quantized_layout import Number, pack_quantized
 from tests.interpreted import judge, report
 
@@ -225,6 +225,17 @@ def test_packing_keeps_the_size(name):
     weight = FORMATS[name](out=128)
     more = pack_quantized(weight).num_bytes - weight.num_bytes
     assert more == (2 * 128 if name == "w4a16 256" else 0)  # a row's only scale becomes a float32
+
+
+@pytest.mark.parametrize("scheme", [Scheme.INT4, Scheme.INT8, Scheme.FP8])
+@pytest.mark.parametrize(("depth", "filled"), [(704, 768), (2112, 2176), (768, 768), (192, 192)])
+def test_rows_that_are_filled_up_are_counted(scheme, depth, filled):
+    """Only those of 4-bit codes are."""
+    coded = quantize(torch.randn(128, depth), scheme)
+    packed = pack_quantized(coded)
+    assert packed.num_bytes == filled_bytes(coded.shape, coded.num_bytes)
+    expected = filled if scheme is Scheme.INT4 else depth
+    assert packed.num_steps * packed.planes * packed.lanes == expected
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,3 @@
+// Nothing: it shows that kernels can be compiled and loaded here.
+
+extern "C" __global__ void probe() {}

@@ -58,7 +58,7 @@ def test_a_plan_in_few_bits(capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     assert "expected in format 'int4, int8 head'" in out and "≈ " in out
     assert "this format was not measured" in out and "assumed here" in out
-    assert "÷ (0.54 × 1.792 TB/s) + " in out and "÷ (0.78 × 1.792 TB/s) + " in out
+    assert "÷ (0.6 × 1.792 TB/s) + " in out and "÷ (0.78 × 1.792 TB/s) + " in out
     assert "8,192 × 43,008 B" in out
     assert f"Run: flashdraft serve {DENSE} --quantize int4 --kv-dtype fp8 --max-context" in out
 

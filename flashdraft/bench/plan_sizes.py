@@ -20,7 +20,7 @@ from flashdraft.engine.cache import CacheLayer, bytes_per_token, cache_layers, w
 from flashdraft.engine.config import EngineConfig
 from flashdraft.engine.draft import MAX_BUFFERED
 from flashdraft.engine.memory import LOOKAHEAD, plan_pools
-from flashdraft.kernels.quantized import filled_depth
+from flashdraft.kernels.quantized import FILLED_BITS, filled_depth
 from flashdraft.models.config import LayerConfig, ModelConfig
 from flashdraft.models.drafter import Drafter
 from flashdraft.models.drafter_config import DrafterConfig
@@ -230,7 +230,7 @@ def weight_bytes(size: TargetSize, form: Format) -> float:
     """What the target's weights take on the device."""
     bits = form.expert_bits or form.bits
     experts = size.experts * size.num_experts * bits
-    if not form.is_cpu and bits < 6:
+    if not form.is_cpu and bits < FILLED_BITS:
         experts += size.spare * bits
     table_bits = form.float_bits
     if form.table_bits is not None and size.table >= LEAST_VALUES:

@@ -81,9 +81,9 @@ def target_bytes(source: TensorSource, kernels: Kernels) -> int:
         if stored is None:
             scheme = None if name.endswith(".router.proj.weight") else kernels.quantize
             stored = _float_bytes(source.shape(name), kernels, schemes.get(name, scheme))
-        total += (
-            filled_bytes(source.shape(name), stored) if kernels.device.type == "cuda" else stored
-        )
+        if kernels.device.type == "cuda":
+            stored = filled_bytes(source.shape(name), stored)
+        total += stored
     return total
 
 

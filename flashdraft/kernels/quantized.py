@@ -23,6 +23,7 @@ SUPER_GROUP = 256  # values under one scale of scales
 LARGEST_FP8 = 448.0  # of float8_e4m3fn
 FEW_BITS_STEP = 128  # values of a row of 4-bit codes that a GPU reads together
 MAX_SPARE = 0.1  # of a row, filled up for that: 704 values become 768
+FILLED_BITS = 6  # a value of such rows takes fewer, with its part of scales and minimums
 _INTEGER_GROUP = 32  # unless another is asked for
 _INT4_ZERO = 8
 _LARGEST_SCALE = 65504.0  # of float16
@@ -217,7 +218,7 @@ def filled_depth(depth: int) -> int:
 
 def filled_bytes(shape: Sequence[int], num_bytes: int) -> int:
     """What so many bytes of codes and scales of this shape take on a GPU."""
-    is_filled = len(shape) > 1 and 8 * num_bytes < 6 * math.prod(shape)
+    is_filled = len(shape) > 1 and 8 * num_bytes < FILLED_BITS * math.prod(shape)
     return num_bytes * filled_depth(shape[-1]) // shape[-1] if is_filled else num_bytes
 
 

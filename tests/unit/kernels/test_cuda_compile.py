@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from flashdraft.errors import FlashdraftError
-from flashdraft.kernels.cuda_driver import compile_source
+from flashdraft.kernels.cuda_driver import Kernel, can_compile, compile_source
 from flashdraft.kernels.cuda_few_rows import Product, make_flags, plan_few
 from flashdraft.kernels.interface import Activation
 from flashdraft.kernels.triton_quantized_layout import Code
@@ -45,6 +46,22 @@ def test_compiles_and_keeps_to_registers(card, name, num_rows):
     flags = make_flags(product, plan, activation)
     binary = compile_source("few_rows.cu", flags, f"sm_{found.capability}")
     assert count_spilled(binary) <= MAX_SPILLED
+
+
+def test_an_nvrtc_that_does_not_work_is_left_alone(monkeypatch, caplog):
+    def fail(*rest):
+        raise RuntimeError("CUDA error 222: made by a newer compiler")
+
+    device = torch.device("cuda", 0)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(Kernel, "load", staticmethod(lambda *rest: None))
+    assert can_compile.__wrapped__(device)
+    monkeypatch.setattr(Kernel, "load", staticmethod(fail))
+    assert not can_compile.__wrapped__(device)
+    assert "Triton takes its place: CUDA error 222" in caplog.text
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    assert not can_compile.__wrapped__(device)
 
 
 def test_an_error_says_what_the_compiler_says():

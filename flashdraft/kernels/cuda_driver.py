@@ -24,7 +24,8 @@ from flashdraft.errors import FlashdraftError
 FOLDER = Path(__file__).parent / "cuda"
 log = logging.getLogger(__name__)
 
-_MAX_SHARED_BYTES, _OVERLAPS = 8, 6  # CU_FUNC_ATTRIBUTE_…, CU_LAUNCH_ATTRIBUTE_…
+_MAX_SHARED_BYTES = 8  # CU_FUNC_ATTRIBUTE_…
+_OVERLAPS, _CLUSTER = 6, 4  # CU_LAUNCH_ATTRIBUTE_…
 
 
 class _Attribute(ctypes.Structure):
@@ -66,24 +67,43 @@ class Kernel:
         shared_bytes: int,
         argument: ctypes.Structure,
         overlaps: bool,
+        cluster: int = 1,
     ) -> None:
-        """Launch on torch's current stream; `overlaps` as in triton_launch.py."""
+        """Launch on torch's current stream, so many blocks in a cluster; `overlaps` as in
+        triton_launch.py."""
+        settings = self._configure(num_blocks, num_threads, shared_bytes, overlaps, cluster)
+        arguments = (c_void_p * 1)(ctypes.addressof(argument))
+        _check(_driver().cuLaunchKernelEx(byref(settings), self._function, arguments, None))
+
+    def count_clusters(self, cluster: int, num_threads: int, shared_bytes: int) -> int:
+        """How many clusters of so many blocks the device can hold at a time."""
+        settings, count = (
+            self._configure(cluster, num_threads, shared_bytes, False, cluster),
+            c_int(),
+        )
+        _check(
+            _driver().cuOccupancyMaxActiveClusters(byref(count), self._function, byref(settings))
+        )
+        return count.value
+
+    def _configure(
+        self, num_blocks: int, num_threads: int, shared_bytes: int, overlaps: bool, cluster: int
+    ) -> _Configuration:
         _bind(self._device)
-        driver, stream = _driver(), torch.cuda.current_stream(self._device).cuda_stream
         if shared_bytes > self._max_shared_bytes:
-            _check(driver.cuFuncSetAttribute(self._function, _MAX_SHARED_BYTES, shared_bytes))
+            _check(_driver().cuFuncSetAttribute(self._function, _MAX_SHARED_BYTES, shared_bytes))
             self._max_shared_bytes = shared_bytes
-        attribute = _Attribute(_OVERLAPS, 0, (1,))
-        settings = _Configuration(
+        attributes = [_Attribute(_OVERLAPS, 0, (1,))] if overlaps else []
+        if cluster > 1:
+            attributes.append(_Attribute(_CLUSTER, 0, (cluster, 1, 1)))
+        return _Configuration(
             (num_blocks, 1, 1),
             (num_threads, 1, 1),
             shared_bytes,
-            stream,
-            ctypes.pointer(attribute),
-            int(overlaps),
+            torch.cuda.current_stream(self._device).cuda_stream,
+            (_Attribute * 2)(*attributes),
+            len(attributes),
         )
-        arguments = (c_void_p * 1)(ctypes.addressof(argument))
-        _check(driver.cuLaunchKernelEx(byref(settings), self._function, arguments, None))
 
 
 @functools.cache

@@ -26,7 +26,9 @@ from flashdraft.kernels.triton_quantized_layout import Code, Number, PackedWeigh
 MAX_ROWS = {Code.INT4: 16, Code.INT8: 16, Code.FP8: 1}
 MIN_VALUES = 1 << 25
 MAX_PARTS_BYTES = 48 << 20  # of sums that blocks hand over: more take memory, and time
-DEPTH = 3  # units in a warp's ring, on their way or being read
+CLUSTER = 2  # slices that meet in a cluster; larger ones leave processors without work
+DEPTH = {1: 4, 8: 3, 16: 3}  # units in a warp's ring, on their way or being read, by rows of x
+EARLY = 2  # of them are asked for before x
 # By shared memory: rings leave most of it to x. A card with little of it has a slower memory too.
 WARPS = {200 << 10: (12, 16), 128 << 10: (8, 8), 0: (4, 4)}  # of a block, with four bits or eight
 _SCALES = {Number.FLOAT16: 1, Number.BFLOAT16: 2, Number.FLOAT32: 3}
@@ -42,6 +44,7 @@ class FewPlan(NamedTuple):
     num_slices: int
     num_blocks: int
     job_pieces: int = 1  # of a tile of the result, that a warp adds up at a time
+    clustered: bool = False  # a cluster of blocks has all slices
 
 
 class Product(NamedTuple):
@@ -83,11 +86,8 @@ class Sizes(NamedTuple):
     num_pieces: int  # of a tile
     sums_bytes: int
     shared_bytes: int
-
-    @property
-    def parts_bytes(self) -> int:
-        """Of all tiles, if all of them had so many."""
-        return self.num_tiles * self.max_parts * self.sums_bytes
+    parts_bytes: int  # of all tiles, if all of them had so many
+    arrivals_bytes: int
 
 
 class Experts(NamedTuple):
@@ -147,16 +147,21 @@ def describe_product(
     )
 
 
-def plan_few(num_rows: int, product: Product, limits: DeviceLimits) -> FewPlan | None:
-    """Slices of x as large as shared memory has room for beside the rings.
+def plan_few(
+    num_rows: int, product: Product, limits: DeviceLimits, clusters: bool = True
+) -> FewPlan | None:
+    """Slices of x as large as shared memory has room for beside the rings, met in clusters if any.
 
     None where it has not, or where the weight is too small to go round.
     """
-    return _plan(1 if num_rows == 1 else 8 if num_rows <= 8 else 16, product, limits)
+    stored_rows = 1 if num_rows == 1 else 8 if num_rows <= 8 else 16
+    return _plan(stored_rows, product, limits, clusters and limits.generation >= 9)
 
 
 @functools.lru_cache(maxsize=1024)
-def _plan(stored_rows: int, product: Product, limits: DeviceLimits) -> FewPlan | None:
+def _plan(
+    stored_rows: int, product: Product, limits: DeviceLimits, clusters: bool
+) -> FewPlan | None:
     tiles = 2 if product.width == 32 else 1
     either = next(counts for least, counts in WARPS.items() if limits.shared_bytes >= least)
     warps = either[product.code is not Code.INT4]
@@ -165,26 +170,31 @@ def _plan(stored_rows: int, product: Product, limits: DeviceLimits) -> FewPlan |
     for slices in range(1, most + 1):
         if product.num_steps % slices:
             continue
-        blocks = limits.num_processors // slices
-        plan = FewPlan(stored_rows, tiles, warps, DEPTH, slices, blocks * slices)
-        sizes = find_sizes(plan, product)
-        num_units = sizes.num_tiles * sizes.slice_steps
-        blocks = min(blocks, num_units // warps)
-        if sizes.shared_bytes > limits.shared_bytes or blocks == 0 or num_units >= 1 << 31:
-            continue  # a warp must have a unit, and know which
-        if sizes.parts_bytes > MAX_PARTS_BYTES:
-            continue
-        plan = plan._replace(num_blocks=blocks * slices)
-        plan = plan._replace(job_pieces=_find_job_pieces(plan, sizes))
-        idle = limits.num_processors / plan.num_blocks
-        found.append((idle * (1 + 0.01 * slices), plan))
+        for clustered in (False, True) if clusters and slices == CLUSTER else (False,):
+            blocks = limits.num_processors // slices
+            plan = FewPlan(stored_rows, tiles, warps, DEPTH[stored_rows], slices, blocks * slices)
+            plan = plan._replace(clustered=clustered)
+            sizes = find_sizes(plan, product)
+            num_units = sizes.num_tiles * sizes.slice_steps
+            blocks = min(blocks, num_units // warps)
+            if sizes.shared_bytes > limits.shared_bytes or blocks == 0 or num_units >= 1 << 31:
+                continue  # a warp must have a unit, and know which
+            if sizes.parts_bytes > MAX_PARTS_BYTES:
+                continue
+            if clustered and -(-num_units // (blocks * warps)) >= 2 * sizes.slice_steps:
+                continue  # it would have more than one whole tile
+            plan = plan._replace(num_blocks=blocks * slices)
+            plan = plan._replace(job_pieces=_find_job_pieces(plan, sizes))
+            idle = limits.num_processors / plan.num_blocks
+            found.append((idle * (1 + 0.01 * slices) * (0.9 if clustered else 1), plan))
     return min(found, key=lambda pair: pair[0])[1] if found else None
 
 
 def _find_job_pieces(plan: FewPlan, sizes: Sizes) -> int:
     """As many as leave work for most warps: a warp's jobs wait for the memory one by one."""
     num_pieces = sizes.num_tiles * sizes.num_pieces // (plan.num_blocks // plan.num_slices)
-    fits = [n for n in (4, 2) if sizes.num_pieces % n == 0 and 3 * num_pieces >= 2 * n * plan.warps]
+    warps = plan.warps * (plan.num_slices if plan.clustered else 1)
+    fits = [n for n in (4, 2) if sizes.num_pieces % n == 0 and 3 * num_pieces >= 2 * n * warps]
     return fits[0] if fits else 1
 
 
@@ -199,10 +209,15 @@ def find_sizes(plan: FewPlan, product: Product) -> Sizes:
     pieces = -(-plan.tiles // 2) if one else plan.tiles * row_tiles
     sums_bytes = pieces * (128 if one else 512)
     slot_bytes = 16 * plan.tiles * (2 * product.width + product.scale_bytes)
-    shared_bytes = plan.warps * (plan.depth * slot_bytes + sums_bytes)
+    shared_bytes = plan.warps * (plan.depth * slot_bytes + (1 + plan.clustered) * sums_bytes)
     shared_bytes += slice_steps * product.step * 2 * plan.stored_rows
     max_parts = plan.num_slices * of_a_slice
-    return Sizes(slice_steps, num_tiles, max_parts, pieces, sums_bytes, shared_bytes)
+    # A counter for each piece; without slices a box for what each block leaves to the next one.
+    arrivals_bytes, parts_bytes = 4 * num_tiles * pieces, num_tiles * max_parts * sums_bytes
+    if plan.clustered or plan.num_slices == 1:
+        arrivals_bytes, parts_bytes = plan.num_blocks // plan.num_slices * sums_bytes * 2, 0
+    sums = pieces, sums_bytes, shared_bytes, parts_bytes, arrivals_bytes
+    return Sizes(slice_steps, num_tiles, max_parts, *sums)
 
 
 def multiply_few(
@@ -223,7 +238,27 @@ def multiply_few(
     if product is None:
         return None
     plan = plan_few(x.shape[0], product, limits)
+    if plan is not None and plan.clustered and not _has_room(plan, product, activation, x.device):
+        plan = plan_few(x.shape[0], product, limits, clusters=False)
     return None if plan is None else launch(x, weight, product, plan, arrivals, activation)
+
+
+@functools.lru_cache(maxsize=1024)
+def _has_room(
+    plan: FewPlan, product: Product, activation: Activation | None, device: torch.device
+) -> bool:
+    """Whether all clusters run at the same time: how a card groups its processors is its secret."""
+    kernel = _load(plan, product, activation, device)
+    sizes = find_sizes(plan, product)
+    count = kernel.count_clusters(plan.num_slices, 32 * plan.warps, sizes.shared_bytes)
+    return count * plan.num_slices >= plan.num_blocks
+
+
+def _load(
+    plan: FewPlan, product: Product, activation: Activation | None, device: torch.device
+) -> Kernel:
+    flags = make_flags(product, plan, activation)
+    return Kernel.load("few_rows.cu", "multiply_few", device, *flags.items())
 
 
 def beats_triton(num_rows: int, weight: PackedWeight) -> bool:
@@ -270,10 +305,14 @@ def launch(
 ) -> Tensor:
     """A product on the current stream."""
     work, sizes, output, _parts = prepare(x, weight, product, plan, arrivals, experts)
-    flags = make_flags(product, plan, activation)
-    kernel = Kernel.load("few_rows.cu", "multiply_few", x.device, *flags.items())
-    overlaps = triton_launch.can_overlap(x.device)
-    kernel.launch(plan.num_blocks, 32 * plan.warps, sizes.shared_bytes, work, overlaps)
+    _load(plan, product, activation, x.device).launch(
+        plan.num_blocks,
+        32 * plan.warps,
+        sizes.shared_bytes,
+        work,
+        triton_launch.can_overlap(x.device),
+        plan.num_slices if plan.clustered else 1,
+    )
     return output
 
 
@@ -292,7 +331,9 @@ def prepare(
     assert plan.num_blocks % plan.num_slices == 0
     num_units = sizes.num_tiles * sizes.slice_steps
     assert 0 < num_warps <= num_units < 1 << 31
-    assert arrivals.numel() >= sizes.num_tiles * sizes.num_pieces and x.stride(1) == 1
+    if plan.clustered:  # a warp has room for one whole tile
+        assert -(-num_units // num_warps) < 2 * sizes.slice_steps
+    assert 4 * arrivals.numel() >= sizes.arrivals_bytes and x.stride(1) == 1
     output = torch.empty(num_rows, product.columns, device=x.device, dtype=x.dtype)
     parts = torch.empty(sizes.parts_bytes, device=x.device, dtype=torch.uint8)
     shares = None if experts is None or experts.shares is None else experts.shares
@@ -337,7 +378,10 @@ def make_flags(product: Product, plan: FewPlan, activation: Activation | None) -
         "TILES": plan.tiles,
         "WARPS": plan.warps,
         "DEPTH": plan.depth,
+        "EARLY": min(EARLY, plan.depth - 1),
+        "BLOCKS": 1,
         "JOB_PIECES": plan.job_pieces,
+        "SLICES": 2 if plan.clustered else int(plan.num_slices > 1),
     }
 
 

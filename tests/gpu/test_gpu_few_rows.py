@@ -34,7 +34,7 @@ def limits():
 def multiply(x, packed, activation=None):
     from flashdraft.kernels.cuda_few_rows import multiply_few
 
-    arrivals = torch.zeros(4096, device=DEVICE, dtype=torch.int32)
+    arrivals = torch.zeros(1 << 18, device=DEVICE, dtype=torch.int32)
     found = multiply_few(x, packed, limits(), arrivals, activation)
     assert found is not None and not arrivals.any()
     return found
@@ -132,7 +132,7 @@ def test_a_chain_in_a_graph_is_the_chain(num_rows):
             y = multiply_unchecked(y, weight)
         return y
 
-    arrivals = torch.zeros(4096, device=DEVICE, dtype=torch.int32)
+    arrivals = torch.zeros(1 << 18, device=DEVICE, dtype=torch.int32)
 
     def multiply_unchecked(y, weight):
         from flashdraft.kernels.cuda_few_rows import multiply_few
@@ -163,7 +163,7 @@ def test_a_mixture_for_one_row(inner):
     x = torch.randn(1, 2816, device=DEVICE).bfloat16()
     chosen = torch.randperm(16, device=DEVICE)[None, :8].contiguous()
     shares = torch.rand(1, 8, device=DEVICE)
-    arrivals = torch.zeros(4096, device=DEVICE, dtype=torch.int32)
+    arrivals = torch.zeros(1 << 18, device=DEVICE, dtype=torch.int32)
     mixture = (x, *packed, chosen, shares, Activation.GELU_TANH)
     found = mix_one(*mixture, limits(), arrivals)
     expected = mix_quantized(*mixture, limits().num_processors, arrivals)

@@ -12,12 +12,25 @@ struct __attribute__((aligned(16))) Floats {
     float of[4];
 };
 
+// Four sums on their way to another block, each with a flag: who finds the flags has the sums.
+struct __attribute__((aligned(32))) Box {
+    u64 of[4];
+};
+
+template <int COUNT>
+struct __attribute__((aligned(2 * COUNT))) Few {
+    u16 of[COUNT];
+};
+struct __attribute__((aligned(8))) Two {
+    float x, y;
+};
+
 #ifdef EMULATED
 #include EMULATED
 #else
 
 #define DEVICE __device__ __forceinline__
-#define KERNEL extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
+#define KERNEL extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
 #define UNROLL _Pragma("unroll")
 #define SHARED(name) extern __shared__ __align__(128) char name[]
 
@@ -40,6 +53,9 @@ DEVICE float float16_at(u32 two, int place) {
 }
 DEVICE float exponential(float value) { return __expf(value); }
 DEVICE float divide(float value, float by) { return __fdividef(value, by); }
+DEVICE float inverse_root(float value) { return rsqrtf(value); }
+DEVICE float power_of_two(float exponent) { return exp2f(exponent); }
+DEVICE float larger(float a, float b) { return fmaxf(a, b); }
 DEVICE u32 fused(u32 two, u32 factors, u32 terms) {  // two * factors + terms, of bfloat16
     u32 sums;
     asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(sums) : "r"(two), "r"(factors), "r"(terms));
@@ -57,6 +73,27 @@ DEVICE void multiply(float *sum, Words a, u32 b0, u32 b1, const float *c) {
 
 DEVICE void wait_for_warp() { __syncwarp(); }
 DEVICE void wait_for_block() { __syncthreads(); }
+DEVICE void wait_for_cluster() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+// From the same place in the shared memory of another block of the cluster.
+DEVICE Floats load_near(const Floats *place, int block) {
+    Floats value = {};
+#if __CUDA_ARCH__ >= 900
+    u32 there;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;"
+        : "=r"(there)
+        : "r"((u32)__cvta_generic_to_shared(place)), "r"(block));
+    asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(value.of[0]), "=f"(value.of[1]), "=f"(value.of[2]), "=f"(value.of[3])
+                 : "r"(there)
+                 : "memory");
+#endif
+    return value;
+}
 
 // Copies into shared memory that go on by themselves, in groups.
 typedef u32 Shared;
@@ -73,12 +110,10 @@ DEVICE void copy_or_zeros(Shared to, const u16 *from, bool is_there) {  // 16 by
                  "r"(is_there ? 16 : 0));
 }
 DEVICE void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-DEVICE void wait_for_unit() {  // the oldest of the DEPTH - 1 that are on their way
-    asm volatile("cp.async.wait_group %0;" ::"n"(DEPTH - 2) : "memory");
-    __syncwarp();
+template <int LEFT>
+DEVICE void wait_for_copies() {  // for all groups but the last ones
+    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
 }
-
-DEVICE void wait_for_copies() { asm volatile("cp.async.wait_group 0;" ::: "memory"); }
 
 // Until all earlier kernels are complete; then the next one may start (see triton_launch.py).
 DEVICE void wait_for_x() {
@@ -87,6 +122,9 @@ DEVICE void wait_for_x() {
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
+
+// Asks for what will be read soon.
+DEVICE void touch(const void *place) { asm volatile("prefetch.global.L1 [%0];" ::"l"(place)); }
 
 // What another kernel may have written, past the processor's own cache.
 DEVICE u64 load_number(const long long *from) {
@@ -126,7 +164,66 @@ DEVICE bool is_last(int *counter, int count) {
     return before == count - 1;
 }
 
+DEVICE void put(Box *box, u64 a, u64 b, u64 c, u64 d) {
+    asm volatile("st.relaxed.gpu.global.v2.u64 [%0], {%1, %2};" ::"l"(box), "l"(a), "l"(b));
+    asm volatile("st.relaxed.gpu.global.v2.u64 [%0 + 16], {%1, %2};" ::"l"(box), "l"(c), "l"(d));
+}
+DEVICE u64 flagged(float value) { return (u64)1 << 32 | __float_as_uint(value); }
+DEVICE void send(Box *box, Floats quad) {
+    put(box, flagged(quad.of[0]), flagged(quad.of[1]), flagged(quad.of[2]), flagged(quad.of[3]));
+}
+// Waits until the box is full, and leaves it empty.
+DEVICE Floats receive(Box *box) {
+    u64 a, b, c, d;
+    do {
+        asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];" : "=l"(a), "=l"(b) : "l"(box));
+        asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2 + 16];"
+                     : "=l"(c), "=l"(d)
+                     : "l"(box));
+    } while ((a & b & c & d) >> 32 == 0);
+    put(box, 0, 0, 0, 0);
+    return {as_float(a), as_float(b), as_float(c), as_float(d)};
+}
+
+DEVICE void store_two(float *to, Two value) {
+    asm volatile("st.global.cg.v2.f32 [%0], {%1, %2};" ::"l"(to), "f"(value.x), "f"(value.y)
+                 : "memory");
+}
+DEVICE Two load_two(const float *from) {
+    Two value;
+    asm volatile("ld.global.cg.v2.f32 {%0, %1}, [%2];"
+                 : "=f"(value.x), "=f"(value.y)
+                 : "l"(from)
+                 : "memory");
+    return value;
+}
+// Waits until so many blocks, a power of two, have come here; what they stored before can be seen
+// then. Nobody takes the number of those that ever came back.
+DEVICE void meet_blocks(u32 *came, u32 count) {
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        u32 before, now;
+        asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;"
+                     : "=r"(before)
+                     : "l"(came)
+                     : "memory");
+        u32 wanted = (before / count + 1) * count;
+        do {
+            asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(came) : "memory");
+        } while ((int)(now - wanted) < 0);
+    }
+    __syncthreads();
+}
+
 // Between the threads of a warp.
+DEVICE float sum_of_warp(float value) {
+    UNROLL for (int i = 16; i > 0; i /= 2) value += __shfl_xor_sync(~0u, value, i);
+    return value;
+}
+DEVICE float most_of_warp(float value) {
+    UNROLL for (int i = 16; i > 0; i /= 2) value = fmaxf(value, __shfl_xor_sync(~0u, value, i));
+    return value;
+}
 DEVICE int from_lane(int value, int lane) { return __shfl_sync(~0u, value, lane); }
 DEVICE u32 vote(bool is_so) { return __ballot_sync(~0u, is_so); }
 DEVICE int first_bit(u32 bits) { return __ffs(bits) - 1; }
@@ -139,7 +236,4 @@ DEVICE u32 two_powers(int exponent) { return (127 + exponent) * 0x00800080u; }  
 DEVICE float bfloat16(u32 bits) { return as_float(bits << 16); }
 DEVICE float rounded(float value) { return bfloat16(to_bfloat16(value)); }
 DEVICE u32 two_halves(float value) { return to_bfloat16(value) * 0x00010001u; }
-DEVICE float half_at(u32 two, int place) {
-    if (SCALE == 1) return float16_at(two, place);
-    return place == 0 ? bfloat16(two) : as_float(two & 0xFFFF0000);
-}
+DEVICE float minus_infinity() { return as_float(0xFF800000); }

@@ -26,6 +26,8 @@
 //   TILES   of 16 rows, in a unit; 1 or 2
 //   WARPS   of a block
 //   DEPTH   units of a ring
+//   EARLY   how many of them are asked for before x: more would keep x waiting
+//   SLICES  of the depth: 0: one, 1: several, 2: several, and a cluster of blocks has one each
 //   JOB_PIECES  of a tile of the result, which one warp adds up at a time
 
 #include "device.h"
@@ -183,6 +185,11 @@ DEVICE u32 unpack(u32 word, int plane, float zero) {
     return fused((sign & 0x80008000) | (rest & 0x07F007F0), two_powers(120), 0x80008000);
 }
 
+DEVICE float half_at(u32 two, int place) {
+    if (SCALE == 1) return float16_at(two, place);
+    return place == 0 ? bfloat16(two) : as_float(two & 0xFFFF0000);
+}
+
 // The scale of a thread's row in a half, from what was fetched for it.
 DEVICE float scale_of(const u32 *scales, int half, int place, int lane) {
     if (SCALE == 3) return as_float(scales[half]);
@@ -274,48 +281,52 @@ KERNEL multiply_few(Work work) {
 
     char *ring = shared + warp_here * (DEPTH * SLOT_BYTES);
     char *stored = shared + WARPS * (DEPTH * SLOT_BYTES);
-    char *heads = stored + work.slice_steps * (STEP * 2 * ROWS);
+    char *sums = stored + work.slice_steps * (STEP * 2 * ROWS);
     Shared copies = to_shared(ring);
 
     Place place = {nullptr, nullptr, tile, step, 0};
     if (EXPERTS > 0) wait_for_x();  // which also chose the experts
-    UNROLL for (int i = 0; i < DEPTH - 1; i++) {
+    UNROLL for (int i = 0; i < DEPTH; i++) {
+        if (i == EARLY) {
+            if (EXPERTS == 0) wait_for_x();
+            load_x(work, share, first_step, to_shared(stored));
+        }
         if (ahead < end) load_unit(work, first_step, place, copies + i * SLOT_BYTES, lane);
         ahead++;
         commit();
     }
-    if (EXPERTS == 0) wait_for_x();
-    load_x(work, share, first_step, to_shared(stored));
-    wait_for_copies();
+    wait_for_copies<DEPTH - EARLY>();
     wait_for_block();
 
-    int slot = 0, free_slot = DEPTH - 1;
+    int slot = 0;
     while (unit < end) {
         int whole_end = unit + work.slice_steps - step, tile_end = min_of(end, whole_end);
         bool is_whole = step == 0 && tile_end == whole_end;
         const char *x = stored + step * (STEP * 2 * ROWS);
         Totals total = {};
         for (; unit < tile_end; unit++) {
-            wait_for_unit();
-            if (ahead < end) load_unit(work, first_step, place, copies + free_slot * SLOT_BYTES, lane);
-            ahead++;
-            commit();
+            wait_for_copies<DEPTH - 1>();
+            wait_for_warp();
             const float *factor = EXPERTS == 2 ? work.shares + step / work.expert_steps : nullptr;
             add_unit(ring + slot * SLOT_BYTES, x, factor, lane, work.zero, total);
+            wait_for_warp();  // all of it has read the unit
+            if (ahead < end) load_unit(work, first_step, place, copies + slot * SLOT_BYTES, lane);
+            ahead++;
+            commit();
             step++;
-            free_slot = slot;
             slot = slot + 1 == DEPTH ? 0 : slot + 1;
             x += STEP * 2 * ROWS;
         }
-        if (is_whole) {
+        if (is_whole && SLICES < 2) {
             end_whole_tile(work, share, tile, lane, total);
         } else {
-            if (unit == end) wait_for_warp();  // all of it has read the last unit
-            put_sums(unit == end ? ring : heads + warp_here * SUMS_BYTES, lane, total);
+            int kind = is_whole ? WHOLE : unit == end ? RING : HEAD;
+            put_sums(sums_of(kind, warp_here, shared, sums), lane, total);
         }
         step = 0;
         tile++;
     }
-    wait_for_block();
-    end_shared_tiles(work, share, shared, heads, warp_here, lane);
+    SLICES == 2 ? wait_for_cluster() : wait_for_block();
+    end_shared_tiles(work, share, shared, sums, warp_here, lane);
+    if (SLICES == 2) wait_for_cluster();  // the others have read what is here
 }

@@ -2,5 +2,6 @@
 #include "few_rows.cu"
 
 extern "C" void run(const Work *work, int num_blocks, int shared_bytes) {
-    run_blocks(num_blocks, shared_bytes, [work] { multiply_few(*work); });
+    int cluster = SLICES == 2 ? work->num_slices : 1;
+    run_blocks(num_blocks, cluster, shared_bytes, [work] { multiply_few(*work); });
 }

@@ -1,5 +1,5 @@
-// One block of a GPU at a time on a CPU: every thread is a fiber, and collectives wait for the
-// others. It is included by flashdraft/kernels/cuda/device.h in place of a GPU's instructions.
+// One block of a GPU at a time on a CPU, or one cluster: every thread is a fiber, and collectives wait
+// for the others. It is included by flashdraft/kernels/cuda/device.h in place of a GPU's instructions.
 #pragma once
 
 #include <ucontext.h>
@@ -15,7 +15,9 @@
 #define DEVICE inline
 #define KERNEL static void
 #define UNROLL
-#define SHARED(name) char *name = shared_memory
+#define SHARED(name) char *name = shared_memory[current / THREADS_HERE]
+
+constexpr int THREADS_HERE = WARPS * 32, MOST_TOGETHER = 8;
 
 struct Copy {
     char *to;
@@ -34,11 +36,11 @@ struct Barrier {
 };
 
 static std::vector<Fiber> fibers;
-static std::vector<Barrier> barriers;  // of the block, and of every warp
+static std::vector<Barrier> barriers;  // of the cluster, of every block, and of every warp
 static ucontext_t scheduler;
-static int current, block;
-static char *shared_memory;
-static u32 exchange[WARPS][32][6];
+static int current, first_block, together;
+static char *shared_memory[MOST_TOGETHER];
+static u32 exchange[WARPS * MOST_TOGETHER][32][6];
 
 static void give_way() { swapcontext(&fibers[current].context, &scheduler); }
 static void meet(Barrier &barrier, int count) {
@@ -56,11 +58,13 @@ static void require_aligned(const void *place, int bytes) {
     abort();
 }
 
-DEVICE int thread_index() { return current; }
-DEVICE int block_index() { return block; }
-DEVICE void wait_for_warp() { meet(barriers[1 + current / 32], 32); }
-DEVICE void wait_for_block() { meet(barriers[0], WARPS * 32); }
+DEVICE int thread_index() { return current % THREADS_HERE; }
+DEVICE int block_index() { return first_block + current / THREADS_HERE; }
+DEVICE void wait_for_warp() { meet(barriers[1 + MOST_TOGETHER + current / 32], 32); }
+DEVICE void wait_for_block() { meet(barriers[1 + current / THREADS_HERE], THREADS_HERE); }
+DEVICE void wait_for_cluster() { meet(barriers[0], together * THREADS_HERE); }
 DEVICE void wait_for_x() {}
+DEVICE void touch(const void *) {}
 
 // Copies take place as late as they may.
 typedef char *Shared;
@@ -87,11 +91,10 @@ static void finish_copies(size_t num_left) {
         groups.pop_front();
     }
 }
-DEVICE void wait_for_unit() {
-    finish_copies(DEPTH - 2);
-    wait_for_warp();
+template <int LEFT>
+DEVICE void wait_for_copies() {
+    finish_copies(LEFT);
 }
-DEVICE void wait_for_copies() { finish_copies(0); }
 
 DEVICE float as_float(u32 bits) {
     float value;
@@ -144,10 +147,29 @@ DEVICE void multiply(float *sum, Words a, u32 b0, u32 b1, const float *c) {
     memcpy(sum, sums, sizeof(sums));
 }
 
+DEVICE Floats load_near(const Floats *place, int there) {
+    const char *here = shared_memory[current / THREADS_HERE];
+    return *(const Floats *)(shared_memory[there] + ((const char *)place - here));
+}
 DEVICE u64 load_number(const long long *from) { return *from; }
 DEVICE float load_float(const float *from) { return *from; }
 DEVICE void store_past(Floats *to, Floats value) { *to = value; }
 DEVICE Floats load_past(const Floats *from) { return *from; }
+DEVICE void send(Box *box, Floats quad) {
+    for (int i = 0; i < 4; i++) {
+        if (box->of[i] != 0) abort();
+        box->of[i] = 1ull << 32 | as_bits(quad.of[i]);
+    }
+}
+DEVICE Floats receive(Box *box) {  // its sender has run before
+    Floats quad;
+    for (int i = 0; i < 4; i++) {
+        if (box->of[i] >> 32 != 1) abort();
+        quad.of[i] = as_float(box->of[i]);
+        box->of[i] = 0;
+    }
+    return quad;
+}
 DEVICE bool is_last(int *counter, int count) {
     bool is_last = ++*counter == count;
     if (is_last) *counter = 0;
@@ -166,18 +188,49 @@ DEVICE u32 vote(bool is_so) {
     for (int lane = 0; lane < 32; lane++) bits |= (u32)from_lane(is_so, lane) << lane;
     return bits;
 }
+template <typename Join>
+static float join_warp(float value, Join join) {
+    auto &lanes = exchange[current / 32];
+    lanes[current % 32][0] = as_bits(value);
+    wait_for_warp();
+    float found = as_float(lanes[0][0]);
+    for (int lane = 1; lane < 32; lane++) found = join(found, as_float(lanes[lane][0]));
+    wait_for_warp();
+    return found;
+}
+DEVICE float inverse_root(float value) { return 1 / std::sqrt(value); }
+DEVICE float power_of_two(float exponent) { return std::exp2(exponent); }
+DEVICE float larger(float a, float b) { return std::fmax(a, b); }
+DEVICE float sum_of_warp(float value) {
+    return join_warp(value, [](float a, float b) { return a + b; });
+}
+DEVICE float most_of_warp(float value) { return join_warp(value, larger); }
+DEVICE void store_two(float *to, Two value) { *(Two *)to = value; }
+DEVICE Two load_two(const float *from) { return *(const Two *)from; }
+DEVICE void meet_blocks(u32 *came, u32 count) {
+    wait_for_block();
+    if (thread_index() == 0) {
+        u32 wanted = ((*came)++ / count + 1) * count;
+        while ((int)(*came - wanted) < 0) give_way();
+    }
+    wait_for_block();
+}
 DEVICE int first_bit(u32 bits) { return __builtin_ctz(bits); }
 
-// Runs a kernel's blocks, one after the other; what is not written is no number.
+// Runs a kernel's blocks, or clusters, one after the other; what is not written is no number.
 template <typename Body>
-void run_blocks(int count, int shared_bytes, Body body) {
+void run_blocks(int count, int cluster, int shared_bytes, Body body) {
     static Body *the_body;
     the_body = &body;
-    for (block = 0; block < count; block++) {
-        std::vector<char> memory(shared_bytes + 128, (char)0xFF);
-        shared_memory = (char *)(((uintptr_t)memory.data() + 127) / 128 * 128);
-        fibers.assign(WARPS * 32, Fiber());
-        barriers.assign(1 + WARPS, Barrier());
+    together = cluster;
+    for (first_block = 0; first_block < count; first_block += together) {
+        std::vector<char> memory((shared_bytes + 128) * together + 128, (char)0xFF);
+        for (int i = 0; i < together; i++) {
+            uintptr_t place = (uintptr_t)memory.data() + i * (shared_bytes + 128);
+            shared_memory[i] = (char *)((place + 127) / 128 * 128);
+        }
+        fibers.assign(together * THREADS_HERE, Fiber());
+        barriers.assign(1 + MOST_TOGETHER + together * WARPS, Barrier());
         for (Fiber &fiber : fibers) {
             fiber.stack.resize(1 << 16);
             getcontext(&fiber.context);

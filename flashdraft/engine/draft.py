@@ -271,11 +271,11 @@ class BlockProposer:
 
         def attend(index: int, qkv: Tensor) -> Tensor:
             layer, spec = layers[index], drafter.qkv_spec(index)
-            query = kernels.prepare_qkv(
-                qkv, spec, table, rows.positions, layer.key, layer.value, layer.view.slots
-            )
-            return kernels.attention(
-                query,
+            return kernels.attend(
+                qkv,
+                spec,
+                table,
+                rows.positions,
                 layer.key,
                 layer.value,
                 layer.view,

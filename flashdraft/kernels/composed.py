@@ -12,7 +12,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from flashdraft.kernels.interface import Activation, Best, Kernels
+from flashdraft.kernels.interface import (
+    Activation,
+    Best,
+    BlockMask,
+    Kernels,
+    KeyRebuild,
+    PageView,
+    QKVSpec,
+    RopeTable,
+)
 from flashdraft.kernels.quantized import Matrix, Quantized, join_floats
 
 
@@ -61,6 +70,33 @@ class ComposedKernels(Kernels):
 
     def gated_linear(self, x: Tensor, weight: Any, activation: Activation) -> Tensor:
         return self.gated(self.linear(x, weight), activation)
+
+    def attend(
+        self,
+        qkv: Tensor,
+        spec: QKVSpec,
+        rope: RopeTable,
+        positions: Tensor,
+        key_cache: Tensor | None,
+        value_cache: Tensor,
+        view: PageView,
+        *,
+        scale: float,
+        window: int | None,
+        mask: BlockMask,
+        rebuild: KeyRebuild | None = None,
+    ) -> Tensor:
+        query = self.prepare_qkv(qkv, spec, rope, positions, key_cache, value_cache, view.slots)
+        return self.attention(
+            query,
+            key_cache,
+            value_cache,
+            view,
+            scale=scale,
+            window=window,
+            mask=mask,
+            rebuild=rebuild,
+        )
 
     def both(
         self, num_rows: int, first: Callable[[], Tensor], second: Callable[[], Tensor]

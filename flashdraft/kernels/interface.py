@@ -236,6 +236,24 @@ class Kernels(Protocol):
         """
         ...
 
+    def attend(
+        self,
+        qkv: Tensor,
+        spec: QKVSpec,
+        rope: RopeTable,
+        positions: Tensor,
+        key_cache: Tensor | None,
+        value_cache: Tensor,
+        view: PageView,
+        *,
+        scale: float,
+        window: int | None,
+        mask: BlockMask,
+        rebuild: KeyRebuild | None = None,
+    ) -> Tensor:
+        """`attention` of what `prepare_qkv` makes of a fused projection, over the view's slots."""
+        ...
+
     def both(
         self, num_rows: int, first: Callable[[], Tensor], second: Callable[[], Tensor]
     ) -> tuple[Tensor, Tensor]:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flashdraft.kernels.cuda_attention import MAX_MEETINGS, attend_few
 from flashdraft.kernels.interface import (
     Activation,
     Best,
@@ -52,7 +53,7 @@ from flashdraft.kernels.triton_residual import residual_norm_rows
 from flashdraft.kernels.triton_routing import choose_rows, route_rows
 from flashdraft.kernels.triton_rows import add_norm_rows, gate_rows, norm_rows, prepare_heads
 
-MAX_TILES = 1 << 16
+MAX_TILES = 1 << 18
 MAX_ROWS_BESIDE = 64  # more rows keep the device busy with one thing at a time
 EXACT_ROWS = 1024
 MAX_ROUTED_ROWS = 4  # estimated: more of them keep two launches busy
@@ -90,6 +91,7 @@ class TritonKernels:
         # Zero between calls; one for each of two linears that may run at the same time.
         self._counters = torch.zeros(2, MAX_TILES, device=device, dtype=torch.int32)
         self._arrivals = self._counters[0]
+        self._meetings = torch.zeros(MAX_MEETINGS, device=device, dtype=torch.int32)
         self._side: Any = None
         if device.type == "cuda":
             self._side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -219,6 +221,40 @@ class TritonKernels:
                 mask=mask,
                 rebuild=rebuild,
             )
+
+    def attend(
+        self,
+        qkv: Tensor,
+        spec: QKVSpec,
+        rope: RopeTable,
+        positions: Tensor,
+        key_cache: Tensor | None,
+        value_cache: Tensor,
+        view: PageView,
+        *,
+        scale: float,
+        window: int | None,
+        mask: BlockMask,
+        rebuild: KeyRebuild | None = None,
+    ) -> Tensor:
+        if not self.exact and rebuild is None:
+            inputs = (qkv, spec, rope, positions, key_cache, value_cache, view)
+            counts, limits = self._meetings, self._limits
+            with self._on_device():
+                mixed = attend_few(*inputs, counts, limits, scale=scale, window=window, mask=mask)
+            if mixed is not None:
+                return mixed
+        query = self.prepare_qkv(qkv, spec, rope, positions, key_cache, value_cache, view.slots)
+        return self.attention(
+            query,
+            key_cache,
+            value_cache,
+            view,
+            scale=scale,
+            window=window,
+            mask=mask,
+            rebuild=rebuild,
+        )
 
     def both(
         self, num_rows: int, first: Callable[[], Tensor], second: Callable[[], Tensor]

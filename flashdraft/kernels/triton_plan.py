@@ -106,7 +106,7 @@ def plan_attention(
         num_seqs * _ceil_div(num_pairs, plan.block_m),
         num_rows * group // plan.block_m + num_seqs,
     )
-    num_keys = _most_keys(view, window)
+    num_keys = most_keys(view, window)
     resident = min(MAX_RESIDENT, limits.shared_bytes // _tile_bytes(plan, head, limits))
     room = limits.num_processors * max(1, resident) // max(1, num_tiles * num_kv_heads)
     num_splits = min(room, num_keys // MIN_SPLIT_KEYS, MAX_SPLITS)
@@ -127,14 +127,14 @@ def plan_exact_attention(
     """One tile shape for every width, and cuts at fixed places: only their number grows."""
     plan = _choose_tiles(_head_bytes(query, value_cache, rebuild), 64, limits)
     split_keys = EXACT_SPLIT_KEYS if window is None else EXACT_WINDOW_SPLIT_KEYS
-    num_splits = _ceil_div(_most_keys(view, window), split_keys)
+    num_splits = _ceil_div(most_keys(view, window), split_keys)
     if window is not None:  # the first and the last split may both be partly filled
         num_splits += 1
     # At least two: a single one would skip the merge and with it a rounding.
     return plan._replace(num_splits=max(2, num_splits), split_keys=split_keys)
 
 
-def _most_keys(view: PageView, window: int | None) -> int:
+def most_keys(view: PageView, window: int | None) -> int:
     """The most keys that one tile sees."""
     if window is None:
         return view.max_key_len

@@ -184,18 +184,18 @@ class Attention:
     def __call__(
         self, x: Tensor, batch: ForwardBatch, cache: LayerCache, rope: RopeTable
     ) -> Tensor:
-        kernels, view = self._kernels, cache.view
+        kernels = self._kernels
         qkv = kernels.linear(x, self._qkv)
         if self._qkv_bias is not None:
             qkv = qkv + self._qkv_bias
-        query = kernels.prepare_qkv(
-            qkv, self._spec, rope, batch.positions, cache.key, cache.value, view.slots
-        )
-        mixed = kernels.attention(
-            query,
+        mixed = kernels.attend(
+            qkv,
+            self._spec,
+            rope,
+            batch.positions,
             cache.key,
             cache.value,
-            view,
+            cache.view,
             scale=self._scale,
             window=self._window,
             mask=batch.mask,

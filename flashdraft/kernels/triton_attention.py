@@ -307,13 +307,13 @@ def _attend(
     PDL: tl.constexpr,
 ) -> None:
     """One tile of (row, head) pairs against its keys, or against one split of them."""
-    wait(PDL)
     kv_head = tl.program_id(1)
     tile = tl.program_id(0)
     s, first_row, num_rows, pair = _find_tile(query_start, num_seqs, tile, GROUP, BLOCK_M)
+    context = tl.load(context_lens + s)
+    wait(PDL)  # up to here it has read where to look, which is older than the last linear
     if pair >= num_rows * GROUP:
         return
-    context = tl.load(context_lens + s)
     if explicit is not None:
         explicit += s.to(tl.int64) * explicit_seq_stride
     first = context + pair // GROUP

@@ -5,19 +5,18 @@
 A kernel that is launched so may start once every program of the kernel before it on the stream has
 signalled or ended: its programs then lie ready. Every kernel keeps two rules:
 
-1. Every program waits before it loads or stores anything but weights. The wait ends when the kernel
-   before has completed and its writes can be seen. That one cannot have completed before its own
-   programs had waited for the one before it, and so on: after the wait **all** earlier kernels are
-   complete. So memory may be handed on freely, also what the allocator gives to a later
-   kernel because an earlier one no longer needs it: nobody writes before the last reader is done. A
-   kernel that is launched plainly (torch's own) starts after all of its predecessor and never
-   signals: it keeps the rule by itself.
-2. A program signals right after its wait (`wait`): so when a kernel starts, everything *before* its
-   predecessor is complete, and no more than two kernels share the processors. (Were all to signal
-   at once, programs of many later kernels would lie ready and take the room of those at work.)
-   Only a small kernel between two large ones signals before it waits (`stand_by`): the second can
-   ask for its weights while the first one ends, and three kernels share the processors. Results
-   never depend on this rule, only on the first.
+1. Every program waits before it loads or stores anything but weights, and what is older than the
+   last linear (positions, pages). The wait ends when the kernel before has completed and its writes
+   can be seen. That one cannot have completed before its own programs had waited for the one
+   before it, and so on: after the wait **all** earlier kernels are complete. So memory may be
+   handed on freely, also what the allocator gives to a later kernel because an earlier one no
+   longer needs it: nobody writes before the last reader is done. A kernel that is launched plainly
+   (torch's own) starts after all of its predecessor and never signals: it keeps the rule by itself.
+2. A linear, and what else keeps the device busy, signals right after its wait (`wait`): so when the
+   next kernel starts, everything *before* the linear is complete, and few kernels share the
+   processors. The small ones between two linears signal before they wait (`stand_by`): they all lie
+   ready with their weights and tables, and the next linear with the first of its own, while the
+   last one ends. Without weights to ask for, results never depend on this rule.
 
 It pays where kernels are short: in steps of few rows. It does not for Triton's linears with weights
 in few bits, whose many programs come to lie unevenly: they are launched plainly. Those in CUDA C++
@@ -36,7 +35,10 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-MAX_ROWS = 4  # with more, programs that lie ready take more room than their start is worth
+# With more rows, programs that lie ready take more room than their start is worth: those that read
+# weights or a cache, and the small ones between them.
+MAX_ROWS = 4
+MAX_SMALL_ROWS = 16
 
 
 @functools.cache
@@ -47,9 +49,10 @@ def can_overlap(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device) >= (9, 0)
 
 
-def overlap(rows: Tensor) -> dict[str, Any]:
+def overlap(rows: Tensor, is_small: bool = False) -> dict[str, Any]:
     """What a launch over these rows takes besides its own arguments."""
-    if rows.shape[0] <= MAX_ROWS and can_overlap(rows.device):
+    most = MAX_SMALL_ROWS if is_small else MAX_ROWS
+    if rows.shape[0] <= most and can_overlap(rows.device):
         return {"PDL": True, "launch_pdl": True}
     return {"PDL": False}
 

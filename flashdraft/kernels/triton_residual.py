@@ -59,7 +59,7 @@ def residual_norm_rows(
         eps,
         WIDTH=width,
         BLOCK=block,
-        **overlap(x),
+        **overlap(x, is_small=True),
         num_warps=min(16, max(1, block // 512)),
     )
     return stream, normed
@@ -68,14 +68,6 @@ def residual_norm_rows(
 @triton.jit
 def _scale(row: tl.tensor, eps: tl.tensor, WIDTH: tl.constexpr) -> tl.tensor:
     return row * tl.rsqrt(tl.sum(row * row, 0) / WIDTH + eps)
-
-
-@triton.jit
-def _store_normed(
-    output: tl.tensor, weight: tl.tensor, row: tl.tensor, lanes: tl.tensor, real: tl.tensor
-) -> None:
-    scale = tl.load(weight + lanes, mask=real, other=0.0).to(tl.float32)
-    tl.store(output, (row * scale).to(output.dtype.element_ty), mask=real)
 
 
 @triton.jit
@@ -99,21 +91,29 @@ def _residual_norms(
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ) -> None:
-    stand_by(PDL)
     lanes = tl.arange(0, BLOCK)
     real = lanes < WIDTH
     place = tl.program_id(0).to(tl.int64) * WIDTH + lanes
     kind: tl.constexpr = stream.dtype.element_ty
-    # What the first sum needs is asked for at once: a reduction waits, and nothing is loaded
-    # across it.
-    row = tl.load(x + place, mask=real, other=0.0)
-    delta = tl.load(first + place, mask=real, other=0.0).to(tl.float32)
+    # Weights are asked for before the wait: they come from far, since a step reads so many others.
     scale = tl.load(first_weight + lanes, mask=real, other=0.0)
     if second is not None:
-        other = tl.load(second + place, mask=real, other=0.0).to(tl.float32)
         other_scale = tl.load(second_weight + lanes, mask=real, other=0.0)
     if post is not None:
         post_scale = tl.load(post + lanes, mask=real, other=0.0)
+    if scalar is not None:
+        factor = tl.load(scalar)
+    if output0 is not None:
+        scale0 = tl.load(weight0 + lanes, mask=real, other=0.0)
+    if output1 is not None:
+        scale1 = tl.load(weight1 + lanes, mask=real, other=0.0)
+    if output2 is not None:
+        scale2 = tl.load(weight2 + lanes, mask=real, other=0.0)
+    stand_by(PDL)
+    row = tl.load(x + place, mask=real, other=0.0)
+    delta = tl.load(first + place, mask=real, other=0.0).to(tl.float32)
+    if second is not None:  # before a reduction, which waits: nothing is loaded across it
+        other = tl.load(second + place, mask=real, other=0.0).to(tl.float32)
     delta = (_scale(delta, eps, WIDTH) * scale.to(tl.float32)).to(kind).to(tl.float32)
     if second is not None:
         other = (_scale(other, eps, WIDTH) * other_scale.to(tl.float32)).to(kind).to(tl.float32)
@@ -122,12 +122,12 @@ def _residual_norms(
         delta = (_scale(delta, eps, WIDTH) * post_scale.to(tl.float32)).to(kind).to(tl.float32)
     total = (row.to(tl.float32) + delta).to(kind).to(tl.float32)
     if scalar is not None:
-        total = (total * tl.load(scalar).to(tl.float32)).to(kind).to(tl.float32)
+        total = (total * factor.to(tl.float32)).to(kind).to(tl.float32)
     tl.store(stream + place, total.to(kind), mask=real)
     if output0 is not None:
         total = _scale(total, eps, WIDTH)
-        _store_normed(output0 + place, weight0, total, lanes, real)
+        tl.store(output0 + place, (total * scale0.to(tl.float32)).to(kind), mask=real)
     if output1 is not None:
-        _store_normed(output1 + place, weight1, total, lanes, real)
+        tl.store(output1 + place, (total * scale1.to(tl.float32)).to(kind), mask=real)
     if output2 is not None:
-        _store_normed(output2 + place, weight2, total, lanes, real)
+        tl.store(output2 + place, (total * scale2.to(tl.float32)).to(kind), mask=real)

@@ -61,7 +61,7 @@ def _launch_norm(
         eps,
         num_features,
         block,
-        **overlap(x),
+        **overlap(x, is_small=True),
         num_warps=min(8, max(1, block // 512)),
     )
 
@@ -127,7 +127,7 @@ def prepare_heads(
         value_cache.shape[1],
         spec.v_norm,
         spec.share_kv,
-        **overlap(qkv),
+        **overlap(qkv, is_small=True),
         num_warps=min(4, heads * (1 if spec.head_dim <= 256 else 2)),
     )
     return query
@@ -145,10 +145,12 @@ def _norm(
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ) -> None:
-    stand_by(PDL)
     start = tl.program_id(0).to(tl.int64) * NUM_FEATURES
     columns = tl.arange(0, BLOCK)
     real = columns < NUM_FEATURES
+    if weight is not None:
+        scale = tl.load(weight + columns, mask=real, other=0.0)
+    stand_by(PDL)
     y = tl.load(x + start + columns, mask=real, other=0.0).to(tl.float32)
     if delta is not None:
         y += tl.load(delta + start + columns, mask=real, other=0.0).to(tl.float32)
@@ -157,7 +159,7 @@ def _norm(
         y = rounded.to(tl.float32)
     y = y * tl.rsqrt(tl.sum(y * y, 0) / NUM_FEATURES + eps)
     if weight is not None:
-        y = y * tl.load(weight + columns, mask=real, other=0.0).to(tl.float32)
+        y = y * scale.to(tl.float32)
     tl.store(output + start + columns, y.to(output.dtype.element_ty), mask=real)
 
 
@@ -194,22 +196,32 @@ def _gate(
 
 
 @triton.jit
+def _load_halves(
+    weight: tl.tensor, dims: tl.tensor, HALF: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor]:
+    """The left and the right half of a head's norm; ones where there is none."""
+    left = tl.full(dims.shape, 1.0, tl.float32)
+    right = left
+    if weight is not None:
+        left = tl.load(weight + dims, mask=dims < HALF, other=0.0).to(tl.float32)
+        right = tl.load(weight + HALF + dims, mask=dims < HALF, other=0.0).to(tl.float32)
+    return left, right
+
+
+@triton.jit
 def _norm_halves(
     left: tl.tensor,
     right: tl.tensor,
-    weight: tl.tensor,  # None: no weight
+    weight_left: tl.tensor,
+    weight_right: tl.tensor,
     eps: tl.tensor,
-    dims: tl.tensor,
     dtype: tl.constexpr,
     HALF: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
     mean = (tl.sum(left * left, 1) + tl.sum(right * right, 1)) / (2 * HALF)
     scale = tl.rsqrt(mean + eps)[:, None]
-    left = left * scale
-    right = right * scale
-    if weight is not None:
-        left = left * tl.load(weight + dims, mask=dims < HALF, other=0.0).to(tl.float32)
-        right = right * tl.load(weight + HALF + dims, mask=dims < HALF, other=0.0).to(tl.float32)
+    left = left * scale * weight_left
+    right = right * scale * weight_right
     return left.to(dtype).to(tl.float32), right.to(dtype).to(tl.float32)
 
 
@@ -264,25 +276,28 @@ def _prepare(
     PDL: tl.constexpr,
 ) -> None:
     """A few heads of one row: queries', keys' (with their values where shared) or values'."""
-    stand_by(PDL)
     HALF: tl.constexpr = HEAD_DIM // 2
     dtype: tl.constexpr = qkv.dtype.element_ty
     row = tl.program_id(0).to(tl.int64)
     first = tl.program_id(1) * HEADS
     heads = first + tl.arange(0, HEADS)[:, None]
     dims = tl.arange(0, BLOCK)[None, :]
-    source = qkv + (row * tl.num_programs(1) * HEADS + heads) * HEAD_DIM + dims
-    left = tl.load(source, mask=dims < HALF, other=0.0).to(tl.float32)
-    right = tl.load(source + HALF, mask=dims < HALF, other=0.0).to(tl.float32)
+    # All that is not qkv is there already: it is older than the linear that computes qkv.
     angle = tl.load(positions + row) * rope_stride + dims
     cosine = tl.load(cos + angle, mask=dims < HALF, other=0.0)
     sine = tl.load(sin + angle, mask=dims < HALF, other=0.0)
     slot = tl.load(slots + row)
     place = slot // PAGE_SIZE * page_stride + slot % PAGE_SIZE * slot_stride
+    q_left, q_right = _load_halves(q_norm, dims, HALF)
+    k_left, k_right = _load_halves(k_norm, dims, HALF)
+    stand_by(PDL)
+    source = qkv + (row * tl.num_programs(1) * HEADS + heads) * HEAD_DIM + dims
+    left = tl.load(source, mask=dims < HALF, other=0.0).to(tl.float32)
+    right = tl.load(source + HALF, mask=dims < HALF, other=0.0).to(tl.float32)
     kv_heads = heads - NUM_HEADS
     if first < NUM_HEADS:
         if q_norm is not None:
-            left, right = _norm_halves(left, right, q_norm, eps, dims, dtype, HALF)
+            left, right = _norm_halves(left, right, q_left, q_right, eps, dtype, HALF)
         target = query + (row * NUM_HEADS + heads) * HEAD_DIM
         rotated = right * cosine + left * sine
         _store_halves(target, left * cosine - right * sine, rotated, dims, dtype, HALF)
@@ -290,12 +305,12 @@ def _prepare(
     if SHARE_KV or first >= NUM_HEADS + NUM_KV_HEADS:
         value_left, value_right = left, right
         if V_NORM:
-            value_left, value_right = _norm_halves(left, right, None, eps, dims, dtype, HALF)
+            value_left, value_right = _norm_halves(left, right, 1.0, 1.0, eps, dtype, HALF)
         target = value_cache + place + kv_heads % NUM_KV_HEADS * head_stride
         _store_halves(target, value_left, value_right, dims, dtype, HALF)
     if key_cache is not None and first < NUM_HEADS + NUM_KV_HEADS:
         if k_norm is not None:
-            left, right = _norm_halves(left, right, k_norm, eps, dims, dtype, HALF)
+            left, right = _norm_halves(left, right, k_left, k_right, eps, dtype, HALF)
         target = key_cache + place + kv_heads * head_stride
         rotated = right * cosine + left * sine
         _store_halves(target, left * cosine - right * sine, rotated, dims, dtype, HALF)

@@ -107,8 +107,8 @@ class Chain:
     def run_layer(self, layer: Layer, x: Tensor, normed: Tensor) -> tuple[Tensor, Tensor]:
         k, view, caches = self.kernels, self.view, (layer.keys, layer.values)
         qkv = k.linear(normed, layer.qkv)
-        query = k.prepare_qkv(qkv, SPEC, self.rope, view.slots, *caches, view.slots)
-        mixed = k.attention(query, *caches, view, scale=1.0, window=WINDOW, mask=CAUSAL)
+        places = (self.rope, view.slots, *caches, view)
+        mixed = k.attend(qkv, SPEC, *places, scale=1.0, window=WINDOW, mask=CAUSAL)
         deltas = [(k.linear(mixed, layer.output), layer.norm)]
         x, (normed, routed, asked) = k.residual_norms(x, deltas, None, None, [layer.norm] * 3, EPS)
         dense = k.linear(k.gated_linear(normed, layer.gate_up, GELU), layer.down)
@@ -123,7 +123,8 @@ def allow_overlap(monkeypatch: pytest.MonkeyPatch, allowed: bool) -> None:
     from flashdraft.kernels import triton_launch
 
     monkeypatch.setattr(triton_launch, "can_overlap", lambda device: allowed)
-    monkeypatch.setattr(triton_launch, "MAX_ROWS", 1 << 30)  # also where it does not pay
+    for most in ("MAX_ROWS", "MAX_SMALL_ROWS"):
+        monkeypatch.setattr(triton_launch, most, 1 << 30)  # also where it does not pay
 
 
 @pytest.fixture(autouse=True)

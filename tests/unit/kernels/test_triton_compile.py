@@ -56,6 +56,12 @@ ATTENTION: dict[str, tuple[torch.dtype, int, tuple[int, int], int, int, int | No
 KERNELS = {"_attend", "_merge", "_norm", "_gate", "_prepare", "_multiply", "_best_of_tile"}
 KERNELS |= {"_best_of_tiles", "_best_of_piece"}
 TRAINING = {"_loss_row"}  # launched plainly, among torch's kernels
+READ_EARLY = {
+    "_attend",
+    "_norm",
+    "_prepare",
+    "_residual_norms",
+}  # weights and tables: triton_launch.py
 STREAMING = {"_attend", "_multiply", "_best_of_tile"}  # these must copy while they compute
 
 
@@ -112,13 +118,13 @@ class Catcher:
 
 
 def check_overlap(name: str, launch_pdl: bool, ptx: str) -> None:
-    """Every kernel may start early, and touches memory only after it has waited."""
+    """Every kernel may start early, and writes only after it has waited; few read before."""
     assert launch_pdl, f"{name} is launched plainly"
     assert "griddepcontrol.launch_dependents" in ptx, f"{name} does not signal"
     before, found, after = ptx.partition("griddepcontrol.wait")
     assert found and "griddepcontrol.wait" not in after, f"{name} must wait exactly once"
     early = set(re.findall(r"\b(st|ld|atom|red|cp)\.[\w.:]*global", before))
-    assert not early, f"{name}: {early} before its wait"
+    assert early <= ({"ld"} if name in READ_EARLY else set()), f"{name}: {early} before its wait"
     assert not re.search(r"\bret;", before), f"{name} may end without having waited"
 
 
@@ -195,7 +201,7 @@ def compile_everything() -> dict[str, Any]:
     )
 
     triton_launch.can_overlap = functools.cache(lambda device: True)
-    triton_launch.MAX_ROWS = 1 << 30  # of any number of rows
+    triton_launch.MAX_ROWS = triton_launch.MAX_SMALL_ROWS = 1 << 30  # of any number of rows
     compiled: list[tuple[str, int]] = []
     catchers: dict[str, Catcher] = {}
     for module in (triton_attention, triton_best, triton_linear, triton_rows):

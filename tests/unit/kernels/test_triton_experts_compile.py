@@ -87,7 +87,7 @@ def compile_everything() -> list[tuple[str, int]]:
     )
 
     triton_launch.can_overlap = functools.cache(lambda device: True)
-    triton_launch.MAX_ROWS = 1 << 30  # of any number of rows
+    triton_launch.MAX_ROWS = triton_launch.MAX_SMALL_ROWS = 1 << 30  # of any number of rows
     compiled: list[tuple[str, int]] = []
     few, grouped = triton_few_rows, triton_grouped
     for module in (triton_experts, few, grouped, triton_residual, triton_routing):

@@ -27,7 +27,7 @@ from benchmarks.h200_timing import (
     graph_microseconds,
     is_refusal,
 )
-from flashdraft.kernels.interface import Activation
+from flashdraft.kernels.interface import Activation, Residual
 from flashdraft.kernels.torch_backend import TorchKernels
 from flashdraft.kernels.triton_backend import TritonKernels
 from flashdraft.kernels.triton_experts import mix_one_row
@@ -232,12 +232,12 @@ def time_small(kernels: TritonKernels) -> dict[str, float]:
             scalar, norms = weight[:1].clone(), [weight] * 3
             found[f"residual_norms {num_rows}x{hidden}, 1 delta, 1 output"] = microseconds(
                 lambda i, x=x, w=weight, n=norms: kernels.residual_norms(
-                    x, [(x, w)], None, None, n[:1], 1e-6
+                    Residual(x, [(x, w)]), n[:1], 1e-6
                 )
             )
             found[f"residual_norms {num_rows}x{hidden}, 2 deltas, post, 3 outputs"] = microseconds(
                 lambda i, x=x, w=weight, s=scalar, n=norms: kernels.residual_norms(
-                    x, [(x, w), (x, w)], w, s, n, 1e-6
+                    Residual(x, [(x, w), (x, w)], w, s), n, 1e-6
                 )
             )
         logits = torch.randn(num_rows, NUM_EXPERTS, device="cuda", dtype=torch.bfloat16)

@@ -20,6 +20,7 @@ from flashdraft.kernels.interface import (
     KeyRebuild,
     PageView,
     QKVSpec,
+    Residual,
     RopeTable,
 )
 from flashdraft.kernels.quantized import Matrix, Quantized, join_floats
@@ -48,25 +49,36 @@ class ComposedKernels(Kernels):
         return F.embedding(token_ids, table)
 
     def residual_norms(
-        self,
-        x: Tensor,
-        deltas: Sequence[tuple[Tensor, Tensor]],
-        post: Tensor | None,
-        scalar: Tensor | None,
-        outputs: Sequence[Tensor],
-        eps: float,
+        self, residual: Residual, outputs: Sequence[Tensor], eps: float
     ) -> tuple[Tensor, list[Tensor]]:
-        (first, weight), *others = deltas
+        x = residual.x
+        if not residual.deltas:
+            return x, [self.rms_norm(x, w, eps) for w in outputs]
+        (first, weight), *others = residual.deltas
         delta = self.rms_norm(first, weight, eps)
         for other, weight in others:
             delta = delta + self.rms_norm(other, weight, eps)
-        if post is not None:
-            delta = self.rms_norm(delta, post, eps)
+        if residual.post is not None:
+            delta = self.rms_norm(delta, residual.post, eps)
+        scalar = residual.scalar
         if scalar is None and outputs:
             stream, normed = self.add_rms_norm(x, delta, outputs[0], eps)
             return stream, [normed, *(self.rms_norm(stream, w, eps) for w in outputs[1:])]
         stream = x + delta if scalar is None else (x + delta) * scalar
         return stream, [self.rms_norm(stream, w, eps) for w in outputs]
+
+    def residual_linear(
+        self,
+        residual: Residual,
+        norm: Tensor,
+        eps: float,
+        weight: Any,
+        activation: Activation | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        stream, (normed,) = self.residual_norms(residual, [norm], eps)
+        if activation is None:
+            return stream, self.linear(normed, weight)
+        return stream, self.gated_linear(normed, weight, activation)
 
     def gated_linear(self, x: Tensor, weight: Any, activation: Activation) -> Tensor:
         return self.gated(self.linear(x, weight), activation)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from flashdraft.kernels import triton_launch
 from flashdraft.kernels.cuda_driver import Kernel, can_compile
-from flashdraft.kernels.interface import Activation
+from flashdraft.kernels.interface import Activation, Residual
 from flashdraft.kernels.triton_plan import DeviceLimits
 from flashdraft.kernels.triton_quantized_layout import Code, Number, PackedWeight
 
@@ -60,6 +60,7 @@ class Product(NamedTuple):
     experts: int = 0  # 1: below each other, 2: beside each other
     expert_columns: int = 0
     expert_steps: int = 0
+    normed: int = 0  # 1: the norm of one row; 2, 3: of a sum of so many
 
     @property
     def unit_columns(self) -> int:
@@ -97,6 +98,24 @@ class Experts(NamedTuple):
     shares: Tensor | None = None
 
 
+class Normed(NamedTuple):
+    """A row that is summed up, and normed, before it is multiplied."""
+
+    residual: Residual
+    norm: Tensor
+    eps: float
+    stream: Tensor  # where the sum is written
+
+    @property
+    def tensors(self) -> list[Tensor | None]:
+        """As the kernel has them."""
+        missing = [None] * (2 - len(self.residual.deltas))
+        deltas = [delta for delta, _ in self.residual.deltas]
+        norms = [norm for _, norm in self.residual.deltas]
+        others = [self.residual.post, self.residual.scalar, self.stream]
+        return [self.norm, *deltas, *missing, *norms, *missing, *others]
+
+
 class _Work(ctypes.Structure):
     _fields_ = [
         *((name, c_void_p) for name in ("x", "codes", "scale", "output", "parts", "arrivals")),
@@ -106,7 +125,9 @@ class _Work(ctypes.Structure):
         *((name, c_int) for name in ("depth", "row_stride", "num_slices", "slice_steps")),
         *((name, c_int) for name in ("warp_units", "spare_units")),
         *((name, c_int) for name in ("expert_tiles", "expert_steps", "max_parts")),
-        ("zero", c_float),
+        *((name, c_float) for name in ("zero", "eps")),
+        *((name, c_void_p) for name in ("norm", "delta", "other", "delta_norm", "other_norm")),
+        *((name, c_void_p) for name in ("post", "scalar", "stream")),
     ]
 
 
@@ -243,6 +264,33 @@ def multiply_few(
     return None if plan is None else launch(x, weight, product, plan, arrivals, activation)
 
 
+def multiply_normed(
+    residual: Residual,
+    norm: Tensor,
+    eps: float,
+    weight: PackedWeight,
+    limits: DeviceLimits,
+    arrivals: Tensor,
+    activation: Activation | None = None,
+) -> tuple[Tensor, Tensor] | None:
+    """`Kernels.residual_linear` for one row; None where this is not the way."""
+    x = residual.x
+    if x.shape[0] != 1 or not beats_triton(1, weight) or not _is_readable(x):
+        return None
+    stream = torch.empty_like(x) if residual.deltas else x
+    normed = Normed(residual, norm, eps, stream)
+    if not all(t is None or t.numel() == 1 or _is_readable(t.view(1, -1)) for t in normed.tensors):
+        return None
+    product = describe_product(weight, activation is not None)
+    if product is None:
+        return None
+    product = product._replace(normed=1 + len(residual.deltas))
+    plan = plan_few(1, product, limits)
+    if plan is None or plan.num_slices > 1:
+        return None
+    return stream, launch(x, weight, product, plan, arrivals, activation, normed=normed)
+
+
 @functools.lru_cache(maxsize=1024)
 def _has_room(
     plan: FewPlan, product: Product, activation: Activation | None, device: torch.device
@@ -302,9 +350,10 @@ def launch(
     arrivals: Tensor,
     activation: Activation | None = None,
     experts: Experts | None = None,
+    normed: Normed | None = None,
 ) -> Tensor:
     """A product on the current stream."""
-    work, sizes, output, _parts = prepare(x, weight, product, plan, arrivals, experts)
+    work, sizes, output, _parts = prepare(x, weight, product, plan, arrivals, experts, normed)
     _load(plan, product, activation, x.device).launch(
         plan.num_blocks,
         32 * plan.warps,
@@ -323,6 +372,7 @@ def prepare(
     plan: FewPlan,
     arrivals: Tensor,
     experts: Experts | None = None,
+    normed: Normed | None = None,
 ) -> tuple[_Work, Sizes, Tensor, Tensor]:
     """The kernel's argument, with what it points to besides its inputs."""
     sizes, num_rows = find_sizes(plan, product), 1 if product.experts else x.shape[0]
@@ -360,8 +410,13 @@ def prepare(
         product.expert_steps,
         sizes.max_parts,
         weight.zero + (128 if weight.code is Code.INT8 else 0),
+        *(() if normed is None else (normed.eps, *map(_address, normed.tensors))),
     )
     return work, sizes, output, parts
+
+
+def _address(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
 
 
 def make_flags(product: Product, plan: FewPlan, activation: Activation | None) -> dict[str, int]:
@@ -375,6 +430,10 @@ def make_flags(product: Product, plan: FewPlan, activation: Activation | None) -
         "GATED": int(product.up_rows > 0),
         "GELU": int(activation is Activation.GELU_TANH),
         "EXPERTS": product.experts,
+        "NORMED": product.normed,
+        "CHUNKS": -(-product.num_steps * product.step // (256 * plan.warps))
+        if product.normed
+        else 1,
         "TILES": plan.tiles,
         "WARPS": plan.warps,
         "DEPTH": plan.depth,

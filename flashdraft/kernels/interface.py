@@ -62,6 +62,20 @@ BIDIRECTIONAL = BlockMask(causal=False)
 
 
 @dataclass(frozen=True)
+class Residual:
+    """A stream of rows that is still to be summed up.
+
+    delta = the sum of rms_norm(d, w) over one or two (d, w), itself normed by `post` if given;
+    stream = (x + delta) * scalar (a tensor of one element). Without deltas it is x.
+    """
+
+    x: Tensor
+    deltas: Sequence[tuple[Tensor, Tensor]] = ()
+    post: Tensor | None = None
+    scalar: Tensor | None = None
+
+
+@dataclass(frozen=True)
 class RopeTable:
     """cos and sin of every position's angles, [num_positions, head_dim // 2] float32."""
 
@@ -175,20 +189,23 @@ class Kernels(Protocol):
         ...
 
     def residual_norms(
-        self,
-        x: Tensor,
-        deltas: Sequence[tuple[Tensor, Tensor]],
-        post: Tensor | None,
-        scalar: Tensor | None,
-        outputs: Sequence[Tensor],
-        eps: float,
+        self, residual: Residual, outputs: Sequence[Tensor], eps: float
     ) -> tuple[Tensor, list[Tensor]]:
         """What stands between two linears of a sandwich-normed layer.
 
-        delta = the sum of rms_norm(d, w) over one or two (d, w), itself normed by `post` if given;
-        stream = (x + delta) * scalar (a tensor of one element); returns it and its norms, one for
-        each weight in `outputs` (at most three).
+        The stream and its norms, one for each weight in `outputs` (at most three).
         """
+        ...
+
+    def residual_linear(
+        self,
+        residual: Residual,
+        norm: Tensor,
+        eps: float,
+        weight: Any,
+        activation: Activation | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """The stream, and `linear` of its norm: with an activation `gated_linear`."""
         ...
 
     def gated(self, gate_up: Tensor, activation: Activation) -> Tensor:

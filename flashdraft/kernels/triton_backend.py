@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from flashdraft.kernels.cuda_attention import MAX_MEETINGS, attend_few
+from flashdraft.kernels.cuda_few_rows import multiply_normed
 from flashdraft.kernels.interface import (
     Activation,
     Best,
@@ -18,6 +19,7 @@ from flashdraft.kernels.interface import (
     KeyRebuild,
     PageView,
     QKVSpec,
+    Residual,
     RopeTable,
 )
 from flashdraft.kernels.quantized import Matrix, Quantized, Scheme, join_floats
@@ -161,16 +163,33 @@ class TritonKernels:
             return add_norm_rows(x, delta, weight, eps)
 
     def residual_norms(
-        self,
-        x: Tensor,
-        deltas: Sequence[tuple[Tensor, Tensor]],
-        post: Tensor | None,
-        scalar: Tensor | None,
-        outputs: Sequence[Tensor],
-        eps: float,
+        self, residual: Residual, outputs: Sequence[Tensor], eps: float
     ) -> tuple[Tensor, list[Tensor]]:
+        if not residual.deltas:
+            return residual.x, [self.rms_norm(residual.x, weight, eps) for weight in outputs]
         with self._on_device():
-            return residual_norm_rows(x, deltas, post, scalar, outputs, eps)
+            return residual_norm_rows(residual, outputs, eps)
+
+    def residual_linear(
+        self,
+        residual: Residual,
+        norm: Tensor,
+        eps: float,
+        weight: Any,
+        activation: Activation | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        if isinstance(weight, PackedWeight) and not self.exact:
+            counts = self._arrivals
+            with self._on_device():
+                both = multiply_normed(
+                    residual, norm, eps, weight, self._limits, counts, activation
+                )
+            if both is not None:
+                return both
+        stream, (normed,) = self.residual_norms(residual, [norm], eps)
+        if activation is None:
+            return stream, self.linear(normed, weight)
+        return stream, self.gated_linear(normed, weight, activation)
 
     def gated(self, gate_up: Tensor, activation: Activation) -> Tensor:
         with self._on_device():

@@ -15,20 +15,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from flashdraft.kernels.interface import Residual
 from flashdraft.kernels.triton_launch import overlap, stand_by
 
 MAX_OUTPUTS = 3
 
 
 def residual_norm_rows(
-    x: Tensor,
-    deltas: Sequence[tuple[Tensor, Tensor]],
-    post: Tensor | None,
-    scalar: Tensor | None,
-    outputs: Sequence[Tensor],
-    eps: float,
+    residual: Residual, outputs: Sequence[Tensor], eps: float
 ) -> tuple[Tensor, list[Tensor]]:
-    """`Kernels.residual_norms`."""
+    """`Kernels.residual_norms`, where something is added."""
+    x, deltas = residual.x, residual.deltas
     if not 1 <= len(deltas) <= 2 or len(outputs) > MAX_OUTPUTS:
         raise ValueError(
             f"{len(deltas)} deltas and {len(outputs)} outputs; one launch takes one or two deltas "
@@ -49,8 +46,8 @@ def residual_norm_rows(
         first_weight,
         None if second is None else second.contiguous(),
         second_weight,
-        post,
-        scalar,
+        residual.post,
+        residual.scalar,
         stream,
         *outputs,
         *missing,

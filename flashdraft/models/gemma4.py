@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from flashdraft.kernels.interface import Best, Kernels, RopeTable
+from flashdraft.kernels.interface import Best, Kernels, Residual, RopeTable
 from flashdraft.models.config import ExpertsConfig, ModelConfig
 from flashdraft.models.layers import (
     Attention,
@@ -72,8 +72,8 @@ class Experts:
 class Gemma4Layer:
     """Attention and MLP, each between two norms; experts beside the MLP where there are any.
 
-    A layer takes the residual stream together with its input norm of it, and hands on the same two:
-    the stream and what the next layer's norm makes of it, so that nothing is read twice.
+    A layer takes the residual stream as a sum that is still to be made, and hands on another: its
+    first linear adds up, and norms, what it reads.
     """
 
     def __init__(self, weights: Weights, index: int, config: ModelConfig, kernels: Kernels) -> None:
@@ -82,7 +82,7 @@ class Gemma4Layer:
         def norm(name: str) -> Tensor:
             return load_vector(weights, f"{prefix}.{name}.weight", hidden, kernels)
 
-        self.input_norm = norm("input_layernorm")
+        self._input_norm = norm("input_layernorm")
         self._post_attention_norm = norm("post_attention_layernorm")
         self._pre_mlp_norm = norm("pre_feedforward_layernorm")
         self._post_mlp_norm = norm("post_feedforward_layernorm")
@@ -102,31 +102,22 @@ class Gemma4Layer:
         self._kernels = kernels
 
     def __call__(
-        self,
-        x: Tensor,
-        normed: Tensor,
-        next_norms: Sequence[Tensor],
-        batch: ForwardBatch,
-        cache: LayerCache,
-        rope: RopeTable,
-    ) -> tuple[Tensor, list[Tensor]]:
-        """The stream after this layer, and its norms by `next_norms`."""
+        self, residual: Residual, batch: ForwardBatch, cache: LayerCache, rope: RopeTable
+    ) -> tuple[Tensor, Residual]:
+        """The stream before this layer, and after it."""
         kernels, eps = self._kernels, self._eps
-        mixed = self._attention(normed, batch, cache, rope)
-        attended = [(mixed, self._post_attention_norm)]
+        before, mixed = self._attention.of_residual(
+            residual, self._input_norm, eps, batch, cache, rope
+        )
+        attended = Residual(before, [(mixed, self._post_attention_norm)])
         if self._experts is None:
-            x, (normed,) = kernels.residual_norms(
-                x, attended, None, None, [self._pre_mlp_norm], eps
-            )
-            dense = self._mlp(normed)
-            deltas, post = [(dense, self._post_mlp_norm)], None
-        else:
-            norms = [self._pre_mlp_norm, self._experts.router_norm, self._experts.input_norm]
-            x, (normed, *routed) = kernels.residual_norms(x, attended, None, None, norms, eps)
-            dense, experts = self._mix(normed, *routed)
-            deltas = [(dense, self._dense_norm), (experts, self._experts_norm)]
-            post = self._post_mlp_norm
-        return kernels.residual_norms(x, deltas, post, self._scalar, next_norms, eps)
+            x, dense = self._mlp.of_residual(attended, self._pre_mlp_norm, eps)
+            return before, Residual(x, [(dense, self._post_mlp_norm)], None, self._scalar)
+        norms = [self._pre_mlp_norm, self._experts.router_norm, self._experts.input_norm]
+        x, normed = kernels.residual_norms(attended, norms, eps)
+        dense, experts = self._mix(*normed)
+        deltas = [(dense, self._dense_norm), (experts, self._experts_norm)]
+        return before, Residual(x, deltas, self._post_mlp_norm, self._scalar)
 
     def _mix(self, normed: Tensor, to_route: Tensor, to_mix: Tensor) -> tuple[Tensor, Tensor]:
         """The dense MLP's output and the experts'."""
@@ -159,18 +150,17 @@ class Gemma4Target:
         weights.finish()
 
     def forward(self, token_ids: Tensor, batch: ForwardBatch) -> TargetOutput:
-        x = self.embed(token_ids)
+        residual = Residual(self.embed(token_ids))
         tables = self._ropes.tables(batch.end_position)
-        taps: dict[int, Tensor] = {}
-        norms = [layer.input_norm for layer in self._layers]
-        normed = [self.kernels.rms_norm(x, norms[0], self.config.norm_eps)]
+        streams: dict[int, Tensor] = {}  # after the layers that are tapped
         for index, layer in enumerate(self._layers):
-            following = norms[index + 1 : index + 2]  # none after the last: the head has its own
-            cache = batch.caches[index]
-            x, normed = layer(x, normed[0], following, batch, cache, tables[index])
-            if index in self.tap_layers:
-                taps[index] = x
-        tapped = torch.cat([taps[i] for i in self.tap_layers], dim=-1) if taps else None
+            before, residual = layer(residual, batch, batch.caches[index], tables[index])
+            if index - 1 in self.tap_layers:
+                streams[index - 1] = before
+        x, _ = self.kernels.residual_norms(residual, [], self.config.norm_eps)
+        streams[len(self._layers) - 1] = x
+        taps = [streams[index] for index in self.tap_layers]
+        tapped = torch.cat(taps, dim=-1) if taps else None
         return TargetOutput(x, tapped)
 
     def prepare_positions(self, num_positions: int) -> None:

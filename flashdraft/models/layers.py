@@ -23,6 +23,7 @@ from flashdraft.kernels.interface import (
     KeyRebuild,
     PageView,
     QKVSpec,
+    Residual,
     RopeTable,
 )
 from flashdraft.kernels.quantized import Matrix
@@ -184,8 +185,25 @@ class Attention:
     def __call__(
         self, x: Tensor, batch: ForwardBatch, cache: LayerCache, rope: RopeTable
     ) -> Tensor:
+        return self._attend(self._kernels.linear(x, self._qkv), batch, cache, rope)
+
+    def of_residual(
+        self,
+        residual: Residual,
+        norm: Tensor,
+        eps: float,
+        batch: ForwardBatch,
+        cache: LayerCache,
+        rope: RopeTable,
+    ) -> tuple[Tensor, Tensor]:
+        """The stream, and attention of its norm."""
+        stream, qkv = self._kernels.residual_linear(residual, norm, eps, self._qkv)
+        return stream, self._attend(qkv, batch, cache, rope)
+
+    def _attend(
+        self, qkv: Tensor, batch: ForwardBatch, cache: LayerCache, rope: RopeTable
+    ) -> Tensor:
         kernels = self._kernels
-        qkv = kernels.linear(x, self._qkv)
         if self._qkv_bias is not None:
             qkv = qkv + self._qkv_bias
         mixed = kernels.attend(
@@ -233,6 +251,12 @@ class GatedMLP:
     def __call__(self, x: Tensor) -> Tensor:
         gated = self._kernels.gated_linear(x, self._gate_up, self._activation)
         return self._kernels.linear(gated, self._down)
+
+    def of_residual(self, residual: Residual, norm: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        """The stream, and this of its norm."""
+        kernels, activation = self._kernels, self._activation
+        stream, gated = kernels.residual_linear(residual, norm, eps, self._gate_up, activation)
+        return stream, kernels.linear(gated, self._down)
 
 
 def load_matrix(

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from flashdraft.kernels.interface import Activation
+from flashdraft.kernels.interface import Activation, Residual
 from flashdraft.kernels.torch_backend import TorchKernels
 
 pytestmark = pytest.mark.gpu
@@ -190,14 +190,13 @@ def test_a_graph_routes_new_rows(rows: int) -> None:
 def test_residual_norms(hidden: int, deltas: int, post: bool, scalar: bool, outputs: int) -> None:
     x, *others = torch.randn(1 + deltas, 33, hidden, device=CUDA).bfloat16() * 3
     vectors = iter(torch.randn(8, hidden, device=CUDA).bfloat16())
-    arguments: Any = (
+    residual = Residual(
         x,
         [(other, next(vectors)) for other in others],
         next(vectors) if post else None,
         torch.full((1,), 0.7, device=CUDA).bfloat16() if scalar else None,
-        [next(vectors) for _ in range(outputs)],
-        1e-6,
     )
+    arguments: Any = (residual, [next(vectors) for _ in range(outputs)], 1e-6)
     stream, normed = triton_kernels(torch.bfloat16).residual_norms(*arguments)
     expected_stream, expected = TorchKernels(CUDA, torch.bfloat16).residual_norms(*arguments)
     torch.testing.assert_close([stream, *normed], [expected_stream, *expected], atol=0.1, rtol=2e-2)

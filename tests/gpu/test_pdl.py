@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from flashdraft.kernels.interface import CAUSAL, Activation, PageView, QKVSpec, RopeTable
+from flashdraft.kernels.interface import CAUSAL, Activation, PageView, QKVSpec, Residual, RopeTable
 from flashdraft.kernels.quantized import Scheme
 
 pytestmark = pytest.mark.gpu
@@ -97,26 +97,26 @@ class Chain:
 
     def run(self) -> tuple[Tensor, ...]:
         """Everything a step gives."""
-        x = self.x
-        normed = self.kernels.rms_norm(x, self.layers[0].norm, EPS)
+        residual = Residual(self.x)
         for layer in self.layers:
-            x, normed = self.run_layer(layer, x, normed)
+            residual = self.run_layer(layer, residual)
+        x, (normed,) = self.kernels.residual_norms(residual, [self.layers[0].norm], EPS)
         best = self.kernels.best_columns(normed, self.head, 1.0, 30.0)
         return x, normed, best.index, best.logit, best.log_total
 
-    def run_layer(self, layer: Layer, x: Tensor, normed: Tensor) -> tuple[Tensor, Tensor]:
+    def run_layer(self, layer: Layer, residual: Residual) -> Residual:
         k, view, caches = self.kernels, self.view, (layer.keys, layer.values)
-        qkv = k.linear(normed, layer.qkv)
+        x, qkv = k.residual_linear(residual, layer.norm, EPS, layer.qkv)
         places = (self.rope, view.slots, *caches, view)
         mixed = k.attend(qkv, SPEC, *places, scale=1.0, window=WINDOW, mask=CAUSAL)
         deltas = [(k.linear(mixed, layer.output), layer.norm)]
-        x, (normed, routed, asked) = k.residual_norms(x, deltas, None, None, [layer.norm] * 3, EPS)
+        attended = Residual(x, deltas)
+        x, (normed, routed, asked) = k.residual_norms(attended, [layer.norm] * 3, EPS)
         dense = k.linear(k.gated_linear(normed, layer.gate_up, GELU), layer.down)
         choice = k.route(routed, layer.router, NUM_CHOSEN, layer.scale)
         experts = k.experts(asked, layer.experts_up, layer.experts_down, *choice, GELU)
         deltas = [(dense, layer.norm), (experts, layer.norm)]
-        x, (normed,) = k.residual_norms(x, deltas, layer.norm, None, [layer.norm], EPS)
-        return x, normed
+        return Residual(x, deltas, layer.norm)
 
 
 def allow_overlap(monkeypatch: pytest.MonkeyPatch, allowed: bool) -> None:

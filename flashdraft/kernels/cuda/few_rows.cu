@@ -27,6 +27,9 @@
 //   WARPS   of a block
 //   DEPTH   units of a ring
 //   EARLY   how many of them are asked for before x: more would keep x waiting
+//   NORMED  0: x is as it is; for one row, 1: its norm is what is multiplied; 2, 3: x is a stream
+//           that one or two sums are added to first (interface.Residual)
+//   CHUNKS  of eight values of x, of a thread, if NORMED
 //   SLICES  of the depth: 0: one, 1: several, 2: several, and a cluster of blocks has one each
 //   JOB_PIECES  of a tile of the result, which one warp adds up at a time
 
@@ -79,6 +82,11 @@ struct Work {
     int expert_steps;
     int max_parts;  // of a tile
     float zero;
+    float eps;
+    const u16 *norm;
+    const u16 *deltas[2], *delta_norms[2];
+    const u16 *post, *scalar;  // or null
+    u16 *stream;
 };
 
 // Which part of the weight is whose. The warps with the same slice of the depth have as many units,
@@ -268,6 +276,7 @@ DEVICE void write_two(const Work &work, int row, int column, float low, float hi
 }
 
 #include "few_rows_parts.h"
+#include "few_rows_norm.h"
 
 KERNEL multiply_few(Work work) {
     SHARED(shared);
@@ -285,16 +294,19 @@ KERNEL multiply_few(Work work) {
     Shared copies = to_shared(ring);
 
     Place place = {nullptr, nullptr, tile, step, 0};
+    Row row;
+    if (NORMED) row.load_weights(work);
     if (EXPERTS > 0) wait_for_x();  // which also chose the experts
     UNROLL for (int i = 0; i < DEPTH; i++) {
         if (i == EARLY) {
             if (EXPERTS == 0) wait_for_x();
-            load_x(work, share, first_step, to_shared(stored));
+            NORMED ? row.load(work) : load_x(work, share, first_step, to_shared(stored));
         }
         if (ahead < end) load_unit(work, first_step, place, copies + i * SLOT_BYTES, lane);
         ahead++;
         commit();
     }
+    if (NORMED) row.norm(work, stored, (float *)sums);
     wait_for_copies<DEPTH - EARLY>();
     wait_for_block();
 

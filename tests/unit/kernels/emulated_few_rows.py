@@ -11,6 +11,7 @@ from torch import Tensor
 from flashdraft.kernels.cuda_few_rows import (
     Experts,
     FewPlan,
+    Normed,
     describe_product,
     make_flags,
     prepare,
@@ -26,12 +27,15 @@ def multiply(
     plan: FewPlan,
     activation: Activation | None = None,
     experts: Experts | None = None,
+    normed: Normed | None = None,
 ) -> Tensor:
     """What `launch` launches."""
     product = describe_product(weight, activation is not None, experts)
     assert product is not None
+    if normed is not None:
+        product = product._replace(normed=1 + len(normed.residual.deltas))
     arrivals = torch.zeros(1 << 16, dtype=torch.int32)
-    work, sizes, output, parts = prepare(x, weight, product, plan, arrivals, experts)
+    work, sizes, output, parts = prepare(x, weight, product, plan, arrivals, experts, normed)
     output.fill_(math.nan)  # until it is written
     guarded = torch.full((parts.numel() + 4096,), 255, dtype=torch.uint8)
     work.parts = guarded.data_ptr()

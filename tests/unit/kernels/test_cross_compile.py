@@ -24,6 +24,7 @@ from flashdraft.kernels.interface import (
     KeyRebuild,
     PageView,
     QKVSpec,
+    Residual,
     RopeTable,
 )
 from flashdraft.kernels.triton_plan import (
@@ -212,7 +213,8 @@ def prepare(spec: QKVSpec, cache_dtype: torch.dtype = BF16, stores_keys: bool = 
 def norm_residual(hidden: int, num_deltas: int, num_outputs: int) -> None:
     x, weight = make(1, hidden), make(hidden)
     deltas, post = [(x, weight)] * num_deltas, weight if num_deltas == 2 else None
-    kernels().residual_norms(x, deltas, post, make(1), [weight] * num_outputs, 1e-6)
+    residual = Residual(x, deltas, post, make(1))
+    kernels().residual_norms(residual, [weight] * num_outputs, 1e-6)
 
 
 def lose(vocab_size: int, softcap: float | None) -> None:

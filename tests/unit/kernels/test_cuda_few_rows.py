@@ -13,6 +13,7 @@ from flashdraft.kernels import cuda_few_rows
 from flashdraft.kernels.cuda_few_rows import (
     Experts,
     FewPlan,
+    Normed,
     Product,
     beats_triton,
     describe_product,
@@ -20,7 +21,7 @@ from flashdraft.kernels.cuda_few_rows import (
     multiply_few,
     plan_few,
 )
-from flashdraft.kernels.interface import Activation
+from flashdraft.kernels.interface import Activation, Residual
 from flashdraft.kernels.quantized import stack_experts
 from flashdraft.kernels.torch_backend import TorchKernels
 from flashdraft.kernels.triton_quantized_layout import Code, pack_quantized
@@ -155,6 +156,33 @@ def test_a_mixture_for_one_row(inner):
         torch.testing.assert_close(between[place].float(), inside[0], atol=0.02, rtol=0.02)
         parts.append(between[place : place + 1].float() @ down.expert(expert).dequantize().T)
     expected = (torch.cat(parts) * shares.T).sum(0, keepdim=True)
+    spread = float(expected.std())
+    torch.testing.assert_close(found.float(), expected, atol=0.01 * spread, rtol=0.01)
+
+
+@pytest.mark.parametrize(
+    ("deltas", "post", "scaled"),
+    [(0, False, False), (1, False, False), (1, False, True), (2, True, True), (2, False, False)],
+)
+@pytest.mark.parametrize("depth", [512, 704])  # 704: the last step is filled up
+def test_a_row_that_it_sums_up_and_norms(depth, deltas, post, scaled):
+    torch.manual_seed(deltas)
+    weight = FORMATS["q4_0"](out=200, depth=depth)
+    x, *others = torch.randn(1 + deltas, 1, depth).bfloat16() * 3
+    norm, *norms = 1 + torch.rand(4, depth).bfloat16()
+    residual = Residual(
+        x,
+        list(zip(others, norms, strict=False)),
+        norms[-1] if post else None,
+        torch.tensor([0.7]).bfloat16() if scaled else None,
+    )
+    kernels = TorchKernels(torch.device("cpu"), torch.bfloat16)
+    stream, (row,) = kernels.residual_norms(residual, [norm], 1e-6)
+    packed, plan = pack_quantized(weight), FewPlan(1, 2, 2, 3, 1, num_blocks=2)
+    ours = torch.full_like(x, torch.nan) if deltas else x
+    found = multiply(x, packed, plan, normed=Normed(residual, norm, 1e-6, ours))
+    torch.testing.assert_close(ours.float(), stream.float(), atol=0.01, rtol=0.01)
+    expected = row.float() @ weight.dequantize().T
     spread = float(expected.std())
     torch.testing.assert_close(found.float(), expected, atol=0.01 * spread, rtol=0.01)
 

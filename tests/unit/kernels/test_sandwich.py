@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from flashdraft.kernels import cpu_backend
-from flashdraft.kernels.interface import Activation
+from flashdraft.kernels.interface import Activation, Residual
 from flashdraft.kernels.torch_backend import TorchKernels
 
 CPU = torch.device("cpu")
@@ -45,7 +45,7 @@ def test_residual_norms_follow_their_definition(
 
     def run(rows: slice) -> list[Tensor]:
         mine = [(delta[rows], weight) for delta, weight in pairs]
-        stream, normed = kernels.residual_norms(x[rows], mine, post, scalar, outputs, EPS)
+        stream, normed = kernels.residual_norms(Residual(x[rows], mine, post, scalar), outputs, EPS)
         return [stream, *normed]
 
     delta = sum((norm(d, w) for d, w in pairs), torch.zeros(5, 48))

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from flashdraft.kernels.interface import Activation
+from flashdraft.kernels.interface import Activation, Residual
 from flashdraft.kernels.torch_backend import TorchKernels
 from flashdraft.kernels.triton_experts_plan import (
     ALL_ROWS,
@@ -191,14 +191,13 @@ def check_residual(
     x, *deltas = torch.randn(1 + num_deltas, 3, 40).to(dtype) * 2
     vectors = iter(torch.randn(8, 40).to(dtype))
     pairs = [(delta, next(vectors)) for delta in deltas]
-    arguments: Any = (
+    residual = Residual(
         x,
         pairs,
         next(vectors) if post else None,
         torch.tensor([0.7]).to(dtype) if scalar else None,
-        [next(vectors) for _ in range(num_outputs)],
-        1e-6,
     )
+    arguments: Any = (residual, [next(vectors) for _ in range(num_outputs)], 1e-6)
     stream, normed = TritonKernels(CPU, dtype).residual_norms(*arguments)
     expected_stream, expected = TorchKernels(CPU, dtype).residual_norms(*arguments)
     close = {"atol": 1e-6, "rtol": 1e-5} if dtype == torch.float32 else {"atol": 4e-3, "rtol": 4e-3}

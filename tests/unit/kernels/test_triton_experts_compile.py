@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from flashdraft.kernels.interface import Activation
+from flashdraft.kernels.interface import Activation, Residual
 from flashdraft.kernels.triton_experts_plan import (
     ALL_ROWS,
     FEW_ROWS,
@@ -72,7 +72,8 @@ def compile_rows() -> None:
         x, weight = torch.empty(2, hidden, dtype=torch.bfloat16), torch.empty(hidden)
         post = weight if num_deltas == 2 else None
         outputs = [weight] * num_outputs
-        residual_norm_rows(x, [(x, weight)] * num_deltas, post, weight[:1], outputs, 1e-6)
+        residual = Residual(x, [(x, weight)] * num_deltas, post, weight[:1])
+        residual_norm_rows(residual, outputs, 1e-6)
 
 
 def compile_everything() -> list[tuple[str, int]]:

@@ -16,6 +16,7 @@ from flashdraft.kernels.interface import (
     Activation,
     Best,
     BlockMask,
+    Choice,
     Kernels,
     KeyRebuild,
     PageView,
@@ -111,9 +112,13 @@ class ComposedKernels(Kernels):
         )
 
     def both(
-        self, num_rows: int, first: Callable[[], Tensor], second: Callable[[], Tensor]
+        self,
+        num_rows: int,
+        first: Callable[[], Tensor],
+        choose: Callable[[], Choice],
+        second: Callable[[Choice], Tensor],
     ) -> tuple[Tensor, Tensor]:
-        return first(), second()
+        return first(), second(choose())
 
     def best_columns(
         self, x: Tensor, weight: Any, multiplier: float = 1.0, softcap: float | None = None
@@ -136,18 +141,14 @@ class ComposedKernels(Kernels):
             return [self.pack(weight.expert(index)) for index in range(weight.shape[0])]
         return [self.pack(one) for one in weight]
 
-    def choose_experts(
-        self, logits: Tensor, num_chosen: int, scale: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def choose_experts(self, logits: Tensor, num_chosen: int, scale: Tensor) -> Choice:
         weights, chosen = self.softmax(logits).topk(num_chosen, dim=-1)
         total = weights[:, 0]
         for place in range(1, num_chosen):  # a fixed order of addition
             total = total + weights[:, place]
         return chosen, weights / total.unsqueeze(-1) * scale[chosen]
 
-    def route(
-        self, x: Tensor, router: Any, num_chosen: int, scale: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def route(self, x: Tensor, router: Any, num_chosen: int, scale: Tensor) -> Choice:
         return self.choose_experts(self.linear(x, router), num_chosen, scale)
 
     def experts(

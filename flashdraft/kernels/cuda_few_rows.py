@@ -60,6 +60,7 @@ class Product(NamedTuple):
     experts: int = 0  # 1: below each other, 2: beside each other
     expert_columns: int = 0
     expert_steps: int = 0
+    is_settled: bool = True  # which experts, if any
     normed: int = 0  # 1: the norm of one row; 2, 3: of a sum of so many
 
     @property
@@ -96,6 +97,7 @@ class Experts(NamedTuple):
 
     chosen: Tensor
     shares: Tensor | None = None
+    are_settled: bool = False  # were chosen before the kernel before this one began
 
 
 class Normed(NamedTuple):
@@ -165,6 +167,7 @@ def describe_product(
         experts=place,
         expert_columns=columns,
         expert_steps=weight.num_steps,
+        is_settled=experts.are_settled,
     )
 
 
@@ -319,18 +322,19 @@ def mix_one(
     x: Tensor,
     gate_up: PackedWeight,
     down: PackedWeight,
-    chosen: Tensor,
-    shares: Tensor,
+    experts: Experts,
     activation: Activation,
     limits: DeviceLimits,
     arrivals: Tensor,
 ) -> Tensor | None:
     """`Kernels.experts` for one row, in two launches; None where this is not the way."""
+    chosen, shares, _ = experts
     if x.shape[0] != 1 or not beats_triton(1, gate_up) or not _is_readable(x):
         return None
     assert chosen.is_contiguous() and chosen.dtype is torch.int64
-    assert shares.is_contiguous() and shares.dtype is torch.float32
-    ups, downs = Experts(chosen), Experts(chosen, shares)
+    assert shares is not None and shares.is_contiguous() and shares.dtype is torch.float32
+    # The second of the launches: they were chosen before the first one.
+    ups, downs = experts._replace(shares=None), experts._replace(are_settled=True)
     first, second = describe_product(gate_up, True, ups), describe_product(down, False, downs)
     if first is None or second is None:
         return None
@@ -430,6 +434,7 @@ def make_flags(product: Product, plan: FewPlan, activation: Activation | None) -
         "GATED": int(product.up_rows > 0),
         "GELU": int(activation is Activation.GELU_TANH),
         "EXPERTS": product.experts,
+        "SETTLED": int(product.is_settled),
         "NORMED": product.normed,
         "CHUNKS": -(-product.num_steps * product.step // (256 * plan.warps))
         if product.normed

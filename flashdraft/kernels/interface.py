@@ -18,6 +18,8 @@ from torch import Tensor
 
 from flashdraft.kernels.quantized import Matrix, Scheme
 
+Choice = tuple[Tensor, Tensor]  # [num_rows, k]: experts (int64), and their shares (float32)
+
 
 class Activation(StrEnum):
     """The gate's activation function in a gated MLP."""
@@ -272,9 +274,13 @@ class Kernels(Protocol):
         ...
 
     def both(
-        self, num_rows: int, first: Callable[[], Tensor], second: Callable[[], Tensor]
+        self,
+        num_rows: int,
+        first: Callable[[], Tensor],
+        choose: Callable[[], Choice],
+        second: Callable[[Choice], Tensor],
     ) -> tuple[Tensor, Tensor]:
-        """Two results over so many rows that do not need each other; side by side if faster."""
+        """first() and second(choose()), in any order or side by side: neither needs the other."""
         ...
 
     def softmax(self, x: Tensor) -> Tensor:
@@ -299,18 +305,14 @@ class Kernels(Protocol):
         """Turn the weights of all experts, [num_experts, out, in], into this backend's format."""
         ...
 
-    def choose_experts(
-        self, logits: Tensor, num_chosen: int, scale: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def choose_experts(self, logits: Tensor, num_chosen: int, scale: Tensor) -> Choice:
         """The likeliest experts of every row and their weights: [num_rows, k] int64 and float32.
 
         softmax over all, the k largest, divided by their sum, times `scale` [num_experts] float32.
         """
         ...
 
-    def route(
-        self, x: Tensor, router: Any, num_chosen: int, scale: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def route(self, x: Tensor, router: Any, num_chosen: int, scale: Tensor) -> Choice:
         """`choose_experts` from `linear(x, router)`."""
         ...
 

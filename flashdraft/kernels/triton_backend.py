@@ -16,6 +16,7 @@ from flashdraft.kernels.interface import (
     Activation,
     Best,
     BlockMask,
+    Choice,
     KeyRebuild,
     PageView,
     QKVSpec,
@@ -56,6 +57,7 @@ from flashdraft.kernels.triton_routing import choose_rows, route_rows
 from flashdraft.kernels.triton_rows import add_norm_rows, gate_rows, norm_rows, prepare_heads
 
 MAX_TILES = 1 << 18
+MIN_ROWS_BESIDE = 2  # one row takes less time than a fork and a join
 MAX_ROWS_BESIDE = 64  # more rows keep the device busy with one thing at a time
 EXACT_ROWS = 1024
 MAX_ROUTED_ROWS = 4  # estimated: more of them keep two launches busy
@@ -93,6 +95,7 @@ class TritonKernels:
         # Zero between calls; one for each of two linears that may run at the same time.
         self._counters = torch.zeros(2, MAX_TILES, device=device, dtype=torch.int32)
         self._arrivals = self._counters[0]
+        self._is_settled = False  # whether experts were chosen long ago
         self._meetings = torch.zeros(MAX_MEETINGS, device=device, dtype=torch.int32)
         self._side: Any = None
         if device.type == "cuda":
@@ -276,17 +279,30 @@ class TritonKernels:
         )
 
     def both(
-        self, num_rows: int, first: Callable[[], Tensor], second: Callable[[], Tensor]
+        self,
+        num_rows: int,
+        first: Callable[[], Tensor],
+        choose: Callable[[], Choice],
+        second: Callable[[Choice], Tensor],
     ) -> tuple[Tensor, Tensor]:
-        """The second on a stream of its own; memory is safe, since both streams meet here."""
-        if self._side is None or num_rows > MAX_ROWS_BESIDE:
-            return first(), second()
+        """The second on a stream of its own; memory is safe, since both streams meet here.
+
+        One row has its turns: what was chosen before the first is known long before the second,
+        which can so ask for its weights at once.
+        """
+        if self._side is None or not MIN_ROWS_BESIDE <= num_rows <= MAX_ROWS_BESIDE:
+            choice, result = choose(), first()
+            self._is_settled = True
+            try:
+                return result, second(choice)
+            finally:
+                self._is_settled = False
         main = torch.cuda.current_stream(self.device)
         self._side.wait_stream(main)
         self._arrivals = self._counters[1]
         try:
             with torch.cuda.stream(self._side):
-                beside = second()
+                beside = second(choose())
         finally:
             self._arrivals = self._counters[0]
         result = first()
@@ -331,15 +347,11 @@ class TritonKernels:
             return pack_stack(weight, self.quantize, self.device)
         return join_floats([weight], self.device, self.dtype)
 
-    def choose_experts(
-        self, logits: Tensor, num_chosen: int, scale: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def choose_experts(self, logits: Tensor, num_chosen: int, scale: Tensor) -> Choice:
         with self._on_device():
             return choose_rows(logits, num_chosen, scale)
 
-    def route(
-        self, x: Tensor, router: Any, num_chosen: int, scale: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def route(self, x: Tensor, router: Any, num_chosen: int, scale: Tensor) -> Choice:
         if self.exact or x.shape[0] > MAX_ROUTED_ROWS or not isinstance(router, Tensor):
             return self.choose_experts(self.linear(x, router), num_chosen, scale)
         with self._on_device():
@@ -360,7 +372,7 @@ class TritonKernels:
         if are_few and isinstance(gate_up, PackedWeight) and isinstance(down, PackedWeight):
             inputs = (x, gate_up, down, chosen, weights, activation)
             with self._on_device():
-                return mix(*inputs, self._arrivals, self._limits, self.exact)
+                return mix(*inputs, self._arrivals, self._limits, self.exact, self._is_settled)
         plan = plan_experts(num_rows, num_chosen, gate_up.shape[0], x.itemsize)
         if self.exact:
             plan = plan_exact_experts(x.itemsize)

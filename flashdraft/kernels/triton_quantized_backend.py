@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from flashdraft.kernels.cuda_few_rows import mix_one, multiply_few
+from flashdraft.kernels.cuda_few_rows import Experts, mix_one, multiply_few
 from flashdraft.kernels.interface import Activation
 from flashdraft.kernels.quantized import Matrix, Quantized, Scheme, quantize, stack_rows
 from flashdraft.kernels.triton_plan import DeviceLimits
@@ -115,10 +115,12 @@ def mix(
     arrivals: Tensor,
     limits: DeviceLimits,
     exact: bool,
+    is_settled: bool = False,
 ) -> Tensor:
     """`Kernels.experts` over the codes themselves, MAX_ROWS rows at a time."""
     if not exact:
-        one = mix_one(x, gate_up, down, chosen, weights, activation, limits, arrivals)
+        experts = Experts(chosen, weights, is_settled)
+        one = mix_one(x, gate_up, down, experts, activation, limits, arrivals)
         if one is not None:
             return one
     pieces = [

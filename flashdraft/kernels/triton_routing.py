@@ -168,11 +168,11 @@ def _route(
     mine = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     lanes = tl.arange(0, BLOCK_K)
     totals = tl.zeros([BLOCK_R, BLOCK_N], tl.float32)
-    wait(PDL)
     for k in range(0, depth, BLOCK_K):
         real = k + lanes < depth
         there = (mine < NUM_EXPERTS)[:, None] & real[None, :]
         tile = tl.load(router + mine[:, None] * depth + k + lanes[None, :], mask=there, other=0.0)
+        wait(PDL)  # the first time; the router is no other kernel's
         for row in tl.static_range(NUM_ROWS):
             values = tl.load(x + row * row_stride + k + lanes, mask=real, other=0.0)
             sums = tl.sum(tile.to(tl.float32) * values.to(tl.float32)[None, :], 1)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from flashdraft.kernels.interface import Best, Kernels, Residual, RopeTable
+from flashdraft.kernels.interface import Best, Choice, Kernels, Residual, RopeTable
 from flashdraft.models.config import ExpertsConfig, ModelConfig
 from flashdraft.models.layers import (
     Attention,
@@ -62,11 +62,14 @@ class Experts:
         self._activation = config.activation
         self._kernels = kernels
 
-    def __call__(self, routed: Tensor, normed: Tensor) -> Tensor:
-        """`routed` and `normed` are the stream after `router_norm` and after `input_norm`."""
-        kernels = self._kernels
-        chosen, weights = kernels.route(routed, self._router, self._num_chosen, self._expert_scale)
-        return kernels.experts(normed, self._gate_up, self._down, chosen, weights, self._activation)
+    def choose(self, routed: Tensor) -> Choice:
+        """The experts of every row, and their shares; `routed`: the stream after `router_norm`."""
+        return self._kernels.route(routed, self._router, self._num_chosen, self._expert_scale)
+
+    def mix(self, normed: Tensor, choice: Choice) -> Tensor:
+        """What they say together; `normed` is the stream after `input_norm`."""
+        weights = (self._gate_up, self._down)
+        return self._kernels.experts(normed, *weights, *choice, self._activation)
 
 
 class Gemma4Layer:
@@ -124,7 +127,10 @@ class Gemma4Layer:
         experts = self._experts
         assert experts is not None
         return self._kernels.both(
-            normed.shape[0], lambda: self._mlp(normed), lambda: experts(to_route, to_mix)
+            normed.shape[0],
+            lambda: self._mlp(normed),
+            lambda: experts.choose(to_route),
+            lambda choice: experts.mix(to_mix, choice),
         )
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from flashdraft.kernels.interface import Activation
-from flashdraft.kernels.quantized import stack_experts
+from flashdraft.kernels.interface import Activation, Residual
+from flashdraft.kernels.quantized import Scheme, stack_experts
 from flashdraft.kernels.triton_quantized_layout import pack_quantized
 from tests.gpu.test_gpu_quantized import distance
 from tests.unit.kernels.test_triton_quantized import FEW_ROWS_FORMATS, FORMATS
@@ -151,9 +151,10 @@ def test_a_chain_in_a_graph_is_the_chain(num_rows):
     assert not arrivals.any()
 
 
+@pytest.mark.parametrize("is_settled", [False, True])
 @pytest.mark.parametrize("inner", [128, 704])
-def test_a_mixture_for_one_row(inner):
-    from flashdraft.kernels.cuda_few_rows import mix_one
+def test_a_mixture_for_one_row(inner, is_settled):
+    from flashdraft.kernels.cuda_few_rows import Experts, mix_one
     from flashdraft.kernels.triton_quantized_experts import mix_quantized
 
     torch.manual_seed(4)
@@ -164,8 +165,28 @@ def test_a_mixture_for_one_row(inner):
     chosen = torch.randperm(16, device=DEVICE)[None, :8].contiguous()
     shares = torch.rand(1, 8, device=DEVICE)
     arrivals = torch.zeros(1 << 18, device=DEVICE, dtype=torch.int32)
-    mixture = (x, *packed, chosen, shares, Activation.GELU_TANH)
-    found = mix_one(*mixture, limits(), arrivals)
-    expected = mix_quantized(*mixture, limits().num_processors, arrivals)
+    activation, choice = Activation.GELU_TANH, Experts(chosen, shares, is_settled)
+    found = mix_one(x, *packed, choice, activation, limits(), arrivals)
+    routed = (chosen, shares, activation)
+    expected = mix_quantized(x, *packed, *routed, limits().num_processors, arrivals)
     assert found is not None and distance(found, expected.float()) < 0.006
     assert not arrivals.any()
+
+
+@pytest.mark.parametrize("num_deltas", [0, 1, 2])
+@pytest.mark.parametrize("hidden", [2816, 5376])
+def test_a_row_that_it_sums_up_and_norms(hidden, num_deltas):
+    from flashdraft.kernels.triton_backend import TritonKernels
+
+    torch.manual_seed(num_deltas)
+    kernels = TritonKernels(DEVICE, torch.bfloat16, quantize=Scheme.INT4)
+    weight = kernels.pack(torch.randn(8192, hidden, device=DEVICE).bfloat16() / 64)
+    x, *others = torch.randn(1 + num_deltas, 1, hidden, device=DEVICE).bfloat16() * 3
+    norm, *norms = 1 + torch.rand(4, hidden, device=DEVICE).bfloat16()
+    scalar = torch.full((1,), 0.7, device=DEVICE).bfloat16() if num_deltas else None
+    post = norms[-1] if num_deltas == 2 else None
+    residual = Residual(x, list(zip(others, norms, strict=False)), post, scalar)
+    stream, found = kernels.residual_linear(residual, norm, 1e-6, weight)
+    expected, (row,) = kernels.residual_norms(residual, [norm], 1e-6)
+    assert distance(stream, expected.float()) < 0.003
+    assert distance(found, kernels.linear(row, weight).float()) < 0.006

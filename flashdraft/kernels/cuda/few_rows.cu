@@ -23,6 +23,7 @@
 //   EXPERTS 0: one weight. The weight of a mixture, for one row of x: 1: that of every chosen expert
 //           below the other; 2: beside the other, where x is what an expert has computed, and its
 //           share multiplies its scales
+//   SETTLED whether the experts were chosen before the kernel before this one began, or no matter
 //   TILES   of 16 rows, in a unit; 1 or 2
 //   WARPS   of a block
 //   DEPTH   units of a ring
@@ -296,10 +297,10 @@ KERNEL multiply_few(Work work) {
     Place place = {nullptr, nullptr, tile, step, 0};
     Row row;
     if (NORMED) row.load_weights(work);
-    if (EXPERTS > 0) wait_for_x();  // which also chose the experts
+    if (!SETTLED) wait_for_x();  // which also chose the experts
     UNROLL for (int i = 0; i < DEPTH; i++) {
         if (i == EARLY) {
-            if (EXPERTS == 0) wait_for_x();
+            if (SETTLED) wait_for_x();
             NORMED ? row.load(work) : load_x(work, share, first_step, to_shared(stored));
         }
         if (ahead < end) load_unit(work, first_step, place, copies + i * SLOT_BYTES, lane);

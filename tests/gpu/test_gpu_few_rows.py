@@ -154,7 +154,8 @@ def test_a_chain_in_a_graph_is_the_chain(num_rows):
 @pytest.mark.parametrize("is_settled", [False, True])
 @pytest.mark.parametrize("inner", [128, 704])
 def test_a_mixture_for_one_row(inner, is_settled):
-    from flashdraft.kernels.cuda_few_rows import Experts, mix_one
+    from flashdraft.kernels.cuda_few_rows import mix_one
+    from flashdraft.kernels.cuda_few_rows_plan import Experts
     from flashdraft.kernels.triton_quantized_experts import mix_quantized
 
     torch.manual_seed(4)

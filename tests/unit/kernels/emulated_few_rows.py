@@ -8,14 +8,8 @@ import math
 import torch
 from torch import Tensor
 
-from flashdraft.kernels.cuda_few_rows import (
-    Experts,
-    FewPlan,
-    Normed,
-    describe_product,
-    make_flags,
-    prepare,
-)
+from flashdraft.kernels.cuda_few_rows import Normed, make_flags, prepare
+from flashdraft.kernels.cuda_few_rows_plan import Experts, FewPlan, describe_product
 from flashdraft.kernels.interface import Activation
 from flashdraft.kernels.triton_quantized_layout import PackedWeight
 from tests.unit.kernels.emulated import build

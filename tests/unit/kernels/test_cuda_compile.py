@@ -9,7 +9,8 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 from flashdraft.errors import FlashdraftError
 from flashdraft.kernels.cuda_driver import Kernel, can_compile, compile_source
-from flashdraft.kernels.cuda_few_rows import Product, make_flags, plan_few
+from flashdraft.kernels.cuda_few_rows import make_flags
+from flashdraft.kernels.cuda_few_rows_plan import Product, plan_few
 from flashdraft.kernels.interface import Activation
 from flashdraft.kernels.triton_quantized_layout import Code
 from tests.unit.kernels.cross_compile import CARDS, count_spilled

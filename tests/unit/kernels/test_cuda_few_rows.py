@@ -10,15 +10,13 @@ import torch
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from flashdraft.kernels import cuda_few_rows
-from flashdraft.kernels.cuda_few_rows import (
+from flashdraft.kernels.cuda_few_rows import Normed, beats_triton, multiply_few
+from flashdraft.kernels.cuda_few_rows_plan import (
     Experts,
     FewPlan,
-    Normed,
     Product,
-    beats_triton,
     describe_product,
     find_sizes,
-    multiply_few,
     plan_few,
 )
 from flashdraft.kernels.interface import Activation, Residual

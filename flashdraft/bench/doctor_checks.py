@@ -42,6 +42,7 @@ MARGIN = 0.375
 _ERROR_LIMITS = {torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 5e-3}
 _INT8_LIMIT = 2e-2  # of a linear with weights and inputs in 8 bits
 _HEAD_DIM = 32
+_FEW_HEAD_DIM = 128  # where a GPU has a kernel of its own for few rows
 _Operation = tuple[str, float, Tensor, Tensor]
 
 
@@ -190,6 +191,11 @@ def _operations(kernels: Kernels, reference: Kernels, kv_keys: str) -> Iterator[
         norm = draw(_HEAD_DIM)
         theirs = _attend(reference, draw.qkv, CAUSAL, norm.float())
         yield "rebuilt keys", limit, _attend(kernels, draw.qkv, CAUSAL, norm), theirs
+    few = draw(12, (4 + 2 + 2) * _FEW_HEAD_DIM)
+    for rows in (few[:1], few):
+        theirs = _attend(reference, rows, CAUSAL, head_dim=_FEW_HEAD_DIM)
+        ours = _attend(kernels, rows, CAUSAL, head_dim=_FEW_HEAD_DIM)
+        yield "attention of few rows", limit, ours, theirs
 
 
 def _quantized_operations(
@@ -229,10 +235,14 @@ def _route(kernels: Kernels, x: Tensor, router: Tensor) -> Tensor:
 
 
 def _attend(
-    kernels: Kernels, qkv: Tensor, mask: BlockMask, key_norm: Tensor | None = None
+    kernels: Kernels,
+    qkv: Tensor,
+    mask: BlockMask,
+    key_norm: Tensor | None = None,
+    head_dim: int = _HEAD_DIM,
 ) -> Tensor:
-    """Rotation, cache and attention of 20 rows in pages of 16; with a norm keys are rebuilt."""
-    device, count, head_dim = kernels.device, len(qkv), _HEAD_DIM
+    """Rotation, cache and attention of rows in pages of 16; with a norm keys are rebuilt."""
+    device, count = kernels.device, len(qkv)
     angles = torch.arange(64).unsqueeze(1) * 0.5 ** torch.arange(head_dim // 2)
     rope = RopeTable(angles.cos().to(device), angles.sin().to(device))
     places = torch.arange(count, device=device)
@@ -242,7 +252,6 @@ def _attend(
     rebuild = None if key_norm is None else KeyRebuild(key_norm, rope, head_dim // 2)
     rows = qkv[:, : spec.width].to(kernels.dtype).contiguous()
     stored = None if is_rebuilt else keys
-    query = kernels.prepare_qkv(rows, spec, rope, places, stored, values, places)
     view = PageView(
         query_start=torch.tensor([0, count], dtype=torch.int32, device=device),
         context_lens=torch.zeros(1, dtype=torch.int32, device=device),
@@ -252,9 +261,18 @@ def _attend(
         max_query_len=count,
         max_key_len=count,
     )
-    scale = head_dim**-0.5
-    return kernels.attention(
-        query, stored, values, view, scale=scale, window=None, mask=mask, rebuild=rebuild
+    return kernels.attend(
+        rows,
+        spec,
+        rope,
+        places,
+        stored,
+        values,
+        view,
+        scale=head_dim**-0.5,
+        window=None,
+        mask=mask,
+        rebuild=rebuild,
     )
 
 

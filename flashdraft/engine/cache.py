@@ -141,7 +141,8 @@ class KVCache:
     def host_rows(self, book: PageBook, spans: Sequence[Span]) -> HostRows:
         """The same, still on the host."""
         counts = [span.count for span in spans]
-        positions = np.concatenate([np.arange(s.start, s.start + s.count) for s in spans])
+        ranges = [np.arange(s.start, s.start + s.count, dtype=np.int64) for s in spans]
+        positions = np.concatenate(ranges)
         owner = np.repeat(np.arange(len(spans)), counts)
         tables, slots = [], []
         for pool in range(len(self.windows)):

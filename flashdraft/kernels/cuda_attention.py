@@ -26,7 +26,7 @@ HEAD_DIMS = (128, 256, 512)
 SPLITS = 8
 WARPS = 8
 MAX_RESIDENT = 2  # blocks on a processor: more would spill registers
-LEAN = 3  # registers for so many, where few are enough: one lies ready beside a linear
+LEAN = 3  # one row needs no more registers than so many have: it lies ready beside a linear
 RESERVED_BYTES = 1 << 10  # of shared memory, for each of them
 MAX_MEETINGS = 1 << 10  # of blocks with the same pairs
 
@@ -83,7 +83,9 @@ def attend_few(
     if key_cache is None or mask.explicit is not None or not can_compile(qkv.device):
         return None
     tensors = (qkv, key_cache, value_cache, spec.q_norm, spec.k_norm)
-    are_halves = all(x is None or x.dtype is torch.bfloat16 for x in tensors)
+    are_halves = all(
+        x is None or (x.dtype is torch.bfloat16 and x.data_ptr() % 16 == 0) for x in tensors
+    )
     is_one = view.context_lens.shape[0] == 1 and 0 < qkv.shape[0] <= MAX_ROWS
     if not are_halves or not is_one or most_keys(view, window) > MAX_KEYS or limits.generation < 9:
         return None
@@ -195,6 +197,7 @@ def make_flags(
     plan: FewRowsPlan, spec: QKVSpec, window: int | None, mask: BlockMask
 ) -> dict[str, int]:
     """What the kernel is compiled with."""
+    is_lean = plan.stored_rows == plan.tiles == 1 and spec.head_dim <= 256
     return {
         "HEAD": spec.head_dim,
         "ROWS": plan.stored_rows,
@@ -202,7 +205,7 @@ def make_flags(
         "TILES": plan.tiles,
         "KEYS": plan.num_keys,
         "WARPS": WARPS,
-        "BLOCKS": max(plan.resident, LEAN if plan.tiles == 1 and spec.head_dim <= 256 else 1),
+        "BLOCKS": max(plan.resident, LEAN if is_lean else 1),
         "CAUSAL": int(mask.causal),
         "WINDOWED": int(window is not None),
         "Q_NORM": int(spec.q_norm is not None),

@@ -16,7 +16,8 @@ signalled or ended: its programs then lie ready. Every kernel keeps two rules:
    next kernel starts, everything *before* the linear is complete, and few kernels share the
    processors. The small ones between two linears signal before they wait (`stand_by`): they all lie
    ready with their weights and tables, and the next linear with the first of its own, while the
-   last one ends. Without weights to ask for, results never depend on this rule.
+   last one ends. What is read before the wait besides weights rests on this rule: between what
+   writes a table and what reads it early lies a linear, or a kernel that is launched plainly.
 
 It pays where kernels are short: in steps of few rows. It does not for Triton's linears with weights
 in few bits, whose many programs come to lie unevenly: they are launched plainly. Those in CUDA C++

@@ -1,11 +1,11 @@
-// Attention of a few rows of one sequence, from the linear's result to the next linear's input: norms
-// and rotation of queries, keys and values, the new keys and values into their pages, and attention.
+// Attention of a few rows of one sequence, from the linear's result to the next linear's input:
+// norms and rotation of queries, keys and values, the new ones into their pages, and attention.
 //
 // A block has some pairs of a row and a head that share a key head, and a part of their keys. Keys
 // and values of earlier steps are on their way into shared memory before the wait for the linear.
-// The SPLITS blocks with the same pairs leave what they have in memory, wait for each other, and add
-// up some pairs each. Blocks start in their order, so those with the same pairs come together: fewer
-// than SPLITS ever wait for one that has not started, and all others end and make room for it.
+// The SPLITS blocks with the same pairs leave what they have in memory, wait for each other, and
+// add up some pairs each. Blocks start in their order, so those with the same pairs come together:
+// fewer than SPLITS ever wait for one that has not started, and all others end and make room.
 //
 // From the compiler's command line:
 //   HEAD     numbers of a head: 128, 256 or 512
@@ -139,7 +139,8 @@ struct Raw {
     Few<MINE> left, right;
 };
 DEVICE Raw load_raw(const u16 *from, int lane) {
-    return {*(const Few<MINE> *)(from + lane * MINE), *(const Few<MINE> *)(from + HALF + lane * MINE)};
+    from += lane * MINE;
+    return {*(const Few<MINE> *)from, *(const Few<MINE> *)(from + HALF)};
 }
 struct Head {
     float left[MINE], right[MINE];
@@ -218,9 +219,10 @@ DEVICE void prepare_queries(const Work &work, const Part &part, const Queries &q
     }
 }
 
-// The keys and values of new rows: into shared memory and, by the block that has the row, their pages.
-DEVICE void prepare_keys(const Work &work, const Part &part, const NewKeys &found, const Raw &weight,
-                         int first, int warp, int lane, Memory &memory) {
+// The keys and values of new rows: into shared memory and, by the block that has the row, into
+// their pages.
+DEVICE void prepare_keys(const Work &work, const Part &part, const NewKeys &found,
+                         const Raw &weight, int first, int warp, int lane, Memory &memory) {
     UNROLL for (int i = 0; i < NEW_KEYS; i++) {
         int key = max_of(first, part.context) + warp + i * WARPS, row = key - part.context;
         if (key >= min_of(part.end, first + KEYS)) continue;
@@ -251,9 +253,10 @@ DEVICE bool sees(const Work &work, const Part &part, int pair, int key) {
     return part.has(pair) && key < part.end && is_near && (!CAUSAL || distance >= 0);
 }
 
-DEVICE void score(const Work &work, const Part &part, int first, int warp, int lane, Memory &memory) {
+DEVICE void score(const Work &work, const Part &part, int first, int warp, int lane,
+                  Memory &memory) {
     constexpr int TEAMS = WARPS / TILES, TOGETHER = KEYS / 8 > TEAMS ? KEYS / 8 / TEAMS : 1;
-    int row = warp % TILES * 16, place = warp / TILES * TOGETHER * 8;  // of a tile of pairs, and keys
+    int row = warp % TILES * 16, place = warp / TILES * TOGETHER * 8;  // of pairs, and of keys
     if (place >= KEYS || first + place >= part.end) {
         if (place < KEYS) {
             UNROLL for (int i = 0; i < TOGETHER * 4; i++) {
@@ -290,7 +293,8 @@ DEVICE void weigh(int warp, int lane, Memory &memory) {
             best = larger(best, found[i]);
         }
         best = most_of_warp(best);
-        float reference = best == minus_infinity() ? 0.0f : best;  // nothing seen so far: weights are zeros
+        // Nothing seen so far: weights are zeros against any number.
+        float reference = best == minus_infinity() ? 0.0f : best;
         UNROLL for (int i = 0; i < KEYS / LANES; i++) {
             float weight = power_of_two(found[i] - reference);
             sum += weight;
@@ -308,7 +312,8 @@ DEVICE void weigh(int warp, int lane, Memory &memory) {
 
 typedef float Mixed[TILES][COLUMNS][4];
 
-DEVICE void mix(const Part &part, int first, int warp, int lane, const Memory &memory, Mixed &mixed) {
+DEVICE void mix(const Part &part, int first, int warp, int lane, const Memory &memory,
+                Mixed &mixed) {
     UNROLL for (int i = 0; i < TILES * COLUMNS * 4; i++) {
         int tile = i / 4 / COLUMNS;
         mixed[tile][i / 4 % COLUMNS][i % 4] *= memory.decay[tile * 16 + i % 4 / 2 * 8 + lane / 4];
@@ -340,7 +345,8 @@ DEVICE void leave(const Work &work, const Part &part, int warp, int lane, const 
     }
     if (part.is_empty()) return;
     UNROLL for (int i = 0; i < TILES * COLUMNS * 2; i++) {
-        int tile = i / 2 / COLUMNS, column = i / 2 % COLUMNS, pair = tile * 16 + i % 2 * 8 + lane / 4;
+        int tile = i / 2 / COLUMNS, column = i / 2 % COLUMNS;
+        int pair = tile * 16 + i % 2 * 8 + lane / 4;
         if (!part.has(pair)) continue;
         Two two = {mixed[tile][column][i % 2 * 2], mixed[tile][column][i % 2 * 2 + 1]};
         int number = (warp * COLUMNS + column) * 8 + lane % 4 * 2;
@@ -357,8 +363,9 @@ DEVICE void merge(const Work &work, const Part &part) {
         Two states[SPLITS];
         Floats parts[SPLITS];
         UNROLL for (int j = 0; j < SPLITS; j++) {
-            states[j] = load_two(work.states + (place + j * PAIRS + pair) * 2);
-            parts[j] = load_past((Floats *)(work.parts + (place + j * PAIRS + pair) * HEAD + number));
+            u64 theirs = place + j * PAIRS + pair;
+            states[j] = load_two(work.states + theirs * 2);
+            parts[j] = load_past((Floats *)(work.parts + theirs * HEAD + number));
         }
         float best = minus_infinity(), total = 0.0f;
         UNROLL for (int j = 0; j < SPLITS; j++) best = larger(best, states[j].x);

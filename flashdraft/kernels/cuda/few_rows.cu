@@ -6,11 +6,11 @@
 // on: weights are asked for before the wait for the kernel that computes x.
 //
 // A unit is 16 * TILES rows of the weight by a step of the depth (triton_quantized_layout.py). A
-// thread loads what a tensor core wants of it, up to an order of the depth that is free to choose if
-// x is read in the same one: eight neighbours of a row, and of x.
+// thread loads what a tensor core wants of it, up to an order of the depth that is free to choose
+// if x is read in the same one: eight neighbours of a row, and of x.
 //
-// Codes become bfloat16 in registers, exactly: eight bits or fewer, read as one, are a tiny number in
-// proportion to them, and one multiplication and addition make it large and take the zero point
+// Codes become bfloat16 in registers, exactly: eight bits or fewer, read as one, are a tiny number
+// in proportion to them, and one multiplication and addition make it large and take the zero point
 // away. The scale of a group multiplies its sum in float32, so nothing of a format is rounded.
 //
 // From the compiler's command line:
@@ -20,9 +20,9 @@
 //   SCALE   what they are: 1 float16, 2 bfloat16, 3 float32
 //   ROWS    of x, as they are stored: 1, 8 or 16; those that are not there may hold anything
 //   GATED   the weight is [gate | up], and a tile has as many rows of each; with GELU, or else SiLU
-//   EXPERTS 0: one weight. The weight of a mixture, for one row of x: 1: that of every chosen expert
-//           below the other; 2: beside the other, where x is what an expert has computed, and its
-//           share multiplies its scales
+//   EXPERTS 0: one weight. The weight of a mixture, for one row of x: 1: that of every chosen
+//           expert below the other; 2: beside the other, where x is what an expert has computed,
+//           and its share multiplies its scales
 //   SETTLED whether the experts were chosen before the kernel before this one began, or no matter
 //   TILES   of 16 rows, in a unit; 1 or 2
 //   WARPS   of a block

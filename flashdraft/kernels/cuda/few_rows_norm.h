@@ -45,7 +45,7 @@ struct Row {
         }
     }
 
-    // The mean of a row's squares, from every thread's sum of its own; `scratch` is used once.
+    // What a row is divided by, from every thread's sum of its squares; `scratch` is used once.
     DEVICE static float scale_of(const Work &work, float squares, float *scratch) {
         float sum = sum_of_warp(squares), total = 0.0f;
         if (thread_index() % LANES == 0) scratch[thread_index() / LANES] = sum;
@@ -53,9 +53,13 @@ struct Row {
         UNROLL for (int i = 0; i < WARPS; i++) total += scratch[i];
         return inverse_root(total / work.depth + work.eps);
     }
-    DEVICE static void scale(const Work &work, Eight *values, const Words *weights, float *scratch) {
+    DEVICE static void scale(const Work &work, Eight *values, const Words *weights,
+                             float *scratch) {
         float squares = 0.0f;
-        UNROLL for (int i = 0; i < CHUNKS * 8; i++) squares += values[i / 8].of[i % 8] * values[i / 8].of[i % 8];
+        UNROLL for (int i = 0; i < CHUNKS * 8; i++) {
+            float value = values[i / 8].of[i % 8];
+            squares += value * value;
+        }
         float factor = scale_of(work, squares, scratch);
         UNROLL for (int i = 0; i < CHUNKS; i++) {
             Eight weight = widen(weights[i]);

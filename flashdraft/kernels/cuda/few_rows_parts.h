@@ -1,8 +1,8 @@
-// Parts of a tile of the result: of the warps of a block, and of the blocks. Included by few_rows.cu.
+// Parts of a tile of the result: of a block's warps, and of the blocks. Included by few_rows.cu.
 //
-// Sums go from hand to hand four at a time, as a thread holds them: a quad of every thread is a piece
-// of a tile. With one row of x, only every fourth thread has any, and half of what it has would be
-// another row's.
+// Sums go from hand to hand four at a time, as a thread holds them: a quad of every thread is a
+// piece of a tile. With one row of x, only every fourth thread has any, and half of what it has
+// would be another row's.
 
 constexpr int PIECES = ONE_ROW ? (TILES + 1) / 2 : TILES * ROW_TILES;  // of a tile
 constexpr int PIECE_QUADS = ONE_ROW ? LANES / 4 : LANES;
@@ -18,7 +18,8 @@ DEVICE Floats get_quad(const Totals &total, int piece) {
     if (ONE_ROW) {
         UNROLL for (int k = 0; k < 2 * TILES; k++) quad.of[k] = total[k / 2][0][k % 2 * 2];
     } else {
-        UNROLL for (int k = 0; k < 4; k++) quad.of[k] = total[piece / ROW_TILES][piece % ROW_TILES][k];
+        const float *sums = total[piece / ROW_TILES][piece % ROW_TILES];
+        UNROLL for (int k = 0; k < 4; k++) quad.of[k] = sums[k];
     }
     return quad;
 }
@@ -46,13 +47,13 @@ DEVICE Floats *left_quad(const Work &work, int tile, int part, int piece, int la
     return (Floats *)work.parts + place * PIECE_QUADS + quad_of(lane);
 }
 
-// Where a block, or cluster, leaves its part of the tile that goes on in the next: there is one at most.
+// Where a block, or cluster, leaves its part of the tile that goes on in the next: at most one.
 DEVICE Box *box_of(const Work &work, int block, int piece, int lane) {
     return (Box *)work.arrivals + (block * PIECES + piece) * PIECE_QUADS + quad_of(lane);
 }
 
-// Where a warp keeps its part of a tile: of the one it began with, of one that it has all of, of the
-// one it ended with. The last lies where its ring was.
+// Where a warp keeps its part of a tile: of the one it began with, of one that it has all of, of
+// the one it ended with. The last lies where its ring was.
 enum { RING, HEAD, WHOLE };
 DEVICE char *sums_of(int kind, int warp, char *rings, char *sums) {
     if (kind == RING) return rings + warp * (DEPTH * SLOT_BYTES);
@@ -112,8 +113,9 @@ struct Job {
     int mine, num_parts;        // of the blocks, or clusters
 
     DEVICE Job of_lane(int lane) const {
-        return {from_lane(tile, lane),      from_lane(piece, lane),      from_lane(first_warp, lane),
-                from_lane(num_warps, lane), from_lane(last_place, lane), from_lane(mine, lane),
+        return {from_lane(tile, lane),       from_lane(piece, lane),
+                from_lane(first_warp, lane), from_lane(num_warps, lane),
+                from_lane(last_place, lane), from_lane(mine, lane),
                 from_lane(num_parts, lane)};
     }
 };
@@ -142,7 +144,8 @@ DEVICE Quads add_here(const Work &work, const Job &job, char *rings, char *sums,
         int slice = SLICES == 2 ? part / job.num_warps : 0, rank = part - slice * job.num_warps;
         int kind = rank == job.num_warps - 1 ? job.last_place : RING;
         const char *place = sums_of(kind, job.first_warp + rank, rings, sums);
-        const Floats *quad = (const Floats *)place + (job.piece + piece) * PIECE_QUADS + quad_of(lane);
+        const Floats *quad = (const Floats *)place + (job.piece + piece) * PIECE_QUADS;
+        quad += quad_of(lane);
         return SLICES == 2 ? load_near(quad, slice) : *quad;
     });
 }
@@ -162,14 +165,17 @@ DEVICE Quads add_all(const Work &work, const Share &share, const Job &job, Quads
             UNROLL for (int k = 0; k < 4; k++) total.of[i].of[k] += quad.of[k];
         }
     }
-    UNROLL for (int i = 0; i < JOB_PIECES * 4; i++) total.of[i / 4].of[i % 4] += here.of[i / 4].of[i % 4];
+    UNROLL for (int i = 0; i < JOB_PIECES * 4; i++) {
+        total.of[i / 4].of[i % 4] += here.of[i / 4].of[i % 4];
+    }
     return total;
 }
 
-// Tiles that several warps have a part in. What they have is in shared memory by now. Every warp adds
-// up some of what this block has, or its cluster; then one of them adds up theirs: who comes last, or,
-// where a block or cluster has all slices, who has the tile's end. Each thread finds out about one job.
-// Nobody waits before all of its own parts are on their way, and only for blocks that started before.
+// Tiles that several warps have a part in. What they have is in shared memory by now. Every warp
+// adds up some of what this block has, or its cluster; then one of them adds up theirs: who comes
+// last, or, where a block or cluster has all slices, who has the tile's end. Each thread finds out
+// about one job. Nobody waits before all parts of these jobs are on their way, and only for blocks
+// that started before.
 DEVICE void end_shared_tiles(const Work &work, const Share &share, char *rings, char *sums,
                              int warp_here, int lane) {
     int begin = share.first_unit(share.block * WARPS);
@@ -192,7 +198,8 @@ DEVICE void end_shared_tiles(const Work &work, const Share &share, char *rings, 
                     write_piece(work, job.tile, job.piece + i, lane, quads.of[i]);
                 } else if (has_quad(lane)) {
                     if (SLICES == 1) {
-                        store_past(left_quad(work, job.tile, job.mine, job.piece + i, lane), quads.of[i]);
+                        Floats *to = left_quad(work, job.tile, job.mine, job.piece + i, lane);
+                        store_past(to, quads.of[i]);
                     } else {
                         send(box_of(work, share.block, job.piece + i, lane), quads.of[i]);
                     }

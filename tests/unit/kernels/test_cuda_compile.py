@@ -1,4 +1,4 @@
-"""The CUDA C++ kernel compiled by NVRTC for cards that are not there."""
+"""The CUDA C++ kernels compiled by NVRTC for cards that are not there."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ import torch
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from flashdraft.errors import FlashdraftError
+from flashdraft.kernels.cuda_attention import make_flags as attention_flags
+from flashdraft.kernels.cuda_attention import plan_few as plan_attention
 from flashdraft.kernels.cuda_driver import Kernel, can_compile, compile_source
 from flashdraft.kernels.cuda_few_rows import make_flags
 from flashdraft.kernels.cuda_few_rows_plan import Product, plan_few
-from flashdraft.kernels.interface import Activation
+from flashdraft.kernels.interface import CAUSAL, Activation, QKVSpec
 from flashdraft.kernels.triton_quantized_layout import Code
 from tests.unit.kernels.cross_compile import CARDS, count_spilled
 
@@ -23,6 +25,9 @@ PRODUCTS = {
     "int4, groups of 128": Product(Code.INT4, 32, 1, 2, 16384, 0, 42),
     "int4, experts up": Product(*INT4, 8 * 704, 704, 22, 1, 704, 22),
     "int4, experts down": Product(*INT4, 2816, 0, 8 * 6, 2, 2816, 6),
+    "int4, normed": Product(*INT4, 16384, 0, 42, normed=2),
+    "int4, gated, normed": Product(*INT4, 21504, 21504, 42, normed=2),
+    "int4, a sum of three, normed": Product(*INT4, 8192, 0, 22, normed=3),
     "int8": Product(*INT8, 16384, 0, 84),
     "int8, gated": Product(*INT8, 21504, 21504, 84),
     "fp8": Product(*FP8, 16384, 0, 42),
@@ -33,10 +38,33 @@ MAX_SPILLED = 64  # bytes of a thread: what the loop does not use
 
 
 CASES = [("sm_90", name, 1) for name in PRODUCTS]
-CASES += [("sm_90", name, 16) for name in PRODUCTS if not PRODUCTS[name].experts]
+CASES += [
+    ("sm_90", name, 16) for name in PRODUCTS if not PRODUCTS[name].experts + PRODUCTS[name].normed
+]
 OTHERS = [(name, 16) for name in ("int4", "int8, gated")]
 OTHERS += [(name, 1) for name in ("int4, gated", "int8", "fp8", "int4, experts down")]
 CASES += [(card, *other) for card in CARDS if card != "sm_90" for other in OTHERS]
+
+
+# rows, heads, key heads, numbers of a head; of Gemma 4 and its drafters
+ATTENTIONS = [(1, 32, 16, 256), (5, 32, 16, 256), (16, 32, 16, 256), (1, 32, 4, 512)]
+ATTENTIONS += [(16, 32, 4, 512), (5, 8, 8, 256), (1, 32, 8, 128), (16, 32, 8, 128)]
+
+
+@pytest.mark.parametrize("sizes", ATTENTIONS)
+@pytest.mark.parametrize("card", ["sm_90", "sm_120"])
+def test_attention_compiles_and_keeps_to_registers(card, sizes):
+    _, num_heads, num_kv_heads, head_dim = sizes
+    found = CARDS[card]
+    plan = plan_attention(*sizes, found.limits)
+    if plan is None:  # shared memory does not hold it
+        assert card == "sm_120" and head_dim == 512
+        return
+    norm, is_full = torch.ones(head_dim), head_dim == 512
+    spec = QKVSpec(num_heads, num_kv_heads, head_dim, 1e-6, norm, norm, True, is_full)
+    flags = attention_flags(plan, spec, None if is_full else 1024, CAUSAL)
+    binary = compile_source("attend_few.cu", flags, f"sm_{found.capability}")
+    assert count_spilled(binary) <= MAX_SPILLED
 
 
 @pytest.mark.parametrize(("card", "name", "num_rows"), CASES)

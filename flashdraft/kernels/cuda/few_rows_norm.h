@@ -45,7 +45,7 @@ struct Row {
         }
     }
 
-    // What a row is divided by, from every thread's sum of its squares; `scratch` is used once.
+    // What a row is multiplied by, from every thread's sum of squares; `scratch` is used once.
     DEVICE static float scale_of(const Work &work, float squares, float *scratch) {
         float sum = sum_of_warp(squares), total = 0.0f;
         if (thread_index() % LANES == 0) scratch[thread_index() / LANES] = sum;

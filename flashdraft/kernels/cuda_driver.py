@@ -57,8 +57,8 @@ class Kernel:
     @functools.cache
     def load(file: str, name: str, device: torch.device, *flags: tuple[str, int]) -> Kernel:
         """A kernel of a file in FOLDER for a device, compiled at its first use ever."""
-        major, minor = torch.cuda.get_device_capability(device)
-        return Kernel(_compile_once(file, dict(flags), f"sm_{major}{minor}"), name, device)
+        architecture = name_architecture(*torch.cuda.get_device_capability(device))
+        return Kernel(_compile_once(file, dict(flags), architecture), name, device)
 
     def launch(
         self,
@@ -128,6 +128,11 @@ def can_compile(device: torch.device) -> bool:
         log.warning("NVRTC is there but of no use, so Triton takes its place: %s", error)
         return False
     return True
+
+
+def name_architecture(major: int, minor: int) -> str:
+    """As NVRTC knows it; Hopper's with what no later card has (cuda/warpgroups.h)."""
+    return f"sm_{major}{minor}" + ("a" if (major, minor) == (9, 0) else "")
 
 
 def compile_source(name: str, flags: Mapping[str, int], architecture: str) -> bytes:

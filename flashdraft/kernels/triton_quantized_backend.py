@@ -14,6 +14,7 @@ from torch import Tensor
 
 from flashdraft.kernels.cuda_few_rows import mix_one, multiply_few
 from flashdraft.kernels.cuda_few_rows_plan import Experts
+from flashdraft.kernels.cuda_many_rows import multiply_many
 from flashdraft.kernels.interface import Activation
 from flashdraft.kernels.quantized import Matrix, Quantized, Scheme, quantize, stack_rows
 from flashdraft.kernels.triton_plan import DeviceLimits
@@ -79,9 +80,9 @@ def multiply(
     """x @ weight.T for any number of rows; with an activation its gated halves."""
     num_rows = x.shape[0]
     if not exact:
-        few = multiply_few(x, weight, limits, arrivals, activation)
-        if few is not None:
-            return few
+        for way in (multiply_few, multiply_many):
+            if (found := way(x, weight, limits, arrivals, activation)) is not None:
+                return found
     if num_rows <= FEW_ROWS or exact:
         gated = activation is not None
         plan = plan_quantized(num_rows, weight, limits.num_processors, exact, gated)

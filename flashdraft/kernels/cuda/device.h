@@ -1,5 +1,5 @@
-// What a GPU has instructions for, by names that say what for. Nothing else knows that it is a GPU:
-// where EMULATED is defined, that file has the same for a CPU.
+// What a GPU has instructions for, by names that say what for. Nothing but this and warpgroups.h
+// knows that it is a GPU: where EMULATED is defined, that file has the same for a CPU.
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
@@ -32,10 +32,16 @@ struct __attribute__((aligned(8))) Two {
 #define DEVICE __device__ __forceinline__
 #define KERNEL extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
 #define UNROLL _Pragma("unroll")
-#define SHARED(name) extern __shared__ __align__(128) char name[]
+#define SHARED(name) extern __shared__ __align__(1024) char name[]
 
 DEVICE int thread_index() { return threadIdx.x; }
 DEVICE int block_index() { return blockIdx.x; }
+
+// The same, but what follows from it is computed here, not ahead.
+DEVICE int found_again(int value) {
+    asm volatile("" : "+r"(value));
+    return value;
+}
 
 DEVICE float as_float(u32 bits) { return __uint_as_float(bits); }
 DEVICE u16 to_bfloat16(float value) {
@@ -73,6 +79,10 @@ DEVICE void multiply(float *sum, Words a, u32 b0, u32 b1, const float *c) {
 
 DEVICE void wait_for_warp() { __syncwarp(); }
 DEVICE void wait_for_block() { __syncthreads(); }
+template <int THREADS>
+DEVICE void wait_for_some(int barrier) {  // of the block's warps; barrier 0 is for all of them
+    asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(THREADS) : "memory");
+}
 DEVICE void wait_for_cluster() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
@@ -121,6 +131,23 @@ DEVICE void wait_for_x() {
     asm volatile("griddepcontrol.wait;" ::: "memory");
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
+}
+
+// Weights, which pass through once.
+DEVICE Words load_once(const char *from) {
+    Words value;
+    asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+                 : "l"(from));
+    return value;
+}
+template <int BYTES>
+DEVICE void load_few(u32 *to, const char *from) {  // 4 or 8
+    if (BYTES == 4) {
+        asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(to[0]) : "l"(from));
+    } else {
+        asm volatile("ld.global.nc.v2.u32 {%0, %1}, [%2];" : "=r"(to[0]), "=r"(to[1]) : "l"(from));
+    }
 }
 
 // Asks for what will be read soon.

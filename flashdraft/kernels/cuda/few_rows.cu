@@ -5,21 +5,11 @@
 // need DEPTH units ahead into a ring that is its own. So the memory is busy from the first moment
 // on: weights are asked for before the wait for the kernel that computes x.
 //
-// A unit is 16 * TILES rows of the weight by a step of the depth (triton_quantized_layout.py). A
-// thread loads what a tensor core wants of it, up to an order of the depth that is free to choose
-// if x is read in the same one: eight neighbours of a row, and of x.
-//
-// Codes become bfloat16 in registers, exactly: eight bits or fewer, read as one, are a tiny number
-// in proportion to them, and one multiplication and addition make it large and take the zero point
-// away. The scale of a group multiplies its sum in float32, so nothing of a format is rounded.
+// A unit is 16 * TILES rows of the weight by a step of the depth (triton_quantized_layout.py).
 //
 // From the compiler's command line:
-//   CODE    0: int4, 2: int8, 3: e4m3
-//   WIDTH   of a plane: 32 or 64
-//   SCALES  of a row in a unit: 4, 2 or 1; 0 where a whole row has one
-//   SCALE   what they are: 1 float16, 2 bfloat16, 3 float32
+//   what few_bits.h says
 //   ROWS    of x, as they are stored: 1, 8 or 16; those that are not there may hold anything
-//   GATED   the weight is [gate | up], and a tile has as many rows of each; with GELU, or else SiLU
 //   EXPERTS 0: one weight. The weight of a mixture, for one row of x: 1: that of every chosen
 //           expert below the other; 2: beside the other, where x is what an expert has computed,
 //           and its share multiplies its scales
@@ -35,27 +25,15 @@
 //   JOB_PIECES  of a tile of the result, which one warp adds up at a time
 
 #include "device.h"
+#include "few_bits.h"
 
-constexpr int LANES = 32;
-constexpr int PLANES = CODE == 0 ? 4 : 2;
-constexpr int STEP = PLANES * WIDTH;  // values of the depth in a unit
-constexpr int GROUPS = STEP / 32;     // what a thread has of them goes into two instructions
 constexpr int HALVES = 2 * TILES;  // of eight rows
 constexpr int ROW_TILES = (ROWS + 7) / 8;
 constexpr bool ONE_ROW = ROWS == 1;
 
-constexpr int ROW_BYTES = 2 * WIDTH;
-constexpr int HALF_LOADS = WIDTH / 32;  // of a thread, for a half
 constexpr int CODES_BYTES = HALVES * HALF_LOADS * LANES * 16;
-constexpr int ROW_SCALE_BYTES = SCALES * (SCALE == 3 ? 4 : 2);
-constexpr int SCALE_BYTES = ROW_SCALE_BYTES == 2 ? 4 : ROW_SCALE_BYTES;  // with a neighbour's
 constexpr int SLOT_BYTES = CODES_BYTES + HALVES * 8 * SCALE_BYTES;
-
-constexpr int TILE_ROWS = GATED ? 8 : 16;  // from a tile of the weight to the next
 constexpr int UNIT_ROWS = TILES * TILE_ROWS;
-
-// Integers are 2 ** -9 too small on their way, so that one factor serves all planes.
-constexpr int GAIN = CODE == 3 ? 1 : 512;
 
 typedef float Totals[TILES][ROW_TILES][4];
 
@@ -179,34 +157,6 @@ DEVICE void load_x(const Work &work, const Share &share, int first_step, Shared 
     commit();
 }
 
-// Two codes of a plane as bfloat16, divided by GAIN.
-DEVICE u32 unpack(u32 word, int plane, float zero) {
-    if (CODE == 0) {
-        u32 bits = (plane < 2 ? word : word >> 8) & (plane % 2 == 0 ? 0x000F000F : 0x00F000F0);
-        return fused(bits, two_powers(plane % 2 == 0 ? 124 : 120), two_halves(-zero / GAIN));
-    }
-    if (CODE == 2) {  // with 128 added
-        u32 bits = ((plane == 0 ? word : word >> 8) & 0x00FF00FF) ^ 0x00800080;
-        return fused(bits, two_powers(124), two_halves(-zero / GAIN));
-    }
-    u32 sign = plane == 0 ? word << 8 : word;
-    u32 rest = plane == 0 ? word << 4 : word >> 4;  // its exponent is 2 ** 120 too small
-    return fused((sign & 0x80008000) | (rest & 0x07F007F0), two_powers(120), 0x80008000);
-}
-
-DEVICE float half_at(u32 two, int place) {
-    if (SCALE == 1) return float16_at(two, place);
-    return place == 0 ? bfloat16(two) : as_float(two & 0xFFFF0000);
-}
-
-// The scale of a thread's row in a half, from what was fetched for it.
-DEVICE float scale_of(const u32 *scales, int half, int place, int lane) {
-    if (SCALE == 3) return as_float(scales[half]);
-    if (SCALES == 4) return half_at(scales[2 * half + place / 2], place % 2);
-    if (SCALES == 2) return half_at(scales[half], place);
-    return half_at(scales[half] >> (lane / 4 % 2 * 16), 0);
-}
-
 // Adds a unit of the weight, which lies in a slot of the ring.
 DEVICE void add_unit(const char *slot, const char *x, const float *share, int lane, float zero,
                      Totals &total) {
@@ -221,7 +171,6 @@ DEVICE void add_unit(const char *slot, const char *x, const float *share, int la
         scales[2 * i + 1] = two >> 32;
     }
     float factor = EXPERTS == 2 ? load_float(share) : 1.0f;
-    constexpr int PER_SCALE = SCALES > 0 ? GROUPS / (SCALES > 0 ? SCALES : 1) : GROUPS;
     Totals part;
     const float zeros[4] = {};
     UNROLL for (int group = 0; group < GROUPS; group++) {
@@ -234,15 +183,12 @@ DEVICE void add_unit(const char *slot, const char *x, const float *share, int la
             int load = group % HALF_LOADS, plane = group / HALF_LOADS;
             Words low = codes[2 * tile * HALF_LOADS + load];
             Words high = codes[(2 * tile + 1) * HALF_LOADS + load];
-            Words first = {unpack(low.x, plane, zero), unpack(high.x, plane, zero),
-                           unpack(low.y, plane, zero), unpack(high.y, plane, zero)};
-            Words second = {unpack(low.z, plane, zero), unpack(high.z, plane, zero),
-                            unpack(low.w, plane, zero), unpack(high.w, plane, zero)};
+            Tile weights = unpack_tile(low, high, plane, zero);
             UNROLL for (int j = 0; j < ROW_TILES; j++) {
                 float *sum = SCALES > 0 ? part[tile][j] : total[tile][j];
                 bool is_new = SCALES > 0 && group % PER_SCALE == 0;
-                multiply(sum, first, xs[j].x, xs[j].y, is_new ? zeros : sum);
-                multiply(sum, second, xs[j].z, xs[j].w, sum);
+                multiply(sum, weights.first, xs[j].x, xs[j].y, is_new ? zeros : sum);
+                multiply(sum, weights.second, xs[j].z, xs[j].w, sum);
                 if (SCALES > 0 && group % PER_SCALE == PER_SCALE - 1) {
                     UNROLL for (int i = 0; i < 4; i++) {
                         float scale = scale_of(scales, 2 * tile + i / 2, group / PER_SCALE, lane);
@@ -255,25 +201,14 @@ DEVICE void add_unit(const char *slot, const char *x, const float *share, int la
     }
 }
 
-DEVICE float activate(float gate) {
-    float inner = GELU ? 1.5957691216057308f * (gate + 0.044715f * gate * gate * gate) : gate;
-    return divide(gate, 1.0f + exponential(-inner));
-}
-
 // What two rows of the weight give: two values of the result, or a gated one.
 DEVICE void write_two(const Work &work, int row, int column, float low, float high) {
     if (row >= work.num_rows) return;
     int other = GATED ? work.up_rows + column : column + 8;
-    low *= GAIN;
-    high *= GAIN;
-    if (SCALES == 0) {
-        low *= ((const float *)work.scale)[column];
-        high *= ((const float *)work.scale)[other];
-    }
+    Two found = end_two(low, high, scales_of(work.scale, column, other));
     u16 *target = work.output + (u64)row * work.num_columns;
-    if (GATED) low = rounded(activate(rounded(low))) * rounded(high);
-    if (column < work.num_columns) target[column] = to_bfloat16(low);
-    if (!GATED && other < work.num_columns) target[other] = to_bfloat16(high);
+    if (column < work.num_columns) target[column] = to_bfloat16(found.x);
+    if (!GATED && other < work.num_columns) target[other] = to_bfloat16(found.y);
 }
 
 #include "few_rows_parts.h"

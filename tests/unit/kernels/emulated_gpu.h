@@ -37,8 +37,10 @@ struct Barrier {
 
 static std::vector<Fiber> fibers;
 static std::vector<Barrier> barriers;  // of the cluster, of every block, and of every warp
+static Barrier named_barriers[16];     // of some warps, where a block is alone
 static ucontext_t scheduler;
 static int current, first_block, together;
+static bool is_backwards = false;  // which block runs first
 static char *shared_memory[MOST_TOGETHER];
 static u32 exchange[WARPS * MOST_TOGETHER][32][6];
 
@@ -59,10 +61,15 @@ static void require_aligned(const void *place, int bytes) {
 }
 
 DEVICE int thread_index() { return current % THREADS_HERE; }
+DEVICE int found_again(int value) { return value; }
 DEVICE int block_index() { return first_block + current / THREADS_HERE; }
 DEVICE void wait_for_warp() { meet(barriers[1 + MOST_TOGETHER + current / 32], 32); }
 DEVICE void wait_for_block() { meet(barriers[1 + current / THREADS_HERE], THREADS_HERE); }
 DEVICE void wait_for_cluster() { meet(barriers[0], together * THREADS_HERE); }
+template <int THREADS>
+DEVICE void wait_for_some(int barrier) {
+    meet(named_barriers[barrier], THREADS);
+}
 DEVICE void wait_for_x() {}
 DEVICE void touch(const void *) {}
 
@@ -151,6 +158,15 @@ DEVICE Floats load_near(const Floats *place, int there) {
     const char *here = shared_memory[current / THREADS_HERE];
     return *(const Floats *)(shared_memory[there] + ((const char *)place - here));
 }
+DEVICE Words load_once(const char *from) {
+    require_aligned(from, 16);
+    return *(const Words *)from;
+}
+template <int BYTES>
+DEVICE void load_few(u32 *to, const char *from) {
+    require_aligned(from, BYTES);
+    memcpy(to, from, BYTES);
+}
 DEVICE u64 load_number(const long long *from) { return *from; }
 DEVICE float load_float(const float *from) { return *from; }
 DEVICE void store_past(Floats *to, Floats value) { *to = value; }
@@ -217,17 +233,20 @@ DEVICE void meet_blocks(u32 *came, u32 count) {
 }
 DEVICE int first_bit(u32 bits) { return __builtin_ctz(bits); }
 
+#include "emulated_warpgroups.h"
+
 // Runs a kernel's blocks, or clusters, one after the other; what is not written is no number.
 template <typename Body>
 void run_blocks(int count, int cluster, int shared_bytes, Body body) {
     static Body *the_body;
     the_body = &body;
     together = cluster;
-    for (first_block = 0; first_block < count; first_block += together) {
-        std::vector<char> memory((shared_bytes + 128) * together + 128, (char)0xFF);
+    for (int i = 0; i < count; i += together) {
+        first_block = is_backwards ? count - together - i : i;
+        std::vector<char> memory((shared_bytes + 1024) * together + 1024, (char)0xFF);
         for (int i = 0; i < together; i++) {
-            uintptr_t place = (uintptr_t)memory.data() + i * (shared_bytes + 128);
-            shared_memory[i] = (char *)((place + 127) / 128 * 128);
+            uintptr_t place = (uintptr_t)memory.data() + i * (shared_bytes + 1024);
+            shared_memory[i] = (char *)((place + 1023) / 1024 * 1024);
         }
         fibers.assign(together * THREADS_HERE, Fiber());
         barriers.assign(1 + MOST_TOGETHER + together * WARPS, Barrier());

@@ -10,9 +10,16 @@ pytest.importorskip("triton", reason="Triton is not installed")
 from flashdraft.errors import FlashdraftError
 from flashdraft.kernels.cuda_attention import make_flags as attention_flags
 from flashdraft.kernels.cuda_attention import plan_few as plan_attention
-from flashdraft.kernels.cuda_driver import Kernel, can_compile, compile_source
+from flashdraft.kernels.cuda_driver import (
+    Kernel,
+    can_compile,
+    compile_source,
+    name_architecture,
+)
 from flashdraft.kernels.cuda_few_rows import make_flags
 from flashdraft.kernels.cuda_few_rows_plan import Product, plan_few
+from flashdraft.kernels.cuda_many_rows import make_flags as many_flags
+from flashdraft.kernels.cuda_many_rows import plan_many
 from flashdraft.kernels.interface import CAUSAL, Activation, QKVSpec
 from flashdraft.kernels.triton_quantized_layout import Code
 from tests.unit.kernels.cross_compile import CARDS, count_spilled
@@ -75,6 +82,19 @@ def test_compiles_and_keeps_to_registers(card, name, num_rows):
     flags = make_flags(product, plan, activation)
     binary = compile_source("few_rows.cu", flags, f"sm_{found.capability}")
     assert count_spilled(binary) <= MAX_SPILLED
+
+
+MANY = [name for name in PRODUCTS if not PRODUCTS[name].experts + PRODUCTS[name].normed]
+
+
+@pytest.mark.parametrize("num_rows", [32, 64, 128])
+@pytest.mark.parametrize("name", MANY)
+def test_many_rows_compile_and_keep_to_registers(name, num_rows):
+    product = PRODUCTS[name]
+    plan = plan_many(num_rows, product, CARDS["sm_90"].limits)
+    flags = many_flags(product, plan, Activation.GELU_TANH if product.up_rows else None)
+    binary = compile_source("many_rows.cu", flags, name_architecture(9, 0))
+    assert count_spilled(binary) <= 16
 
 
 def test_an_nvrtc_that_does_not_work_is_left_alone(monkeypatch, caplog):

@@ -1,0 +1,126 @@
+// What Hopper has besides (device.h): four warps that multiply together, and copies that tell when
+// they are done. Only for sm_90a.
+
+#ifndef EMULATED
+
+// A signal, eight bytes of shared memory: it is given when as many have arrived as it was made for,
+// and all bytes that it was told to expect. Then it counts anew; `turn` is 0 and 1 by turns.
+DEVICE void make_signal(Shared signal, int count) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(signal), "r"(count) : "memory");
+}
+DEVICE void show_signals() {  // to copies; to threads by wait_for_block
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    asm volatile("fence.proxy.async;" ::: "memory");
+}
+DEVICE void arrive(Shared signal) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(signal) : "memory");
+}
+DEVICE void arrive_and_expect(Shared signal, int bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(signal), "r"(bytes)
+                 : "memory");
+}
+DEVICE void wait_for_signal(Shared signal, u32 turn) {
+    u32 is_given;
+    do {
+        asm volatile(
+            "{ .reg .pred given; mbarrier.try_wait.parity.shared::cta.b64 given, [%1], %2; "
+            "selp.u32 %0, 1, 0, given; }"
+            : "=r"(is_given)
+            : "r"(signal), "r"(turn)
+            : "memory");
+    } while (is_given == 0);
+}
+// A copy of any multiple of 16 bytes, which the signal expects.
+DEVICE void copy_many(Shared to, const char *from, int bytes, Shared signal) {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+            "r"(to),
+        "l"(from), "r"(bytes), "r"(signal)
+        : "memory");
+}
+// What others wrote to global memory, such copies may read from here on.
+DEVICE void show_writes_to_copies() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
+
+// A warpgroup gives up registers of its threads, or takes what others gave up.
+template <int COUNT, bool IS_MORE>
+DEVICE void set_registers() {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    if (IS_MORE) {
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
+    } else {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
+    }
+#endif
+}
+
+DEVICE u32 address_of(Shared place) { return place; }
+
+// Products are on their way between begin and wait: their sums are not to be touched.
+DEVICE void begin_products() {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#endif
+}
+DEVICE void commit_products() {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+#endif
+}
+DEVICE void wait_for_products(int num_left) {  // for all that were committed but the last ones
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    if (num_left == 0) asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+    if (num_left == 1) asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
+    if (num_left == 2) asm volatile("wgmma.wait_group.sync.aligned 2;" ::: "memory");
+    if (num_left == 3) asm volatile("wgmma.wait_group.sync.aligned 3;" ::: "memory");
+    if (num_left == 4) asm volatile("wgmma.wait_group.sync.aligned 4;" ::: "memory");
+#endif
+}
+
+#define TO_15 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+#define TO_31 \
+    TO_15 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define TO_47 \
+    TO_31 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
+#define TO_63 \
+    TO_47 ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define SUMS_4(i) "+f"(sum[i]), "+f"(sum[i + 1]), "+f"(sum[i + 2]), "+f"(sum[i + 3])
+#define SUMS_16(i) SUMS_4(i), SUMS_4(i + 4), SUMS_4(i + 8), SUMS_4(i + 12)
+#define SUMS_32(i) SUMS_16(i), SUMS_16(i + 16)
+#define PRODUCT(size, sums, a, rows, adds)                                                   \
+    "{ .reg .pred adds; setp.ne.b32 adds, " adds ", 0; wgmma.mma_async.sync.aligned." size     \
+    ".f32.bf16.bf16 {" sums "}, {" a "}, " rows ", adds, 1, 1, 0; }"
+#define INPUTS "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "l"(rows), "r"((int)adds)
+
+// sum [64, COUNT] = a [64, 16] @ b [COUNT, 16].T, and the sum so far if it adds. Four warps have 16
+// rows of a and of the sum each, as in `multiply`; b lies in shared memory (see rows_at).
+template <int COUNT>
+DEVICE void multiply_rows(float *sum, Words a, u64 rows, bool adds) {
+    static_assert(COUNT == 32 || COUNT == 64 || COUNT == 128, "");
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    if constexpr (COUNT == 32) {
+        asm volatile(PRODUCT("m64n32k16", TO_15, "%16, %17, %18, %19", "%20", "%21")
+                     : SUMS_16(0)
+                     : INPUTS);
+    } else if constexpr (COUNT == 64) {
+        asm volatile(PRODUCT("m64n64k16", TO_31, "%32, %33, %34, %35", "%36", "%37")
+                     : SUMS_32(0)
+                     : INPUTS);
+    } else if constexpr (COUNT == 128) {
+        asm volatile(PRODUCT("m64n128k16", TO_63, "%64, %65, %66, %67", "%68", "%69")
+                     : SUMS_32(0), SUMS_32(32)
+                     : INPUTS);
+    }
+#endif
+}
+
+#endif
+
+// Rows of 128 bytes one below the other in shared memory, from a multiple of 1024 on. Sixteen bytes
+// of them lie where `exchanged` says, so that those of a column are in different banks: bits 4 to 6
+// of an address are those of a plain one, exclusive or bits 7 to 9. To go on along the rows, or to
+// other eight rows, add to the address, in units of 16 bytes.
+DEVICE u64 rows_at(Shared place) {
+    constexpr u64 EXCHANGED = (u64)1 << 62, NEXT_EIGHT = (u64)(1024 / 16) << 32, UNUSED = 1 << 16;
+    return EXCHANGED | NEXT_EIGHT | UNUSED | (address_of(place) & 0x3FFFF) >> 4;
+}
+DEVICE int exchanged(int row, int sixteenth) { return sixteenth ^ row % 8; }

@@ -1,0 +1,175 @@
+"""The CUDA C++ kernel for many rows on a GPU: against the float weight."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from flashdraft.kernels.interface import Activation
+from flashdraft.kernels.triton_quantized_layout import pack_quantized
+from tests.gpu.test_gpu_quantized import distance
+from tests.unit.kernels.test_triton_quantized import FEW_ROWS_FORMATS, FORMATS
+
+pytestmark = pytest.mark.gpu
+
+DEVICE = torch.device("cuda", 0)
+
+
+@pytest.fixture(autouse=True)
+def only_on_hopper():
+    if torch.cuda.get_device_capability(DEVICE) != (9, 0):
+        pytest.skip("only Hopper has the instructions")
+
+
+def limits():
+    from flashdraft.kernels.triton_backend import _read_limits
+
+    return _read_limits(DEVICE)
+
+
+def multiply(x, packed, activation=None):
+    from flashdraft.kernels.cuda_many_rows import multiply_many
+
+    arrivals = torch.zeros(1 << 18, device=DEVICE, dtype=torch.int32)
+    found = multiply_many(x, packed, limits(), arrivals, activation)
+    assert found is not None and not arrivals.any()
+    return found
+
+
+@pytest.mark.parametrize("name", FEW_ROWS_FORMATS)
+@pytest.mark.parametrize("num_rows", [17, 64, 100, 128, 200, 300])
+@pytest.mark.parametrize(("out", "depth"), [(900, 2048), (901, 1152)])
+def test_every_format(name, num_rows, out, depth):
+    torch.manual_seed(0)
+    weight = FORMATS[name](out=out, depth=depth).to(DEVICE)
+    x = torch.randn(num_rows, depth, device=DEVICE).bfloat16()
+    expected = x.double() @ weight.dequantize().double().T
+    assert distance(multiply(x, pack_quantized(weight)).double(), expected) < 0.003
+
+
+@pytest.mark.parametrize("name", ["q4_0", "fp8 row"])
+@pytest.mark.parametrize("num_rows", [17, 40, 128, 512])
+@pytest.mark.parametrize(
+    ("out", "depth"), [(16384, 5376), (5376, 8192), (43008, 5376), (5376, 21504)]
+)
+def test_large_weights(name, num_rows, out, depth):
+    """Those of 31B: whole tiles, parts of them, and both. A wrong row or column shows by itself."""
+    torch.manual_seed(0)
+    weight = FORMATS[name](out=out, depth=depth).to(DEVICE)
+    x = torch.randn(num_rows, depth, device=DEVICE).bfloat16()
+    expected = x.float() @ weight.dequantize().T
+    found = multiply(x, pack_quantized(weight)).float()
+    assert distance(found, expected) < 0.003
+    for dim in (0, 1):
+        apart = (found - expected).norm(dim=dim) / expected.norm(dim=dim)
+        assert float(apart.max()) < 0.006
+
+
+@pytest.mark.parametrize("name", FEW_ROWS_FORMATS)
+@pytest.mark.parametrize("num_rows", [17, 33, 130])
+@pytest.mark.parametrize("activation", Activation)
+def test_gates(name, num_rows, activation):
+    from flashdraft.kernels.torch_backend import TorchKernels
+
+    torch.manual_seed(1)
+    weight = FORMATS[name](out=2 * 2112, depth=2816).to(DEVICE)
+    x = torch.randn(num_rows, 2816, device=DEVICE).bfloat16()
+    expected = TorchKernels(DEVICE, torch.float32).gated(
+        x.float() @ weight.dequantize().T, activation
+    )
+    assert distance(multiply(x, pack_quantized(weight), activation), expected) < 0.006
+
+
+def test_the_backend_takes_it(monkeypatch):
+    from flashdraft.kernels import cuda_many_rows, triton_backend
+
+    monkeypatch.setattr(triton_backend, "MIN_QUANTIZED_VALUES", 0)
+    taken, launch = [], cuda_many_rows.launch
+    monkeypatch.setattr(
+        cuda_many_rows, "launch", lambda x, *rest: taken.append(len(x)) or launch(x, *rest)
+    )
+    torch.manual_seed(5)
+    weight = FORMATS["q4_0"](out=900, depth=2048)
+    most = cuda_many_rows.MAX_ROWS
+    for exact in (False, True):
+        backend = triton_backend.TritonKernels(DEVICE, torch.bfloat16, exact=exact)
+        for num_rows in (16, 17, most, most + 1):
+            x = torch.randn(num_rows, 2048, device=DEVICE).bfloat16()
+            found = backend.linear(x, backend.pack(weight))
+            assert distance(found, x.float() @ weight.dequantize().to(DEVICE).T) < 0.004
+    assert taken == [17, most]
+
+
+def test_large_and_small_numbers_are_exact():
+    """Codes are subnormal numbers until they are multiplied: none may be lost."""
+    weight = FORMATS["q4_0"](out=256, depth=1024).to(DEVICE)
+    x = torch.randn(18, 1024, device=DEVICE).bfloat16()
+    x *= torch.logspace(-12, 12, 18, device=DEVICE)[:, None].bfloat16()
+    expected = x.float() @ weight.dequantize().T
+    found = multiply(x, pack_quantized(weight))
+    assert max(distance(a, b) for a, b in zip(found, expected, strict=True)) < 0.003
+
+
+def test_every_fp8_number():
+    codes = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn)
+    weight = FORMATS["fp8 row"](out=256, depth=1024)
+    finite = codes.float().nan_to_num(0).to(torch.float8_e4m3fn)
+    weight.codes[:] = finite[:, None].expand(256, 1024)
+    weight = weight.to(DEVICE)
+    x = torch.zeros(20, 1024, device=DEVICE).bfloat16()
+    x[torch.arange(20), torch.arange(20) * 51] = 1
+    found = multiply(x, pack_quantized(weight))
+    expected = x.float() @ weight.dequantize().T
+    torch.testing.assert_close(found.float(), expected, rtol=2**-8, atol=0)
+
+
+def test_a_row_does_not_depend_on_others():
+    torch.manual_seed(6)
+    packed = pack_quantized(FORMATS["q4_0"](out=1000, depth=2048).to(DEVICE))
+    x = torch.randn(100, 2048, device=DEVICE).bfloat16()
+    whole = multiply(x, packed)
+    x[50:] = float("nan")
+    found = multiply(x, packed)
+    assert torch.equal(found[:50], whole[:50]) and bool(found[50:].isnan().all())
+
+
+@pytest.mark.parametrize("name", ["q4_0", "fp8 row"])
+@pytest.mark.parametrize("num_rows", [17, 128, 300])
+def test_the_same_bits_every_time(name, num_rows):
+    torch.manual_seed(2)
+    packed = pack_quantized(FORMATS[name](out=5376, depth=8192).to(DEVICE))
+    x = torch.randn(num_rows, 8192, device=DEVICE).bfloat16()
+    first = multiply(x, packed)
+    assert all(torch.equal(multiply(x, packed), first) for _ in range(20))
+
+
+@pytest.mark.parametrize("name", ["q4_0", "fp8 row"])
+@pytest.mark.parametrize("num_rows", [17, 128])
+def test_a_chain_in_a_graph_is_the_chain(name, num_rows):
+    """Kernels that begin before their predecessors end wait for what these write."""
+    from flashdraft.kernels.cuda_many_rows import multiply_many
+
+    torch.manual_seed(3)
+    packed = [pack_quantized(FORMATS[name](out=5376, depth=5376).to(DEVICE)) for _ in range(4)]
+    x = torch.randn(num_rows, 5376, device=DEVICE).bfloat16()
+    arrivals = torch.zeros(1 << 18, device=DEVICE, dtype=torch.int32)
+    scales = [float(multiply(x, weight).float().std()) for weight in packed]
+
+    def chain():
+        y = x
+        for weight, scale in zip(packed, scales, strict=True):
+            y = multiply_many(y, weight, limits(), arrivals)
+            y = multiply_many(y / scale, weight, limits(), arrivals) / scale
+        return y
+
+    expected = chain()
+    torch.cuda.synchronize()
+    assert bool(expected.isfinite().all())
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = chain()
+    for _ in range(20):
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(found, expected)
+    assert not arrivals.any()

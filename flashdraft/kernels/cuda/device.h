@@ -73,27 +73,6 @@ DEVICE void multiply(float *sum, Words a, u32 b0, u32 b1, const float *c) {
 
 DEVICE void wait_for_warp() { __syncwarp(); }
 DEVICE void wait_for_block() { __syncthreads(); }
-DEVICE void wait_for_cluster() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-#endif
-}
-// From the same place in the shared memory of another block of the cluster.
-DEVICE Floats load_near(const Floats *place, int block) {
-    Floats value = {};
-#if __CUDA_ARCH__ >= 900
-    u32 there;
-    asm("mapa.shared::cluster.u32 %0, %1, %2;"
-        : "=r"(there)
-        : "r"((u32)__cvta_generic_to_shared(place)), "r"(block));
-    asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
-                 : "=f"(value.of[0]), "=f"(value.of[1]), "=f"(value.of[2]), "=f"(value.of[3])
-                 : "r"(there)
-                 : "memory");
-#endif
-    return value;
-}
 
 // Copies into shared memory that go on by themselves, in groups.
 typedef u32 Shared;
@@ -122,9 +101,6 @@ DEVICE void wait_for_x() {
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
-
-// Asks for what will be read soon.
-DEVICE void touch(const void *place) { asm volatile("prefetch.global.L1 [%0];" ::"l"(place)); }
 
 // What another kernel may have written, past the processor's own cache.
 DEVICE u64 load_number(const long long *from) {

@@ -55,8 +55,9 @@ def choose_rows(logits: Tensor, num_chosen: int, scale: Tensor) -> tuple[Tensor,
             NUM_EXPERTS=num_experts,
             NUM_CHOSEN=num_chosen,
             BLOCK_E=triton.next_power_of_2(num_experts),
+            BLOCK_C=triton.next_power_of_2(num_chosen),
             **overlap(logits),
-            num_warps=4,
+            num_warps=1,
         )
     return chosen, weights
 
@@ -88,6 +89,7 @@ def route_rows(
             NUM_CHOSEN=num_chosen,
             BLOCK_R=triton.next_power_of_2(num_rows),
             BLOCK_E=triton.next_power_of_2(num_experts),
+            BLOCK_C=triton.next_power_of_2(num_chosen),
             BLOCK_N=ROUTE_EXPERTS,
             BLOCK_K=min(ROUTE_DEPTH, triton.next_power_of_2(depth)),
             **overlap(x),
@@ -129,12 +131,15 @@ def _choose(
     NUM_EXPERTS: tl.constexpr,
     NUM_CHOSEN: tl.constexpr,
     BLOCK_E: tl.constexpr,
+    BLOCK_C: tl.constexpr,
     PDL: tl.constexpr,
 ) -> None:
     """One row."""
     wait(PDL)
-    row = tl.program_id(0).to(tl.int64)
-    _choose_from(logits, scale, chosen, weights, row, NUM_EXPERTS, NUM_CHOSEN, BLOCK_E)
+    row = tl.program_id(0).to(tl.int64) + tl.arange(0, 1)
+    _choose_from(
+        logits, scale, chosen, weights, row, row >= 0, NUM_EXPERTS, NUM_CHOSEN, 1, BLOCK_E, BLOCK_C
+    )
 
 
 @triton.jit
@@ -153,6 +158,7 @@ def _route(
     NUM_CHOSEN: tl.constexpr,
     BLOCK_R: tl.constexpr,
     BLOCK_E: tl.constexpr,
+    BLOCK_C: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     PDL: tl.constexpr,
@@ -176,8 +182,10 @@ def _route(
     tl.store(place, totals.to(logits.dtype.element_ty), mask=is_real, cache_modifier=".cg")
     tl.debug_barrier()  # all of this program's logits are written before it is counted
     if tl.atomic_add(arrivals, 1, sem="acq_rel") == tl.num_programs(0) - 1:
-        for row in tl.static_range(NUM_ROWS):
-            _choose_from(logits, scale, chosen, weights, row, NUM_EXPERTS, NUM_CHOSEN, BLOCK_E)
+        _choose_from(
+            logits, scale, chosen, weights, rows, rows < NUM_ROWS, NUM_EXPERTS, NUM_CHOSEN,
+            BLOCK_R, BLOCK_E, BLOCK_C,
+        )  # fmt: skip
         tl.atomic_xchg(arrivals, 0)  # ready for the next call
 
 
@@ -187,34 +195,40 @@ def _choose_from(
     scale: tl.tensor,
     chosen: tl.tensor,
     weights: tl.tensor,
-    row: tl.tensor,
+    rows: tl.tensor,
+    is_row: tl.tensor,
     NUM_EXPERTS: tl.constexpr,
     NUM_CHOSEN: tl.constexpr,
+    BLOCK_R: tl.constexpr,
     BLOCK_E: tl.constexpr,
+    BLOCK_C: tl.constexpr,
 ) -> None:
-    """Softmax over all experts, the largest, divided by their sum.
-
-    An expert's place is the number of those before it: all are found at once.
-    """
+    """Softmax over all experts, the largest one after another, divided by their sum."""
     experts = tl.arange(0, BLOCK_E)
-    real = experts < NUM_EXPERTS
-    factors = tl.load(scale + experts, mask=real, other=0.0).to(tl.float32)
+    real = (experts < NUM_EXPERTS)[None, :]
+    source = logits + rows[:, None] * NUM_EXPERTS + experts[None, :]
     # From L2: other programs may have written them a moment ago.
-    source = logits + row * NUM_EXPERTS + experts
-    scores = tl.load(source, mask=real, other=0.0, cache_modifier=".cg")
+    scores = tl.load(source, mask=is_row[:, None] & real, other=0.0, cache_modifier=".cg")
     scores = tl.where(real, scores.to(tl.float32), float("-inf"))
-    chances = tl.exp(scores - tl.max(scores, 0))
-    chances = chances / tl.sum(chances, 0)
+    chances = tl.exp(scores - tl.max(scores, 1)[:, None])
+    chances = chances / tl.sum(chances, 1)[:, None]
     # A row of NaN gets the first experts, each once, and weights that are NaN: 0 / 0.
     chances = tl.where(real, tl.where(chances == chances, chances, 0.0), -1.0)
-    others, mine = chances[None, :], chances[:, None]
-    is_equal = (others == mine) & (experts[None, :] < experts[:, None])
-    place = tl.sum(((others > mine) | is_equal).to(tl.int32), 1)
-    is_chosen = place < NUM_CHOSEN
-    total = tl.sum(tl.where(is_chosen, chances, 0.0), 0)
-    target = row * NUM_CHOSEN + place
-    tl.store(chosen + target, experts.to(tl.int64), mask=is_chosen)
-    tl.store(weights + target, chances / total * factors, mask=is_chosen)
+    places = tl.arange(0, BLOCK_C)[None, :]
+    picked = tl.zeros([BLOCK_R, BLOCK_C], tl.int32)
+    values = tl.zeros([BLOCK_R, BLOCK_C], tl.float32)
+    total = tl.zeros([BLOCK_R], tl.float32)
+    for place in tl.static_range(NUM_CHOSEN):
+        best, index = tl.max(chances, 1, return_indices=True, return_indices_tie_break_left=True)
+        picked = tl.where(places == place, index[:, None], picked)
+        values = tl.where(places == place, best[:, None], values)
+        total += best
+        chances = tl.where(experts[None, :] == index[:, None], -1.0, chances)
+    factors = tl.load(scale + picked).to(tl.float32)
+    target = rows[:, None] * NUM_CHOSEN + places
+    is_real = is_row[:, None] & (places < NUM_CHOSEN)
+    tl.store(chosen + target, picked.to(tl.int64), mask=is_real)
+    tl.store(weights + target, values / total[:, None] * factors, mask=is_real)
 
 
 @triton.jit(do_not_specialize=["num_pairs", "max_tiles"])

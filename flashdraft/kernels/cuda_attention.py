@@ -24,7 +24,8 @@ MAX_ROWS = 16
 MAX_KEYS = 2048  # with more of them, more programs than SPLITS have to share them
 HEAD_DIMS = (128, 256, 512)
 SPLITS = 8
-WARPS = 8
+WARPS = 8  # of a block
+MANY_WARPS = 16  # where it has a processor to itself, and much to do
 MAX_RESIDENT = 2  # blocks on a processor: more would spill registers
 LEAN = 3  # one row needs no more registers than so many have: it lies ready beside a linear
 RESERVED_BYTES = 1 << 10  # of shared memory, for each of them
@@ -36,6 +37,7 @@ class FewRowsPlan(NamedTuple):
 
     stored_rows: int  # of angles
     tiles: int  # of sixteen pairs of a row and a head, in a block
+    warps: int
     num_keys: int  # that shared memory holds at a time
     num_blocks: int
     resident: int  # blocks on a processor at a time
@@ -98,7 +100,7 @@ def attend_few(
     flags = make_flags(plan, spec, window, mask)
     Kernel.load("attend_few.cu", "attend_few", qkv.device, *flags.items()).launch(
         plan.num_blocks,
-        32 * WARPS,
+        32 * plan.warps,
         plan.shared_bytes,
         work,
         triton_launch.can_overlap(qkv.device),
@@ -120,19 +122,22 @@ def plan_few(
     resident = -(-num_blocks // limits.num_processors)
     if resident > MAX_RESIDENT or num_blocks > MAX_MEETINGS * SPLITS:
         return None
+    are_many = resident == 1 and (tiles == 2 or head_dim == HEAD_DIMS[-1])
+    warps = MANY_WARPS if are_many else WARPS
     for num_keys in (64, 32):
-        shared_bytes = _shared_bytes(stored_rows, tiles, num_keys, head_dim)
+        shared_bytes = _shared_bytes(stored_rows, tiles, warps, num_keys, head_dim)
         if resident * (shared_bytes + RESERVED_BYTES) <= limits.shared_bytes + RESERVED_BYTES:
-            return FewRowsPlan(stored_rows, tiles, num_keys, num_blocks, resident, shared_bytes)
+            sizes = num_keys, num_blocks, resident, shared_bytes
+            return FewRowsPlan(stored_rows, tiles, warps, *sizes)
     return None
 
 
-def _shared_bytes(stored_rows: int, tiles: int, num_keys: int, head_dim: int) -> int:
+def _shared_bytes(stored_rows: int, tiles: int, warps: int, num_keys: int, head_dim: int) -> int:
     """Of the kernel's `Memory`."""
     num_pairs, stride = 16 * tiles, 2 * (head_dim + 8)
     num_bytes = (2 * num_keys + num_pairs) * stride + num_pairs * (num_keys + 8) * 2
-    num_bytes += 4 * stored_rows * (head_dim + 2) + 4 * num_pairs * (num_keys + 1)
-    return num_bytes + 12 * num_pairs
+    num_bytes += 4 * stored_rows * (head_dim + 4) + 4 * num_pairs * (num_keys + 1)
+    return num_bytes + 8 * num_keys + 128 * warps + 12 * num_pairs
 
 
 def prepare(
@@ -197,14 +202,14 @@ def make_flags(
     plan: FewRowsPlan, spec: QKVSpec, window: int | None, mask: BlockMask
 ) -> dict[str, int]:
     """What the kernel is compiled with."""
-    is_lean = plan.stored_rows == plan.tiles == 1 and spec.head_dim <= 256
+    is_lean = plan.stored_rows == plan.tiles == 1 and plan.warps == WARPS
     return {
         "HEAD": spec.head_dim,
         "ROWS": plan.stored_rows,
         "GROUP": spec.num_heads // spec.num_kv_heads,
         "TILES": plan.tiles,
         "KEYS": plan.num_keys,
-        "WARPS": WARPS,
+        "WARPS": plan.warps,
         "BLOCKS": max(plan.resident, LEAN if is_lean else 1),
         "CAUSAL": int(mask.causal),
         "WINDOWED": int(window is not None),

@@ -24,8 +24,8 @@ from flashdraft.errors import FlashdraftError
 FOLDER = Path(__file__).parent / "cuda"
 log = logging.getLogger(__name__)
 
-_MAX_SHARED_BYTES = 8  # CU_FUNC_ATTRIBUTE_…
-_OVERLAPS, _CLUSTER = 6, 4  # CU_LAUNCH_ATTRIBUTE_…
+_MAX_SHARED_BYTES, _SHARED_PERCENT = 8, 9  # CU_FUNC_ATTRIBUTE_…
+_OVERLAPS = 6  # CU_LAUNCH_ATTRIBUTE_…
 
 
 class _Attribute(ctypes.Structure):
@@ -51,6 +51,9 @@ class Kernel:
         self._device, self._module, self._function = device, c_void_p(), c_void_p()
         _check(_driver().cuModuleLoadData(byref(self._module), binary))
         _check(_driver().cuModuleGetFunction(byref(self._function), self._module, name.encode()))
+        # A processor cannot change how much of its memory is shared while a kernel runs on it: the
+        # next one would wait for its end.
+        _check(_driver().cuFuncSetAttribute(self._function, _SHARED_PERCENT, 100))
         self._max_shared_bytes = 48 << 10  # unless it is raised
 
     @staticmethod
@@ -67,41 +70,26 @@ class Kernel:
         shared_bytes: int,
         argument: ctypes.Structure,
         overlaps: bool,
-        cluster: int = 1,
     ) -> None:
-        """Launch on torch's current stream, so many blocks in a cluster; `overlaps` as in
-        triton_launch.py."""
-        settings = self._configure(num_blocks, num_threads, shared_bytes, overlaps, cluster)
+        """Launch on torch's current stream; `overlaps` as in triton_launch.py."""
+        settings = self._configure(num_blocks, num_threads, shared_bytes, overlaps)
         arguments = (c_void_p * 1)(ctypes.addressof(argument))
         _check(_driver().cuLaunchKernelEx(byref(settings), self._function, arguments, None))
 
-    def count_clusters(self, cluster: int, num_threads: int, shared_bytes: int) -> int:
-        """How many clusters of so many blocks the device can hold at a time."""
-        settings, count = (
-            self._configure(cluster, num_threads, shared_bytes, False, cluster),
-            c_int(),
-        )
-        _check(
-            _driver().cuOccupancyMaxActiveClusters(byref(count), self._function, byref(settings))
-        )
-        return count.value
-
     def _configure(
-        self, num_blocks: int, num_threads: int, shared_bytes: int, overlaps: bool, cluster: int
+        self, num_blocks: int, num_threads: int, shared_bytes: int, overlaps: bool
     ) -> _Configuration:
         _bind(self._device)
         if shared_bytes > self._max_shared_bytes:
             _check(_driver().cuFuncSetAttribute(self._function, _MAX_SHARED_BYTES, shared_bytes))
             self._max_shared_bytes = shared_bytes
         attributes = [_Attribute(_OVERLAPS, 0, (1,))] if overlaps else []
-        if cluster > 1:
-            attributes.append(_Attribute(_CLUSTER, 0, (cluster, 1, 1)))
         return _Configuration(
             (num_blocks, 1, 1),
             (num_threads, 1, 1),
             shared_bytes,
             torch.cuda.current_stream(self._device).cuda_stream,
-            (_Attribute * 2)(*attributes),
+            (_Attribute * 1)(*attributes),
             len(attributes),
         )
 

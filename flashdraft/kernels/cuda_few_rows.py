@@ -7,7 +7,6 @@ What the kernel does is said in cuda/few_rows.cu; this launches it.
 from __future__ import annotations
 
 import ctypes
-import functools
 import math
 from ctypes import c_float, c_int, c_uint64, c_void_p
 from typing import NamedTuple
@@ -88,8 +87,6 @@ def multiply_few(
     if product is None:
         return None
     plan = plan_few(x.shape[0], product, limits)
-    if plan is not None and plan.clustered and not _has_room(plan, product, activation, x.device):
-        plan = plan_few(x.shape[0], product, limits, clusters=False)
     return None if plan is None else launch(x, weight, product, plan, arrivals, activation)
 
 
@@ -115,20 +112,9 @@ def multiply_normed(
         return None
     product = product._replace(normed=1 + len(residual.deltas))
     plan = plan_few(1, product, limits)
-    if plan is None or plan.num_slices > 1:
+    if plan is None:
         return None
     return stream, launch(x, weight, product, plan, arrivals, activation, normed=normed)
-
-
-@functools.lru_cache(maxsize=1024)
-def _has_room(
-    plan: FewPlan, product: Product, activation: Activation | None, device: torch.device
-) -> bool:
-    """Whether all clusters run at the same time: how a card groups its processors is its secret."""
-    kernel = _load(plan, product, activation, device)
-    sizes = find_sizes(plan, product)
-    count = kernel.count_clusters(plan.num_slices, 32 * plan.warps, sizes.shared_bytes)
-    return count * plan.num_slices >= plan.num_blocks
 
 
 def _load(
@@ -190,7 +176,6 @@ def launch(
         sizes.shared_bytes,
         work,
         triton_launch.can_overlap(x.device),
-        plan.num_slices if plan.clustered else 1,
     )
     return output
 
@@ -211,8 +196,6 @@ def prepare(
     assert plan.num_blocks % plan.num_slices == 0
     num_units = sizes.num_tiles * sizes.slice_steps
     assert 0 < num_warps <= num_units < 1 << 31
-    if plan.clustered:  # a warp has room for one whole tile
-        assert -(-num_units // num_warps) < 2 * sizes.slice_steps
     assert 4 * arrivals.numel() >= sizes.arrivals_bytes and x.stride(1) == 1
     output = torch.empty(num_rows, product.columns, device=x.device, dtype=x.dtype)
     parts = torch.empty(sizes.parts_bytes, device=x.device, dtype=torch.uint8)
@@ -271,7 +254,7 @@ def make_flags(product: Product, plan: FewPlan, activation: Activation | None) -
         "EARLY": min(EARLY, plan.depth - 1),
         "BLOCKS": 1,
         "JOB_PIECES": plan.job_pieces,
-        "SLICES": 2 if plan.clustered else int(plan.num_slices > 1),
+        "SLICED": int(plan.num_slices > 1),
     }
 
 

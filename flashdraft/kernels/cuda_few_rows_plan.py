@@ -11,9 +11,9 @@ from flashdraft.kernels.triton_plan import DeviceLimits
 from flashdraft.kernels.triton_quantized_layout import Code, Number, PackedWeight
 
 MAX_PARTS_BYTES = 48 << 20  # of sums that blocks hand over: more take memory, and time
-CLUSTER = 2  # slices that meet in a cluster; larger ones leave processors without work
 DEPTH = {1: 4, 8: 3, 16: 3}  # units in a warp's ring, on their way or being read, by rows of x
 EARLY = 2  # of them are asked for before x
+FEW_UNITS = 8  # of a warp, for one row: then smaller units are faster
 # By shared memory: rings leave most of it to x. A card with little of it has a slower memory too.
 WARPS = {200 << 10: (12, 16), 128 << 10: (8, 8), 0: (4, 4)}  # of a block, with four bits or eight
 _SCALES = {Number.FLOAT16: 1, Number.BFLOAT16: 2, Number.FLOAT32: 3}
@@ -29,7 +29,6 @@ class FewPlan(NamedTuple):
     num_slices: int
     num_blocks: int
     job_pieces: int = 1  # of a tile of the result, that a warp adds up at a time
-    clustered: bool = False  # a cluster of blocks has all slices
 
 
 class Product(NamedTuple):
@@ -123,54 +122,55 @@ def describe_product(
     )
 
 
-def plan_few(
-    num_rows: int, product: Product, limits: DeviceLimits, clusters: bool = True
-) -> FewPlan | None:
-    """Slices of x as large as shared memory has room for beside the rings, met in clusters if any.
+def plan_few(num_rows: int, product: Product, limits: DeviceLimits) -> FewPlan | None:
+    """Slices of x as large as shared memory has room for beside the rings.
 
     None where it has not, or where the weight is too small to go round.
     """
     stored_rows = 1 if num_rows == 1 else 8 if num_rows <= 8 else 16
-    return _plan(stored_rows, product, limits, clusters and limits.generation >= 9)
+    return _plan(stored_rows, product, limits)
 
 
 @functools.lru_cache(maxsize=1024)
-def _plan(
-    stored_rows: int, product: Product, limits: DeviceLimits, clusters: bool
-) -> FewPlan | None:
-    tiles = 2 if product.width == 32 else 1
+def _plan(stored_rows: int, product: Product, limits: DeviceLimits) -> FewPlan | None:
     either = next(counts for least, counts in WARPS.items() if limits.shared_bytes >= least)
     warps = either[product.code is not Code.INT4]
+    tiles = _find_tiles(stored_rows, product, limits.num_processors * warps)
     most = 1 if product.experts else min(product.num_steps, limits.num_processors)
     found: list[tuple[float, FewPlan]] = []
     for slices in range(1, most + 1):
         if product.num_steps % slices:
             continue
-        for clustered in (False, True) if clusters and slices == CLUSTER else (False,):
-            blocks = limits.num_processors // slices
-            plan = FewPlan(stored_rows, tiles, warps, DEPTH[stored_rows], slices, blocks * slices)
-            plan = plan._replace(clustered=clustered)
-            sizes = find_sizes(plan, product)
-            num_units = sizes.num_tiles * sizes.slice_steps
-            blocks = min(blocks, num_units // warps)
-            if sizes.shared_bytes > limits.shared_bytes or blocks == 0 or num_units >= 1 << 31:
-                continue  # a warp must have a unit, and know which
-            if sizes.parts_bytes > MAX_PARTS_BYTES:
-                continue
-            if clustered and -(-num_units // (blocks * warps)) >= 2 * sizes.slice_steps:
-                continue  # it would have more than one whole tile
-            plan = plan._replace(num_blocks=blocks * slices)
-            plan = plan._replace(job_pieces=_find_job_pieces(plan, sizes))
-            idle = limits.num_processors / plan.num_blocks
-            found.append((idle * (1 + 0.01 * slices) * (0.9 if clustered else 1), plan))
+        blocks = limits.num_processors // slices
+        plan = FewPlan(stored_rows, tiles, warps, DEPTH[stored_rows], slices, blocks * slices)
+        sizes = find_sizes(plan, product)
+        num_units = sizes.num_tiles * sizes.slice_steps
+        blocks = min(blocks, num_units // warps)
+        if sizes.shared_bytes > limits.shared_bytes or blocks == 0 or num_units >= 1 << 31:
+            continue  # a warp must have a unit, and know which
+        if sizes.parts_bytes > MAX_PARTS_BYTES:
+            continue
+        plan = plan._replace(num_blocks=blocks * slices)
+        plan = plan._replace(job_pieces=_find_job_pieces(plan, sizes))
+        idle = limits.num_processors / plan.num_blocks
+        found.append((idle * (1 + 0.01 * slices), plan))
     return min(found, key=lambda pair: pair[0])[1] if found else None
+
+
+def _find_tiles(stored_rows: int, product: Product, num_warps: int) -> int:
+    """Two of them share what is read of x, where there are units enough."""
+    if product.width > 32:
+        return 1
+    if stored_rows > 1:
+        return 1 if product.up_rows else 2
+    num_units = product.columns // (2 * product.unit_columns) * product.num_steps
+    return 1 if num_units < FEW_UNITS * num_warps else 2
 
 
 def _find_job_pieces(plan: FewPlan, sizes: Sizes) -> int:
     """As many as leave work for most warps: a warp's jobs wait for the memory one by one."""
     num_pieces = sizes.num_tiles * sizes.num_pieces // (plan.num_blocks // plan.num_slices)
-    warps = plan.warps * (plan.num_slices if plan.clustered else 1)
-    fits = [n for n in (4, 2) if sizes.num_pieces % n == 0 and 3 * num_pieces >= 2 * n * warps]
+    fits = [n for n in (4, 2) if sizes.num_pieces % n == 0 and 3 * num_pieces >= 2 * n * plan.warps]
     return fits[0] if fits else 1
 
 
@@ -185,12 +185,12 @@ def find_sizes(plan: FewPlan, product: Product) -> Sizes:
     pieces = -(-plan.tiles // 2) if one else plan.tiles * row_tiles
     sums_bytes = pieces * (128 if one else 512)
     slot_bytes = 16 * plan.tiles * (2 * product.width + product.scale_bytes)
-    shared_bytes = plan.warps * (plan.depth * slot_bytes + (1 + plan.clustered) * sums_bytes)
+    shared_bytes = plan.warps * (plan.depth * slot_bytes + sums_bytes)
     shared_bytes += slice_steps * product.step * 2 * plan.stored_rows
     max_parts = plan.num_slices * of_a_slice
     # A counter for each piece; without slices a box for what each block leaves to the next one.
     arrivals_bytes, parts_bytes = 4 * num_tiles * pieces, num_tiles * max_parts * sums_bytes
-    if plan.clustered or plan.num_slices == 1:
-        arrivals_bytes, parts_bytes = plan.num_blocks // plan.num_slices * sums_bytes * 2, 0
+    if plan.num_slices == 1:
+        arrivals_bytes, parts_bytes = plan.num_blocks * sums_bytes * 2, 0
     sums = pieces, sums_bytes, shared_bytes, parts_bytes, arrivals_bytes
     return Sizes(slice_steps, num_tiles, max_parts, *sums)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from flashdraft.kernels.triton_launch import overlap, wait
 
-ROUTE_EXPERTS = 4  # of one program: estimated, to read a router of 128 with a quarter of the card
+ROUTE_EXPERTS, ROUTE_WARPS = 1, 1  # of a program: those of one warp choose without waiting
 ROUTE_DEPTH = 4096  # read at a time
 SORT_BLOCK = 1024  # pairs that a program looks at together
 MIN_SORT_BLOCK = 128  # one for every thread: none may be counted twice
@@ -93,7 +93,7 @@ def route_rows(
             BLOCK_N=ROUTE_EXPERTS,
             BLOCK_K=min(ROUTE_DEPTH, triton.next_power_of_2(depth)),
             **overlap(x),
-            num_warps=4,
+            num_warps=ROUTE_WARPS,
         )
     return chosen, weights
 

@@ -24,6 +24,7 @@ constexpr int LANES = 32;
 constexpr int THREADS = WARPS * LANES;
 constexpr int SPLITS = 8;
 constexpr int PAIRS = 16 * TILES;
+constexpr int MY_PAIRS = PAIRS / WARPS;  // of a warp
 constexpr int HALF = HEAD / 2;
 constexpr int MINE = HALF / LANES;  // numbers of half a head that a thread prepares
 constexpr int STRIDE = HEAD + 8;    // of a row in shared memory: neighbours lie in other banks
@@ -55,7 +56,9 @@ struct Memory {
     u16 queries[PAIRS * STRIDE];
     u16 weights[PAIRS * WEIGHT_STRIDE];
     float angles[2][ROWS][HALF];
-    u64 slots[ROWS];
+    u64 places[KEYS];  // of keys, in the cache
+    u64 positions[ROWS], slots[ROWS];
+    int pages[THREADS];
     float scores[PAIRS * SCORE_STRIDE];
     float best[PAIRS], total[PAIRS], decay[PAIRS];
 };
@@ -72,15 +75,29 @@ struct Part {
     DEVICE bool is_empty() const { return begin >= end; }
 };
 
-// Tables come from far, and one is needed to find the next: they are all asked for at once.
-DEVICE void touch_tables(const Work &work) {
-    int i = thread_index() * 32;
-    if (i < work.num_pages) touch(work.pages + i);
-    if (thread_index() < work.num_rows) {
-        touch(work.positions + thread_index());
-        touch(work.slots + thread_index());
+// Tables come from far, and one is needed to find the next: what may be needed of them is asked for
+// at once. A longer table of pages is read where it is.
+struct Tables {
+    int page;
+    u64 position, slot;
+
+    DEVICE explicit Tables(const Work &work) : page(0), position(0), slot(0) {
+        int i = thread_index();
+        if (i < work.num_pages) page = work.pages[i];
+        if (i < work.num_rows) {
+            position = work.positions[i];
+            slot = work.slots[i];
+        }
     }
-}
+    DEVICE void store(Memory &memory) const {
+        int i = thread_index();
+        memory.pages[i] = page;
+        if (i < ROWS) {
+            memory.positions[i] = position;
+            memory.slots[i] = slot;
+        }
+    }
+};
 
 DEVICE Part find_part(const Work &work) {
     Part part = {block_index() / SPLITS % work.num_kv_heads,
@@ -102,22 +119,29 @@ DEVICE Part find_part(const Work &work) {
     return part;
 }
 
-// Asks for keys and values that are in their pages already; those past the end are zeros.
+// Where keys are that are in their pages already.
+DEVICE void find_keys(const Work &work, const Part &part, int first, Memory &memory) {
+    for (int i = thread_index(); i < KEYS; i += THREADS) {
+        int key = first + i, page = key / work.page_size;
+        if (key >= min_of(part.end, part.context)) continue;
+        u64 number = page < THREADS ? memory.pages[page] : work.pages[page];
+        memory.places[i] = number * work.page_stride + part.kv_head * work.head_stride +
+                           (key - page * work.page_size) * work.slot_stride;
+    }
+}
+
+// Asks for them and their values; those past the end are zeros.
 DEVICE void load_keys(const Work &work, const Part &part, int first, Memory &memory) {
     constexpr int CHUNKS = HEAD / 8;
-    for (int i = thread_index(); i < KEYS * CHUNKS; i += THREADS) {
+    UNROLL for (int i = thread_index(); i < KEYS * CHUNKS; i += THREADS) {
         int place = i / CHUNKS, key = first + place, chunk = i % CHUNKS * 8;
         bool is_there = key < part.end;
         if (is_there && key >= part.context) continue;  // a new one
-        u64 from = part.kv_head * work.head_stride + chunk;
-        if (is_there) {
-            from += (u64)work.pages[key / work.page_size] * work.page_stride;
-            from += key % work.page_size * work.slot_stride;
-        }
-        copy_or_zeros(to_shared((char *)(memory.keys + place * STRIDE + chunk)),
-                      is_there ? work.keys + from : work.keys, is_there);
+        u64 from = is_there ? memory.places[place] + chunk : 0;
+        copy_or_zeros(to_shared((char *)(memory.keys + place * STRIDE + chunk)), work.keys + from,
+                      is_there);
         copy_or_zeros(to_shared((char *)(memory.values + place * STRIDE + chunk)),
-                      is_there ? work.values + from : work.values, is_there);
+                      work.values + from, is_there);
     }
 }
 
@@ -125,67 +149,21 @@ DEVICE void load_angles(const Work &work, const Part &part, Memory &memory) {
     constexpr int CHUNKS = HALF / 4;
     for (int i = thread_index(); i < part.num_rows * 2 * CHUNKS; i += THREADS) {
         int row = i / (2 * CHUNKS), is_sine = i / CHUNKS % 2, chunk = i % CHUNKS * 4;
-        u64 from = (u64)work.positions[row] * work.rope_stride + chunk;
+        u64 from = memory.positions[row] * work.rope_stride + chunk;
         copy_16(to_shared((char *)&memory.angles[is_sine][row][chunk]),
                 (const char *)((is_sine ? work.sin : work.cos) + from));
     }
-    for (int row = thread_index(); row < part.num_rows; row += THREADS) {
-        memory.slots[row] = work.slots[row];
-    }
 }
 
-// A head as a warp holds it: a thread has the same numbers of both halves.
-struct Raw {
-    Few<MINE> left, right;
-};
-DEVICE Raw load_raw(const u16 *from, int lane) {
-    from += lane * MINE;
-    return {*(const Few<MINE> *)from, *(const Few<MINE> *)(from + HALF)};
-}
-struct Head {
-    float left[MINE], right[MINE];
-
-    DEVICE explicit Head(const Raw &raw) {
-        UNROLL for (int i = 0; i < MINE; i++) {
-            left[i] = bfloat16(raw.left.of[i]);
-            right[i] = bfloat16(raw.right.of[i]);
-        }
-    }
-    DEVICE void store(u16 *to, int lane) const {
-        Few<MINE> two[2];
-        UNROLL for (int i = 0; i < MINE; i++) {
-            two[0].of[i] = to_bfloat16(left[i]);
-            two[1].of[i] = to_bfloat16(right[i]);
-        }
-        *(Few<MINE> *)(to + lane * MINE) = two[0];
-        *(Few<MINE> *)(to + HALF + lane * MINE) = two[1];
-    }
-    DEVICE void norm(const Raw *weight, float eps) {
-        float squares = 0.0f;
-        UNROLL for (int i = 0; i < MINE; i++) squares += left[i] * left[i] + right[i] * right[i];
-        float scale = inverse_root(sum_of_warp(squares) / HEAD + eps);
-        UNROLL for (int i = 0; i < MINE; i++) {
-            float x = left[i] * scale, y = right[i] * scale;
-            left[i] = rounded(weight == nullptr ? x : x * bfloat16(weight->left.of[i]));
-            right[i] = rounded(weight == nullptr ? y : y * bfloat16(weight->right.of[i]));
-        }
-    }
-    DEVICE void rotate(const float *cosine, const float *sine, int lane) {
-        UNROLL for (int i = 0; i < MINE; i++) {
-            float x = left[i], y = right[i], c = cosine[lane * MINE + i], s = sine[lane * MINE + i];
-            left[i] = x * c - y * s;
-            right[i] = y * c + x * s;
-        }
-    }
-};
+#include "attend_few_heads.h"
 
 // What the linear has computed, as soon as it has.
 struct Queries {
-    Raw of[PAIRS / WARPS];
+    Raw of[MY_PAIRS];
 };
 DEVICE Queries load_queries(const Work &work, const Part &part, int warp, int lane) {
     Queries queries = {};
-    UNROLL for (int i = 0; i < PAIRS / WARPS; i++) {
+    UNROLL for (int i = 0; i < MY_PAIRS; i++) {
         int pair = warp + i * WARPS;
         const u16 *row = work.qkv + (u64)part.row_of(pair) * work.row_stride;
         if (part.has(pair)) queries.of[i] = load_raw(row + part.head_of(pair) * HEAD, lane);
@@ -210,7 +188,7 @@ DEVICE NewKeys load_new_keys(const Work &work, const Part &part, int first, int 
 
 DEVICE void prepare_queries(const Work &work, const Part &part, const Queries &queries,
                             const Raw &weight, int warp, int lane, Memory &memory) {
-    UNROLL for (int i = 0; i < PAIRS / WARPS; i++) {
+    UNROLL for (int i = 0; i < MY_PAIRS; i++) {
         int pair = warp + i * WARPS, row = part.has(pair) ? part.row_of(pair) : 0;
         Head head(queries.of[i]);  // zeros where there is no such pair
         if (Q_NORM) head.norm(&weight, work.eps);
@@ -255,7 +233,7 @@ DEVICE bool sees(const Work &work, const Part &part, int pair, int key) {
 
 DEVICE void score(const Work &work, const Part &part, int first, int warp, int lane,
                   Memory &memory) {
-    constexpr int TEAMS = WARPS / TILES, TOGETHER = KEYS / 8 > TEAMS ? KEYS / 8 / TEAMS : 1;
+    constexpr int TEAMS = WARPS / TILES, TOGETHER = (KEYS / 8 + TEAMS - 1) / TEAMS;
     int row = warp % TILES * 16, place = warp / TILES * TOGETHER * 8;  // of pairs, and of keys
     if (place >= KEYS || first + place >= part.end) {
         if (place < KEYS) {
@@ -284,29 +262,42 @@ DEVICE void score(const Work &work, const Part &part, int first, int warp, int l
     }
 }
 
-// Scores become weights against the best so far.
+// Scores become weights against the best so far. The pairs of a warp go side by side: each of these
+// steps is a wait.
 DEVICE void weigh(int warp, int lane, Memory &memory) {
-    for (int pair = warp; pair < PAIRS; pair += WARPS) {
-        float found[KEYS / LANES], before = memory.best[pair], best = before, sum = 0.0f;
-        UNROLL for (int i = 0; i < KEYS / LANES; i++) {
-            found[i] = memory.scores[pair * SCORE_STRIDE + i * LANES + lane];
-            best = larger(best, found[i]);
+    constexpr int TURNS = (KEYS + LANES - 1) / LANES;
+    float found[MY_PAIRS][TURNS], before[MY_PAIRS], best[MY_PAIRS], sum[MY_PAIRS];
+    UNROLL for (int j = 0; j < MY_PAIRS; j++) {
+        int pair = warp + j * WARPS;
+        best[j] = before[j] = memory.best[pair];
+        UNROLL for (int i = 0; i < TURNS; i++) {
+            int at = i * LANES + lane;
+            found[j][i] = at < KEYS ? memory.scores[pair * SCORE_STRIDE + at] : minus_infinity();
+            best[j] = larger(best[j], found[j][i]);
         }
-        best = most_of_warp(best);
+    }
+    UNROLL for (int j = 0; j < MY_PAIRS; j++) best[j] = most_of_warp(best[j]);
+    UNROLL for (int j = 0; j < MY_PAIRS; j++) {
         // Nothing seen so far: weights are zeros against any number.
-        float reference = best == minus_infinity() ? 0.0f : best;
-        UNROLL for (int i = 0; i < KEYS / LANES; i++) {
-            float weight = power_of_two(found[i] - reference);
-            sum += weight;
-            memory.weights[pair * WEIGHT_STRIDE + i * LANES + lane] = to_bfloat16(weight);
+        float reference = best[j] == minus_infinity() ? 0.0f : best[j];
+        int pair = warp + j * WARPS;
+        sum[j] = 0.0f;
+        UNROLL for (int i = 0; i < TURNS; i++) {
+            float weight = power_of_two(found[j][i] - reference);
+            int at = i * LANES + lane;
+            sum[j] += weight;
+            if (at < KEYS) memory.weights[pair * WEIGHT_STRIDE + at] = to_bfloat16(weight);
         }
-        sum = sum_of_warp(sum);
-        wait_for_warp();  // all have read what was best
+        before[j] = power_of_two(before[j] - reference);
+    }
+    UNROLL for (int j = 0; j < MY_PAIRS; j++) sum[j] = sum_of_warp(sum[j]);
+    wait_for_warp();  // all have read what was best
+    UNROLL for (int j = 0; j < MY_PAIRS; j++) {
+        int pair = warp + j * WARPS;
         if (lane > 0) continue;
-        float decay = power_of_two(before - reference);
-        memory.best[pair] = best;
-        memory.decay[pair] = decay;
-        memory.total[pair] = memory.total[pair] * decay + sum;
+        memory.best[pair] = best[j];
+        memory.decay[pair] = before[j];
+        memory.total[pair] = memory.total[pair] * before[j] + sum[j];
     }
 }
 
@@ -391,7 +382,7 @@ KERNEL attend_few(Work work) {
     SHARED(shared);
     Memory &memory = *(Memory *)shared;
     int lane = thread_index() % LANES, warp = thread_index() / LANES;
-    touch_tables(work);
+    Tables tables(work);
     Raw q_weight = {}, k_weight = {};
     if (Q_NORM) q_weight = load_raw(work.q_norm, lane);
     if (K_NORM) k_weight = load_raw(work.k_norm, lane);
@@ -400,22 +391,28 @@ KERNEL attend_few(Work work) {
         wait_for_x();
         return;
     }
-    load_keys(work, part, part.begin, memory);
+    tables.store(memory);
+    wait_for_block();
+    find_keys(work, part, part.begin, memory);
     load_angles(work, part, memory);
+    wait_for_block();
+    load_keys(work, part, part.begin, memory);
     commit();
     for (int pair = thread_index(); pair < PAIRS; pair += THREADS) {
         memory.best[pair] = minus_infinity();
         memory.total[pair] = 0.0f;
     }
-    wait_for_copies<0>();
-    wait_for_block();
     wait_for_x();
     Queries queries = load_queries(work, part, warp, lane);
     NewKeys found = load_new_keys(work, part, part.begin, warp, lane);
+    wait_for_copies<0>();
+    wait_for_block();
     prepare_queries(work, part, queries, q_weight, warp, lane, memory);
     Mixed mixed = {};
     for (int first = part.begin; first < part.end; first += KEYS) {
         if (first > part.begin) {
+            wait_for_block();
+            find_keys(work, part, first, memory);
             wait_for_block();
             load_keys(work, part, first, memory);
             commit();

@@ -83,27 +83,6 @@ template <int THREADS>
 DEVICE void wait_for_some(int barrier) {  // of the block's warps; barrier 0 is for all of them
     asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(THREADS) : "memory");
 }
-DEVICE void wait_for_cluster() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-#endif
-}
-// From the same place in the shared memory of another block of the cluster.
-DEVICE Floats load_near(const Floats *place, int block) {
-    Floats value = {};
-#if __CUDA_ARCH__ >= 900
-    u32 there;
-    asm("mapa.shared::cluster.u32 %0, %1, %2;"
-        : "=r"(there)
-        : "r"((u32)__cvta_generic_to_shared(place)), "r"(block));
-    asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
-                 : "=f"(value.of[0]), "=f"(value.of[1]), "=f"(value.of[2]), "=f"(value.of[3])
-                 : "r"(there)
-                 : "memory");
-#endif
-    return value;
-}
 
 // Copies into shared memory that go on by themselves, in groups.
 typedef u32 Shared;
@@ -149,9 +128,6 @@ DEVICE void load_few(u32 *to, const char *from) {  // 4 or 8
         asm volatile("ld.global.nc.v2.u32 {%0, %1}, [%2];" : "=r"(to[0]), "=r"(to[1]) : "l"(from));
     }
 }
-
-// Asks for what will be read soon.
-DEVICE void touch(const void *place) { asm volatile("prefetch.global.L1 [%0];" ::"l"(place)); }
 
 // What another kernel may have written, past the processor's own cache.
 DEVICE u64 load_number(const long long *from) {

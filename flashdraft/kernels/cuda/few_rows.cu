@@ -21,7 +21,7 @@
 //   NORMED  0: x is as it is; for one row, 1: its norm is what is multiplied; 2, 3: x is a stream
 //           that one or two sums are added to first (interface.Residual)
 //   CHUNKS  of eight values of x, of a thread, if NORMED
-//   SLICES  of the depth: 0: one, 1: several, 2: several, and a cluster of blocks has one each
+//   SLICED  the depth is cut into slices: a block has one
 //   JOB_PIECES  of a tile of the result, which one warp adds up at a time
 
 #include "device.h"
@@ -242,7 +242,7 @@ KERNEL multiply_few(Work work) {
         ahead++;
         commit();
     }
-    if (NORMED) row.norm(work, stored, (float *)sums);
+    if (NORMED) row.norm(work, first_step, stored, (float *)sums);
     wait_for_copies<DEPTH - EARLY>();
     wait_for_block();
 
@@ -265,16 +265,15 @@ KERNEL multiply_few(Work work) {
             slot = slot + 1 == DEPTH ? 0 : slot + 1;
             x += STEP * 2 * ROWS;
         }
-        if (is_whole && SLICES < 2) {
+        if (is_whole) {
             end_whole_tile(work, share, tile, lane, total);
         } else {
-            int kind = is_whole ? WHOLE : unit == end ? RING : HEAD;
+            int kind = unit == end ? RING : HEAD;
             put_sums(sums_of(kind, warp_here, shared, sums), lane, total);
         }
         step = 0;
         tile++;
     }
-    SLICES == 2 ? wait_for_cluster() : wait_for_block();
+    wait_for_block();
     end_shared_tiles(work, share, shared, sums, warp_here, lane);
-    if (SLICES == 2) wait_for_cluster();  // the others have read what is here
 }

@@ -69,7 +69,8 @@ struct Row {
         }
     }
 
-    DEVICE void norm(const Work &work, char *stored, float *scratch) {
+    // The whole row is needed for it; a block keeps its slice.
+    DEVICE void norm(const Work &work, int first_step, char *stored, float *scratch) {
         Eight total[CHUNKS], delta[CHUNKS], other[CHUNKS];
         UNROLL for (int i = 0; i < CHUNKS; i++) total[i] = widen(x[i]);
         if (DELTAS > 0) {
@@ -96,8 +97,9 @@ struct Row {
         }
         scale(work, total, norm_weight, scratch + 3 * WARPS);
         UNROLL for (int i = 0; i < CHUNKS; i++) {  // a row is filled up with zeros
-            bool is_there = first_of(i) < work.slice_steps * STEP;
-            if (is_there) *(Words *)(stored + first_of(i) * 2) = narrow(total[i]);
+            int place = first_of(i) - first_step * STEP;
+            bool is_mine = place >= 0 && place < work.slice_steps * STEP;
+            if (is_mine) *(Words *)(stored + place * 2) = narrow(total[i]);
         }
     }
 };

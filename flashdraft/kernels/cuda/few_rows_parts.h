@@ -47,17 +47,16 @@ DEVICE Floats *left_quad(const Work &work, int tile, int part, int piece, int la
     return (Floats *)work.parts + place * PIECE_QUADS + quad_of(lane);
 }
 
-// Where a block, or cluster, leaves its part of the tile that goes on in the next: at most one.
+// Where a block leaves its part of the tile that goes on in the next: at most one.
 DEVICE Box *box_of(const Work &work, int block, int piece, int lane) {
     return (Box *)work.arrivals + (block * PIECES + piece) * PIECE_QUADS + quad_of(lane);
 }
 
-// Where a warp keeps its part of a tile: of the one it began with, of one that it has all of, of
-// the one it ended with. The last lies where its ring was.
-enum { RING, HEAD, WHOLE };
+// Where a warp keeps its part of a tile: of the one it began with, of the one it ended with. The
+// latter lies where its ring was.
+enum { HEAD, RING };
 DEVICE char *sums_of(int kind, int warp, char *rings, char *sums) {
-    if (kind == RING) return rings + warp * (DEPTH * SLOT_BYTES);
-    return sums + ((kind - HEAD) * WARPS + warp) * SUMS_BYTES;
+    return kind == RING ? rings + warp * (DEPTH * SLOT_BYTES) : sums + warp * SUMS_BYTES;
 }
 
 // Keeps a warp's part of a tile in shared memory.
@@ -73,7 +72,7 @@ DEVICE void end_whole_tile(const Work &work, const Share &share, int tile, int l
                            const Totals &total) {
     UNROLL for (int i = 0; i < PIECES; i++) {
         Floats quad = get_quad(total, i);
-        if (SLICES == 0) {
+        if (!SLICED) {
             write_piece(work, tile, i, lane, quad);
         } else if (has_quad(lane)) {
             store_past(left_quad(work, tile, share.slice, i, lane), quad);
@@ -110,7 +109,7 @@ struct Job {
     int tile, piece;
     int first_warp, num_warps;  // of this block; none if one of them has ended the tile
     int last_place;             // where the last one has its sums
-    int mine, num_parts;        // of the blocks, or clusters
+    int mine, num_parts;        // of the blocks
 
     DEVICE Job of_lane(int lane) const {
         return {from_lane(tile, lane),       from_lane(piece, lane),
@@ -131,28 +130,26 @@ DEVICE Job find_job(const Work &work, const Share &share, int begin, int end, in
     return {tile,
             number % JOBS * JOB_PIECES,
             first - share.block * WARPS,
-            is_whole && SLICES < 2 ? 0 : last - first + 1,
-            is_whole ? WHOLE : share.first_unit(last + 1) > to ? HEAD : RING,
-            (SLICES == 1 ? share.slice * num_blocks : 0) + share.block - first_block,
-            (SLICES == 1 ? work.num_slices : 1) * num_blocks};
+            is_whole ? 0 : last - first + 1,
+            share.first_unit(last + 1) > to ? HEAD : RING,
+            (SLICED ? share.slice * num_blocks : 0) + share.block - first_block,
+            (SLICED ? work.num_slices : 1) * num_blocks};
 }
 
-// Adds up what the warps of this block, or cluster, have of a job.
+// Adds up what the warps of this block have of a job.
 DEVICE Quads add_here(const Work &work, const Job &job, char *rings, char *sums, int lane) {
-    int num_slices = SLICES == 2 ? work.num_slices : 1;
-    return add_parts(num_slices * job.num_warps, [=](int part, int piece) {
-        int slice = SLICES == 2 ? part / job.num_warps : 0, rank = part - slice * job.num_warps;
+    return add_parts(job.num_warps, [=](int rank, int piece) {
         int kind = rank == job.num_warps - 1 ? job.last_place : RING;
         const char *place = sums_of(kind, job.first_warp + rank, rings, sums);
         const Floats *quad = (const Floats *)place + (job.piece + piece) * PIECE_QUADS;
         quad += quad_of(lane);
-        return SLICES == 2 ? load_near(quad, slice) : *quad;
+        return *quad;
     });
 }
 
 // Adds up what all have of a job, this block among them.
 DEVICE Quads add_all(const Work &work, const Share &share, const Job &job, Quads here, int lane) {
-    if (SLICES == 1) {
+    if (SLICED) {
         return add_parts(job.num_parts, [=](int part, int i) {
             return load_past(left_quad(work, job.tile, part, job.piece + i, lane));
         });
@@ -172,23 +169,17 @@ DEVICE Quads add_all(const Work &work, const Share &share, const Job &job, Quads
 }
 
 // Tiles that several warps have a part in. What they have is in shared memory by now. Every warp
-// adds up some of what this block has, or its cluster; then one of them adds up theirs: who comes
-// last, or, where a block or cluster has all slices, who has the tile's end. Each thread finds out
-// about one job. Nobody waits before all parts of these jobs are on their way, and only for blocks
-// that started before.
+// adds up some of what this block has; then one of them adds up theirs: who comes last, or, where
+// a block has all of the depth, who has the tile's end. Each thread finds out about one job. Nobody
+// waits before all parts of these jobs are on their way, and only for blocks that started before.
 DEVICE void end_shared_tiles(const Work &work, const Share &share, char *rings, char *sums,
                              int warp_here, int lane) {
     int begin = share.first_unit(share.block * WARPS);
     int end = share.first_unit(share.block * WARPS + WARPS);
     int num_jobs = ((end - 1) / work.slice_steps + 1 - begin / work.slice_steps) * JOBS;
-    int turn = warp_here, num_turns = WARPS;
-    if (SLICES == 2) {
-        turn = warp_here * work.num_slices + share.slice;
-        num_turns = WARPS * work.num_slices;
-    }
-    for (int first = turn; first < num_jobs; first += LANES * num_turns) {
-        Job own = find_job(work, share, begin, end, first + lane * num_turns);
-        bool ends_here = SLICES != 1 && own.num_parts > 1 && own.mine == own.num_parts - 1;
+    for (int first = warp_here; first < num_jobs; first += LANES * WARPS) {
+        Job own = find_job(work, share, begin, end, first + lane * WARPS);
+        bool ends_here = !SLICED && own.num_parts > 1 && own.mine == own.num_parts - 1;
         u32 left = vote(own.num_warps > 0 && !ends_here);
         for (; left != 0; left &= left - 1) {
             Job job = own.of_lane(first_bit(left));
@@ -197,7 +188,7 @@ DEVICE void end_shared_tiles(const Work &work, const Share &share, char *rings, 
                 if (job.num_parts == 1) {
                     write_piece(work, job.tile, job.piece + i, lane, quads.of[i]);
                 } else if (has_quad(lane)) {
-                    if (SLICES == 1) {
+                    if (SLICED) {
                         Floats *to = left_quad(work, job.tile, job.mine, job.piece + i, lane);
                         store_past(to, quads.of[i]);
                     } else {
@@ -206,7 +197,7 @@ DEVICE void end_shared_tiles(const Work &work, const Share &share, char *rings, 
                 }
             }
         }
-        if (SLICES == 1) {
+        if (SLICED) {
             wait_for_warp();
             int *counter = work.arrivals + own.tile * PIECES + own.piece;
             ends_here = own.num_parts > 1 && is_last(counter, own.num_parts);
@@ -215,7 +206,7 @@ DEVICE void end_shared_tiles(const Work &work, const Share &share, char *rings, 
         wait_for_warp();  // what one thread has seen, all others may read
         for (; lasts != 0; lasts &= lasts - 1) {
             Job job = own.of_lane(first_bit(lasts));
-            Quads here = SLICES == 1 ? Quads{} : add_here(work, job, rings, sums, lane);
+            Quads here = SLICED ? Quads{} : add_here(work, job, rings, sums, lane);
             Quads quads = add_all(work, share, job, here, lane);
             UNROLL for (int i = 0; i < JOB_PIECES; i++) {
                 write_piece(work, job.tile, job.piece + i, lane, quads.of[i]);

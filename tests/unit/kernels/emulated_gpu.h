@@ -1,5 +1,5 @@
-// One block of a GPU at a time on a CPU, or one cluster: every thread is a fiber, and collectives wait
-// for the others. It is included by flashdraft/kernels/cuda/device.h in place of a GPU's instructions.
+// One block of a GPU at a time on a CPU, or some together: every thread is a fiber, and collectives
+// wait for the others. flashdraft/kernels/cuda/device.h includes it in place of a GPU's instructions.
 #pragma once
 
 #include <ucontext.h>
@@ -36,7 +36,7 @@ struct Barrier {
 };
 
 static std::vector<Fiber> fibers;
-static std::vector<Barrier> barriers;  // of the cluster, of every block, and of every warp
+static std::vector<Barrier> barriers;  // of every block, and of every warp
 static Barrier named_barriers[16];     // of some warps, where a block is alone
 static ucontext_t scheduler;
 static int current, first_block, together;
@@ -63,15 +63,13 @@ static void require_aligned(const void *place, int bytes) {
 DEVICE int thread_index() { return current % THREADS_HERE; }
 DEVICE int found_again(int value) { return value; }
 DEVICE int block_index() { return first_block + current / THREADS_HERE; }
-DEVICE void wait_for_warp() { meet(barriers[1 + MOST_TOGETHER + current / 32], 32); }
-DEVICE void wait_for_block() { meet(barriers[1 + current / THREADS_HERE], THREADS_HERE); }
-DEVICE void wait_for_cluster() { meet(barriers[0], together * THREADS_HERE); }
+DEVICE void wait_for_warp() { meet(barriers[MOST_TOGETHER + current / 32], 32); }
+DEVICE void wait_for_block() { meet(barriers[current / THREADS_HERE], THREADS_HERE); }
 template <int THREADS>
 DEVICE void wait_for_some(int barrier) {
     meet(named_barriers[barrier], THREADS);
 }
 DEVICE void wait_for_x() {}
-DEVICE void touch(const void *) {}
 
 // Copies take place as late as they may.
 typedef char *Shared;
@@ -154,10 +152,6 @@ DEVICE void multiply(float *sum, Words a, u32 b0, u32 b1, const float *c) {
     memcpy(sum, sums, sizeof(sums));
 }
 
-DEVICE Floats load_near(const Floats *place, int there) {
-    const char *here = shared_memory[current / THREADS_HERE];
-    return *(const Floats *)(shared_memory[there] + ((const char *)place - here));
-}
 DEVICE Words load_once(const char *from) {
     require_aligned(from, 16);
     return *(const Words *)from;
@@ -235,12 +229,12 @@ DEVICE int first_bit(u32 bits) { return __builtin_ctz(bits); }
 
 #include "emulated_warpgroups.h"
 
-// Runs a kernel's blocks, or clusters, one after the other; what is not written is no number.
+// Runs a kernel's blocks, so many together, one after the other; what is not written is no number.
 template <typename Body>
-void run_blocks(int count, int cluster, int shared_bytes, Body body) {
+void run_blocks(int count, int at_a_time, int shared_bytes, Body body) {
     static Body *the_body;
     the_body = &body;
-    together = cluster;
+    together = at_a_time;
     for (int i = 0; i < count; i += together) {
         first_block = is_backwards ? count - together - i : i;
         std::vector<char> memory((shared_bytes + 1024) * together + 1024, (char)0xFF);
@@ -249,7 +243,7 @@ void run_blocks(int count, int cluster, int shared_bytes, Body body) {
             shared_memory[i] = (char *)((place + 1023) / 1024 * 1024);
         }
         fibers.assign(together * THREADS_HERE, Fiber());
-        barriers.assign(1 + MOST_TOGETHER + together * WARPS, Barrier());
+        barriers.assign(MOST_TOGETHER + together * WARPS, Barrier());
         for (Fiber &fiber : fibers) {
             fiber.stack.resize(1 << 16);
             getcontext(&fiber.context);

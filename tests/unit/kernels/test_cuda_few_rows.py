@@ -10,7 +10,12 @@ import torch
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from flashdraft.kernels import cuda_few_rows
-from flashdraft.kernels.cuda_few_rows import Normed, beats_triton, multiply_few
+from flashdraft.kernels.cuda_few_rows import (
+    Normed,
+    beats_triton,
+    multiply_few,
+    multiply_normed,
+)
 from flashdraft.kernels.cuda_few_rows_plan import (
     Experts,
     FewPlan,
@@ -84,21 +89,6 @@ def test_every_way_to_share_the_work(num_rows, tiles, warps, depth, slices, bloc
     check("q4_0", num_rows, plan, out=128, depth=1024)
 
 
-@pytest.mark.parametrize(
-    ("tiles", "warps", "slices", "blocks", "job_pieces"),
-    [
-        (2, 4, 2, 2, 4),  # less than a tile for a warp
-        (2, 3, 4, 4, 2),  # whole tiles, and parts
-        (1, 2, 2, 6, 1),  # tiles that clusters share
-        (2, 1, 2, 16, 1),  # tiles that many clusters share
-        (1, 1, 8, 64, 2),  # whole tiles of one step
-    ],
-)
-def test_slices_that_meet_in_a_cluster(tiles, warps, slices, blocks, job_pieces):
-    plan = FewPlan(16, tiles, warps, 3, slices, blocks, job_pieces, clustered=True)
-    check("q4_0", 16, plan, out=128, depth=1024)
-
-
 @pytest.mark.parametrize("num_rows", [1, 16])
 def test_more_jobs_for_a_warp_than_it_has_threads(num_rows):
     plan = FewPlan(1 if num_rows == 1 else 16, 2, 1, 3, 2, 2)
@@ -163,7 +153,8 @@ def test_a_mixture_for_one_row(inner):
     [(0, False, False), (1, False, False), (1, False, True), (2, True, True), (2, False, False)],
 )
 @pytest.mark.parametrize("depth", [512, 704])  # 704: the last step is filled up
-def test_a_row_that_it_sums_up_and_norms(depth, deltas, post, scaled):
+@pytest.mark.parametrize(("slices", "blocks"), [(1, 2), (2, 4)])
+def test_a_row_that_it_sums_up_and_norms(slices, blocks, depth, deltas, post, scaled):
     torch.manual_seed(deltas)
     weight = FORMATS["q4_0"](out=200, depth=depth)
     x, *others = torch.randn(1 + deltas, 1, depth).bfloat16() * 3
@@ -176,7 +167,7 @@ def test_a_row_that_it_sums_up_and_norms(depth, deltas, post, scaled):
     )
     kernels = TorchKernels(torch.device("cpu"), torch.bfloat16)
     stream, (row,) = kernels.residual_norms(residual, [norm], 1e-6)
-    packed, plan = pack_quantized(weight), FewPlan(1, 2, 2, 3, 1, num_blocks=2)
+    packed, plan = pack_quantized(weight), FewPlan(1, 2, 2, 3, slices, blocks)
     ours = torch.full_like(x, torch.nan) if deltas else x
     found = multiply(x, packed, plan, normed=Normed(residual, norm, 1e-6, ours))
     torch.testing.assert_close(ours.float(), stream.float(), atol=0.01, rtol=0.01)
@@ -241,7 +232,6 @@ def test_plans_fit_the_card_and_keep_it_busy(card, num_rows, code):
 def test_what_is_slower_or_takes_much_memory_is_not_launched(monkeypatch):
     monkeypatch.setattr(cuda_few_rows, "_is_readable", lambda x: True)
     monkeypatch.setattr(cuda_few_rows, "launch", lambda x, *rest: x)
-    monkeypatch.setattr(cuda_few_rows, "_has_room", lambda *rest: True)
     small = pack_quantized(FORMATS["q4_0"](out=1024, depth=2048))
     large, head = (replace(small, shape=(rows, 2048)) for rows in (16384, 1 << 20))
 
@@ -251,6 +241,26 @@ def test_what_is_slower_or_takes_much_memory_is_not_launched(monkeypatch):
 
     found = [[is_launched(n, weight) for n in (1, 16, 17)] for weight in (small, large, head)]
     assert found == [[True, False, False], [True, True, False], [True, True, False]]
+
+
+def test_one_row_is_normed_where_it_is_multiplied(monkeypatch):
+    """By the plans of this card: none may be one that the kernel cannot norm for."""
+    monkeypatch.setattr(cuda_few_rows, "_is_readable", lambda x: True)
+    monkeypatch.setattr(cuda_few_rows, "launch", lambda x, *rest, **more: x)
+    small = pack_quantized(FORMATS["q4_0"](out=1024, depth=2048))
+    for rows in (1024, 16384):
+        x, norm = torch.zeros(1, 2048).bfloat16(), torch.ones(2048).bfloat16()
+        residual = Residual(x, [(x, norm)])
+        weight = replace(small, shape=(rows, 2048))
+        assert multiply_normed(residual, norm, 1e-6, weight, H200, torch.zeros(1)) is not None
+
+
+def test_units_of_one_row_are_small_where_there_are_few():
+    """Measured on an H200: linears of 26B and the output of 31B's attention."""
+    kind = KINDS[Code.INT4]
+    sizes = [(16384, 5376), (5376, 8192), (8192, 2816), (2816, 4096)]
+    plans = [plan_few(1, Product(*kind, n, 0, depth // 128), H200) for n, depth in sizes]
+    assert [plan.tiles for plan in plans] == [2, 1, 1, 1]
 
 
 def test_a_weight_too_small_to_go_round_has_no_plan():

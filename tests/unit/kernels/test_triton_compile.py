@@ -61,6 +61,7 @@ READ_EARLY = {
     "_norm",
     "_prepare",
     "_residual_norms",
+    "_route",
 }  # weights and tables: triton_launch.py
 STREAMING = {"_attend", "_multiply", "_best_of_tile"}  # these must copy while they compute
 

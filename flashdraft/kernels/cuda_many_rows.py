@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import math
 from ctypes import c_float, c_int, c_void_p
 from typing import NamedTuple
 
@@ -20,12 +21,13 @@ from flashdraft.kernels.interface import Activation
 from flashdraft.kernels.triton_plan import DeviceLimits
 from flashdraft.kernels.triton_quantized_layout import Code, PackedWeight
 
-# Rows of x for which this is the way. The most is estimated, not yet measured.
-MIN_ROWS, MAX_ROWS = 17, 512
+# Rows of x for which this is the way on an H200: with 64 Triton is as fast, with 512 are floats.
+MIN_ROWS, MAX_ROWS = 65, 256
+MIN_VALUES = 1 << 25  # of a weight; measured with those of 31B
+ROWS = 128  # of x, in a tile
 MAX_STAGES = 12
 WARPS = 12  # two warpgroups that multiply, and one that copies x
 FULL = 0.95  # of the processors, where fewer blocks than these have tiles, or parts of them, alike
-_ROWS = (32, 64, 128)  # of x, in a tile
 _COLUMNS = 64  # rows of the weight in a tile of a warpgroup
 _SPARE_BYTES = 1024  # of shared memory, besides stages and results
 
@@ -94,7 +96,8 @@ def multiply_many(
     With an activation the weight is [gate | up] by its rows: the result is that of `Kernels.gated`.
     None where this is not the way to multiply.
     """
-    if not MIN_ROWS <= x.shape[0] <= MAX_ROWS or not _can_multiply(x):
+    is_large = math.prod(weight.shape) >= MIN_VALUES
+    if not is_large or not MIN_ROWS <= x.shape[0] <= MAX_ROWS or not _can_multiply(x):
         return None
     product = describe_product(weight, activation is not None)
     if product is None:
@@ -106,15 +109,14 @@ def multiply_many(
 @functools.lru_cache(maxsize=1024)
 def plan_many(num_rows: int, product: Product, limits: DeviceLimits) -> ManyPlan | None:
     """None where shared memory has no room."""
-    rows = next((rows for rows in _ROWS if num_rows <= rows), _ROWS[-1])
     # What registers have room for: if a row has several scales, there are two sums of everything.
     tiles = 1 if product.num_scales else 2
-    pieces = 2 if product.num_scales and rows == 128 else 1
+    pieces = 2 if product.num_scales else 1
     words = tiles * (product.width // 4 + product.scale_bytes // 2)  # of a thread, in a unit
-    ahead = max(1, min(4, (40 if rows == 128 else 64) // words))
-    plan = ManyPlan(rows, tiles, pieces, ahead, MAX_STAGES, 1)
+    ahead = max(1, min(4, 40 // words))
+    plan = ManyPlan(ROWS, tiles, pieces, ahead, MAX_STAGES, 1)
     spare = limits.shared_bytes - _SPARE_BYTES - plan.result_bytes(product)
-    stages = min(MAX_STAGES, spare // (rows * 128))
+    stages = min(MAX_STAGES, spare // (ROWS * 128))
     if stages < 2:
         return None
     columns, row_tiles = plan.count_tiles(num_rows, product)

@@ -1,8 +1,8 @@
 """What the CUDA backend does with weights that stay quantised: pack, multiply, look up, mix.
 
-Few rows read the codes themselves, which takes fewer launches: these, not arithmetic, bound a short
-prompt. Many rows are a matter of arithmetic: for them a weight becomes bfloat16 for the moment,
-some rows of it at a time, and torch multiplies. With `exact` every row goes the first way.
+A product reads the codes themselves up to some hundred rows (cuda_few_rows.py, cuda_many_rows.py, or
+Triton). More are a matter of arithmetic: for them a weight becomes bfloat16 for the moment, some
+rows of it at a time, and torch multiplies. With `exact` every row goes Triton's way.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from flashdraft.kernels.triton_quantized_layout import (
 )
 from flashdraft.kernels.triton_rows import gate_rows
 
-# Rows up to which codes are read directly: estimated, not yet measured. Launches, not arithmetic,
-# bound such prompts on an H200: a weight takes one here, and two for every piece that is floats.
-FEW_ROWS = 256
+# Rows up to which Triton reads the codes: on an H200 it is the faster way for 128 rows of 31B's
+# weights, the other for 256.
+FEW_ROWS = 192
 FEW_EXPERT_ROWS = 512  # likewise; as floats 26B's experts would take 1.5 GB for the moment
 FLOAT_BYTES = 112 << 20  # of a weight that is bfloat16 for the moment: 31B's largest in four pieces
 EXACT_ROWS = 256  # at a time: the parts of a cut depth take memory for every row

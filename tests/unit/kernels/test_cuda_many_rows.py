@@ -12,7 +12,13 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 from flashdraft.kernels import cuda_many_rows
 from flashdraft.kernels.cuda_few_rows_plan import Product, describe_product
-from flashdraft.kernels.cuda_many_rows import MAX_ROWS, ManyPlan, multiply_many, plan_many
+from flashdraft.kernels.cuda_many_rows import (
+    MAX_ROWS,
+    MIN_ROWS,
+    ManyPlan,
+    multiply_many,
+    plan_many,
+)
 from flashdraft.kernels.interface import Activation
 from flashdraft.kernels.torch_backend import TorchKernels
 from flashdraft.kernels.triton_quantized_layout import Code, pack_quantized
@@ -121,7 +127,7 @@ def test_a_row_does_not_depend_on_others():
     assert torch.equal(found[rest], whole[rest])
 
 
-@pytest.mark.parametrize("num_rows", [17, 64, 100, 300, MAX_ROWS])
+@pytest.mark.parametrize("num_rows", [MIN_ROWS, 128, 129, MAX_ROWS])
 @pytest.mark.parametrize("code", KINDS)
 def test_plans_fit_the_card_and_keep_it_busy(code, num_rows):
     for product in products(code):
@@ -151,7 +157,8 @@ def test_a_card_with_no_room_has_no_plan():
 
 
 def test_what_it_leaves_to_others(monkeypatch):
-    weight = pack_quantized(FORMATS["q4_0"](out=128, depth=256))
+    small = pack_quantized(FORMATS["q4_0"](out=128, depth=256))
+    weight = replace(small, shape=(1 << 17, 256))
     narrow = pack_quantized(FORMATS["q4_0"](out=128, depth=192))
     six = pack_quantized(FORMATS["q6_k"](out=128, depth=256))
 
@@ -162,12 +169,13 @@ def test_what_it_leaves_to_others(monkeypatch):
     assert not is_launched(128, weight)  # on a CPU
     monkeypatch.setattr(cuda_many_rows, "_is_hopper", lambda device: True)
     monkeypatch.setattr(cuda_many_rows, "launch", lambda x, *rest: x)
-    assert [n for n in (0, 1, 16, 17, MAX_ROWS, MAX_ROWS + 1) if is_launched(n, weight)] == [
-        17,
-        MAX_ROWS,
-    ]
+    numbers = (0, 1, MIN_ROWS - 1, MIN_ROWS, MAX_ROWS, MAX_ROWS + 1)
+    assert [n for n in numbers if is_launched(n, weight)] == [MIN_ROWS, MAX_ROWS]
+    assert not is_launched(128, small)
+    monkeypatch.setattr(cuda_many_rows, "MIN_VALUES", 0)
+    assert is_launched(128, small)
     assert not is_launched(128, narrow) and not is_launched(128, six)
-    x = torch.zeros(20, 264).bfloat16()
+    x = torch.zeros(100, 264).bfloat16()
     shifted = multiply_many(x[:, 1:257], weight, H200, torch.zeros(1))
     floats = multiply_many(x[:, :256].float(), weight, H200, torch.zeros(1))
     assert shifted is None and floats is None

@@ -1,6 +1,6 @@
 """What the CUDA backend does with weights that stay quantised: pack, multiply, look up, mix.
 
-A product reads the codes themselves up to some hundred rows (cuda_few_rows.py, cuda_many_rows.py, or
+Up to some hundred rows a product reads the codes themselves (cuda_few_rows.py, cuda_many_rows.py or
 Triton). More are a matter of arithmetic: for them a weight becomes bfloat16 for the moment, some
 rows of it at a time, and torch multiplies. With `exact` every row goes Triton's way.
 """

@@ -38,7 +38,6 @@ class ManyPlan(NamedTuple):
     rows: int  # of x, in a tile
     tiles: int
     pieces: int
-    ahead: int
     stages: int
     num_blocks: int
     warps: int = WARPS
@@ -112,9 +111,7 @@ def plan_many(num_rows: int, product: Product, limits: DeviceLimits) -> ManyPlan
     # What registers have room for: if a row has several scales, there are two sums of everything.
     tiles = 1 if product.num_scales else 2
     pieces = 2 if product.num_scales else 1
-    words = tiles * (product.width // 4 + product.scale_bytes // 2)  # of a thread, in a unit
-    ahead = max(1, min(4, 40 // words))
-    plan = ManyPlan(ROWS, tiles, pieces, ahead, MAX_STAGES, 1)
+    plan = ManyPlan(ROWS, tiles, pieces, MAX_STAGES, 1)
     spare = limits.shared_bytes - _SPARE_BYTES - plan.result_bytes(product)
     stages = min(MAX_STAGES, spare // (ROWS * 128))
     if stages < 2:
@@ -203,7 +200,6 @@ def make_flags(product: Product, plan: ManyPlan, activation: Activation | None) 
         "ROWS": plan.rows,
         "TILES": plan.tiles,
         "PIECES": plan.pieces,
-        "AHEAD": plan.ahead,
         "STAGES": plan.stages,
         "WARPS": plan.warps,
         "BLOCKS": 1,

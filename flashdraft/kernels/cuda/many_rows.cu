@@ -15,7 +15,6 @@
 //   ROWS    of x, in a tile: 32, 64 or 128; those that are not there are zeros
 //   TILES   of 64 rows of the weight, of a warpgroup
 //   PIECES  of the rows of x in a tile: sums of one are scaled while the next is multiplied
-//   AHEAD   units of the weight that a thread holds or waits for
 //   STAGES  of x
 //   WARPS   four of every warpgroup: those that multiply, and one that copies x
 
@@ -225,11 +224,11 @@ struct Worker {
         commit_products();
     }
 
-    // Adds a unit, asks for a later one in its place, and unpacks the first group of the next one.
-    // A group is unpacked while the one before it is multiplied. Where a whole row has one scale,
-    // the last group stays on its way.
-    DEVICE void add_unit(const Work &work, Memory &memory, Unit &unit, const Unit &next,
-                         bool is_first, Sums &part, Sums &total) {
+    // Adds a unit, asks for the next one in its place, and unpacks the first group of that. A group
+    // is unpacked while the one before it is multiplied. Where a whole row has one scale, the last
+    // group stays on its way.
+    DEVICE void add_unit(const Work &work, Memory &memory, Unit &unit, bool is_first, Sums &part,
+                         Sums &total) {
         Sums &sums = SCALES > 0 ? part : total;
         int lane = thread_index() % LANES;
         u64 rows = wait_for_stage(memory);
@@ -242,7 +241,7 @@ struct Worker {
                 wait_for_products(SETS);
                 if (group % 2 == 0 && (group > 0 || !is_first)) leave_stage(memory);
             }
-            unpack(has_next ? unit : next, (group + 1) % GROUPS, work.zero);
+            unpack(unit, (group + 1) % GROUPS, work.zero);
             if (group + 2 == GROUPS) place.load_codes(work, unit);
             if (has_next && group % 2 == 1) rows = wait_for_stage(memory);
             UNROLL for (int set = 0; set < SETS; set++) {
@@ -268,40 +267,17 @@ struct Worker {
 
 #include "many_rows_end.h"
 
-// Adds units from place I of the ring on, up to the tile's end or the ring's. Whether it is the
-// tile's: then the next unit comes first in the ring. Registers have no index, so each place has
-// code of its own.
-template <int I>
-DEVICE bool add_units(const Work &work, Memory &memory, Worker &worker, Unit (&ring)[AHEAD],
-                      int &left, bool is_first, Sums &part, Sums &total) {
-    constexpr int NEXT = I + 1;
-    worker.add_unit(work, memory, ring[I], ring[NEXT % AHEAD], is_first, part, total);
-    if (--left == 0) {
-        Unit old[AHEAD];
-        UNROLL for (int i = 0; i < AHEAD; i++) old[i] = ring[i];
-        UNROLL for (int i = 0; i < AHEAD; i++) ring[i] = old[(i + NEXT) % AHEAD];
-        return true;
-    }
-    if constexpr (NEXT < AHEAD) {
-        return add_units<NEXT>(work, memory, worker, ring, left, false, part, total);
-    }
-    return false;
-}
-
 // A warpgroup's work.
 DEVICE void multiply_units(const Work &work, Memory &memory, const Line &line, int unit, int end,
-                           Worker &worker, Unit (&ring)[AHEAD]) {
-    worker.unpack(ring[0], 0, work.zero);
+                           Worker &worker, Unit &codes) {
+    worker.unpack(codes, 0, work.zero);
     while (unit < end) {
         int tile = unit / work.num_steps, whole_end = (tile + 1) * work.num_steps;
         int tile_end = min_of(end, whole_end);
         bool is_whole = unit == tile * work.num_steps && tile_end == whole_end;
         Sums total = {}, part;
-        int left = tile_end - unit;
-        unit = tile_end;
-        bool is_first = true;
-        while (!add_units<0>(work, memory, worker, ring, left, is_first, part, total)) {
-            is_first = false;
+        for (bool is_first = true; unit < tile_end; unit++, is_first = false) {
+            worker.add_unit(work, memory, codes, is_first, part, total);
         }
         if (SCALES == 0) {
             wait_for_products(0);
@@ -334,17 +310,15 @@ KERNEL multiply_many(Work work) {
     }
     set_registers<REGISTERS, true>();
     Worker worker = {};
-    Unit ring[AHEAD] = {};
+    Unit codes = {};
     worker.place.tile = unit / work.num_steps;
     worker.place.step = unit - worker.place.tile * work.num_steps;
     worker.place.left = end - unit;
     worker.place.find(work);
-    UNROLL for (int i = 0; i < AHEAD; i++) {
-        worker.place.load_codes(work, ring[i]);
-        worker.place.load_scales(work, ring[i]);
-        worker.place.go_on(work);
-    }
+    worker.place.load_codes(work, codes);
+    worker.place.load_scales(work, codes);
+    worker.place.go_on(work);
     wait_for_block();
     wait_for_x();
-    multiply_units(work, memory, line, unit, end, worker, ring);
+    multiply_units(work, memory, line, unit, end, worker, codes);
 }

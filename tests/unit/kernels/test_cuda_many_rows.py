@@ -29,7 +29,7 @@ from tests.unit.kernels.test_triton_quantized import FEW_ROWS_FORMATS, FORMATS
 
 REFERENCE = TorchKernels(torch.device("cpu"), torch.float32)
 H200 = CARDS["sm_90"].limits
-SMALL = ManyPlan(rows=32, tiles=1, pieces=1, ahead=2, stages=3, num_blocks=3)
+SMALL = ManyPlan(rows=32, tiles=1, pieces=1, stages=3, num_blocks=3)
 
 
 def make_x(num_rows, depth):
@@ -67,20 +67,20 @@ def test_gates(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "rows", "tiles", "pieces", "ahead", "stages"),
+    ("name", "rows", "tiles", "pieces", "stages"),
     [
-        ("q4_0", 128, 1, 2, 3, 4),
-        ("q4_0", 64, 2, 2, 1, 2),
-        ("w4a16 128", 128, 1, 2, 2, 3),
-        ("w4a16 64", 64, 1, 1, 4, 12),
-        ("q8_0", 128, 1, 2, 4, 5),
-        ("fp8 row", 128, 2, 1, 1, 3),
-        ("int8 row", 64, 1, 1, 3, 2),
-        ("fp8 block", 128, 1, 2, 2, 4),
+        ("q4_0", 128, 1, 2, 4),
+        ("q4_0", 64, 2, 2, 2),
+        ("w4a16 128", 128, 1, 2, 3),
+        ("w4a16 64", 64, 1, 1, 12),
+        ("q8_0", 128, 1, 2, 5),
+        ("fp8 row", 128, 2, 1, 3),
+        ("int8 row", 64, 1, 1, 2),
+        ("fp8 block", 128, 1, 2, 4),
     ],
 )
-def test_tiles_of_every_size(name, rows, tiles, pieces, ahead, stages):
-    plan = ManyPlan(rows, tiles, pieces, ahead, stages, num_blocks=3)
+def test_tiles_of_every_size(name, rows, tiles, pieces, stages):
+    plan = ManyPlan(rows, tiles, pieces, stages, num_blocks=3)
     check(name, 100, plan, out=136, depth=640)
 
 

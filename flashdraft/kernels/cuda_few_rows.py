@@ -1,13 +1,14 @@
 """A few rows times weights in few bits, in CUDA C++: int4, int8 and e4m3. CUDA only.
 
-Linears for at most MAX_ROWS rows, their norm before them for one, and a mixture of experts for one.
-What the kernel does is said in cuda/few_rows.cu; this launches it.
+Linears for at most MAX_ROWS rows, and for one their norm before them. What the kernel does is said
+in cuda/few_rows.cu; this launches it, as does cuda_mixture.py.
 """
 
 from __future__ import annotations
 
 import ctypes
 import math
+from collections.abc import Sequence
 from ctypes import c_float, c_int, c_uint64, c_void_p
 from typing import NamedTuple
 
@@ -36,6 +37,14 @@ MAX_ROWS = {Code.INT4: 16, Code.INT8: 16, Code.FP8: 1}
 MIN_VALUES = 1 << 25
 
 
+class Routed(NamedTuple):
+    """A router of the same row, by a norm of its own."""
+
+    router: Tensor  # [experts, depth]
+    norm: Tensor
+    logits: Tensor  # [experts] float32, where they are written
+
+
 class Normed(NamedTuple):
     """A row that is summed up, and normed, before it is multiplied."""
 
@@ -43,6 +52,7 @@ class Normed(NamedTuple):
     norm: Tensor
     eps: float
     stream: Tensor  # where the sum is written
+    routed: Routed | None = None
 
     @property
     def tensors(self) -> list[Tensor | None]:
@@ -52,6 +62,9 @@ class Normed(NamedTuple):
         norms = [norm for _, norm in self.residual.deltas]
         others = [self.residual.post, self.residual.scalar, self.stream]
         return [self.norm, *deltas, *missing, *norms, *missing, *others]
+
+
+_NORMED = ("norm", "delta", "other", "delta_norm", "other_norm", "post", "scalar", "stream")
 
 
 class _Work(ctypes.Structure):
@@ -65,7 +78,9 @@ class _Work(ctypes.Structure):
         *((name, c_int) for name in ("expert_tiles", "expert_steps", "max_parts")),
         *((name, c_float) for name in ("zero", "eps")),
         *((name, c_void_p) for name in ("norm", "delta", "other", "delta_norm", "other_norm")),
-        *((name, c_void_p) for name in ("post", "scalar", "stream")),
+        *((name, c_void_p) for name in ("post", "scalar", "stream", "router", "router_norm")),
+        *((name, c_void_p) for name in ("logits", "expert_scale")),
+        ("num_experts", c_int),
     ]
 
 
@@ -81,7 +96,7 @@ def multiply_few(
     With an activation the weight is [gate | up] by its rows: the result is that of `Kernels.gated`.
     None where this is not the way to multiply.
     """
-    if not beats_triton(x.shape[0], weight) or not _is_readable(x):
+    if not beats_triton(x.shape[0], weight) or not is_readable(x):
         return None
     product = describe_product(weight, activation is not None)
     if product is None:
@@ -98,21 +113,22 @@ def multiply_normed(
     limits: DeviceLimits,
     arrivals: Tensor,
     activation: Activation | None = None,
+    routed: Routed | None = None,
 ) -> tuple[Tensor, Tensor] | None:
     """`Kernels.residual_linear` for one row; None where this is not the way."""
     x = residual.x
-    if x.shape[0] != 1 or not beats_triton(1, weight) or not _is_readable(x):
+    if x.shape[0] != 1 or not beats_triton(1, weight) or not is_readable(x):
         return None
     stream = torch.empty_like(x) if residual.deltas else x
-    normed = Normed(residual, norm, eps, stream)
-    if not all(t is None or t.numel() == 1 or _is_readable(t.view(1, -1)) for t in normed.tensors):
+    normed = Normed(residual, norm, eps, stream, routed)
+    if not all(t is None or t.numel() == 1 or is_readable(t.view(1, -1)) for t in normed.tensors):
         return None
     product = describe_product(weight, activation is not None)
     if product is None:
         return None
-    product = product._replace(normed=1 + len(residual.deltas))
+    product = product._replace(normed=1 + len(residual.deltas), is_routed=routed is not None)
     plan = plan_few(1, product, limits)
-    if plan is None:
+    if plan is None or (routed is not None and plan.num_blocks < len(routed.router)):
         return None
     return stream, launch(x, weight, product, plan, arrivals, activation, normed=normed)
 
@@ -128,34 +144,6 @@ def beats_triton(num_rows: int, weight: PackedWeight) -> bool:
     """Whether this is taken to be the faster way for so many rows: measured at 1 and 16 of them."""
     is_large = num_rows == 1 or math.prod(weight.shape) >= MIN_VALUES
     return 0 < num_rows <= MAX_ROWS.get(weight.code, 0) and is_large
-
-
-def mix_one(
-    x: Tensor,
-    gate_up: PackedWeight,
-    down: PackedWeight,
-    experts: Experts,
-    activation: Activation,
-    limits: DeviceLimits,
-    arrivals: Tensor,
-) -> Tensor | None:
-    """`Kernels.experts` for one row, in two launches; None where this is not the way."""
-    chosen, shares, _ = experts
-    if x.shape[0] != 1 or not beats_triton(1, gate_up) or not _is_readable(x):
-        return None
-    assert chosen.is_contiguous() and chosen.dtype is torch.int64
-    assert shares is not None and shares.is_contiguous() and shares.dtype is torch.float32
-    # The second of the launches: they were chosen before the first one.
-    ups, downs = experts._replace(shares=None), experts._replace(are_settled=True)
-    first, second = describe_product(gate_up, True, ups), describe_product(down, False, downs)
-    if first is None or second is None:
-        return None
-    plans = plan_few(1, first, limits), plan_few(1, second, limits)
-    if plans[0] is None or plans[1] is None:
-        return None
-    between = launch(x, gate_up, first, plans[0], arrivals, activation, ups)
-    between = between.view(chosen.numel(), -1)
-    return launch(between, down, second, plans[1], arrivals, experts=downs)
 
 
 def launch(
@@ -199,7 +187,6 @@ def prepare(
     assert 4 * arrivals.numel() >= sizes.arrivals_bytes and x.stride(1) == 1
     output = torch.empty(num_rows, product.columns, device=x.device, dtype=x.dtype)
     parts = torch.empty(sizes.parts_bytes, device=x.device, dtype=torch.uint8)
-    shares = None if experts is None or experts.shares is None else experts.shares
     work = _Work(
         x.data_ptr(),
         weight.codes.data_ptr(),
@@ -207,29 +194,39 @@ def prepare(
         output.data_ptr(),
         parts.data_ptr(),
         arrivals.data_ptr(),
-        None if experts is None else experts.chosen.data_ptr(),
-        None if shares is None else shares.data_ptr(),
-        weight.num_steps * weight.packed_rows,
-        num_rows,
-        product.columns,
-        product.up_rows,
-        weight.packed_rows,
-        weight.shape[-1],
-        x.stride(0),
-        plan.num_slices,
-        sizes.slice_steps,
-        *divmod(num_units, num_warps),
-        product.expert_columns // (plan.tiles * product.unit_columns),
-        product.expert_steps,
-        sizes.max_parts,
-        weight.zero + (128 if weight.code is Code.INT8 else 0),
-        *(() if normed is None else (normed.eps, *map(_address, normed.tensors))),
+        expert_rows=weight.num_steps * weight.packed_rows,
+        num_rows=num_rows,
+        num_columns=product.columns,
+        up_rows=product.up_rows,
+        packed_rows=weight.packed_rows,
+        depth=weight.shape[-1],
+        row_stride=x.stride(0),
+        num_slices=plan.num_slices,
+        slice_steps=sizes.slice_steps,
+        warp_units=num_units // num_warps,
+        spare_units=num_units % num_warps,
+        expert_tiles=product.expert_columns // (plan.tiles * product.unit_columns),
+        expert_steps=product.expert_steps,
+        max_parts=sizes.max_parts,
+        zero=weight.zero + (128 if weight.code is Code.INT8 else 0),
     )
+    if experts is not None and experts.num_to_choose:
+        _point(work, ("logits", "expert_scale"), (experts.chosen, experts.shares))
+        work.num_experts = experts.chosen.numel()
+    elif experts is not None:
+        _point(work, ("chosen", "shares"), (experts.chosen, experts.shares))
+    if normed is not None:
+        work.eps = normed.eps
+        _point(work, _NORMED, normed.tensors)
+        if normed.routed is not None:
+            _point(work, ("router", "router_norm", "logits"), normed.routed)
+            work.num_experts = len(normed.routed.router)
     return work, sizes, output, parts
 
 
-def _address(tensor: Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()
+def _point(work: _Work, names: Sequence[str], tensors: Sequence[Tensor | None]) -> None:
+    for name, tensor in zip(names, tensors, strict=True):
+        setattr(work, name, None if tensor is None else tensor.data_ptr())
 
 
 def make_flags(product: Product, plan: FewPlan, activation: Activation | None) -> dict[str, int]:
@@ -243,8 +240,10 @@ def make_flags(product: Product, plan: FewPlan, activation: Activation | None) -
         "GATED": int(product.up_rows > 0),
         "GELU": int(activation is Activation.GELU_TANH),
         "EXPERTS": product.experts,
+        "CHOSEN": product.num_to_choose,
         "SETTLED": int(product.is_settled),
         "NORMED": product.normed,
+        "ROUTED": int(product.is_routed),
         "CHUNKS": -(-product.num_steps * product.step // (256 * plan.warps))
         if product.normed
         else 1,
@@ -258,7 +257,7 @@ def make_flags(product: Product, plan: FewPlan, activation: Activation | None) -
     }
 
 
-def _is_readable(x: Tensor) -> bool:
+def is_readable(x: Tensor) -> bool:
     """Whether rows can be read sixteen bytes at a time, here and on this device."""
     is_aligned = x.stride(0) % 8 == 0 and x.data_ptr() % 16 == 0
     return x.dtype is torch.bfloat16 and is_aligned and can_compile(x.device)

@@ -45,7 +45,9 @@ class Product(NamedTuple):
     expert_columns: int = 0
     expert_steps: int = 0
     is_settled: bool = True  # which experts, if any
+    num_to_choose: int = 0  # of them; 0: they are chosen
     normed: int = 0  # 1: the norm of one row; 2, 3: of a sum of so many
+    is_routed: bool = False  # logits of experts are made of the row
 
     @property
     def unit_columns(self) -> int:
@@ -77,11 +79,21 @@ class Sizes(NamedTuple):
 
 
 class Experts(NamedTuple):
-    """Which experts one row has chosen, and, where their results meet, their shares."""
+    """Which experts one row has chosen, and, where their results meet, their shares.
+
+    With `num_to_choose` so many are still to be chosen: `chosen` has the logits of all of them,
+    `shares` their scales.
+    """
 
     chosen: Tensor
     shares: Tensor | None = None
-    are_settled: bool = False  # were chosen before the kernel before this one began
+    are_settled: bool = False  # since before the kernel before this one
+    num_to_choose: int = 0
+
+    @property
+    def per_row(self) -> int:
+        """How many there are for a row."""
+        return self.num_to_choose or self.chosen.numel()
 
 
 def describe_product(
@@ -111,7 +123,7 @@ def describe_product(
     )
     if experts is None:
         return product
-    count, place = experts.chosen.numel(), 1 if experts.shares is None else 2
+    count, place = experts.per_row, 1 if experts.shares is None else 2
     return product._replace(
         columns=columns * (count if place == 1 else 1),
         num_steps=weight.num_steps * (count if place == 2 else 1),
@@ -119,6 +131,7 @@ def describe_product(
         expert_columns=columns,
         expert_steps=weight.num_steps,
         is_settled=experts.are_settled,
+        num_to_choose=experts.num_to_choose,
     )
 
 
@@ -187,6 +200,7 @@ def find_sizes(plan: FewPlan, product: Product) -> Sizes:
     slot_bytes = 16 * plan.tiles * (2 * product.width + product.scale_bytes)
     shared_bytes = plan.warps * (plan.depth * slot_bytes + sums_bytes)
     shared_bytes += slice_steps * product.step * 2 * plan.stored_rows
+    shared_bytes += 8 * product.num_to_choose
     max_parts = plan.num_slices * of_a_slice
     # A counter for each piece; without slices a box for what each block leaves to the next one.
     arrivals_bytes, parts_bytes = 4 * num_tiles * pieces, num_tiles * max_parts * sums_bytes

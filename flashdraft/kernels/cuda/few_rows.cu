@@ -13,7 +13,9 @@
 //   EXPERTS 0: one weight. The weight of a mixture, for one row of x: 1: that of every chosen
 //           expert below the other; 2: beside the other, where x is what an expert has computed,
 //           and its share multiplies its scales
-//   SETTLED whether the experts were chosen before the kernel before this one began, or no matter
+//   CHOSEN  0: they are chosen already; or so many are still to be, by their logits
+//   SETTLED whether what says which experts was there before the kernel before this one began, or
+//           no matter
 //   TILES   of 16 rows, in a unit; 1 or 2
 //   WARPS   of a block
 //   DEPTH   units of a ring
@@ -21,6 +23,8 @@
 //   NORMED  0: x is as it is; for one row, 1: its norm is what is multiplied; 2, 3: x is a stream
 //           that one or two sums are added to first (interface.Residual)
 //   CHUNKS  of eight values of x, of a thread, if NORMED
+//   ROUTED  the row has another norm, whose products with a router's rows are its logits: a block
+//           makes one of them
 //   SLICED  the depth is cut into slices: a block has one
 //   JOB_PIECES  of a tile of the result, which one warp adds up at a time
 
@@ -66,7 +70,13 @@ struct Work {
     const u16 *deltas[2], *delta_norms[2];
     const u16 *post, *scalar;  // or null
     u16 *stream;
+    const u16 *router, *router_norm;
+    float *logits;             // of all experts: that are made, or chosen by
+    const float *expert_scale;  // of shares; or null
+    int num_experts;
 };
+
+#include "few_rows_choice.h"
 
 // Which part of the weight is whose. The warps with the same slice of the depth have as many units,
 // and the first ones take one of those that are left over.
@@ -90,15 +100,24 @@ struct Place {
     int tile, step, left;
 };
 
-DEVICE void find_unit(const Work &work, int first_step, Place &place, int lane) {
+DEVICE u64 expert_of(const Work &work, const Choice &choice, int place) {
+    return CHOSEN > 0 ? choice.chosen[place] : load_number(work.chosen + place);
+}
+
+DEVICE float share_of(const Work &work, const Choice &choice, int place) {
+    return CHOSEN > 0 ? choice.shares[place] : load_float(work.shares + place);
+}
+
+DEVICE void find_unit(const Work &work, const Choice &choice, int first_step, Place &place,
+                      int lane) {
     int tile = place.tile, step = first_step + place.step;
     u64 first_row = 0;
     place.left = work.slice_steps - place.step;
     if (EXPERTS == 1) {
-        first_row = load_number(work.chosen + tile / work.expert_tiles) * work.expert_rows;
+        first_row = expert_of(work, choice, tile / work.expert_tiles) * work.expert_rows;
         tile %= work.expert_tiles;
     } else if (EXPERTS == 2) {
-        first_row = load_number(work.chosen + step / work.expert_steps) * work.expert_rows;
+        first_row = expert_of(work, choice, step / work.expert_steps) * work.expert_rows;
         step %= work.expert_steps;
         place.left = work.expert_steps - step;
     }
@@ -110,13 +129,14 @@ DEVICE void find_unit(const Work &work, int first_step, Place &place, int lane) 
     place.scale = work.scale + scale_row * ROW_SCALE_BYTES;
 }
 
-DEVICE void load_unit(const Work &work, int first_step, Place &place, Shared slot, int lane) {
+DEVICE void load_unit(const Work &work, const Choice &choice, int first_step, Place &place,
+                      Shared slot, int lane) {
     if (place.left == 0) {
         if (place.step == work.slice_steps) {
             place.step = 0;
             place.tile++;
         }
-        find_unit(work, first_step, place, lane);
+        find_unit(work, choice, first_step, place, lane);
     }
     u64 up = GATED ? (u64)work.up_rows : 8;  // rows from one half of a tile to the other
     UNROLL for (int i = 0; i < HALVES * HALF_LOADS; i++) {
@@ -158,7 +178,7 @@ DEVICE void load_x(const Work &work, const Share &share, int first_step, Shared 
 }
 
 // Adds a unit of the weight, which lies in a slot of the ring.
-DEVICE void add_unit(const char *slot, const char *x, const float *share, int lane, float zero,
+DEVICE void add_unit(const char *slot, const char *x, float share, int lane, float zero,
                      Totals &total) {
     Words codes[HALVES * HALF_LOADS];
     UNROLL for (int i = 0; i < HALVES * HALF_LOADS; i++) {
@@ -170,7 +190,6 @@ DEVICE void add_unit(const char *slot, const char *x, const float *share, int la
         scales[2 * i] = two;
         scales[2 * i + 1] = two >> 32;
     }
-    float factor = EXPERTS == 2 ? load_float(share) : 1.0f;
     Totals part;
     const float zeros[4] = {};
     UNROLL for (int group = 0; group < GROUPS; group++) {
@@ -192,7 +211,7 @@ DEVICE void add_unit(const char *slot, const char *x, const float *share, int la
                 if (SCALES > 0 && group % PER_SCALE == PER_SCALE - 1) {
                     UNROLL for (int i = 0; i < 4; i++) {
                         float scale = scale_of(scales, 2 * tile + i / 2, group / PER_SCALE, lane);
-                        if (EXPERTS == 2) scale *= factor;
+                        if (EXPERTS == 2) scale *= share;
                         if (!ONE_ROW || i % 2 == 0) total[tile][j][i] += sum[i] * scale;
                     }
                 }
@@ -227,18 +246,20 @@ KERNEL multiply_few(Work work) {
     char *ring = shared + warp_here * (DEPTH * SLOT_BYTES);
     char *stored = shared + WARPS * (DEPTH * SLOT_BYTES);
     char *sums = stored + work.slice_steps * (STEP * 2 * ROWS);
+    Choice &choice = *(Choice *)(sums + WARPS * SUMS_BYTES);
     Shared copies = to_shared(ring);
 
     Place place = {nullptr, nullptr, tile, step, 0};
     Row row;
     if (NORMED) row.load_weights(work);
     if (!SETTLED) wait_for_x();  // which also chose the experts
+    if (CHOSEN > 0) choose(work, (float *)sums, choice);
     UNROLL for (int i = 0; i < DEPTH; i++) {
         if (i == EARLY) {
             if (SETTLED) wait_for_x();
             NORMED ? row.load(work) : load_x(work, share, first_step, to_shared(stored));
         }
-        if (ahead < end) load_unit(work, first_step, place, copies + i * SLOT_BYTES, lane);
+        if (ahead < end) load_unit(work, choice, first_step, place, copies + i * SLOT_BYTES, lane);
         ahead++;
         commit();
     }
@@ -255,10 +276,12 @@ KERNEL multiply_few(Work work) {
         for (; unit < tile_end; unit++) {
             wait_for_copies<DEPTH - 1>();
             wait_for_warp();
-            const float *factor = EXPERTS == 2 ? work.shares + step / work.expert_steps : nullptr;
-            add_unit(ring + slot * SLOT_BYTES, x, factor, lane, work.zero, total);
+            float part = EXPERTS == 2 ? share_of(work, choice, step / work.expert_steps) : 1.0f;
+            add_unit(ring + slot * SLOT_BYTES, x, part, lane, work.zero, total);
             wait_for_warp();  // all of it has read the unit
-            if (ahead < end) load_unit(work, first_step, place, copies + slot * SLOT_BYTES, lane);
+            if (ahead < end) {
+                load_unit(work, choice, first_step, place, copies + slot * SLOT_BYTES, lane);
+            }
             ahead++;
             commit();
             step++;

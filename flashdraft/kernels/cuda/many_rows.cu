@@ -1,8 +1,8 @@
 // Many rows of x times a weight that stays in few bits, for Hopper.
 //
 // One block a processor. Its warpgroups hold tiles of the weight in registers, as codes that come
-// straight from memory and become bfloat16 there. x lies in shared memory: one more of them copies it,
-// 64 values of the depth at a time, STAGES ahead. `arrange` has brought it into the order of the
+// straight from memory and become bfloat16 there. x lies in shared memory: one more warpgroup copies
+// it, 64 values of the depth at a time, STAGES ahead. `arrange` has brought it into the order of the
 // codes before (few_bits.h), in blocks as shared memory holds them.
 //
 // A tile is 64 * TILES rows of the weight for each warpgroup, by ROWS rows of x; a unit, a step of

@@ -27,7 +27,9 @@ def multiply(
     product = describe_product(weight, activation is not None, experts)
     assert product is not None
     if normed is not None:
-        product = product._replace(normed=1 + len(normed.residual.deltas))
+        product = product._replace(
+            normed=1 + len(normed.residual.deltas), is_routed=normed.routed is not None
+        )
     arrivals = torch.zeros(1 << 16, dtype=torch.int32)
     work, sizes, output, parts = prepare(x, weight, product, plan, arrivals, experts, normed)
     output.fill_(math.nan)  # until it is written

@@ -1,8 +1,8 @@
 // Many rows of x times a weight that stays in few bits, for Hopper.
 //
 // One block a processor. Its warpgroups hold tiles of the weight in registers, as codes that come
-// straight from memory and become bfloat16 there. x lies in shared memory: one more of them copies it,
-// 64 values of the depth at a time, STAGES ahead. `arrange` has brought it into the order of the
+// straight from memory and become bfloat16 there. x lies in shared memory: one more warpgroup copies
+// it, 64 values of the depth at a time, STAGES ahead. `arrange` has brought it into the order of the
 // codes before (few_bits.h), in blocks as shared memory holds them.
 //
 // A tile is 64 * TILES rows of the weight for each warpgroup, by ROWS rows of x; a unit, a step of
@@ -40,6 +40,8 @@ constexpr int STRIDE = TILE_COLUMNS + 8;  // of a row in shared memory: neighbou
 constexpr int COPYING_REGISTERS = 24, REGISTERS = WARPGROUPS == 2 ? 240 : 160;
 
 static_assert(GROUPS % 2 == 0 && STEP % BLOCK_DEPTH == 0, "a step has whole blocks");
+static_assert(WARPGROUPS == 2 || WARPGROUPS == 3, "registers are shared out for these");
+static_assert(SETS <= MAX_LEFT, "wait_for_products knows no more");
 
 struct Work {
     const u16 *x;

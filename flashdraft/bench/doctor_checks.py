@@ -30,6 +30,7 @@ from flashdraft.kernels.interface import (
     KeyRebuild,
     PageView,
     QKVSpec,
+    Residual,
     RopeTable,
 )
 from flashdraft.kernels.quantized import Scheme, quantize
@@ -205,12 +206,17 @@ def _quantized_operations(
     draw, limit = _Draw(kernels), _ERROR_LIMITS[kernels.dtype]
     x, weight = draw(5, 256), quantize(draw(128, 256), scheme)
     packed, plain = pack_quantized(weight), reference.pack(weight)
-    wide = x.to(reference.dtype)
-    theirs = reference.linear(wide, plain)
-    yield f"{scheme} linear", limit, kernels.linear(x, packed), theirs
-    theirs = reference.gated_linear(wide, plain, Activation.SILU)
-    ours = kernels.gated_linear(x, packed, Activation.SILU)
-    yield f"{scheme} gated_linear", limit, ours, theirs
+    for rows in (x[:1], x):  # by itself a row goes another way
+        wide = rows.to(reference.dtype)
+        theirs = reference.linear(wide, plain)
+        yield f"{scheme} linear", limit, kernels.linear(rows, packed), theirs
+        theirs = reference.gated_linear(wide, plain, Activation.SILU)
+        ours = kernels.gated_linear(rows, packed, Activation.SILU)
+        yield f"{scheme} gated_linear", limit, ours, theirs
+    norm = draw(256)
+    theirs = reference.linear(reference.rms_norm(wide[:1], norm.float(), 1e-5), plain)
+    _, ours = kernels.residual_linear(Residual(x[:1]), norm, 1e-5, packed)
+    yield f"{scheme} residual_linear", limit, ours, theirs
 
 
 class _Draw:

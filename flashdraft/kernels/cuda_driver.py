@@ -101,7 +101,10 @@ def can_compile(device: torch.device) -> bool:
     One is compiled and loaded to find out: parts of NVRTC may be missing, or newer than the driver.
     """
     nvrtc = _find_nvrtc()
-    if device.type != "cuda" or torch.version.cuda is None or nvrtc is None:
+    if device.type != "cuda" or torch.version.cuda is None:
+        return False
+    if nvrtc is None:
+        log.warning("NVRTC, which comes with torch for CUDA, is not found: Triton takes its place.")
         return False
     major, minor = torch.cuda.get_device_capability(device)
     count = c_int()

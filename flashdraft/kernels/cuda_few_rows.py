@@ -116,17 +116,19 @@ def multiply_normed(
     routed: Routed | None = None,
 ) -> tuple[Tensor, Tensor] | None:
     """`Kernels.residual_linear` for one row; None where this is not the way."""
-    x = residual.x
+    x, num_deltas = residual.x, len(residual.deltas)
     if x.shape[0] != 1 or not beats_triton(1, weight) or not is_readable(x):
+        return None
+    if num_deltas > 2 or (residual.post is not None and num_deltas != 2):
         return None
     stream = torch.empty_like(x) if residual.deltas else x
     normed = Normed(residual, norm, eps, stream, routed)
-    if not all(t is None or t.numel() == 1 or is_readable(t.view(1, -1)) for t in normed.tensors):
+    if not all(t is None or _is_readable_row(t) for t in normed.tensors):
         return None
     product = describe_product(weight, activation is not None)
     if product is None:
         return None
-    product = product._replace(normed=1 + len(residual.deltas), is_routed=routed is not None)
+    product = product._replace(normed=1 + num_deltas, is_routed=routed is not None)
     plan = plan_few(1, product, limits)
     if plan is None or (routed is not None and plan.num_blocks < len(routed.router)):
         return None
@@ -261,3 +263,9 @@ def is_readable(x: Tensor) -> bool:
     """Whether rows can be read sixteen bytes at a time, here and on this device."""
     is_aligned = x.stride(0) % 8 == 0 and x.data_ptr() % 16 == 0
     return x.dtype is torch.bfloat16 and is_aligned and can_compile(x.device)
+
+
+def _is_readable_row(tensor: Tensor) -> bool:
+    """Likewise all of it, one value or a row."""
+    is_one = tensor.numel() == 1 and tensor.dtype is torch.bfloat16
+    return is_one or (tensor.is_contiguous() and is_readable(tensor.view(1, -1)))

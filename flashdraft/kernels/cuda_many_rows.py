@@ -21,7 +21,8 @@ from flashdraft.kernels.interface import Activation
 from flashdraft.kernels.triton_plan import DeviceLimits
 from flashdraft.kernels.triton_quantized_layout import Code, PackedWeight
 
-# Rows of x for which this is the way on an H200: with 64 Triton is as fast, with 512 are floats.
+# Rows of x for which this is the way. On an H200 Triton is as fast with 64, floats are with 512;
+# the most lies between, and is estimated.
 MIN_ROWS, MAX_ROWS = 65, 256
 MIN_VALUES = 1 << 25  # of a weight; measured with those of 31B
 ROWS = 128  # of x, in a tile
@@ -163,8 +164,9 @@ def prepare(
     assert arrivals.numel() >= columns * row_tiles * plan.warpgroups and x.stride(1) == 1
     output = torch.empty(num_rows, product.columns, device=x.device, dtype=x.dtype)
     arranged = torch.empty(row_tiles * plan.rows, depth, device=x.device, dtype=x.dtype)
-    # Of the tile that a block began with, and of its last one.
+    # Of the tile that a block began with, and of its last one, unless all tiles are whole.
     sums = plan.num_blocks * 2 * plan.warpgroups * plan.tiles * _COLUMNS * plan.rows
+    sums *= columns * row_tiles % plan.num_blocks > 0
     parts = torch.empty(sums, device=x.device, dtype=torch.float32)
     work = _Work(
         x.data_ptr(),

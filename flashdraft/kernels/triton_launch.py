@@ -21,8 +21,9 @@ signalled or ended: its programs then lie ready. Every kernel keeps two rules:
 
 It pays where kernels are short: in steps of few rows. It does not for Triton's linears with weights
 in few bits, whose many programs come to lie unevenly: they are launched plainly. Those in CUDA C++
-(cuda_few_rows.py) have one block for each processor, and gain. Asking L2 for weights before the
-wait, or at the end of the linear before, gains nothing. All this was tried on an H200.
+(cuda_few_rows.py, cuda_many_rows.py) have one block for each processor, and gain. Asking L2 for
+weights before the wait, or at the end of the linear before, gains nothing. All this was tried on an
+H200.
 """
 
 from __future__ import annotations

@@ -29,8 +29,8 @@ from flashdraft.kernels.triton_quantized_layout import (
 )
 from flashdraft.kernels.triton_rows import gate_rows
 
-# Rows up to which Triton reads the codes: on an H200 it is the faster way for 128 rows of 31B's
-# weights, the other for 256.
+# Rows up to which Triton reads the codes. Estimated: on an H200 it was the faster way for 128 rows
+# of 31B's weights, floats for 256.
 FEW_ROWS = 192
 FEW_EXPERT_ROWS = 512  # likewise; as floats 26B's experts would take 1.5 GB for the moment
 FLOAT_BYTES = 112 << 20  # of a weight that is bfloat16 for the moment: 31B's largest in four pieces

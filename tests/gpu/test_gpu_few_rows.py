@@ -154,8 +154,8 @@ def test_a_chain_in_a_graph_is_the_chain(num_rows):
 @pytest.mark.parametrize("is_settled", [False, True])
 @pytest.mark.parametrize("inner", [128, 704])
 def test_a_mixture_for_one_row(inner, is_settled):
-    from flashdraft.kernels.cuda_mixture import mix_one
     from flashdraft.kernels.cuda_few_rows_plan import Experts
+    from flashdraft.kernels.cuda_mixture import mix_one
     from flashdraft.kernels.triton_quantized_experts import mix_quantized
 
     torch.manual_seed(4)
@@ -176,21 +176,30 @@ def test_a_mixture_for_one_row(inner, is_settled):
 
 @pytest.mark.parametrize("num_deltas", [0, 1, 2])
 @pytest.mark.parametrize("hidden", [2816, 5376])
-def test_a_row_that_it_sums_up_and_norms(hidden, num_deltas):
+@pytest.mark.parametrize("activation", [None, Activation.GELU_TANH])
+@pytest.mark.parametrize("scheme", [Scheme.INT4, Scheme.FP8])
+def test_a_row_that_it_sums_up_and_norms(scheme, activation, hidden, num_deltas):
+    from flashdraft.kernels.cuda_few_rows import multiply_normed
     from flashdraft.kernels.triton_backend import TritonKernels
 
     torch.manual_seed(num_deltas)
-    kernels = TritonKernels(DEVICE, torch.bfloat16, quantize=Scheme.INT4)
+    kernels = TritonKernels(DEVICE, torch.bfloat16, quantize=scheme)
+    arrivals = torch.zeros(1 << 18, device=DEVICE, dtype=torch.int32)
     weight = kernels.pack(torch.randn(8192, hidden, device=DEVICE).bfloat16() / 64)
     x, *others = torch.randn(1 + num_deltas, 1, hidden, device=DEVICE).bfloat16() * 3
     norm, *norms = 1 + torch.rand(4, hidden, device=DEVICE).bfloat16()
     scalar = torch.full((1,), 0.7, device=DEVICE).bfloat16() if num_deltas else None
     post = norms[-1] if num_deltas == 2 else None
     residual = Residual(x, list(zip(others, norms, strict=False)), post, scalar)
-    stream, found = kernels.residual_linear(residual, norm, 1e-6, weight)
-    expected, (row,) = kernels.residual_norms(residual, [norm], 1e-6)
-    assert distance(stream, expected.float()) < 0.003
-    assert distance(found, kernels.linear(row, weight).float()) < 0.006
+    inputs = (residual, norm, 1e-6, weight)
+    both = multiply_normed(*inputs, limits(), arrivals, activation)
+    assert both is not None and not arrivals.any()
+    exact = TritonKernels(DEVICE, torch.bfloat16, exact=True)
+    expected, wanted = exact.residual_linear(*inputs, activation)
+    assert distance(both[0], expected.float()) < 0.003
+    assert distance(both[1], wanted.float()) < (0.006 if activation is None else 0.008)
+    usual = kernels.residual_linear(*inputs, activation)
+    assert all(torch.equal(a, b) for a, b in zip(usual, both, strict=True))
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -147,7 +147,7 @@ def hopper() -> None:
     ("num_rows", "exact", "scheme"),
     [
         *((rows, exact, None) for rows in (1, 8, 24, 100) for exact in (False, True)),
-        *((rows, False, scheme) for rows in (1, 16) for scheme in (Scheme.INT4, Scheme.FP8)),
+        *((rows, False, scheme) for rows in (1, 16, 100) for scheme in (Scheme.INT4, Scheme.FP8)),
     ],
 )
 def test_overlapping_layers_keep_their_bits(
@@ -156,10 +156,11 @@ def test_overlapping_layers_keep_their_bits(
     scheme: Scheme | None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from flashdraft.kernels import cuda_few_rows, triton_backend
+    from flashdraft.kernels import cuda_few_rows, cuda_many_rows, triton_backend
 
     monkeypatch.setattr(triton_backend, "MIN_QUANTIZED_VALUES", 0)
     monkeypatch.setattr(cuda_few_rows, "MIN_VALUES", 0)
+    monkeypatch.setattr(cuda_many_rows, "MIN_VALUES", 0)
     chain = Chain(num_rows, exact, scheme)
     allow_overlap(monkeypatch, False)
     expected = []

@@ -40,6 +40,8 @@ constexpr int STRIDE = TILE_COLUMNS + 8;  // of a row in shared memory: neighbou
 constexpr int COPYING_REGISTERS = 24, REGISTERS = WARPGROUPS == 2 ? 240 : 160;
 
 static_assert(GROUPS % 2 == 0 && STEP % BLOCK_DEPTH == 0, "a step has whole blocks");
+static_assert(WARPGROUPS == 2 || WARPGROUPS == 3, "registers are shared out for these");
+static_assert(SETS <= MAX_LEFT, "wait_for_products knows no more");
 
 struct Work {
     const u16 *x;

@@ -1,6 +1,8 @@
 // What Hopper has besides (device.h): four warps that multiply together, and copies that tell when
 // they are done. Only for sm_90a.
 
+constexpr int MAX_LEFT = 4;  // groups of products that may be on their way after a wait
+
 #ifndef EMULATED
 
 // A signal, eight bytes of shared memory: it is given when as many have arrived as it was made for,

@@ -1,5 +1,5 @@
 // One block of a GPU at a time on a CPU, or some together: every thread is a fiber, and collectives
-// wait for the others. flashdraft/kernels/cuda/device.h includes it in place of a GPU's instructions.
+// wait for the others. flashdraft/kernels/cuda/device.h has it in place of a GPU's instructions.
 #pragma once
 
 #include <ucontext.h>
@@ -124,7 +124,9 @@ DEVICE float float16_at(u32 two, int place) {
 }
 DEVICE float exponential(float value) { return std::exp(value); }
 DEVICE float divide(float value, float by) { return value / by; }
-DEVICE float number_at(u32 two, int place) { return as_float(place ? two & 0xFFFF0000 : two << 16); }
+DEVICE float number_at(u32 two, int place) {
+    return as_float(place ? two & 0xFFFF0000 : two << 16);
+}
 DEVICE u32 fused(u32 two, u32 factors, u32 terms) {
     u16 sums[2];
     for (int i = 0; i < 2; i++) {

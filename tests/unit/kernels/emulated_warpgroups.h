@@ -1,8 +1,8 @@
 // What flashdraft/kernels/cuda/warpgroups.h has, for one block on a CPU: for emulated_gpu.h.
 //
 // A product takes place as late as it may, when its warpgroup waits for it: shared memory is read
-// then, and until then its sums are no numbers. Every other copy takes place when somebody waits for
-// it, and the others at once: too early is as wrong as too late.
+// then (its registers are read at once), and until then its sums are no numbers. Every other copy
+// takes place when somebody waits for it, the others at once: too early is as wrong as too late.
 
 struct Signal {
     int missing_bytes;

@@ -37,6 +37,8 @@ CASES = {
     "odd group": (9, 3, 128, 7, 33, None, CAUSAL, {"q_norm": None, "k_norm": None}),
     "several rounds": (2, 1, 128, 3, 1500, None, CAUSAL, {}),
     "prompt": (2, 2, 256, 5, 0, 1024, CAUSAL, {"v_norm": True}),
+    "more pages than threads": (4, 2, 256, 1, 9000, 1024, CAUSAL, {"v_norm": True}),
+    "block, more pages than threads": (4, 2, 256, 16, 9001, 1024, CAUSAL, {"v_norm": True}),
 }
 
 

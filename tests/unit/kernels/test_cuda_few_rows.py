@@ -301,7 +301,7 @@ def test_plans_fit_the_card_and_keep_it_busy(card, num_rows, code):
 
 
 def test_what_is_slower_or_takes_much_memory_is_not_launched(monkeypatch):
-    monkeypatch.setattr(cuda_few_rows, "_is_readable", lambda x: True)
+    monkeypatch.setattr(cuda_few_rows, "is_readable", lambda x: True)
     monkeypatch.setattr(cuda_few_rows, "launch", lambda x, *rest: x)
     small = pack_quantized(FORMATS["q4_0"](out=1024, depth=2048))
     large, head = (replace(small, shape=(rows, 2048)) for rows in (16384, 1 << 20))
@@ -314,16 +314,26 @@ def test_what_is_slower_or_takes_much_memory_is_not_launched(monkeypatch):
     assert found == [[True, False, False], [True, True, False], [True, True, False]]
 
 
-def test_one_row_is_normed_where_it_is_multiplied(monkeypatch):
-    """By the plans of this card: none may be one that the kernel cannot norm for."""
-    monkeypatch.setattr(cuda_few_rows, "_is_readable", lambda x: True)
+def test_which_rows_are_normed_where_they_are_multiplied(monkeypatch):
+    monkeypatch.setattr(cuda_few_rows, "can_compile", lambda device: True)
     monkeypatch.setattr(cuda_few_rows, "launch", lambda x, *rest, **more: x)
     small = pack_quantized(FORMATS["q4_0"](out=1024, depth=2048))
-    for rows in (1024, 16384):
-        x, norm = torch.zeros(1, 2048).bfloat16(), torch.ones(2048).bfloat16()
-        residual = Residual(x, [(x, norm)])
-        weight = replace(small, shape=(rows, 2048))
-        assert multiply_normed(residual, norm, 1e-6, weight, H200, torch.zeros(1)) is not None
+    large = replace(small, shape=(16384, 2048))
+    x, norm = torch.zeros(1, 2048).bfloat16(), torch.ones(2048).bfloat16()
+    one, two = [(x, norm)], [(x, norm), (x, norm)]
+
+    def is_taken(residual, weight=small, norm=norm):
+        return multiply_normed(residual, norm, 1e-6, weight, H200, torch.zeros(1)) is not None
+
+    scalar = torch.ones(1).bfloat16()
+    taken = [Residual(x), Residual(x, one), Residual(x, two, norm, scalar), Residual(x, two)]
+    assert all(is_taken(residual, weight) for residual in taken for weight in (small, large))
+    assert not is_taken(Residual(x, one, norm))  # which it does not know
+    assert not is_taken(Residual(x, [*two, *one]))
+    assert not is_taken(Residual(x.expand(2, -1), one))
+    assert not is_taken(Residual(x, one, None, scalar.float()))
+    assert not is_taken(Residual(x, one), norm=norm.float())
+    assert not is_taken(Residual(x, [(torch.zeros(1, 4096).bfloat16()[:, ::2], norm)]))
 
 
 def test_units_of_one_row_are_small_where_there_are_few():

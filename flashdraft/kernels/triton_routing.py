@@ -20,7 +20,8 @@ from torch import Tensor
 
 from flashdraft.kernels.triton_launch import overlap, wait
 
-ROUTE_EXPERTS, ROUTE_WARPS = 1, 1  # of a program: those of one warp choose without waiting
+ROUTE_EXPERTS = 1  # of one program
+ROUTE_WARPS = {2: 1, 4: 4}  # likewise, by bytes of a value: one chooses without waiting
 ROUTE_DEPTH = 4096  # read at a time
 SORT_BLOCK = 1024  # pairs that a program looks at together
 MIN_SORT_BLOCK = 128  # one for every thread: none may be counted twice
@@ -93,7 +94,7 @@ def route_rows(
             BLOCK_N=ROUTE_EXPERTS,
             BLOCK_K=min(ROUTE_DEPTH, triton.next_power_of_2(depth)),
             **overlap(x),
-            num_warps=ROUTE_WARPS,
+            num_warps=ROUTE_WARPS[x.itemsize],
         )
     return chosen, weights
 

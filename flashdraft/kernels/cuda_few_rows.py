@@ -24,6 +24,7 @@ from flashdraft.kernels.cuda_few_rows_plan import (
     Sizes,
     describe_product,
     find_sizes,
+    find_zero,
     plan_few,
 )
 from flashdraft.kernels.interface import Activation, Residual
@@ -81,7 +82,7 @@ def multiply_few(
     With an activation the weight is [gate | up] by its rows: the result is that of `Kernels.gated`.
     None where this is not the way to multiply.
     """
-    if not beats_triton(x.shape[0], weight) or not _is_readable(x):
+    if not beats_triton(x.shape[0], weight) or not is_readable(x):
         return None
     product = describe_product(weight, activation is not None)
     if product is None:
@@ -101,7 +102,7 @@ def multiply_normed(
 ) -> tuple[Tensor, Tensor] | None:
     """`Kernels.residual_linear` for one row; None where this is not the way."""
     x, num_deltas = residual.x, len(residual.deltas)
-    if x.shape[0] != 1 or not beats_triton(1, weight) or not _is_readable(x):
+    if x.shape[0] != 1 or not beats_triton(1, weight) or not is_readable(x):
         return None
     if num_deltas > 2 or (residual.post is not None and num_deltas != 2):
         return None
@@ -143,7 +144,7 @@ def mix_one(
 ) -> Tensor | None:
     """`Kernels.experts` for one row, in two launches; None where this is not the way."""
     chosen, shares, _ = experts
-    if x.shape[0] != 1 or not beats_triton(1, gate_up) or not _is_readable(x):
+    if x.shape[0] != 1 or not beats_triton(1, gate_up) or not is_readable(x):
         return None
     assert chosen.is_contiguous() and chosen.dtype is torch.int64
     assert shares is not None and shares.is_contiguous() and shares.dtype is torch.float32
@@ -224,7 +225,7 @@ def prepare(
         product.expert_columns // (plan.tiles * product.unit_columns),
         product.expert_steps,
         sizes.max_parts,
-        weight.zero + (128 if weight.code is Code.INT8 else 0),
+        find_zero(weight),
         *(() if normed is None else (normed.eps, *map(_address, normed.tensors))),
     )
     return work, sizes, output, parts
@@ -260,7 +261,7 @@ def make_flags(product: Product, plan: FewPlan, activation: Activation | None) -
     }
 
 
-def _is_readable(x: Tensor) -> bool:
+def is_readable(x: Tensor) -> bool:
     """Whether rows can be read sixteen bytes at a time, here and on this device."""
     is_aligned = x.stride(0) % 8 == 0 and x.data_ptr() % 16 == 0
     return x.dtype is torch.bfloat16 and is_aligned and can_compile(x.device)
@@ -269,4 +270,4 @@ def _is_readable(x: Tensor) -> bool:
 def _is_readable_row(tensor: Tensor) -> bool:
     """Likewise all of it, one value or a row."""
     is_one = tensor.numel() == 1 and tensor.dtype is torch.bfloat16
-    return is_one or (tensor.is_contiguous() and _is_readable(tensor.view(1, -1)))
+    return is_one or (tensor.is_contiguous() and is_readable(tensor.view(1, -1)))

@@ -29,11 +29,11 @@ from flashdraft.kernels.quantized import stack_experts
 from flashdraft.kernels.torch_backend import TorchKernels
 from flashdraft.kernels.triton_quantized_layout import Code, pack_quantized
 from tests.unit.kernels.cross_compile import CARDS
+from tests.unit.kernels.emulated import REFERENCE, check_product
 from tests.unit.kernels.emulated_few_rows import multiply
 from tests.unit.kernels.test_triton_quantized import FEW_ROWS_FORMATS, FORMATS
 
 WIDE = ("int8 row", "fp8 row", "fp8 block")  # their planes
-REFERENCE = TorchKernels(torch.device("cpu"), torch.float32)
 H200 = CARDS["sm_90"].limits
 
 
@@ -42,11 +42,7 @@ def check(name, num_rows, plan, activation=None, **sizes):
     weight = FORMATS[name](**sizes)
     x = torch.randn(num_rows, weight.shape[1]).bfloat16()
     found = multiply(x, pack_quantized(weight), plan, activation)
-    expected = x.float() @ weight.dequantize().T
-    if activation is not None:
-        expected = REFERENCE.gated(expected.bfloat16().float(), activation)
-    spread = float(expected.std())
-    torch.testing.assert_close(found.float(), expected, atol=0.01 * spread, rtol=0.01)
+    check_product(found, x, weight, activation)
 
 
 @pytest.mark.parametrize("name", FEW_ROWS_FORMATS)
@@ -230,7 +226,7 @@ def test_plans_fit_the_card_and_keep_it_busy(card, num_rows, code):
 
 
 def test_what_is_slower_or_takes_much_memory_is_not_launched(monkeypatch):
-    monkeypatch.setattr(cuda_few_rows, "_is_readable", lambda x: True)
+    monkeypatch.setattr(cuda_few_rows, "is_readable", lambda x: True)
     monkeypatch.setattr(cuda_few_rows, "launch", lambda x, *rest: x)
     small = pack_quantized(FORMATS["q4_0"](out=1024, depth=2048))
     large, head = (replace(small, shape=(rows, 2048)) for rows in (16384, 1 << 20))

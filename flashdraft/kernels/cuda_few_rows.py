@@ -25,6 +25,7 @@ from flashdraft.kernels.cuda_few_rows_plan import (
     Sizes,
     describe_product,
     find_sizes,
+    find_zero,
     plan_few,
 )
 from flashdraft.kernels.interface import Activation, Residual
@@ -210,7 +211,7 @@ def prepare(
         expert_tiles=product.expert_columns // (plan.tiles * product.unit_columns),
         expert_steps=product.expert_steps,
         max_parts=sizes.max_parts,
-        zero=weight.zero + (128 if weight.code is Code.INT8 else 0),
+        zero=find_zero(weight),
     )
     if experts is not None and experts.num_to_choose:
         _point(work, ("logits", "expert_scale"), (experts.chosen, experts.shares))

@@ -135,6 +135,11 @@ def describe_product(
     )
 
 
+def find_zero(weight: PackedWeight) -> int:
+    """The code that is zero, as the kernels have it: to those of eight bits they add 128."""
+    return weight.zero + (128 if weight.code is Code.INT8 else 0)
+
+
 def plan_few(num_rows: int, product: Product, limits: DeviceLimits) -> FewPlan | None:
     """Slices of x as large as shared memory has room for beside the rings.
 

@@ -15,16 +15,16 @@ import torch
 from torch import Tensor
 
 from flashdraft.kernels import triton_launch
-from flashdraft.kernels.cuda_driver import Kernel, can_compile
-from flashdraft.kernels.cuda_few_rows_plan import Product, describe_product
+from flashdraft.kernels.cuda_driver import Kernel
+from flashdraft.kernels.cuda_few_rows import MIN_VALUES, is_readable
+from flashdraft.kernels.cuda_few_rows_plan import Product, describe_product, find_zero
 from flashdraft.kernels.interface import Activation
 from flashdraft.kernels.triton_plan import DeviceLimits
-from flashdraft.kernels.triton_quantized_layout import Code, PackedWeight
+from flashdraft.kernels.triton_quantized_layout import PackedWeight
 
 # Rows of x for which this is the way. On an H200 Triton is as fast with 64, floats are with 512;
 # the most lies between, and is estimated.
 MIN_ROWS, MAX_ROWS = 65, 256
-MIN_VALUES = 1 << 25  # of a weight; measured with those of 31B
 ROWS = 128  # of x, in a tile
 MAX_STAGES = 12
 WARPS = 12  # two warpgroups that multiply, and one that copies x
@@ -97,10 +97,10 @@ def multiply_many(
     None where this is not the way to multiply.
     """
     is_large = math.prod(weight.shape) >= MIN_VALUES
-    if not is_large or not MIN_ROWS <= x.shape[0] <= MAX_ROWS or not _can_multiply(x):
+    if not is_large or not MIN_ROWS <= x.shape[0] <= MAX_ROWS or not is_readable(x):
         return None
     product = describe_product(weight, activation is not None)
-    if product is None:
+    if product is None or not _is_hopper(x.device):
         return None
     plan = plan_many(x.shape[0], product, limits)
     return None if plan is None else launch(x, weight, product, plan, arrivals, activation)
@@ -185,7 +185,7 @@ def prepare(
         product.num_steps,
         row_tiles,
         *divmod(num_units, plan.num_blocks),
-        weight.zero + (128 if weight.code is Code.INT8 else 0),
+        find_zero(weight),
     )
     return Prepared(work, output, arranged, parts, -(-num_chunks // (32 * plan.warps)))
 
@@ -213,12 +213,7 @@ def _tile_columns(product: Product) -> int:
     return _COLUMNS // 2 if product.up_rows else _COLUMNS
 
 
-def _can_multiply(x: Tensor) -> bool:
-    """Whether rows can be read sixteen bytes at a time, and the device has the instructions."""
-    is_aligned = x.stride(0) % 8 == 0 and x.data_ptr() % 16 == 0
-    return x.dtype is torch.bfloat16 and is_aligned and _is_hopper(x.device)
-
-
 @functools.cache
 def _is_hopper(device: torch.device) -> bool:
-    return can_compile(device) and torch.cuda.get_device_capability(device) == (9, 0)
+    """Whether the device has the instructions."""
+    return torch.cuda.get_device_capability(device) == (9, 0)

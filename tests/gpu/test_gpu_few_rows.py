@@ -8,7 +8,13 @@ import torch
 from flashdraft.kernels.interface import Activation, Mixture, Residual
 from flashdraft.kernels.quantized import Scheme, stack_experts
 from flashdraft.kernels.triton_quantized_layout import pack_quantized
-from tests.gpu.test_gpu_quantized import distance
+from tests.gpu.products import (
+    check_every_fp8_number,
+    check_gates,
+    check_same_bits,
+    check_sizes,
+    distance,
+)
 from tests.unit.kernels.test_triton_quantized import FEW_ROWS_FORMATS, FORMATS
 
 pytestmark = pytest.mark.gpu
@@ -55,15 +61,7 @@ def test_every_format(name, num_rows, out, depth):
 @pytest.mark.parametrize("num_rows", [1, 16])
 @pytest.mark.parametrize("activation", Activation)
 def test_gates(name, num_rows, activation):
-    from flashdraft.kernels.torch_backend import TorchKernels
-
-    torch.manual_seed(1)
-    weight = FORMATS[name](out=2 * 2112, depth=2816).to(DEVICE)
-    x = torch.randn(num_rows, 2816, device=DEVICE).bfloat16()
-    expected = TorchKernels(DEVICE, torch.float32).gated(
-        x.float() @ weight.dequantize().T, activation
-    )
-    assert distance(multiply(x, pack_quantized(weight), activation), expected) < 0.006
+    check_gates(multiply, name, num_rows, activation, DEVICE)
 
 
 def test_the_backend_takes_it(monkeypatch):
@@ -85,35 +83,17 @@ def test_the_backend_takes_it(monkeypatch):
 
 
 def test_large_and_small_numbers_are_exact():
-    """Codes are subnormal numbers until they are multiplied: none may be lost."""
-    weight = FORMATS["q4_0"](out=256, depth=1024).to(DEVICE)
-    x = torch.randn(6, 1024, device=DEVICE).bfloat16()
-    x *= torch.tensor([1e-12, 1e-6, 1, 1e4, 1e8, 1e12], device=DEVICE)[:, None].bfloat16()
-    expected = x.float() @ weight.dequantize().T
-    found = multiply(x, pack_quantized(weight))
-    assert max(distance(a, b) for a, b in zip(found, expected, strict=True)) < 0.003
+    sizes = torch.tensor([1e-12, 1e-6, 1, 1e4, 1e8, 1e12], device=DEVICE)
+    check_sizes(multiply, sizes)
 
 
 def test_every_fp8_number():
-    codes = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn)
-    weight = FORMATS["fp8 row"](out=256, depth=1024)
-    finite = codes.float().nan_to_num(0).to(torch.float8_e4m3fn)
-    weight.codes[:] = finite[:, None].expand(256, 1024)
-    weight = weight.to(DEVICE)
-    x = torch.zeros(1, 1024, device=DEVICE).bfloat16()
-    x[0, 5] = 1
-    found = multiply(x, pack_quantized(weight))
-    expected = x.float() @ weight.dequantize().T
-    torch.testing.assert_close(found.float(), expected, rtol=2**-8, atol=0)
+    check_every_fp8_number(multiply, torch.tensor([5], device=DEVICE))
 
 
 @pytest.mark.parametrize("num_rows", [1, 16])
 def test_the_same_bits_every_time(num_rows):
-    torch.manual_seed(2)
-    packed = pack_quantized(FORMATS["q4_0"](out=5376, depth=8192).to(DEVICE))
-    x = torch.randn(num_rows, 8192, device=DEVICE).bfloat16()
-    first = multiply(x, packed)
-    assert all(torch.equal(multiply(x, packed), first) for _ in range(20))
+    check_same_bits(multiply, "q4_0", num_rows, DEVICE)
 
 
 @pytest.mark.parametrize("num_rows", [1, 16])

@@ -8,6 +8,7 @@ import torch
 from flashdraft.kernels.interface import Activation
 from flashdraft.kernels.quantized import Scheme, quantize, stack_experts
 from flashdraft.kernels.triton_quantized_layout import pack_quantized
+from tests.gpu.products import distance
 from tests.unit.kernels.test_triton_quantized import FORMATS
 
 pytestmark = pytest.mark.gpu
@@ -27,10 +28,6 @@ def kernels(**settings):
     from flashdraft.kernels.triton_backend import TritonKernels
 
     return TritonKernels(DEVICE, torch.bfloat16, **settings)
-
-
-def distance(found, expected):
-    return float((found.float() - expected).norm() / expected.norm())
 
 
 @pytest.mark.parametrize("name", FORMATS)

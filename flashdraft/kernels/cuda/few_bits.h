@@ -32,6 +32,20 @@ constexpr int TILE_ROWS = GATED ? 8 : 16;  // from a tile of the weight to the n
 // Integers are 2 ** -9 too small on their way, so that one factor serves all planes.
 constexpr int GAIN = CODE == 3 ? 1 : 512;
 
+// Units in a line, shared out: everybody has as many, and the first ones take one of those that are
+// left over.
+struct Line {
+    int units_each, spare_units;
+
+    DEVICE int first_unit(int whose) const {
+        return whose * units_each + min_of(whose, spare_units);
+    }
+    DEVICE int owner_of(int unit) const {
+        int rest = unit - spare_units * (units_each + 1);
+        return rest < 0 ? unit / (units_each + 1) : spare_units + rest / units_each;
+    }
+};
+
 // Two codes of a plane as bfloat16, divided by GAIN.
 DEVICE u32 unpack(u32 word, int plane, float zero) {
     if (CODE == 0) {

@@ -78,18 +78,14 @@ struct Work {
 
 #include "few_rows_choice.h"
 
-// Which part of the weight is whose. The warps with the same slice of the depth have as many units,
-// and the first ones take one of those that are left over.
+// Which part of the weight is whose: the warps with the same slice of the depth have a line.
 struct Share {
     int slice;
     int block;  // of those with this slice
-    int warp_units, spare_units;
+    Line line;
 
-    DEVICE int first_unit(int warp) const { return warp * warp_units + min_of(warp, spare_units); }
-    DEVICE int warp_of(int unit) const {
-        int rest = unit - spare_units * (warp_units + 1);
-        return rest < 0 ? unit / (warp_units + 1) : spare_units + rest / warp_units;
-    }
+    DEVICE int first_unit(int warp) const { return line.first_unit(warp); }
+    DEVICE int warp_of(int unit) const { return line.owner_of(unit); }
     DEVICE int block_of(int unit) const { return warp_of(unit) / WARPS; }
 };
 
@@ -237,7 +233,7 @@ KERNEL multiply_few(Work work) {
     SHARED(shared);
     int lane = thread_index() % LANES, warp_here = thread_index() / LANES;
     Share share = {block_index() % work.num_slices, block_index() / work.num_slices,
-                   work.warp_units, work.spare_units};
+                   {work.warp_units, work.spare_units}};
     int warp = share.block * WARPS + warp_here;
     int unit = share.first_unit(warp), end = share.first_unit(warp + 1), ahead = unit;
     int tile = unit / work.slice_steps, step = unit % work.slice_steps;

@@ -1,9 +1,9 @@
 // Many rows of x times a weight that stays in few bits, for Hopper.
 //
 // One block a processor. Its warpgroups hold tiles of the weight in registers, as codes that come
-// straight from memory and become bfloat16 there. x lies in shared memory: one more warpgroup copies
-// it, 64 values of the depth at a time, STAGES ahead. `arrange` has brought it into the order of the
-// codes before (few_bits.h), in blocks as shared memory holds them.
+// straight from memory and become bfloat16 there. x lies in shared memory: one more warpgroup
+// copies it, 64 values of the depth at a time, STAGES ahead. `arrange` has brought it into the order
+// of the codes before (few_bits.h), in blocks as shared memory holds them.
 //
 // A tile is 64 * TILES rows of the weight for each warpgroup, by ROWS rows of x; a unit, a step of
 // its depth. Units are in a line, by weights, then by x, then by depth. A block has an equal piece
@@ -65,19 +65,6 @@ struct Memory {
     u16 output[WARPGROUPS][ROWS * STRIDE];
     u64 full[STAGES], empty[STAGES];
     int is_last[WARPGROUPS];
-};
-
-// Which units are whose: the first blocks take one of those that are left over.
-struct Line {
-    int block_units, spare_units;
-
-    DEVICE int first_unit(int block) const {
-        return block * block_units + min_of(block, spare_units);
-    }
-    DEVICE int block_of(int unit) const {
-        int rest = unit - spare_units * (block_units + 1);
-        return rest < 0 ? unit / (block_units + 1) : spare_units + rest / block_units;
-    }
 };
 
 struct Stage {

@@ -14,7 +14,7 @@ DEVICE Floats *part_of(const Work &work, int block, bool is_second) {
 // Leaves a part for who comes last. Whether this warpgroup does: then it has all sums.
 DEVICE bool join_parts(const Work &work, Memory &memory, const Line &line, int tile, Sums &total) {
     int begin = tile * work.num_steps, warpgroup = thread_index() / WARPGROUP;
-    int first = line.block_of(begin), last = line.block_of(begin + work.num_steps - 1);
+    int first = line.owner_of(begin), last = line.owner_of(begin + work.num_steps - 1);
     bool is_first_shared = line.first_unit(first) < begin;  // with a tile before
     float *sums = &total[0][0];
     int block = block_index();

@@ -9,10 +9,16 @@ import tempfile
 from pathlib import Path
 
 import pytest
+import torch
+from torch import Tensor
 
 from flashdraft.kernels.cuda_driver import FOLDER
+from flashdraft.kernels.interface import Activation
+from flashdraft.kernels.quantized import Quantized
+from flashdraft.kernels.torch_backend import TorchKernels
 
 HERE = Path(__file__).parent
+REFERENCE = TorchKernels(torch.device("cpu"), torch.float32)
 BUILT = tempfile.TemporaryDirectory(prefix="emulated-")  # gone with this process
 
 
@@ -36,3 +42,14 @@ def build(name: str, *flags: tuple[str, int]) -> ctypes.CDLL:
     except subprocess.CalledProcessError as error:
         raise AssertionError(error.stderr) from None
     return ctypes.CDLL(str(library))
+
+
+def check_product(
+    found: Tensor, x: Tensor, weight: Quantized, activation: Activation | None
+) -> None:
+    """Against the dequantised weight."""
+    expected = x.float() @ weight.dequantize().T
+    if activation is not None:
+        expected = REFERENCE.gated(expected.bfloat16().float(), activation)
+    spread = float(expected.std())
+    torch.testing.assert_close(found.float(), expected, atol=0.01 * spread, rtol=0.01)

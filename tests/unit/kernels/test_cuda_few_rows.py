@@ -30,11 +30,11 @@ from flashdraft.kernels.quantized import stack_experts
 from flashdraft.kernels.torch_backend import TorchKernels
 from flashdraft.kernels.triton_quantized_layout import Code, pack_quantized
 from tests.unit.kernels.cross_compile import CARDS
+from tests.unit.kernels.emulated import REFERENCE, check_product
 from tests.unit.kernels.emulated_few_rows import multiply
 from tests.unit.kernels.test_triton_quantized import FEW_ROWS_FORMATS, FORMATS
 
 WIDE = ("int8 row", "fp8 row", "fp8 block")  # their planes
-REFERENCE = TorchKernels(torch.device("cpu"), torch.float32)
 H200 = CARDS["sm_90"].limits
 
 
@@ -43,11 +43,7 @@ def check(name, num_rows, plan, activation=None, **sizes):
     weight = FORMATS[name](**sizes)
     x = torch.randn(num_rows, weight.shape[1]).bfloat16()
     found = multiply(x, pack_quantized(weight), plan, activation)
-    expected = x.float() @ weight.dequantize().T
-    if activation is not None:
-        expected = REFERENCE.gated(expected.bfloat16().float(), activation)
-    spread = float(expected.std())
-    torch.testing.assert_close(found.float(), expected, atol=0.01 * spread, rtol=0.01)
+    check_product(found, x, weight, activation)
 
 
 @pytest.mark.parametrize("name", FEW_ROWS_FORMATS)

@@ -10,7 +10,7 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from flashdraft.kernels import cuda_many_rows
+from flashdraft.kernels import cuda_few_rows, cuda_many_rows
 from flashdraft.kernels.cuda_few_rows_plan import Product, describe_product
 from flashdraft.kernels.cuda_many_rows import (
     MAX_ROWS,
@@ -20,14 +20,13 @@ from flashdraft.kernels.cuda_many_rows import (
     plan_many,
 )
 from flashdraft.kernels.interface import Activation
-from flashdraft.kernels.torch_backend import TorchKernels
 from flashdraft.kernels.triton_quantized_layout import Code, pack_quantized
 from tests.unit.kernels.cross_compile import CARDS
+from tests.unit.kernels.emulated import check_product
 from tests.unit.kernels.emulated_many_rows import multiply
 from tests.unit.kernels.test_cuda_few_rows import KINDS, products
 from tests.unit.kernels.test_triton_quantized import FEW_ROWS_FORMATS, FORMATS
 
-REFERENCE = TorchKernels(torch.device("cpu"), torch.float32)
 H200 = CARDS["sm_90"].limits
 SMALL = ManyPlan(rows=32, tiles=1, pieces=1, stages=3, num_blocks=3)
 
@@ -44,11 +43,7 @@ def check(name, num_rows, plan, activation=None, **sizes):
     weight = FORMATS[name](**sizes)
     x = make_x(num_rows, weight.shape[1])
     found = multiply(x, pack_quantized(weight), plan, activation)
-    expected = x.float() @ weight.dequantize().T
-    if activation is not None:
-        expected = REFERENCE.gated(expected.bfloat16().float(), activation)
-    spread = float(expected.std())
-    torch.testing.assert_close(found.float(), expected, atol=0.01 * spread, rtol=0.01)
+    check_product(found, x, weight, activation)
 
 
 @pytest.mark.parametrize("name", FEW_ROWS_FORMATS)
@@ -167,6 +162,7 @@ def test_what_it_leaves_to_others(monkeypatch):
         return multiply_many(x, weight, H200, torch.zeros(1)) is not None
 
     assert not is_launched(128, weight)  # on a CPU
+    monkeypatch.setattr(cuda_few_rows, "can_compile", lambda device: True)
     monkeypatch.setattr(cuda_many_rows, "_is_hopper", lambda device: True)
     monkeypatch.setattr(cuda_many_rows, "launch", lambda x, *rest: x)
     numbers = (0, 1, MIN_ROWS - 1, MIN_ROWS, MAX_ROWS, MAX_ROWS + 1)

@@ -39,11 +39,13 @@ MIN_VALUES = 1 << 25
 
 
 class Routed(NamedTuple):
-    """A router of the same row, by a norm of its own."""
+    """A router of the same row, by a norm of its own, and where its choice is written."""
 
     router: Tensor  # [experts, depth]
     norm: Tensor
-    logits: Tensor  # [experts] float32, where they are written
+    scale: Tensor  # [experts] float32, of shares
+    chosen: Tensor  # [1, how many] int64
+    shares: Tensor  # likewise, float32
 
 
 class Normed(NamedTuple):
@@ -66,6 +68,7 @@ class Normed(NamedTuple):
 
 
 _NORMED = ("norm", "delta", "other", "delta_norm", "other_norm", "post", "scalar", "stream")
+_ROUTED = ("router", "router_norm", "expert_scale", "choice", "choice_shares")
 
 
 class _Work(ctypes.Structure):
@@ -80,8 +83,8 @@ class _Work(ctypes.Structure):
         *((name, c_float) for name in ("zero", "eps")),
         *((name, c_void_p) for name in ("norm", "delta", "other", "delta_norm", "other_norm")),
         *((name, c_void_p) for name in ("post", "scalar", "stream", "router", "router_norm")),
-        *((name, c_void_p) for name in ("logits", "expert_scale")),
-        ("num_experts", c_int),
+        *((name, c_void_p) for name in ("expert_scale", "logits", "choice", "choice_shares")),
+        *((name, c_int) for name in ("num_experts", "chooser")),
     ]
 
 
@@ -124,12 +127,14 @@ def multiply_normed(
         return None
     stream = torch.empty_like(x) if residual.deltas else x
     normed = Normed(residual, norm, eps, stream, routed)
-    if not all(t is None or _is_readable_row(t) for t in normed.tensors):
+    router_norm = None if routed is None else routed.norm
+    if not all(t is None or _is_readable_row(t) for t in (*normed.tensors, router_norm)):
         return None
     product = describe_product(weight, activation is not None)
     if product is None:
         return None
-    product = product._replace(normed=1 + num_deltas, is_routed=routed is not None)
+    num_to_choose = 0 if routed is None else routed.chosen.numel()
+    product = product._replace(normed=1 + num_deltas, num_to_choose=num_to_choose)
     plan = plan_few(1, product, limits)
     if plan is None or (routed is not None and plan.num_blocks < len(routed.router)):
         return None
@@ -162,7 +167,7 @@ def launch(
     """A product on the current stream."""
     work, sizes, output, _parts = prepare(x, weight, product, plan, arrivals, experts, normed)
     _load(plan, product, activation, x.device).launch(
-        plan.num_blocks,
+        plan.num_blocks + (1 if product.num_to_choose else 0),
         32 * plan.warps,
         sizes.shared_bytes,
         work,
@@ -213,17 +218,17 @@ def prepare(
         max_parts=sizes.max_parts,
         zero=find_zero(weight),
     )
-    if experts is not None and experts.num_to_choose:
-        _point(work, ("logits", "expert_scale"), (experts.chosen, experts.shares))
-        work.num_experts = experts.chosen.numel()
-    elif experts is not None:
+    if experts is not None:
         _point(work, ("chosen", "shares"), (experts.chosen, experts.shares))
     if normed is not None:
         work.eps = normed.eps
         _point(work, _NORMED, normed.tensors)
         if normed.routed is not None:
-            _point(work, ("router", "router_norm", "logits"), normed.routed)
-            work.num_experts = len(normed.routed.router)
+            _point(work, _ROUTED, normed.routed)
+            work.num_experts, work.chooser = len(normed.routed.router), plan.num_blocks
+            place = -(-sizes.arrivals_bytes // 8) * 8  # behind the boxes of sums
+            assert 4 * arrivals.numel() >= place + 8 * work.num_experts
+            work.logits = arrivals.data_ptr() + place
     return work, sizes, output, parts
 
 
@@ -243,10 +248,9 @@ def make_flags(product: Product, plan: FewPlan, activation: Activation | None) -
         "GATED": int(product.up_rows > 0),
         "GELU": int(activation is Activation.GELU_TANH),
         "EXPERTS": product.experts,
-        "CHOSEN": product.num_to_choose,
         "SETTLED": int(product.is_settled),
         "NORMED": product.normed,
-        "ROUTED": int(product.is_routed),
+        "CHOSEN": product.num_to_choose,
         "CHUNKS": -(-product.num_steps * product.step // (256 * plan.warps))
         if product.normed
         else 1,

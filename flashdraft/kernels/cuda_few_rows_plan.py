@@ -45,9 +45,8 @@ class Product(NamedTuple):
     expert_columns: int = 0
     expert_steps: int = 0
     is_settled: bool = True  # which experts, if any
-    num_to_choose: int = 0  # of them; 0: they are chosen
     normed: int = 0  # 1: the norm of one row; 2, 3: of a sum of so many
-    is_routed: bool = False  # logits of experts are made of the row
+    num_to_choose: int = 0  # of experts, beside it
 
     @property
     def unit_columns(self) -> int:
@@ -79,21 +78,11 @@ class Sizes(NamedTuple):
 
 
 class Experts(NamedTuple):
-    """Which experts one row has chosen, and, where their results meet, their shares.
-
-    With `num_to_choose` so many are still to be chosen: `chosen` has the logits of all of them,
-    `shares` their scales.
-    """
+    """Which experts one row has chosen, and, where their results meet, their shares."""
 
     chosen: Tensor
     shares: Tensor | None = None
-    are_settled: bool = False  # since before the kernel before this one
-    num_to_choose: int = 0
-
-    @property
-    def per_row(self) -> int:
-        """How many there are for a row."""
-        return self.num_to_choose or self.chosen.numel()
+    are_settled: bool = False  # were chosen before the kernel before this one began
 
 
 def describe_product(
@@ -123,7 +112,7 @@ def describe_product(
     )
     if experts is None:
         return product
-    count, place = experts.per_row, 1 if experts.shares is None else 2
+    count, place = experts.chosen.numel(), 1 if experts.shares is None else 2
     return product._replace(
         columns=columns * (count if place == 1 else 1),
         num_steps=weight.num_steps * (count if place == 2 else 1),
@@ -131,7 +120,6 @@ def describe_product(
         expert_columns=columns,
         expert_steps=weight.num_steps,
         is_settled=experts.are_settled,
-        num_to_choose=experts.num_to_choose,
     )
 
 
@@ -153,13 +141,14 @@ def plan_few(num_rows: int, product: Product, limits: DeviceLimits) -> FewPlan |
 def _plan(stored_rows: int, product: Product, limits: DeviceLimits) -> FewPlan | None:
     either = next(counts for least, counts in WARPS.items() if limits.shared_bytes >= least)
     warps = either[product.code is not Code.INT4]
-    tiles = _find_tiles(stored_rows, product, limits.num_processors * warps)
-    most = 1 if product.experts else min(product.num_steps, limits.num_processors)
+    processors = limits.num_processors - (1 if product.num_to_choose else 0)
+    tiles = _find_tiles(stored_rows, product, processors * warps)
+    most = 1 if product.experts else min(product.num_steps, processors)
     found: list[tuple[float, FewPlan]] = []
     for slices in range(1, most + 1):
         if product.num_steps % slices:
             continue
-        blocks = limits.num_processors // slices
+        blocks = processors // slices
         plan = FewPlan(stored_rows, tiles, warps, DEPTH[stored_rows], slices, blocks * slices)
         sizes = find_sizes(plan, product)
         num_units = sizes.num_tiles * sizes.slice_steps
@@ -170,7 +159,7 @@ def _plan(stored_rows: int, product: Product, limits: DeviceLimits) -> FewPlan |
             continue
         plan = plan._replace(num_blocks=blocks * slices)
         plan = plan._replace(job_pieces=_find_job_pieces(plan, sizes))
-        idle = limits.num_processors / plan.num_blocks
+        idle = processors / plan.num_blocks
         found.append((idle * (1 + 0.01 * slices), plan))
     return min(found, key=lambda pair: pair[0])[1] if found else None
 
@@ -180,7 +169,7 @@ def _find_tiles(stored_rows: int, product: Product, num_warps: int) -> int:
     if product.width > 32:
         return 1
     if stored_rows > 1:
-        return 1 if product.up_rows else 2
+        return 2
     num_units = product.columns // (2 * product.unit_columns) * product.num_steps
     return 1 if num_units < FEW_UNITS * num_warps else 2
 
@@ -205,7 +194,6 @@ def find_sizes(plan: FewPlan, product: Product) -> Sizes:
     slot_bytes = 16 * plan.tiles * (2 * product.width + product.scale_bytes)
     shared_bytes = plan.warps * (plan.depth * slot_bytes + sums_bytes)
     shared_bytes += slice_steps * product.step * 2 * plan.stored_rows
-    shared_bytes += 8 * product.num_to_choose
     max_parts = plan.num_slices * of_a_slice
     # A counter for each piece; without slices a box for what each block leaves to the next one.
     arrivals_bytes, parts_bytes = 4 * num_tiles * pieces, num_tiles * max_parts * sums_bytes

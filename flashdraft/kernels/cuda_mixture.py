@@ -1,8 +1,7 @@
 """A mixture of experts for one row, over weights in few bits, in CUDA C++. CUDA only.
 
-All of it is products of cuda/few_rows.cu. Nothing lies between them: the first makes the router's
-logits besides, and those of the experts choose by them, each block for itself, while the dense MLP
-is computed.
+All of it is products of cuda/few_rows.cu. Nothing lies between them: beside the first one, of the
+dense MLP, the experts are chosen, and while that is computed it is known which they are.
 """
 
 from __future__ import annotations
@@ -40,17 +39,18 @@ def mix_row(
     router, packed = parts.router, (parts.gate_up, parts.expert_gate_up, parts.expert_down)
     if not isinstance(router, Tensor) or not all(isinstance(w, PackedWeight) for w in packed):
         return None
-    is_small = len(router) <= limits.num_processors and parts.num_chosen <= MAX_CHOSEN
+    is_small = len(router) < limits.num_processors and parts.num_chosen <= MAX_CHOSEN
     if residual.x.shape[0] != 1 or not is_small or not is_readable(router):
         return None
-    logits = torch.empty(len(router), device=router.device, dtype=torch.float32)
-    experts = Experts(logits, parts.scale, are_settled=True, num_to_choose=parts.num_chosen)
+    chosen = torch.empty(1, parts.num_chosen, device=router.device, dtype=torch.int64)
+    shares = torch.empty(1, parts.num_chosen, device=router.device, dtype=torch.float32)
+    experts = Experts(chosen, shares, are_settled=True)
     weights, activation = (parts.expert_gate_up, parts.expert_down), parts.activation
     if not isinstance(parts.down, PackedWeight) or not beats_triton(1, parts.down):
         return None
     if describe_product(parts.down) is None or plan_mixture(*weights, experts, limits, 1) is None:
         return None
-    routed = Routed(router, parts.router_norm, logits)
+    routed = Routed(router, parts.router_norm, parts.scale, chosen, shares)
     norm = parts.norm, parts.eps
     both = multiply_normed(residual, *norm, parts.gate_up, limits, arrivals, activation, routed)
     if both is None:
@@ -79,8 +79,7 @@ def mix_one(
     """
     if x.shape[0] != 1 or not is_readable(x):
         return None
-    kind = torch.float32 if experts.num_to_choose else torch.int64
-    assert experts.chosen.is_contiguous() and experts.chosen.dtype is kind
+    assert experts.chosen.is_contiguous() and experts.chosen.dtype is torch.int64
     assert experts.shares is not None and experts.shares.dtype is torch.float32
     assert experts.shares.is_contiguous()
     planned = plan_mixture(gate_up, down, experts, limits, int(norm is not None))
@@ -89,7 +88,7 @@ def mix_one(
     (ups, first, plan), (downs, second, last_plan) = planned
     normed = None if norm is None else Normed(Residual(x), norm[0], norm[1], x)
     between = launch(x, gate_up, first, plan, arrivals, activation, ups, normed)
-    between = between.view(experts.per_row, -1)
+    between = between.view(experts.chosen.numel(), -1)
     return launch(between, down, second, last_plan, arrivals, experts=downs)
 
 

@@ -13,9 +13,7 @@
 //   EXPERTS 0: one weight. The weight of a mixture, for one row of x: 1: that of every chosen
 //           expert below the other; 2: beside the other, where x is what an expert has computed,
 //           and its share multiplies its scales
-//   CHOSEN  0: they are chosen already; or so many are still to be, by their logits
-//   SETTLED whether what says which experts was there before the kernel before this one began, or
-//           no matter
+//   SETTLED whether the experts were chosen before the kernel before this one began, or no matter
 //   TILES   of 16 rows, in a unit; 1 or 2
 //   WARPS   of a block
 //   DEPTH   units of a ring
@@ -23,8 +21,8 @@
 //   NORMED  0: x is as it is; for one row, 1: its norm is what is multiplied; 2, 3: x is a stream
 //           that one or two sums are added to first (interface.Residual)
 //   CHUNKS  of eight values of x, of a thread, if NORMED
-//   ROUTED  the row has another norm, whose products with a router's rows are its logits: a block
-//           makes one of them
+//   CHOSEN  0; or so many experts are chosen for the row, by the products of another norm of it
+//           with a router's rows: a block makes one of these, and one block more chooses
 //   SLICED  the depth is cut into slices: a block has one
 //   JOB_PIECES  of a tile of the result, which one warp adds up at a time
 
@@ -71,12 +69,13 @@ struct Work {
     const u16 *post, *scalar;  // or null
     u16 *stream;
     const u16 *router, *router_norm;
-    float *logits;             // of all experts: that are made, or chosen by
-    const float *expert_scale;  // of shares; or null
+    const float *expert_scale;  // of shares
+    u64 *logits;                // each on its way, like sums in a box
+    long long *choice;
+    float *choice_shares;
     int num_experts;
+    int chooser;  // which block
 };
-
-#include "few_rows_choice.h"
 
 // Which part of the weight is whose: the warps with the same slice of the depth have a line.
 struct Share {
@@ -96,24 +95,15 @@ struct Place {
     int tile, step, left;
 };
 
-DEVICE u64 expert_of(const Work &work, const Choice &choice, int place) {
-    return CHOSEN > 0 ? choice.chosen[place] : load_number(work.chosen + place);
-}
-
-DEVICE float share_of(const Work &work, const Choice &choice, int place) {
-    return CHOSEN > 0 ? choice.shares[place] : load_float(work.shares + place);
-}
-
-DEVICE void find_unit(const Work &work, const Choice &choice, int first_step, Place &place,
-                      int lane) {
+DEVICE void find_unit(const Work &work, int first_step, Place &place, int lane) {
     int tile = place.tile, step = first_step + place.step;
     u64 first_row = 0;
     place.left = work.slice_steps - place.step;
     if (EXPERTS == 1) {
-        first_row = expert_of(work, choice, tile / work.expert_tiles) * work.expert_rows;
+        first_row = load_number(work.chosen + tile / work.expert_tiles) * work.expert_rows;
         tile %= work.expert_tiles;
     } else if (EXPERTS == 2) {
-        first_row = expert_of(work, choice, step / work.expert_steps) * work.expert_rows;
+        first_row = load_number(work.chosen + step / work.expert_steps) * work.expert_rows;
         step %= work.expert_steps;
         place.left = work.expert_steps - step;
     }
@@ -125,14 +115,13 @@ DEVICE void find_unit(const Work &work, const Choice &choice, int first_step, Pl
     place.scale = work.scale + scale_row * ROW_SCALE_BYTES;
 }
 
-DEVICE void load_unit(const Work &work, const Choice &choice, int first_step, Place &place,
-                      Shared slot, int lane) {
+DEVICE void load_unit(const Work &work, int first_step, Place &place, Shared slot, int lane) {
     if (place.left == 0) {
         if (place.step == work.slice_steps) {
             place.step = 0;
             place.tile++;
         }
-        find_unit(work, choice, first_step, place, lane);
+        find_unit(work, first_step, place, lane);
     }
     u64 up = GATED ? (u64)work.up_rows : 8;  // rows from one half of a tile to the other
     UNROLL for (int i = 0; i < HALVES * HALF_LOADS; i++) {
@@ -174,7 +163,7 @@ DEVICE void load_x(const Work &work, const Share &share, int first_step, Shared 
 }
 
 // Adds a unit of the weight, which lies in a slot of the ring.
-DEVICE void add_unit(const char *slot, const char *x, float share, int lane, float zero,
+DEVICE void add_unit(const char *slot, const char *x, const float *share, int lane, float zero,
                      Totals &total) {
     Words codes[HALVES * HALF_LOADS];
     UNROLL for (int i = 0; i < HALVES * HALF_LOADS; i++) {
@@ -186,6 +175,7 @@ DEVICE void add_unit(const char *slot, const char *x, float share, int lane, flo
         scales[2 * i] = two;
         scales[2 * i + 1] = two >> 32;
     }
+    float factor = EXPERTS == 2 ? load_float(share) : 1.0f;
     Totals part;
     const float zeros[4] = {};
     UNROLL for (int group = 0; group < GROUPS; group++) {
@@ -207,7 +197,7 @@ DEVICE void add_unit(const char *slot, const char *x, float share, int lane, flo
                 if (SCALES > 0 && group % PER_SCALE == PER_SCALE - 1) {
                     UNROLL for (int i = 0; i < 4; i++) {
                         float scale = scale_of(scales, 2 * tile + i / 2, group / PER_SCALE, lane);
-                        if (EXPERTS == 2) scale *= share;
+                        if (EXPERTS == 2) scale *= factor;
                         if (!ONE_ROW || i % 2 == 0) total[tile][j][i] += sum[i] * scale;
                     }
                 }
@@ -228,9 +218,11 @@ DEVICE void write_two(const Work &work, int row, int column, float low, float hi
 
 #include "few_rows_parts.h"
 #include "few_rows_norm.h"
+#include "few_rows_choice.h"
 
 KERNEL multiply_few(Work work) {
     SHARED(shared);
+    if (CHOSEN > 0 && block_index() == work.chooser) return choose(work, shared);
     int lane = thread_index() % LANES, warp_here = thread_index() / LANES;
     Share share = {block_index() % work.num_slices, block_index() / work.num_slices,
                    {work.warp_units, work.spare_units}};
@@ -242,20 +234,18 @@ KERNEL multiply_few(Work work) {
     char *ring = shared + warp_here * (DEPTH * SLOT_BYTES);
     char *stored = shared + WARPS * (DEPTH * SLOT_BYTES);
     char *sums = stored + work.slice_steps * (STEP * 2 * ROWS);
-    Choice &choice = *(Choice *)(sums + WARPS * SUMS_BYTES);
     Shared copies = to_shared(ring);
 
     Place place = {nullptr, nullptr, tile, step, 0};
     Row row;
     if (NORMED) row.load_weights(work);
     if (!SETTLED) wait_for_x();  // which also chose the experts
-    if (CHOSEN > 0) choose(work, (float *)sums, choice);
     UNROLL for (int i = 0; i < DEPTH; i++) {
         if (i == EARLY) {
             if (SETTLED) wait_for_x();
             NORMED ? row.load(work) : load_x(work, share, first_step, to_shared(stored));
         }
-        if (ahead < end) load_unit(work, choice, first_step, place, copies + i * SLOT_BYTES, lane);
+        if (ahead < end) load_unit(work, first_step, place, copies + i * SLOT_BYTES, lane);
         ahead++;
         commit();
     }
@@ -272,12 +262,10 @@ KERNEL multiply_few(Work work) {
         for (; unit < tile_end; unit++) {
             wait_for_copies<DEPTH - 1>();
             wait_for_warp();
-            float part = EXPERTS == 2 ? share_of(work, choice, step / work.expert_steps) : 1.0f;
-            add_unit(ring + slot * SLOT_BYTES, x, part, lane, work.zero, total);
+            const float *factor = EXPERTS == 2 ? work.shares + step / work.expert_steps : nullptr;
+            add_unit(ring + slot * SLOT_BYTES, x, factor, lane, work.zero, total);
             wait_for_warp();  // all of it has read the unit
-            if (ahead < end) {
-                load_unit(work, choice, first_step, place, copies + slot * SLOT_BYTES, lane);
-            }
+            if (ahead < end) load_unit(work, first_step, place, copies + slot * SLOT_BYTES, lane);
             ahead++;
             commit();
             step++;

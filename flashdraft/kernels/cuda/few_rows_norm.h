@@ -34,7 +34,7 @@ struct Row {
         UNROLL for (int i = 0; i < CHUNKS; i++) {
             norm_weight[i] = read(work.norm, work, i);
             if (DELTAS == 2) post_weight[i] = read(work.post, work, i);
-            if (ROUTED) {
+            if (CHOSEN > 0) {
                 int expert = min_of(block_index(), work.num_experts - 1);
                 router_norm[i] = read(work.router_norm, work, i);
                 router[i] = read(work.router + (u64)expert * work.depth, work, i);
@@ -91,7 +91,7 @@ struct Row {
         wait_for_block();
         UNROLL for (int i = 0; i < WARPS; i++) total += scratch[i];
         bool is_mine = thread_index() == 0 && block_index() < work.num_experts;
-        if (is_mine) work.logits[block_index()] = rounded(total);
+        if (is_mine) send_one(work.logits + block_index(), rounded(total));
     }
 
     // The whole row is needed for it; a block keeps its slice.
@@ -124,7 +124,7 @@ struct Row {
             }
         }
         float factor = scale_of(work, total, scratch + 3 * WARPS);
-        if (ROUTED) make_logit(work, total, factor, scratch + 4 * WARPS);
+        if (CHOSEN > 0) make_logit(work, total, factor, scratch + 4 * WARPS);
         scale(total, factor, norm_weight);
         UNROLL for (int i = 0; i < CHUNKS; i++) {  // a row is filled up with zeros
             int place = first_of(i) - first_step * STEP;

@@ -1,7 +1,8 @@
 """What random weights cannot have by themselves: an acceptance rate, and routing. For h200.py.
 
 Both are injected from here and are no options of the engine. Acceptance is a function the engine is
-given; routing is a wrapper around the kernels. Neither adds a launch that the real thing spares.
+given; routing is a wrapper around the kernels. Neither adds a launch that the real thing spares,
+except that uniform routing of one row has launches of its own.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import torch
 from torch import Tensor
 
 from flashdraft.engine.accept import Acceptance
-from flashdraft.kernels.interface import Kernels
+from flashdraft.kernels.composed import compose_mixture
+from flashdraft.kernels.interface import Kernels, Mixture, Residual
 
 NUM_DRAWS = 8192  # steps before the drawn numbers repeat
 STRATUM = 16  # steps over which a request's numbers are spread evenly: short runs agree better
@@ -83,6 +85,12 @@ class Routing:
     def kernels(self) -> Kernels:
         """This object, as the type it stands in for."""
         return cast(Kernels, self)
+
+    def mixture(self, residual: Residual, parts: Mixture) -> tuple[Tensor, Tensor, Tensor]:
+        """The backend's own; with uniform routing composed, so that choices can be replaced."""
+        if self.is_uniform:
+            return compose_mixture(self.kernels, residual, parts)
+        return self._kernels.mixture(residual, parts)
 
     def route(
         self, x: Tensor, router: Any, num_chosen: int, scale: Tensor

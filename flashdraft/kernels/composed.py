@@ -19,12 +19,29 @@ from flashdraft.kernels.interface import (
     Choice,
     Kernels,
     KeyRebuild,
+    Mixture,
     PageView,
     QKVSpec,
     Residual,
     RopeTable,
 )
 from flashdraft.kernels.quantized import Matrix, Quantized, join_floats
+
+
+def compose_mixture(
+    kernels: Kernels, residual: Residual, parts: Mixture
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`Kernels.mixture`: norms, then the MLP, the choice and the experts."""
+    norms, activation = [parts.norm, parts.router_norm, parts.experts_norm], parts.activation
+    stream, (x, to_route, to_mix) = kernels.residual_norms(residual, norms, parts.eps)
+    experts = parts.expert_gate_up, parts.expert_down
+    dense, mixed = kernels.both(
+        x.shape[0],
+        lambda: kernels.linear(kernels.gated_linear(x, parts.gate_up, activation), parts.down),
+        lambda: kernels.route(to_route, parts.router, parts.num_chosen, parts.scale),
+        lambda choice: kernels.experts(to_mix, *experts, *choice, activation),
+    )
+    return stream, dense, mixed
 
 
 class ComposedKernels(Kernels):
@@ -110,6 +127,9 @@ class ComposedKernels(Kernels):
             mask=mask,
             rebuild=rebuild,
         )
+
+    def mixture(self, residual: Residual, parts: Mixture) -> tuple[Tensor, Tensor, Tensor]:
+        return compose_mixture(self, residual, parts)
 
     def both(
         self,

@@ -1,13 +1,14 @@
 """A few rows times weights in few bits, in CUDA C++: int4, int8 and e4m3. CUDA only.
 
-Linears for at most MAX_ROWS rows, their norm before them for one, and a mixture of experts for one.
-What the kernel does is said in cuda/few_rows.cu; this launches it.
+Linears for at most MAX_ROWS rows, and for one their norm before them. What the kernel does is said
+in cuda/few_rows.cu; this launches it, as does cuda_mixture.py.
 """
 
 from __future__ import annotations
 
 import ctypes
 import math
+from collections.abc import Sequence
 from ctypes import c_float, c_int, c_uint64, c_void_p
 from typing import NamedTuple
 
@@ -37,6 +38,16 @@ MAX_ROWS = {Code.INT4: 16, Code.INT8: 16, Code.FP8: 1}
 MIN_VALUES = 1 << 25
 
 
+class Routed(NamedTuple):
+    """A router of the same row, by a norm of its own, and where its choice is written."""
+
+    router: Tensor  # [experts, depth]
+    norm: Tensor
+    scale: Tensor  # [experts] float32, of shares
+    chosen: Tensor  # [1, how many] int64
+    shares: Tensor  # likewise, float32
+
+
 class Normed(NamedTuple):
     """A row that is summed up, and normed, before it is multiplied."""
 
@@ -44,6 +55,7 @@ class Normed(NamedTuple):
     norm: Tensor
     eps: float
     stream: Tensor  # where the sum is written
+    routed: Routed | None = None
 
     @property
     def tensors(self) -> list[Tensor | None]:
@@ -53,6 +65,10 @@ class Normed(NamedTuple):
         norms = [norm for _, norm in self.residual.deltas]
         others = [self.residual.post, self.residual.scalar, self.stream]
         return [self.norm, *deltas, *missing, *norms, *missing, *others]
+
+
+_NORMED = ("norm", "delta", "other", "delta_norm", "other_norm", "post", "scalar", "stream")
+_ROUTED = ("router", "router_norm", "expert_scale", "choice", "choice_shares")
 
 
 class _Work(ctypes.Structure):
@@ -66,7 +82,9 @@ class _Work(ctypes.Structure):
         *((name, c_int) for name in ("expert_tiles", "expert_steps", "max_parts")),
         *((name, c_float) for name in ("zero", "eps")),
         *((name, c_void_p) for name in ("norm", "delta", "other", "delta_norm", "other_norm")),
-        *((name, c_void_p) for name in ("post", "scalar", "stream")),
+        *((name, c_void_p) for name in ("post", "scalar", "stream", "router", "router_norm")),
+        *((name, c_void_p) for name in ("expert_scale", "logits", "choice", "choice_shares")),
+        *((name, c_int) for name in ("num_experts", "chooser")),
     ]
 
 
@@ -99,6 +117,7 @@ def multiply_normed(
     limits: DeviceLimits,
     arrivals: Tensor,
     activation: Activation | None = None,
+    routed: Routed | None = None,
 ) -> tuple[Tensor, Tensor] | None:
     """`Kernels.residual_linear` for one row; None where this is not the way."""
     x, num_deltas = residual.x, len(residual.deltas)
@@ -107,15 +126,17 @@ def multiply_normed(
     if num_deltas > 2 or (residual.post is not None and num_deltas != 2):
         return None
     stream = torch.empty_like(x) if residual.deltas else x
-    normed = Normed(residual, norm, eps, stream)
-    if not all(t is None or _is_readable_row(t) for t in normed.tensors):
+    normed = Normed(residual, norm, eps, stream, routed)
+    router_norm = None if routed is None else routed.norm
+    if not all(t is None or _is_readable_row(t) for t in (*normed.tensors, router_norm)):
         return None
     product = describe_product(weight, activation is not None)
     if product is None:
         return None
-    product = product._replace(normed=1 + num_deltas)
+    num_to_choose = 0 if routed is None else routed.chosen.numel()
+    product = product._replace(normed=1 + num_deltas, num_to_choose=num_to_choose)
     plan = plan_few(1, product, limits)
-    if plan is None:
+    if plan is None or (routed is not None and plan.num_blocks < len(routed.router)):
         return None
     return stream, launch(x, weight, product, plan, arrivals, activation, normed=normed)
 
@@ -133,34 +154,6 @@ def beats_triton(num_rows: int, weight: PackedWeight) -> bool:
     return 0 < num_rows <= MAX_ROWS.get(weight.code, 0) and is_large
 
 
-def mix_one(
-    x: Tensor,
-    gate_up: PackedWeight,
-    down: PackedWeight,
-    experts: Experts,
-    activation: Activation,
-    limits: DeviceLimits,
-    arrivals: Tensor,
-) -> Tensor | None:
-    """`Kernels.experts` for one row, in two launches; None where this is not the way."""
-    chosen, shares, _ = experts
-    if x.shape[0] != 1 or not beats_triton(1, gate_up) or not is_readable(x):
-        return None
-    assert chosen.is_contiguous() and chosen.dtype is torch.int64
-    assert shares is not None and shares.is_contiguous() and shares.dtype is torch.float32
-    # The second of the launches: they were chosen before the first one.
-    ups, downs = experts._replace(shares=None), experts._replace(are_settled=True)
-    first, second = describe_product(gate_up, True, ups), describe_product(down, False, downs)
-    if first is None or second is None:
-        return None
-    plans = plan_few(1, first, limits), plan_few(1, second, limits)
-    if plans[0] is None or plans[1] is None:
-        return None
-    between = launch(x, gate_up, first, plans[0], arrivals, activation, ups)
-    between = between.view(chosen.numel(), -1)
-    return launch(between, down, second, plans[1], arrivals, experts=downs)
-
-
 def launch(
     x: Tensor,
     weight: PackedWeight,
@@ -174,7 +167,7 @@ def launch(
     """A product on the current stream."""
     work, sizes, output, _parts = prepare(x, weight, product, plan, arrivals, experts, normed)
     _load(plan, product, activation, x.device).launch(
-        plan.num_blocks,
+        plan.num_blocks + (1 if product.num_to_choose else 0),
         32 * plan.warps,
         sizes.shared_bytes,
         work,
@@ -202,7 +195,6 @@ def prepare(
     assert 4 * arrivals.numel() >= sizes.arrivals_bytes and x.stride(1) == 1
     output = torch.empty(num_rows, product.columns, device=x.device, dtype=x.dtype)
     parts = torch.empty(sizes.parts_bytes, device=x.device, dtype=torch.uint8)
-    shares = None if experts is None or experts.shares is None else experts.shares
     work = _Work(
         x.data_ptr(),
         weight.codes.data_ptr(),
@@ -210,29 +202,39 @@ def prepare(
         output.data_ptr(),
         parts.data_ptr(),
         arrivals.data_ptr(),
-        None if experts is None else experts.chosen.data_ptr(),
-        None if shares is None else shares.data_ptr(),
-        weight.num_steps * weight.packed_rows,
-        num_rows,
-        product.columns,
-        product.up_rows,
-        weight.packed_rows,
-        weight.shape[-1],
-        x.stride(0),
-        plan.num_slices,
-        sizes.slice_steps,
-        *divmod(num_units, num_warps),
-        product.expert_columns // (plan.tiles * product.unit_columns),
-        product.expert_steps,
-        sizes.max_parts,
-        find_zero(weight),
-        *(() if normed is None else (normed.eps, *map(_address, normed.tensors))),
+        expert_rows=weight.num_steps * weight.packed_rows,
+        num_rows=num_rows,
+        num_columns=product.columns,
+        up_rows=product.up_rows,
+        packed_rows=weight.packed_rows,
+        depth=weight.shape[-1],
+        row_stride=x.stride(0),
+        num_slices=plan.num_slices,
+        slice_steps=sizes.slice_steps,
+        warp_units=num_units // num_warps,
+        spare_units=num_units % num_warps,
+        expert_tiles=product.expert_columns // (plan.tiles * product.unit_columns),
+        expert_steps=product.expert_steps,
+        max_parts=sizes.max_parts,
+        zero=find_zero(weight),
     )
+    if experts is not None:
+        _point(work, ("chosen", "shares"), (experts.chosen, experts.shares))
+    if normed is not None:
+        work.eps = normed.eps
+        _point(work, _NORMED, normed.tensors)
+        if normed.routed is not None:
+            _point(work, _ROUTED, normed.routed)
+            work.num_experts, work.chooser = len(normed.routed.router), plan.num_blocks
+            place = -(-sizes.arrivals_bytes // 8) * 8  # behind the boxes of sums
+            assert 4 * arrivals.numel() >= place + 8 * work.num_experts
+            work.logits = arrivals.data_ptr() + place
     return work, sizes, output, parts
 
 
-def _address(tensor: Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()
+def _point(work: _Work, names: Sequence[str], tensors: Sequence[Tensor | None]) -> None:
+    for name, tensor in zip(names, tensors, strict=True):
+        setattr(work, name, None if tensor is None else tensor.data_ptr())
 
 
 def make_flags(product: Product, plan: FewPlan, activation: Activation | None) -> dict[str, int]:
@@ -248,6 +250,7 @@ def make_flags(product: Product, plan: FewPlan, activation: Activation | None) -
         "EXPERTS": product.experts,
         "SETTLED": int(product.is_settled),
         "NORMED": product.normed,
+        "CHOSEN": product.num_to_choose,
         "CHUNKS": -(-product.num_steps * product.step // (256 * plan.warps))
         if product.normed
         else 1,

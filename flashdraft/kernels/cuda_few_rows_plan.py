@@ -46,6 +46,7 @@ class Product(NamedTuple):
     expert_steps: int = 0
     is_settled: bool = True  # which experts, if any
     normed: int = 0  # 1: the norm of one row; 2, 3: of a sum of so many
+    num_to_choose: int = 0  # of experts, beside it
 
     @property
     def unit_columns(self) -> int:
@@ -140,13 +141,14 @@ def plan_few(num_rows: int, product: Product, limits: DeviceLimits) -> FewPlan |
 def _plan(stored_rows: int, product: Product, limits: DeviceLimits) -> FewPlan | None:
     either = next(counts for least, counts in WARPS.items() if limits.shared_bytes >= least)
     warps = either[product.code is not Code.INT4]
-    tiles = _find_tiles(stored_rows, product, limits.num_processors * warps)
-    most = 1 if product.experts else min(product.num_steps, limits.num_processors)
+    processors = limits.num_processors - (1 if product.num_to_choose else 0)
+    tiles = _find_tiles(stored_rows, product, processors * warps)
+    most = 1 if product.experts else min(product.num_steps, processors)
     found: list[tuple[float, FewPlan]] = []
     for slices in range(1, most + 1):
         if product.num_steps % slices:
             continue
-        blocks = limits.num_processors // slices
+        blocks = processors // slices
         plan = FewPlan(stored_rows, tiles, warps, DEPTH[stored_rows], slices, blocks * slices)
         sizes = find_sizes(plan, product)
         num_units = sizes.num_tiles * sizes.slice_steps
@@ -157,7 +159,7 @@ def _plan(stored_rows: int, product: Product, limits: DeviceLimits) -> FewPlan |
             continue
         plan = plan._replace(num_blocks=blocks * slices)
         plan = plan._replace(job_pieces=_find_job_pieces(plan, sizes))
-        idle = limits.num_processors / plan.num_blocks
+        idle = processors / plan.num_blocks
         found.append((idle * (1 + 0.01 * slices), plan))
     return min(found, key=lambda pair: pair[0])[1] if found else None
 
@@ -167,7 +169,7 @@ def _find_tiles(stored_rows: int, product: Product, num_warps: int) -> int:
     if product.width > 32:
         return 1
     if stored_rows > 1:
-        return 1 if product.up_rows else 2
+        return 2
     num_units = product.columns // (2 * product.unit_columns) * product.num_steps
     return 1 if num_units < FEW_UNITS * num_warps else 2
 

@@ -78,6 +78,27 @@ class Residual:
 
 
 @dataclass(frozen=True)
+class Mixture:
+    """An MLP and experts beside it; each, and the router, reads the stream by a norm of its own.
+
+    Weights come from `pack`, those of all experts from `pack_experts`.
+    """
+
+    norm: Tensor
+    gate_up: Any
+    down: Any
+    router_norm: Tensor
+    router: Any
+    num_chosen: int
+    scale: Tensor  # [num_experts] float32, of shares
+    experts_norm: Tensor
+    expert_gate_up: Any
+    expert_down: Any
+    activation: Activation
+    eps: float
+
+
+@dataclass(frozen=True)
 class RopeTable:
     """cos and sin of every position's angles, [num_positions, head_dim // 2] float32."""
 
@@ -271,6 +292,10 @@ class Kernels(Protocol):
         rebuild: KeyRebuild | None = None,
     ) -> Tensor:
         """`attention` of what `prepare_qkv` makes of a fused projection, over the view's slots."""
+        ...
+
+    def mixture(self, residual: Residual, parts: Mixture) -> tuple[Tensor, Tensor, Tensor]:
+        """The stream, the MLP's output of it, and the experts'."""
         ...
 
     def both(

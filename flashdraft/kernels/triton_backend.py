@@ -10,14 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flashdraft.kernels.composed import compose_mixture
 from flashdraft.kernels.cuda_attention import MAX_MEETINGS, attend_few
 from flashdraft.kernels.cuda_few_rows import multiply_normed
+from flashdraft.kernels.cuda_mixture import mix_row
 from flashdraft.kernels.interface import (
     Activation,
     Best,
     BlockMask,
     Choice,
     KeyRebuild,
+    Mixture,
     PageView,
     QKVSpec,
     Residual,
@@ -88,7 +91,7 @@ class TritonKernels:
         self.dtype = dtype
         self.exact = exact
         self.quantize = quantize  # float weights become this as they are packed
-        self.quantize_drafter = Scheme.INT8 if quantize is Scheme.INT4 else quantize
+        self.quantize_drafter: Scheme | None = Scheme.INT8 if quantize is Scheme.INT4 else quantize
         self.quantize_head = quantize_head or self.quantize_drafter
         self._torch = TorchKernels(device, dtype)
         self._limits = _read_limits(device)
@@ -277,6 +280,14 @@ class TritonKernels:
             mask=mask,
             rebuild=rebuild,
         )
+
+    def mixture(self, residual: Residual, parts: Mixture) -> tuple[Tensor, Tensor, Tensor]:
+        if not self.exact:
+            with self._on_device():
+                found = mix_row(residual, parts, self._limits, self._arrivals)
+            if found is not None:
+                return found
+        return compose_mixture(self, residual, parts)
 
     def both(
         self,

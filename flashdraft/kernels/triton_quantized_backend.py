@@ -12,9 +12,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from flashdraft.kernels.cuda_few_rows import mix_one, multiply_few
+from flashdraft.kernels.cuda_few_rows import multiply_few
 from flashdraft.kernels.cuda_few_rows_plan import Experts
 from flashdraft.kernels.cuda_many_rows import multiply_many
+from flashdraft.kernels.cuda_mixture import mix_one
 from flashdraft.kernels.interface import Activation
 from flashdraft.kernels.quantized import Matrix, Quantized, Scheme, quantize, stack_rows
 from flashdraft.kernels.triton_plan import DeviceLimits

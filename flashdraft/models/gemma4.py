@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from flashdraft.kernels.interface import Best, Choice, Kernels, Residual, RopeTable
+from flashdraft.kernels.interface import Best, Kernels, Mixture, Residual, RopeTable
 from flashdraft.models.config import ExpertsConfig, ModelConfig
 from flashdraft.models.layers import (
     Attention,
@@ -29,47 +29,41 @@ from flashdraft.models.layers import (
 from flashdraft.models.weights import Weights
 
 
-class Experts:
-    """Router and experts: both read the residual stream itself, each through a norm of its own."""
+def load_mixture(
+    weights: Weights,
+    prefix: str,
+    config: ModelConfig,
+    experts: ExpertsConfig,
+    kernels: Kernels,
+) -> Mixture:
+    """A layer's MLP, router and experts."""
+    hidden, inner, count = config.hidden_size, experts.intermediate_size, experts.num_experts
 
-    def __init__(
-        self,
-        weights: Weights,
-        prefix: str,
-        config: ModelConfig,
-        experts: ExpertsConfig,
-        kernels: Kernels,
-    ) -> None:
-        hidden, inner, count = config.hidden_size, experts.intermediate_size, experts.num_experts
+    def norm(name: str) -> Tensor:
+        return load_vector(weights, f"{prefix}.{name}", hidden, kernels)
+
+    mlp = GatedMLP(
+        weights, f"{prefix}.mlp", hidden, config.intermediate_size, config.activation, kernels
+    )
+    router = weights.take_matrix(f"{prefix}.router.proj.weight", (count, hidden), kernels.device)
+    scale = weights.take(f"{prefix}.router.per_expert_scale", (count,))
+    gate_up = {f"{prefix}.experts.gate_up_proj": (count, 2 * inner, hidden)}
+    down = {f"{prefix}.experts.down_proj": (count, hidden, inner)}
+    return Mixture(
+        norm=norm("pre_feedforward_layernorm.weight"),
+        gate_up=mlp.gate_up,
+        down=mlp.down,
         # The router's own scale, as the weight of its norm.
-        self.router_norm = load_vector(weights, f"{prefix}.router.scale", hidden, kernels)
-        self.router_norm = self.router_norm * hidden**-0.5
-        self.input_norm = load_vector(
-            weights, f"{prefix}.pre_feedforward_layernorm_2.weight", hidden, kernels
-        )
-        router = weights.take_matrix(
-            f"{prefix}.router.proj.weight", (count, hidden), kernels.device
-        )
-        self._router = kernels.pack(router, quantize=False)
-        self._expert_scale = weights.take(f"{prefix}.router.per_expert_scale", (count,)).to(
-            kernels.device, torch.float32
-        )
-        gate_up = {f"{prefix}.experts.gate_up_proj": (count, 2 * inner, hidden)}
-        down = {f"{prefix}.experts.down_proj": (count, hidden, inner)}
-        self._gate_up = load_matrix(weights, gate_up, kernels, kernels.pack_experts)
-        self._down = load_matrix(weights, down, kernels, kernels.pack_experts)
-        self._num_chosen = experts.num_chosen
-        self._activation = config.activation
-        self._kernels = kernels
-
-    def choose(self, routed: Tensor) -> Choice:
-        """The experts of every row, and their shares; `routed`: the stream after `router_norm`."""
-        return self._kernels.route(routed, self._router, self._num_chosen, self._expert_scale)
-
-    def mix(self, normed: Tensor, choice: Choice) -> Tensor:
-        """What they say together; `normed` is the stream after `input_norm`."""
-        weights = (self._gate_up, self._down)
-        return self._kernels.experts(normed, *weights, *choice, self._activation)
+        router_norm=norm("router.scale") * hidden**-0.5,
+        router=kernels.pack(router, quantize=False),
+        num_chosen=experts.num_chosen,
+        scale=scale.to(kernels.device, torch.float32),
+        experts_norm=norm("pre_feedforward_layernorm_2.weight"),
+        expert_gate_up=load_matrix(weights, gate_up, kernels, kernels.pack_experts),
+        expert_down=load_matrix(weights, down, kernels, kernels.pack_experts),
+        activation=config.activation,
+        eps=config.norm_eps,
+    )
 
 
 class Gemma4Layer:
@@ -87,20 +81,26 @@ class Gemma4Layer:
 
         self._input_norm = norm("input_layernorm")
         self._post_attention_norm = norm("post_attention_layernorm")
-        self._pre_mlp_norm = norm("pre_feedforward_layernorm")
         self._post_mlp_norm = norm("post_feedforward_layernorm")
         self._scalar = load_vector(weights, f"{prefix}.layer_scalar", 1, kernels)
         self._attention = Attention(
             weights, f"{prefix}.self_attn", config, config.layers[index], kernels
         )
-        self._mlp = GatedMLP(
-            weights, f"{prefix}.mlp", hidden, config.intermediate_size, config.activation, kernels
-        )
-        self._experts: Experts | None = None
+        self._mixture: Mixture | None = None
         if config.experts is not None:
-            self._experts = Experts(weights, prefix, config, config.experts, kernels)
+            self._mixture = load_mixture(weights, prefix, config, config.experts, kernels)
             self._dense_norm = norm("post_feedforward_layernorm_1")
             self._experts_norm = norm("post_feedforward_layernorm_2")
+        else:
+            self._pre_mlp_norm = norm("pre_feedforward_layernorm")
+            self._mlp = GatedMLP(
+                weights,
+                f"{prefix}.mlp",
+                hidden,
+                config.intermediate_size,
+                config.activation,
+                kernels,
+            )
         self._eps = config.norm_eps
         self._kernels = kernels
 
@@ -113,25 +113,12 @@ class Gemma4Layer:
             residual, self._input_norm, eps, batch, cache, rope
         )
         attended = Residual(before, [(mixed, self._post_attention_norm)])
-        if self._experts is None:
+        if self._mixture is None:
             x, dense = self._mlp.of_residual(attended, self._pre_mlp_norm, eps)
             return before, Residual(x, [(dense, self._post_mlp_norm)], None, self._scalar)
-        norms = [self._pre_mlp_norm, self._experts.router_norm, self._experts.input_norm]
-        x, normed = kernels.residual_norms(attended, norms, eps)
-        dense, experts = self._mix(*normed)
+        x, dense, experts = kernels.mixture(attended, self._mixture)
         deltas = [(dense, self._dense_norm), (experts, self._experts_norm)]
         return before, Residual(x, deltas, self._post_mlp_norm, self._scalar)
-
-    def _mix(self, normed: Tensor, to_route: Tensor, to_mix: Tensor) -> tuple[Tensor, Tensor]:
-        """The dense MLP's output and the experts'."""
-        experts = self._experts
-        assert experts is not None
-        return self._kernels.both(
-            normed.shape[0],
-            lambda: self._mlp(normed),
-            lambda: experts.choose(to_route),
-            lambda choice: experts.mix(to_mix, choice),
-        )
 
 
 class Gemma4Target:

@@ -243,20 +243,20 @@ class GatedMLP:
         shape = (intermediate_size, hidden_size)
         fused = {f"{prefix}.{part}_proj.weight": shape for part in ("gate", "up")}
         down = {f"{prefix}.down_proj.weight": (hidden_size, intermediate_size)}
-        self._gate_up = load_matrix(weights, fused, kernels)
-        self._down = load_matrix(weights, down, kernels)
+        self.gate_up = load_matrix(weights, fused, kernels)
+        self.down = load_matrix(weights, down, kernels)
         self._activation = activation
         self._kernels = kernels
 
     def __call__(self, x: Tensor) -> Tensor:
-        gated = self._kernels.gated_linear(x, self._gate_up, self._activation)
-        return self._kernels.linear(gated, self._down)
+        gated = self._kernels.gated_linear(x, self.gate_up, self._activation)
+        return self._kernels.linear(gated, self.down)
 
     def of_residual(self, residual: Residual, norm: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         """The stream, and this of its norm."""
         kernels, activation = self._kernels, self._activation
-        stream, gated = kernels.residual_linear(residual, norm, eps, self._gate_up, activation)
-        return stream, kernels.linear(gated, self._down)
+        stream, gated = kernels.residual_linear(residual, norm, eps, self.gate_up, activation)
+        return stream, kernels.linear(gated, self.down)
 
 
 def load_matrix(

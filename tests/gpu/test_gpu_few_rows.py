@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from flashdraft.kernels.interface import Activation, Residual
+from flashdraft.kernels.interface import Activation, Mixture, Residual
 from flashdraft.kernels.quantized import Scheme, stack_experts
 from flashdraft.kernels.triton_quantized_layout import pack_quantized
 from tests.gpu.products import (
@@ -134,8 +134,8 @@ def test_a_chain_in_a_graph_is_the_chain(num_rows):
 @pytest.mark.parametrize("is_settled", [False, True])
 @pytest.mark.parametrize("inner", [128, 704])
 def test_a_mixture_for_one_row(inner, is_settled):
-    from flashdraft.kernels.cuda_few_rows import mix_one
     from flashdraft.kernels.cuda_few_rows_plan import Experts
+    from flashdraft.kernels.cuda_mixture import mix_one
     from flashdraft.kernels.triton_quantized_experts import mix_quantized
 
     torch.manual_seed(4)
@@ -180,3 +180,47 @@ def test_a_row_that_it_sums_up_and_norms(scheme, activation, hidden, num_deltas)
     assert distance(both[1], wanted.float()) < (0.006 if activation is None else 0.008)
     usual = kernels.residual_linear(*inputs, activation)
     assert all(torch.equal(a, b) for a, b in zip(usual, both, strict=True))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_mixture_in_four_launches(seed):
+    """Of 26B's sizes, with fewer experts; that it is taken, and chooses as others do."""
+    from flashdraft.kernels.composed import compose_mixture
+    from flashdraft.kernels.cuda_mixture import mix_row
+    from flashdraft.kernels.triton_backend import TritonKernels
+
+    torch.manual_seed(seed)
+    kernels = TritonKernels(DEVICE, torch.bfloat16, quantize=Scheme.INT4)
+
+    def draw(*shape):
+        return torch.randn(*shape, device=DEVICE).bfloat16() / 32
+
+    norms = 1 + torch.rand(4, 2816, device=DEVICE).bfloat16()
+    parts = Mixture(
+        norms[0],
+        kernels.pack(draw(4224, 2816)),
+        kernels.pack(draw(2816, 2112)),
+        norms[1],
+        kernels.pack(draw(32, 2816), quantize=False),
+        8,
+        torch.rand(32, device=DEVICE) + 0.5,
+        norms[2],
+        kernels.pack_experts(draw(32, 1408, 2816)),
+        kernels.pack_experts(draw(32, 2816, 704)),
+        Activation.GELU_TANH,
+        1e-6,
+    )
+    x, delta = torch.randn(2, 1, 2816, device=DEVICE).bfloat16() * 2
+    residual = Residual(x, [(delta, norms[3])])
+    arrivals = torch.zeros(1 << 18, device=DEVICE, dtype=torch.int32)
+    found = mix_row(residual, parts, limits(), arrivals)
+    assert found is not None and not arrivals.any()
+    expected = compose_mixture(kernels, residual, parts)
+    for mine, theirs in zip(found, expected, strict=True):
+        assert distance(mine, theirs.float()) < 0.006
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        again = mix_row(residual, parts, limits(), arrivals)
+    for _ in range(20):
+        graph.replay()
+        assert all(torch.equal(a, b) for a, b in zip(again, found, strict=True))

@@ -13,7 +13,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from flashdraft.kernels.interface import CAUSAL, Activation, PageView, QKVSpec, Residual, RopeTable
+from flashdraft.kernels.interface import (
+    CAUSAL,
+    Activation,
+    Mixture,
+    PageView,
+    QKVSpec,
+    Residual,
+    RopeTable,
+)
 from flashdraft.kernels.quantized import Scheme
 
 pytestmark = pytest.mark.gpu
@@ -111,11 +119,11 @@ class Chain:
         mixed = k.attend(qkv, SPEC, *places, scale=1.0, window=WINDOW, mask=CAUSAL)
         deltas = [(k.linear(mixed, layer.output), layer.norm)]
         attended = Residual(x, deltas)
-        x, (normed, routed, asked) = k.residual_norms(attended, [layer.norm] * 3, EPS)
-        dense = k.linear(k.gated_linear(normed, layer.gate_up, GELU), layer.down)
-        choice = k.route(routed, layer.router, NUM_CHOSEN, layer.scale)
-        experts = k.experts(asked, layer.experts_up, layer.experts_down, *choice, GELU)
-        deltas = [(dense, layer.norm), (experts, layer.norm)]
+        mlp, experts = (layer.gate_up, layer.down), (layer.experts_up, layer.experts_down)
+        router = (layer.norm, layer.router, NUM_CHOSEN, layer.scale)
+        parts = Mixture(layer.norm, *mlp, *router, layer.norm, *experts, GELU, EPS)
+        x, dense, mixed = k.mixture(attended, parts)
+        deltas = [(dense, layer.norm), (mixed, layer.norm)]
         return Residual(x, deltas, layer.norm)
 
 

@@ -187,6 +187,18 @@ DEVICE Floats receive(Box *box) {
     put(box, 0, 0, 0, 0);
     return {as_float(a), as_float(b), as_float(c), as_float(d)};
 }
+// Likewise one number.
+DEVICE void send_one(u64 *box, float value) {
+    asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(box), "l"(flagged(value)));
+}
+DEVICE float receive_one(u64 *box) {
+    u64 found;
+    do {
+        asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(found) : "l"(box));
+    } while (found >> 32 == 0);
+    asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(box), "l"(0ull));
+    return as_float(found);
+}
 
 DEVICE void store_two(float *to, Two value) {
     asm volatile("st.global.cg.v2.f32 [%0], {%1, %2};" ::"l"(to), "f"(value.x), "f"(value.y)

@@ -21,6 +21,8 @@
 //   NORMED  0: x is as it is; for one row, 1: its norm is what is multiplied; 2, 3: x is a stream
 //           that one or two sums are added to first (interface.Residual)
 //   CHUNKS  of eight values of x, of a thread, if NORMED
+//   CHOSEN  0; or so many experts are chosen for the row, by the products of another norm of it
+//           with a router's rows: a block makes one of these, and one block more chooses
 //   SLICED  the depth is cut into slices: a block has one
 //   JOB_PIECES  of a tile of the result, which one warp adds up at a time
 
@@ -66,6 +68,13 @@ struct Work {
     const u16 *deltas[2], *delta_norms[2];
     const u16 *post, *scalar;  // or null
     u16 *stream;
+    const u16 *router, *router_norm;
+    const float *expert_scale;  // of shares
+    u64 *logits;                // each on its way, like sums in a box
+    long long *choice;
+    float *choice_shares;
+    int num_experts;
+    int chooser;  // which block
 };
 
 // Which part of the weight is whose: the warps with the same slice of the depth have a line.
@@ -209,9 +218,11 @@ DEVICE void write_two(const Work &work, int row, int column, float low, float hi
 
 #include "few_rows_parts.h"
 #include "few_rows_norm.h"
+#include "few_rows_choice.h"
 
 KERNEL multiply_few(Work work) {
     SHARED(shared);
+    if (CHOSEN > 0 && block_index() == work.chooser) return choose(work, shared);
     int lane = thread_index() % LANES, warp_here = thread_index() / LANES;
     Share share = {block_index() % work.num_slices, block_index() / work.num_slices,
                    {work.warp_units, work.spare_units}};

@@ -22,6 +22,7 @@ DEVICE Words narrow(const Eight &x) {
 struct Row {
     Words x[CHUNKS], norm_weight[CHUNKS], post_weight[CHUNKS];
     Words deltas[DELTAS + 1][CHUNKS], delta_weights[DELTAS + 1][CHUNKS];
+    Words router[CHUNKS], router_norm[CHUNKS];  // an expert's row
 
     DEVICE static int first_of(int chunk) { return (chunk * WARPS * LANES + thread_index()) * 8; }
     DEVICE static Words read(const u16 *from, const Work &work, int chunk) {
@@ -33,6 +34,11 @@ struct Row {
         UNROLL for (int i = 0; i < CHUNKS; i++) {
             norm_weight[i] = read(work.norm, work, i);
             if (DELTAS == 2) post_weight[i] = read(work.post, work, i);
+            if (CHOSEN > 0) {
+                int expert = min_of(block_index(), work.num_experts - 1);
+                router_norm[i] = read(work.router_norm, work, i);
+                router[i] = read(work.router + (u64)expert * work.depth, work, i);
+            }
             UNROLL for (int j = 0; j < DELTAS; j++) {
                 delta_weights[j][i] = read(work.delta_norms[j], work, i);
             }
@@ -53,14 +59,15 @@ struct Row {
         UNROLL for (int i = 0; i < WARPS; i++) total += scratch[i];
         return inverse_root(total / work.depth + work.eps);
     }
-    DEVICE static void scale(const Work &work, Eight *values, const Words *weights,
-                             float *scratch) {
+    DEVICE static float scale_of(const Work &work, const Eight *values, float *scratch) {
         float squares = 0.0f;
         UNROLL for (int i = 0; i < CHUNKS * 8; i++) {
             float value = values[i / 8].of[i % 8];
             squares += value * value;
         }
-        float factor = scale_of(work, squares, scratch);
+        return scale_of(work, squares, scratch);
+    }
+    DEVICE static void scale(Eight *values, float factor, const Words *weights) {
         UNROLL for (int i = 0; i < CHUNKS; i++) {
             Eight weight = widen(weights[i]);
             UNROLL for (int k = 0; k < 8; k++) {
@@ -69,21 +76,42 @@ struct Row {
         }
     }
 
+    // The logit of this block's expert, from the row and what norms it.
+    DEVICE void make_logit(const Work &work, const Eight *values, float factor, float *scratch) {
+        Eight normed[CHUNKS];
+        UNROLL for (int i = 0; i < CHUNKS; i++) normed[i] = values[i];
+        scale(normed, factor, router_norm);
+        float sum = 0.0f, total = 0.0f;
+        UNROLL for (int i = 0; i < CHUNKS; i++) {
+            Eight weight = widen(router[i]);
+            UNROLL for (int k = 0; k < 8; k++) sum += normed[i].of[k] * weight.of[k];
+        }
+        sum = sum_of_warp(sum);
+        if (thread_index() % LANES == 0) scratch[thread_index() / LANES] = sum;
+        wait_for_block();
+        UNROLL for (int i = 0; i < WARPS; i++) total += scratch[i];
+        bool is_mine = thread_index() == 0 && block_index() < work.num_experts;
+        if (is_mine) send_one(work.logits + block_index(), rounded(total));
+    }
+
     // The whole row is needed for it; a block keeps its slice.
     DEVICE void norm(const Work &work, int first_step, char *stored, float *scratch) {
         Eight total[CHUNKS], delta[CHUNKS], other[CHUNKS];
         UNROLL for (int i = 0; i < CHUNKS; i++) total[i] = widen(x[i]);
         if (DELTAS > 0) {
             UNROLL for (int i = 0; i < CHUNKS; i++) delta[i] = widen(deltas[0][i]);
-            scale(work, delta, delta_weights[0], scratch);
+            scale(delta, scale_of(work, delta, scratch), delta_weights[0]);
             if (DELTAS == 2) {
                 UNROLL for (int i = 0; i < CHUNKS; i++) other[i] = widen(deltas[DELTAS - 1][i]);
-                scale(work, other, delta_weights[DELTAS - 1], scratch + WARPS);
+                float factor = scale_of(work, other, scratch + WARPS);
+                scale(other, factor, delta_weights[DELTAS - 1]);
                 UNROLL for (int i = 0; i < CHUNKS * 8; i++) {
                     float &sum = delta[i / 8].of[i % 8];
                     sum = rounded(sum + other[i / 8].of[i % 8]);
                 }
-                if (work.post != nullptr) scale(work, delta, post_weight, scratch + 2 * WARPS);
+                if (work.post != nullptr) {
+                    scale(delta, scale_of(work, delta, scratch + 2 * WARPS), post_weight);
+                }
             }
             float scalar = work.scalar == nullptr ? 1.0f : bfloat16(*work.scalar);
             UNROLL for (int i = 0; i < CHUNKS * 8; i++) {
@@ -95,7 +123,9 @@ struct Row {
                 if (is_mine) *(Words *)(work.stream + first_of(i)) = narrow(total[i]);
             }
         }
-        scale(work, total, norm_weight, scratch + 3 * WARPS);
+        float factor = scale_of(work, total, scratch + 3 * WARPS);
+        if (CHOSEN > 0) make_logit(work, total, factor, scratch + 4 * WARPS);
+        scale(total, factor, norm_weight);
         UNROLL for (int i = 0; i < CHUNKS; i++) {  // a row is filled up with zeros
             int place = first_of(i) - first_step * STEP;
             bool is_mine = place >= 0 && place < work.slice_steps * STEP;

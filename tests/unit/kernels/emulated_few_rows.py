@@ -27,13 +27,16 @@ def multiply(
     product = describe_product(weight, activation is not None, experts)
     assert product is not None
     if normed is not None:
-        product = product._replace(normed=1 + len(normed.residual.deltas))
+        num_to_choose = 0 if normed.routed is None else normed.routed.chosen.numel()
+        num_deltas = len(normed.residual.deltas)
+        product = product._replace(normed=1 + num_deltas, num_to_choose=num_to_choose)
     arrivals = torch.zeros(1 << 16, dtype=torch.int32)
     work, sizes, output, parts = prepare(x, weight, product, plan, arrivals, experts, normed)
     output.fill_(math.nan)  # until it is written
     guarded = torch.full((parts.numel() + 4096,), 255, dtype=torch.uint8)
     work.parts = guarded.data_ptr()
     flags = make_flags(product, plan, activation)
-    build("few_rows", *flags.items()).run(ctypes.byref(work), plan.num_blocks, sizes.shared_bytes)
+    num_blocks = plan.num_blocks + (1 if product.num_to_choose else 0)
+    build("few_rows", *flags.items()).run(ctypes.byref(work), num_blocks, sizes.shared_bytes)
     assert not arrivals.any() and bool((guarded[parts.numel() :] == 255).all())
     return output

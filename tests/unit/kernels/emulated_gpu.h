@@ -167,19 +167,22 @@ DEVICE u64 load_number(const long long *from) { return *from; }
 DEVICE float load_float(const float *from) { return *from; }
 DEVICE void store_past(Floats *to, Floats value) { *to = value; }
 DEVICE Floats load_past(const Floats *from) { return *from; }
-DEVICE void send(Box *box, Floats quad) {
-    for (int i = 0; i < 4; i++) {
-        if (box->of[i] != 0) abort();
-        box->of[i] = 1ull << 32 | as_bits(quad.of[i]);
-    }
+DEVICE void send_one(u64 *box, float value) {
+    if (*box != 0) abort();
+    *box = 1ull << 32 | as_bits(value);
 }
-DEVICE Floats receive(Box *box) {  // its sender has run before
+DEVICE float receive_one(u64 *box) {  // its sender has run before
+    if (*box >> 32 != 1) abort();
+    float value = as_float(*box);
+    *box = 0;
+    return value;
+}
+DEVICE void send(Box *box, Floats quad) {
+    for (int i = 0; i < 4; i++) send_one(&box->of[i], quad.of[i]);
+}
+DEVICE Floats receive(Box *box) {
     Floats quad;
-    for (int i = 0; i < 4; i++) {
-        if (box->of[i] >> 32 != 1) abort();
-        quad.of[i] = as_float(box->of[i]);
-        box->of[i] = 0;
-    }
+    for (int i = 0; i < 4; i++) quad.of[i] = receive_one(&box->of[i]);
     return quad;
 }
 DEVICE bool is_last(int *counter, int count) {

@@ -35,6 +35,8 @@ PRODUCTS = {
     "int4, normed": Product(*INT4, 16384, 0, 42, normed=2),
     "int4, gated, normed": Product(*INT4, 21504, 21504, 42, normed=2),
     "int4, a sum of three, normed": Product(*INT4, 8192, 0, 22, normed=3),
+    "int4, gated, normed, routed": Product(*INT4, 2112, 2112, 22, normed=2, num_to_choose=8),
+    "int4, experts up, normed": Product(*INT4, 8 * 704, 704, 22, 1, 704, 22, normed=1),
     "int8": Product(*INT8, 16384, 0, 84),
     "int8, gated": Product(*INT8, 21504, 21504, 84),
     "fp8": Product(*FP8, 16384, 0, 42),

@@ -12,6 +12,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 from flashdraft.kernels import cuda_few_rows
 from flashdraft.kernels.cuda_few_rows import (
     Normed,
+    Routed,
     beats_triton,
     multiply_few,
     multiply_normed,
@@ -170,6 +171,82 @@ def test_a_row_that_it_sums_up_and_norms(slices, blocks, depth, deltas, post, sc
     expected = row.float() @ weight.dequantize().T
     spread = float(expected.std())
     torch.testing.assert_close(found.float(), expected, atol=0.01 * spread, rtol=0.01)
+
+
+def choose(logits, scale, count):
+    """What the kernels choose, in words of torch."""
+    chances = logits.softmax(0)
+    order = sorted(range(len(logits)), key=lambda i: -float(logits[i]))[:count]
+    if chances.isnan().any():
+        order = list(range(count))
+    chosen = torch.tensor([order])
+    return chosen, (chances[order] / chances[order].sum() * scale[order])[None]
+
+
+def route(residual, weight, norm, router_norm, router, scale, count):
+    """Which it chooses beside a product, by eight blocks, and the product."""
+    chosen = torch.full((1, count), -1)
+    shares, stream = torch.zeros(1, count), torch.empty_like(residual.x)
+    routed = Routed(router, router_norm, scale, chosen, shares)
+    plan = FewPlan(1, 2, warps=2, depth=3, num_slices=1, num_blocks=8)
+    normed = Normed(residual, norm, 1e-6, stream, routed)
+    found = multiply(residual.x, pack_quantized(weight), plan, normed=normed)
+    return found, chosen, shares
+
+
+@pytest.mark.parametrize("num_experts", [3, 7, 8])
+def test_a_row_that_it_routes(num_experts):
+    """Every block makes a logit; there are eight, and one that chooses."""
+    torch.manual_seed(num_experts)
+    weight = FORMATS["q4_0"](out=200, depth=704)
+    x, delta = torch.randn(2, 1, 704).bfloat16() * 3
+    norm, router_norm, post = 1 + torch.rand(3, 704).bfloat16()
+    router, scale = (torch.randn(num_experts, 704) / 16).bfloat16(), torch.rand(num_experts) + 0.5
+    residual = Residual(x, [(delta, post)])
+    found, chosen, shares = route(residual, weight, norm, router_norm, router, scale, 3)
+    kernels = TorchKernels(torch.device("cpu"), torch.bfloat16)
+    _, (row, to_route) = kernels.residual_norms(residual, [norm, router_norm], 1e-6)
+    expected = row.float() @ weight.dequantize().T
+    spread = float(expected.std())
+    torch.testing.assert_close(found.float(), expected, atol=0.01 * spread, rtol=0.01)
+    expected = choose((to_route.float() @ router.float().T)[0], scale, 3)
+    assert torch.equal(chosen, expected[0])
+    torch.testing.assert_close(shares, expected[1], atol=0.02, rtol=0.02)
+
+
+LOGITS = {
+    "different": torch.tensor([0.5, -2.0, 3.0, 0.25, 2.0]),
+    "equals": torch.tensor([1.0, 2.0, 1.0, 2.0, 1.0]),
+    "far apart": torch.tensor([-300.0, 0.0, 300.0, -1e30, float("-inf")]),
+    "no numbers": torch.tensor([0.0, 1.0, torch.nan, 2.0, 3.0]),
+    "too large": torch.tensor([0.0, 1.0, torch.inf, 2.0, 3.0]),
+    "nothing": torch.full((5,), -torch.inf),
+}
+
+
+@pytest.mark.parametrize("name", LOGITS)
+def test_logits_that_it_chooses_by(name):
+    """Of a row of ones, so that they are the first values of the router's rows."""
+    router, ones = torch.zeros(5, 256, dtype=torch.bfloat16), torch.ones(256).bfloat16()
+    router[:, 0] = LOGITS[name].bfloat16()
+    weight, scale = FORMATS["q4_0"](out=400, depth=256), torch.rand(5) + 0.5
+    _, *found = route(Residual(ones[None]), weight, ones, ones, router, scale, 3)
+    chosen, shares = choose(LOGITS[name].bfloat16().float(), scale, 3)
+    assert torch.equal(found[0], chosen)
+    torch.testing.assert_close(found[1], shares, atol=1e-5, rtol=1e-4, equal_nan=True)
+    assert bool(shares.isnan().all()) is (name in ("no numbers", "too large", "nothing"))
+
+
+def test_experts_of_a_normed_row():
+    gate_up, *_ = mixture(128)
+    torch.manual_seed(1)
+    x, norm = torch.randn(1, 256).bfloat16(), 1 + torch.rand(256).bfloat16()
+    row = REFERENCE.rms_norm(x.float(), norm.float(), 1e-6).bfloat16()
+    plan = FewPlan(1, 2, warps=2, depth=3, num_slices=1, num_blocks=2)
+    experts, packed = Experts(torch.tensor([[3, 0, 4]])), pack_quantized(gate_up)
+    normed = Normed(Residual(x), norm, 1e-6, x)
+    found = multiply(x, packed, plan, Activation.GELU_TANH, experts, normed)
+    assert torch.equal(found, multiply(row, packed, plan, Activation.GELU_TANH, experts))
 
 
 def test_rows_and_weights_that_it_leaves_to_triton():

@@ -1,0 +1,113 @@
+"""A mixture of experts for one row, over weights in few bits, in CUDA C++. CUDA only.
+
+All of it is products of cuda/few_rows.cu. Nothing lies between them: beside the first one, of the
+dense MLP, the experts are chosen, and while that is computed it is known which they are.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from flashdraft.kernels.cuda_few_rows import (
+    Normed,
+    Routed,
+    beats_triton,
+    is_readable,
+    launch,
+    multiply_few,
+    multiply_normed,
+)
+from flashdraft.kernels.cuda_few_rows_plan import (
+    Experts,
+    FewPlan,
+    Product,
+    describe_product,
+    plan_few,
+)
+from flashdraft.kernels.interface import Activation, Mixture, Residual
+from flashdraft.kernels.triton_plan import DeviceLimits
+from flashdraft.kernels.triton_quantized_layout import PackedWeight
+
+MAX_CHOSEN = 16
+
+
+def mix_row(
+    residual: Residual, parts: Mixture, limits: DeviceLimits, arrivals: Tensor
+) -> tuple[Tensor, Tensor, Tensor] | None:
+    """`Kernels.mixture` for one row, in four launches; None where this is not the way."""
+    router, packed = parts.router, (parts.gate_up, parts.expert_gate_up, parts.expert_down)
+    if not isinstance(router, Tensor) or not all(isinstance(w, PackedWeight) for w in packed):
+        return None
+    is_small = len(router) < limits.num_processors and parts.num_chosen <= MAX_CHOSEN
+    if residual.x.shape[0] != 1 or not is_small or not is_readable(router):
+        return None
+    chosen = torch.empty(1, parts.num_chosen, device=router.device, dtype=torch.int64)
+    shares = torch.empty(1, parts.num_chosen, device=router.device, dtype=torch.float32)
+    experts = Experts(chosen, shares, are_settled=True)
+    weights, activation = (parts.expert_gate_up, parts.expert_down), parts.activation
+    if not isinstance(parts.down, PackedWeight) or not beats_triton(1, parts.down):
+        return None
+    if describe_product(parts.down) is None or plan_mixture(*weights, experts, limits, 1) is None:
+        return None
+    routed = Routed(router, parts.router_norm, parts.scale, chosen, shares)
+    norm = parts.norm, parts.eps
+    both = multiply_normed(residual, *norm, parts.gate_up, limits, arrivals, activation, routed)
+    if both is None:
+        return None
+    stream, gated = both
+    dense = multiply_few(gated, parts.down, limits, arrivals)
+    norm = parts.experts_norm, parts.eps
+    mixed = mix_one(stream, *weights, experts, activation, limits, arrivals, norm)
+    assert dense is not None and mixed is not None
+    return stream, dense, mixed
+
+
+def mix_one(
+    x: Tensor,
+    gate_up: PackedWeight,
+    down: PackedWeight,
+    experts: Experts,
+    activation: Activation,
+    limits: DeviceLimits,
+    arrivals: Tensor,
+    norm: tuple[Tensor, float] | None = None,
+) -> Tensor | None:
+    """`Kernels.experts` for one row, in two launches; None where this is not the way.
+
+    With the weight and the epsilon of a norm it is x's norm that is multiplied.
+    """
+    if x.shape[0] != 1 or not is_readable(x):
+        return None
+    assert experts.chosen.is_contiguous() and experts.chosen.dtype is torch.int64
+    assert experts.shares is not None and experts.shares.dtype is torch.float32
+    assert experts.shares.is_contiguous()
+    planned = plan_mixture(gate_up, down, experts, limits, int(norm is not None))
+    if planned is None:
+        return None
+    (ups, first, plan), (downs, second, last_plan) = planned
+    normed = None if norm is None else Normed(Residual(x), norm[0], norm[1], x)
+    between = launch(x, gate_up, first, plan, arrivals, activation, ups, normed)
+    between = between.view(experts.chosen.numel(), -1)
+    return launch(between, down, second, last_plan, arrivals, experts=downs)
+
+
+_Planned = tuple[Experts, Product, FewPlan]
+
+
+def plan_mixture(
+    gate_up: PackedWeight, down: PackedWeight, experts: Experts, limits: DeviceLimits, normed: int
+) -> tuple[_Planned, _Planned] | None:
+    """Both products of the experts; None where there is no such plan."""
+    if not beats_triton(1, gate_up):
+        return None
+    # The second of the launches: they were chosen before the first one.
+    ups, downs = experts._replace(shares=None), experts._replace(are_settled=True)
+    first, second = describe_product(gate_up, True, ups), describe_product(down, False, downs)
+    if first is None or second is None:
+        return None
+    first = first._replace(normed=normed)
+    plans = plan_few(1, first, limits), plan_few(1, second, limits)
+    if plans[0] is None or plans[1] is None:
+        return None
+    return (ups, first, plans[0]), (downs, second, plans[1])

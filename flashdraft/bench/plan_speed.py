@@ -30,8 +30,11 @@ from flashdraft.models.config import ExpertsConfig
 # The share of the bandwidth at which weights of at most so many bits are read for several rows,
 # fitted to the H200 results in int4 and fp8; other formats and cards are taken to be like these.
 FEW_BITS_SHARES = {6.0: 0.6, 10.0: 0.78}
-# launches per captured step, as profiled on the H200
+# Launches per captured step, as profiled on the H200. Over few bits there are fewer in a layer, for
+# one row fewer still; each takes longer: norms and choices are part of them. How much is fitted.
 KERNELS_PER_LAYER, KERNELS_PER_EXPERT_LAYER, KERNELS_PER_DRAFT = 10.4, 14.8, 90
+FEW_BITS_KERNELS = {"layer": (5.4, 7.2), "expert layer": (7.9, 11.4)}  # for one row, for more
+FEW_BITS_KERNEL = 1.3  # times another's time
 TERA = 1e12
 
 
@@ -122,12 +125,11 @@ def predict(
     if moe is not None and experts_read is None:
         experts_read = distinct_experts(moe, rows)
     parts = _target_parts(pair, form, requests, context, rows, experts_read)
-    per_layer = KERNELS_PER_LAYER if moe is None else KERNELS_PER_EXPERT_LAYER
-    kernels = per_layer * len(pair.target.layers)
     if verify:
         parts += _drafter_parts(pair, form, requests, context, rows)
-        kernels += KERNELS_PER_DRAFT
     use = card.efficiency
+    kernels = _count_kernels(pair, form, rows) + (KERNELS_PER_DRAFT if verify else 0)
+    kernel_us = use.kernel_us * (FEW_BITS_KERNEL if _is_in_few_bits(form) else 1.0)
     rate = math.inf if card.tflops is None else card.tflops * use.arithmetic * TERA
     bandwidth = card.bandwidth_tb_s * TERA
     reading = [part.num_bytes / (bandwidth * part.share(use, rows)) for part in parts]
@@ -143,7 +145,7 @@ def predict(
         distinct_experts=experts_read,
         reading_s=sum(reading),
         arithmetic_s=sum(both) - sum(reading),
-        kernels_s=kernels * use.kernel_us / 1e6,
+        kernels_s=kernels * kernel_us / 1e6,
         num_kernels=kernels,
         floor_s=sum(part.num_bytes for part in parts) / bandwidth,
     )
@@ -165,6 +167,20 @@ def predict_best(
         if width <= longest
     ]
     return max(steps, key=lambda step: step.tokens_per_s)
+
+
+def _is_in_few_bits(form: Format) -> bool:
+    return form.bits <= max(FEW_BITS_SHARES)
+
+
+def _count_kernels(pair: Pair, form: Format, rows: int) -> float:
+    """Of the target's layers."""
+    has_experts = pair.target.experts is not None
+    per_layer = KERNELS_PER_EXPERT_LAYER if has_experts else KERNELS_PER_LAYER
+    if _is_in_few_bits(form):
+        one, more = FEW_BITS_KERNELS["expert layer" if has_experts else "layer"]
+        per_layer = one if rows == 1 else more
+    return per_layer * len(pair.target.layers)
 
 
 def _target_parts(
@@ -237,9 +253,10 @@ def explain(step: Prediction, card: Card) -> list[str]:
     ]
     each = f"{step.accepted_length:.2f} tokens" if step.verify else "1 token"
     times = f"{step.requests} × " if step.requests > 1 else ""
+    kernel_us = 1e6 * step.kernels_s / step.num_kernels
     return [
         f"reading: {' + '.join(terms)} = {1e3 * step.reading_s:.2f} ms",
         f"arithmetic that reading does not hide: + {1e3 * step.arithmetic_s:.2f} ms ({rate})",
-        f"kernels: {step.num_kernels:.0f} × {use.kernel_us:g} µs = {1e3 * step.kernels_s:.2f} ms",
+        f"kernels: {step.num_kernels:.0f} × {kernel_us:.2g} µs = {1e3 * step.kernels_s:.2f} ms",
         f"{times}{each} ÷ {1e3 * step.step_s:.2f} ms = {step.tokens_per_s:,.0f} tokens/s",
     ]

@@ -174,6 +174,22 @@ def test_few_bits_are_read_at_shares_of_their_own() -> None:
         assert one.reading_s == pytest.approx(one.num_bytes / (0.91 * 4.8e12))  # one row
 
 
+@pytest.mark.parametrize("name", [DENSE, MOE])
+def test_kernels_over_few_bits_are_fewer_and_longer(name: str) -> None:
+    card, pair = find_card("h200"), find_pair(name)
+
+    def count(form: Format, requests: int) -> float:
+        step = predict(pair, card, requests=requests, context=4096, verify=0, form=form)
+        kernel_us = 3.2 if form is BF16 else 1.3 * 3.2
+        assert step.kernels_s == pytest.approx(step.num_kernels * kernel_us / 1e6)
+        assert f" × {kernel_us:.2g} µs = " in explain(step, card)[2]
+        return step.num_kernels
+
+    for form in GPU_FORMATS[1:]:
+        assert count(form, 1) < count(form, 2) == count(form, 8) < count(BF16, 1)
+    assert count(BF16, 1) == count(BF16, 8)
+
+
 def test_an_fp8_cache_is_half_read_and_not_measured() -> None:
     card, pair = find_card("h200"), find_pair(DENSE)
     narrow = replace(BF16, cache_dtype=torch.float8_e4m3fn)

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import importlib.metadata
 import itertools
+import math
 import os
 import platform
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,12 +30,13 @@ from flashdraft.kernels.interface import (
     BlockMask,
     Kernels,
     KeyRebuild,
+    Mixture,
     PageView,
     QKVSpec,
     Residual,
     RopeTable,
 )
-from flashdraft.kernels.quantized import Scheme, quantize
+from flashdraft.kernels.quantized import Scheme, quantize, stack_experts
 from flashdraft.kernels.torch_backend import TorchKernels
 from flashdraft.kernels.triton_quantized_layout import pack_quantized
 
@@ -217,6 +220,30 @@ def _quantized_operations(
     theirs = reference.linear(reference.rms_norm(wide[:1], norm.float(), 1e-5), plain)
     _, ours = kernels.residual_linear(Residual(x[:1]), norm, 1e-5, packed)
     yield f"{scheme} residual_linear", limit, ours, theirs
+    both = [_mixture(one, _Draw(kernels), scheme) for one in (kernels, reference)]
+    for rows in (x[:1], x):
+        mine = kernels.mixture(Residual(rows), both[0])
+        others = reference.mixture(Residual(rows.to(reference.dtype)), both[1])
+        for ours, theirs in zip(mine[1:], others[1:], strict=True):
+            yield f"{scheme} mixture", limit, ours, theirs
+
+
+def _mixture(kernels: Kernels, draw: _Draw, scheme: Scheme) -> Mixture:
+    """An MLP and experts, of which all are chosen: rounding cannot make it others."""
+    is_reference = isinstance(kernels, TorchKernels)
+
+    def pack(*shape: int) -> Any:
+        parts = [quantize(draw(*shape[-2:]) / 16, scheme) for _ in range(math.prod(shape[:-2]))]
+        weight = parts[0] if len(shape) == 2 else stack_experts(parts)
+        if not is_reference:
+            return pack_quantized(weight)
+        return kernels.pack(weight) if len(shape) == 2 else kernels.pack_experts(weight)
+
+    norm = draw(256).to(kernels.dtype)
+    router = kernels.pack(draw(3, 256) / 16, quantize=False)
+    scale = torch.ones(3, device=kernels.device)
+    mlp, experts = (pack(256, 256), pack(256, 128)), (pack(3, 256, 256), pack(3, 256, 128))
+    return Mixture(norm, *mlp, norm, router, 3, scale, norm, *experts, Activation.SILU, 1e-5)
 
 
 class _Draw:

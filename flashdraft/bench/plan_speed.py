@@ -18,6 +18,7 @@ from flashdraft.bench.plan_pairs import Pair, expected_length
 from flashdraft.bench.plan_sizes import (
     BF16,
     FLOAT,
+    FP8,
     Format,
     count_drafter,
     count_target,
@@ -35,6 +36,7 @@ FEW_BITS_SHARES = {6.0: 0.6, 10.0: 0.78}
 KERNELS_PER_LAYER, KERNELS_PER_EXPERT_LAYER, KERNELS_PER_DRAFT = 10.4, 14.8, 90
 FEW_BITS_KERNELS = {"layer": (5.4, 7.2), "expert layer": (7.9, 11.4)}  # for one row, for more
 FEW_BITS_KERNEL = 1.3  # times another's time
+SEVERAL_REQUESTS_KERNELS = 2  # more in a layer over few bits: attention is not one launch then
 TERA = 1e12
 
 
@@ -128,7 +130,7 @@ def predict(
     if verify:
         parts += _drafter_parts(pair, form, requests, context, rows)
     use = card.efficiency
-    kernels = _count_kernels(pair, form, rows) + (KERNELS_PER_DRAFT if verify else 0)
+    kernels = _count_kernels(pair, form, requests, rows) + (KERNELS_PER_DRAFT if verify else 0)
     kernel_us = use.kernel_us * (FEW_BITS_KERNEL if _is_in_few_bits(form) else 1.0)
     rate = math.inf if card.tflops is None else card.tflops * use.arithmetic * TERA
     bandwidth = card.bandwidth_tb_s * TERA
@@ -173,13 +175,15 @@ def _is_in_few_bits(form: Format) -> bool:
     return form.bits <= max(FEW_BITS_SHARES)
 
 
-def _count_kernels(pair: Pair, form: Format, rows: int) -> float:
+def _count_kernels(pair: Pair, form: Format, requests: int, rows: int) -> float:
     """Of the target's layers."""
     has_experts = pair.target.experts is not None
     per_layer = KERNELS_PER_EXPERT_LAYER if has_experts else KERNELS_PER_LAYER
     if _is_in_few_bits(form):
         one, more = FEW_BITS_KERNELS["expert layer" if has_experts else "layer"]
-        per_layer = one if rows == 1 else more
+        is_composed = has_experts and (form.expert_bits or form.bits) == FP8  # at any rows
+        per_layer = one if rows == 1 and not is_composed else more
+        per_layer += SEVERAL_REQUESTS_KERNELS if requests > 1 else 0
     return per_layer * len(pair.target.layers)
 
 
@@ -257,6 +261,6 @@ def explain(step: Prediction, card: Card) -> list[str]:
     return [
         f"reading: {' + '.join(terms)} = {1e3 * step.reading_s:.2f} ms",
         f"arithmetic that reading does not hide: + {1e3 * step.arithmetic_s:.2f} ms ({rate})",
-        f"kernels: {step.num_kernels:.0f} × {kernel_us:.2g} µs = {1e3 * step.kernels_s:.2f} ms",
+        f"kernels: {step.num_kernels:.0f} × {kernel_us:.3g} µs = {1e3 * step.kernels_s:.2f} ms",
         f"{times}{each} ÷ {1e3 * step.step_s:.2f} ms = {step.tokens_per_s:,.0f} tokens/s",
     ]

@@ -32,10 +32,9 @@ from flashdraft.kernels.interface import Activation, Residual
 from flashdraft.kernels.triton_plan import DeviceLimits
 from flashdraft.kernels.triton_quantized_layout import Code, PackedWeight
 
-# Rows of x for which this is the way, at most 16. With more than one, Triton is faster at e4m3, and
-# at weights with fewer values.
+# Rows of x for which this is the way, at most 16. With more than one, Triton is faster at e4m3.
 MAX_ROWS = {Code.INT4: 16, Code.INT8: 16, Code.FP8: 1}
-MIN_VALUES = 1 << 25
+MIN_VALUES = 1 << 25  # of a weight, for more than one row: measured with those of 31B, which have
 
 
 class Routed(NamedTuple):
@@ -127,8 +126,7 @@ def multiply_normed(
         return None
     stream = torch.empty_like(x) if residual.deltas else x
     normed = Normed(residual, norm, eps, stream, routed)
-    router_norm = None if routed is None else routed.norm
-    if not all(t is None or _is_readable_row(t) for t in (*normed.tensors, router_norm)):
+    if not all(t is None or is_readable_row(t) for t in normed.tensors):
         return None
     product = describe_product(weight, activation is not None)
     if product is None:
@@ -136,7 +134,7 @@ def multiply_normed(
     num_to_choose = 0 if routed is None else routed.chosen.numel()
     product = product._replace(normed=1 + num_deltas, num_to_choose=num_to_choose)
     plan = plan_few(1, product, limits)
-    if plan is None or (routed is not None and plan.num_blocks < len(routed.router)):
+    if plan is None:
         return None
     return stream, launch(x, weight, product, plan, arrivals, activation, normed=normed)
 
@@ -228,6 +226,8 @@ def prepare(
             work.num_experts, work.chooser = len(normed.routed.router), plan.num_blocks
             place = -(-sizes.arrivals_bytes // 8) * 8  # behind the boxes of sums
             assert 4 * arrivals.numel() >= place + 8 * work.num_experts
+            # What the block has that chooses: the logits, and of each choice three words.
+            assert 4 * work.num_experts + 12 * product.num_to_choose <= sizes.shared_bytes
             work.logits = arrivals.data_ptr() + place
     return work, sizes, output, parts
 
@@ -270,7 +270,7 @@ def is_readable(x: Tensor) -> bool:
     return x.dtype is torch.bfloat16 and is_aligned and can_compile(x.device)
 
 
-def _is_readable_row(tensor: Tensor) -> bool:
+def is_readable_row(tensor: Tensor) -> bool:
     """Likewise all of it, one value or a row."""
     is_one = tensor.numel() == 1 and tensor.dtype is torch.bfloat16
     return is_one or (tensor.is_contiguous() and is_readable(tensor.view(1, -1)))

@@ -165,7 +165,7 @@ def _plan(stored_rows: int, product: Product, limits: DeviceLimits) -> FewPlan |
 
 
 def _find_tiles(stored_rows: int, product: Product, num_warps: int) -> int:
-    """Two of them share what is read of x, where there are units enough."""
+    """Two of them share what is read of x: always for several rows, for one if units are many."""
     if product.width > 32:
         return 1
     if stored_rows > 1:

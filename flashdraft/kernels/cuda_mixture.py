@@ -1,10 +1,13 @@
 """A mixture of experts for one row, over weights in few bits, in CUDA C++. CUDA only.
 
-All of it is products of cuda/few_rows.cu. Nothing lies between them: beside the first one, of the
-dense MLP, the experts are chosen, and while that is computed it is known which they are.
+All of it is products of cuda/few_rows.cu, and nothing lies between them. The experts are chosen
+beside the first one, of the dense MLP, so that the third, which starts while the second runs, can
+ask for their weights at once.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,6 +17,7 @@ from flashdraft.kernels.cuda_few_rows import (
     Routed,
     beats_triton,
     is_readable,
+    is_readable_row,
     launch,
     multiply_few,
     multiply_normed,
@@ -29,7 +33,7 @@ from flashdraft.kernels.interface import Activation, Mixture, Residual
 from flashdraft.kernels.triton_plan import DeviceLimits
 from flashdraft.kernels.triton_quantized_layout import PackedWeight
 
-MAX_CHOSEN = 16
+MAX_EXPERTS, MAX_CHOSEN = 512, 16
 
 
 def mix_row(
@@ -39,20 +43,21 @@ def mix_row(
     router, packed = parts.router, (parts.gate_up, parts.expert_gate_up, parts.expert_down)
     if not isinstance(router, Tensor) or not all(isinstance(w, PackedWeight) for w in packed):
         return None
-    is_small = len(router) < limits.num_processors and parts.num_chosen <= MAX_CHOSEN
-    if residual.x.shape[0] != 1 or not is_small or not is_readable(router):
+    if residual.x.shape[0] != 1 or not _can_choose(parts, residual.x.shape[1]):
         return None
     chosen = torch.empty(1, parts.num_chosen, device=router.device, dtype=torch.int64)
     shares = torch.empty(1, parts.num_chosen, device=router.device, dtype=torch.float32)
     experts = Experts(chosen, shares, are_settled=True)
     weights, activation = (parts.expert_gate_up, parts.expert_down), parts.activation
-    if not isinstance(parts.down, PackedWeight) or not beats_triton(1, parts.down):
+    # All of it is planned before the first launch: what comes after that cannot refuse.
+    if not _can_multiply(parts.down, limits) or not is_readable_row(parts.experts_norm):
         return None
-    if describe_product(parts.down) is None or plan_mixture(*weights, experts, limits, 1) is None:
+    if plan_mixture(*weights, experts, limits, 1) is None:
         return None
     routed = Routed(router, parts.router_norm, parts.scale, chosen, shares)
-    norm = parts.norm, parts.eps
-    both = multiply_normed(residual, *norm, parts.gate_up, limits, arrivals, activation, routed)
+    both = multiply_normed(
+        residual, parts.norm, parts.eps, parts.gate_up, limits, arrivals, activation, routed
+    )
     if both is None:
         return None
     stream, gated = both
@@ -61,6 +66,15 @@ def mix_row(
     mixed = mix_one(stream, *weights, experts, activation, limits, arrivals, norm)
     assert dense is not None and mixed is not None
     return stream, dense, mixed
+
+
+def _can_choose(parts: Mixture, depth: int) -> bool:
+    """Whether a block can, of a row of this depth."""
+    router, scale = parts.router, parts.scale
+    is_small = len(router) <= MAX_EXPERTS and parts.num_chosen <= min(MAX_CHOSEN, len(router))
+    fits = router.is_contiguous() and is_readable(router) and router.shape[1] == depth
+    fits = fits and scale.is_contiguous() and scale.dtype is torch.float32
+    return is_small and fits and is_readable_row(parts.router_norm)
 
 
 def mix_one(
@@ -90,6 +104,14 @@ def mix_one(
     between = launch(x, gate_up, first, plan, arrivals, activation, ups, normed)
     between = between.view(experts.chosen.numel(), -1)
     return launch(between, down, second, last_plan, arrivals, experts=downs)
+
+
+def _can_multiply(weight: Any, limits: DeviceLimits) -> bool:
+    """Whether `multiply_few` takes one row of this."""
+    if not isinstance(weight, PackedWeight) or not beats_triton(1, weight):
+        return False
+    product = describe_product(weight)
+    return product is not None and plan_few(1, product, limits) is not None
 
 
 _Planned = tuple[Experts, Product, FewPlan]

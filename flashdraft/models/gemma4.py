@@ -24,6 +24,7 @@ from flashdraft.models.layers import (
     Vocabulary,
     check_taps,
     load_matrix,
+    load_mlp,
     load_vector,
 )
 from flashdraft.models.weights import Weights
@@ -42,17 +43,16 @@ def load_mixture(
     def norm(name: str) -> Tensor:
         return load_vector(weights, f"{prefix}.{name}", hidden, kernels)
 
-    mlp = GatedMLP(
-        weights, f"{prefix}.mlp", hidden, config.intermediate_size, config.activation, kernels
-    )
+    sizes = hidden, config.intermediate_size
+    dense_gate_up, dense_down = load_mlp(weights, f"{prefix}.mlp", *sizes, kernels)
     router = weights.take_matrix(f"{prefix}.router.proj.weight", (count, hidden), kernels.device)
     scale = weights.take(f"{prefix}.router.per_expert_scale", (count,))
     gate_up = {f"{prefix}.experts.gate_up_proj": (count, 2 * inner, hidden)}
     down = {f"{prefix}.experts.down_proj": (count, hidden, inner)}
     return Mixture(
         norm=norm("pre_feedforward_layernorm.weight"),
-        gate_up=mlp.gate_up,
-        down=mlp.down,
+        gate_up=dense_gate_up,
+        down=dense_down,
         # The router's own scale, as the weight of its norm.
         router_norm=norm("router.scale") * hidden**-0.5,
         router=kernels.pack(router, quantize=False),

@@ -240,23 +240,30 @@ class GatedMLP:
         activation: Activation,
         kernels: Kernels,
     ) -> None:
-        shape = (intermediate_size, hidden_size)
-        fused = {f"{prefix}.{part}_proj.weight": shape for part in ("gate", "up")}
-        down = {f"{prefix}.down_proj.weight": (hidden_size, intermediate_size)}
-        self.gate_up = load_matrix(weights, fused, kernels)
-        self.down = load_matrix(weights, down, kernels)
+        sizes = hidden_size, intermediate_size
+        self._gate_up, self._down = load_mlp(weights, prefix, *sizes, kernels)
         self._activation = activation
         self._kernels = kernels
 
     def __call__(self, x: Tensor) -> Tensor:
-        gated = self._kernels.gated_linear(x, self.gate_up, self._activation)
-        return self._kernels.linear(gated, self.down)
+        gated = self._kernels.gated_linear(x, self._gate_up, self._activation)
+        return self._kernels.linear(gated, self._down)
 
     def of_residual(self, residual: Residual, norm: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         """The stream, and this of its norm."""
         kernels, activation = self._kernels, self._activation
-        stream, gated = kernels.residual_linear(residual, norm, eps, self.gate_up, activation)
-        return stream, kernels.linear(gated, self.down)
+        stream, gated = kernels.residual_linear(residual, norm, eps, self._gate_up, activation)
+        return stream, kernels.linear(gated, self._down)
+
+
+def load_mlp(
+    weights: Weights, prefix: str, hidden_size: int, intermediate_size: int, kernels: Kernels
+) -> tuple[Any, Any]:
+    """A gated MLP's [gate | up] and down, packed."""
+    shape = (intermediate_size, hidden_size)
+    fused = {f"{prefix}.{part}_proj.weight": shape for part in ("gate", "up")}
+    down = {f"{prefix}.down_proj.weight": (hidden_size, intermediate_size)}
+    return load_matrix(weights, fused, kernels), load_matrix(weights, down, kernels)
 
 
 def load_matrix(

@@ -23,6 +23,7 @@ from flashdraft import LLM
 from flashdraft.bench.plan_pairs import expected_length
 from flashdraft.core import FinishReason, Generation, GenerationStats, Request, SamplingParams
 from flashdraft.engine.engine import Engine
+from flashdraft.kernels.interface import Activation, Mixture, Residual
 from flashdraft.kernels.torch_backend import TorchKernels
 from flashdraft.models.drafter import Drafter
 from tests.tiny import make_tiny_checkpoint
@@ -110,6 +111,31 @@ def test_routing_runs_the_backends_choice_and_spreads_it_if_asked() -> None:
     assert calls == [16] * 3
     with pytest.raises(ValueError, match="65 rows"):
         routing.route(torch.zeros(65, 32), router, 8, scale)
+
+
+def test_a_whole_mixture_is_routed_likewise() -> None:
+    """By the backend as it is; with uniform routing composed, so that the table's choice counts."""
+
+    class Whole(TorchKernels):
+        def mixture(self, residual: Residual, parts: Mixture) -> Any:
+            return "the backend's"
+
+        def experts(self, x: torch.Tensor, *inputs: Any) -> torch.Tensor:
+            chosen: torch.Tensor = inputs[2]
+            return chosen
+
+    routing = Routing(Whole(CPU, torch.float32), 128, 8, max_rows=64, seed=0)
+    norm, x = torch.ones(32), torch.randn(1, 32)
+    mlp, router = (torch.zeros(64, 32), torch.zeros(32, 32)), torch.zeros(128, 32)
+    scale, nothing = torch.ones(128), torch.zeros(0)
+    parts = Mixture(
+        norm, *mlp, norm, router, 8, scale, norm, nothing, nothing, Activation.SILU, 1e-6
+    )
+    assert routing.mixture(Residual(x), parts) == "the backend's"  # type: ignore[comparison-overlap]
+    routing.is_uniform = True
+    _, _, first = routing.mixture(Residual(x), parts)
+    _, _, second = routing.mixture(Residual(x), parts)
+    assert len(set(first.flatten().tolist())) == 8 and not torch.equal(first, second)
 
 
 def test_bytes_and_operations_of_the_full_size_models() -> None:

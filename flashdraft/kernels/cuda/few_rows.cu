@@ -22,7 +22,7 @@
 //           that one or two sums are added to first (interface.Residual)
 //   CHUNKS  of eight values of x, of a thread, if NORMED
 //   CHOSEN  0; or so many experts are chosen for the row, by the products of another norm of it
-//           with a router's rows: a block makes one of these, and one block more chooses
+//           with a router's rows: the blocks make these in turns, and one block more chooses
 //   SLICED  the depth is cut into slices: a block has one
 //   JOB_PIECES  of a tile of the result, which one warp adds up at a time
 
@@ -74,7 +74,7 @@ struct Work {
     long long *choice;
     float *choice_shares;
     int num_experts;
-    int chooser;  // which block
+    int chooser;  // which block: the last one, after those that multiply
 };
 
 // Which part of the weight is whose: the warps with the same slice of the depth have a line.

@@ -1,12 +1,13 @@
-// Which experts a row has: those with the largest logits, of equals the first, and their shares,
-// as triton_routing.py has them. Included by few_rows.cu.
+// Which experts a row has: those with the largest logits, of equals the first, and their shares.
+// triton_routing.py goes by their chances instead, where logits too far apart, or too close, may
+// be equals. Included by few_rows.cu.
 
 struct Choice {
     int chosen[CHOSEN > 0 ? CHOSEN : 1];
     float powers[CHOSEN > 0 ? CHOSEN : 1], scales[CHOSEN > 0 ? CHOSEN : 1];
 };
 
-// What a block does that has no part in the product. The others make a logit each before they
+// What a block does that has no part in the product. The others make their logits before they
 // multiply, so that nobody waits for this one. An expert's place is the number of those before it.
 DEVICE void choose(const Work &work, char *shared) {
     constexpr int THREADS = WARPS * LANES;

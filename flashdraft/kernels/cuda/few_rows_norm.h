@@ -22,7 +22,7 @@ DEVICE Words narrow(const Eight &x) {
 struct Row {
     Words x[CHUNKS], norm_weight[CHUNKS], post_weight[CHUNKS];
     Words deltas[DELTAS + 1][CHUNKS], delta_weights[DELTAS + 1][CHUNKS];
-    Words router[CHUNKS], router_norm[CHUNKS];  // an expert's row
+    Words router[CHUNKS], router_norm[CHUNKS];  // the row of the block's first expert; its norm
 
     DEVICE static int first_of(int chunk) { return (chunk * WARPS * LANES + thread_index()) * 8; }
     DEVICE static Words read(const u16 *from, const Work &work, int chunk) {
@@ -34,14 +34,17 @@ struct Row {
         UNROLL for (int i = 0; i < CHUNKS; i++) {
             norm_weight[i] = read(work.norm, work, i);
             if (DELTAS == 2) post_weight[i] = read(work.post, work, i);
-            if (CHOSEN > 0) {
-                int expert = min_of(block_index(), work.num_experts - 1);
-                router_norm[i] = read(work.router_norm, work, i);
-                router[i] = read(work.router + (u64)expert * work.depth, work, i);
-            }
+            if (CHOSEN > 0) router_norm[i] = read(work.router_norm, work, i);
             UNROLL for (int j = 0; j < DELTAS; j++) {
                 delta_weights[j][i] = read(work.delta_norms[j], work, i);
             }
+        }
+        if (CHOSEN > 0) load_router(work, block_index());
+    }
+    DEVICE void load_router(const Work &work, int expert) {
+        if (expert >= work.num_experts) return;
+        UNROLL for (int i = 0; i < CHUNKS; i++) {
+            router[i] = read(work.router + (u64)expert * work.depth, work, i);
         }
     }
     DEVICE void load(const Work &work) {
@@ -76,22 +79,26 @@ struct Row {
         }
     }
 
-    // The logit of this block's expert, from the row and what norms it.
-    DEVICE void make_logit(const Work &work, const Eight *values, float factor, float *scratch) {
+    // Logits of this block's experts, from the row and what norms it.
+    DEVICE void make_logits(const Work &work, const Eight *values, float factor, float *scratch) {
         Eight normed[CHUNKS];
         UNROLL for (int i = 0; i < CHUNKS; i++) normed[i] = values[i];
         scale(normed, factor, router_norm);
-        float sum = 0.0f, total = 0.0f;
-        UNROLL for (int i = 0; i < CHUNKS; i++) {
-            Eight weight = widen(router[i]);
-            UNROLL for (int k = 0; k < 8; k++) sum += normed[i].of[k] * weight.of[k];
+        for (int expert = block_index(); expert < work.num_experts; expert += work.chooser) {
+            float sum = 0.0f, total = 0.0f;
+            UNROLL for (int i = 0; i < CHUNKS; i++) {
+                Eight weight = widen(router[i]);
+                UNROLL for (int k = 0; k < 8; k++) sum += normed[i].of[k] * weight.of[k];
+            }
+            int next = expert + work.chooser;
+            load_router(work, next);
+            sum = sum_of_warp(sum);
+            if (thread_index() % LANES == 0) scratch[thread_index() / LANES] = sum;
+            wait_for_block();
+            UNROLL for (int i = 0; i < WARPS; i++) total += scratch[i];
+            if (thread_index() == 0) send_one(work.logits + expert, rounded(total));
+            if (next < work.num_experts) wait_for_block();  // all have read
         }
-        sum = sum_of_warp(sum);
-        if (thread_index() % LANES == 0) scratch[thread_index() / LANES] = sum;
-        wait_for_block();
-        UNROLL for (int i = 0; i < WARPS; i++) total += scratch[i];
-        bool is_mine = thread_index() == 0 && block_index() < work.num_experts;
-        if (is_mine) send_one(work.logits + block_index(), rounded(total));
     }
 
     // The whole row is needed for it; a block keeps its slice.
@@ -124,7 +131,7 @@ struct Row {
             }
         }
         float factor = scale_of(work, total, scratch + 3 * WARPS);
-        if (CHOSEN > 0) make_logit(work, total, factor, scratch + 4 * WARPS);
+        if (CHOSEN > 0) make_logits(work, total, factor, scratch + 4 * WARPS);
         scale(total, factor, norm_weight);
         UNROLL for (int i = 0; i < CHUNKS; i++) {  // a row is filled up with zeros
             int place = first_of(i) - first_step * STEP;

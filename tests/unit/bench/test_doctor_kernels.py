@@ -71,7 +71,7 @@ def check_wrong_products(scheme: Scheme) -> None:
         triton_backend.multiply = lambda *given: multiply(*given) * 1.01
         finding = check_kernels(kernels, [scheme])[0]
         assert finding.status == PROBLEM, finding.text
-        for name in ("linear", "gated_linear"):
+        for name in ("linear", "gated_linear", "mixture"):
             assert f"{scheme} {name} is off" in finding.text
         assert " with plain torch: linear" not in finding.text
         # weights in floats are not multiplied so

@@ -182,12 +182,14 @@ def test_kernels_over_few_bits_are_fewer_and_longer(name: str) -> None:
         step = predict(pair, card, requests=requests, context=4096, verify=0, form=form)
         kernel_us = 3.2 if form is BF16 else 1.3 * 3.2
         assert step.kernels_s == pytest.approx(step.num_kernels * kernel_us / 1e6)
-        assert f" × {kernel_us:.2g} µs = " in explain(step, card)[2]
+        assert f" × {kernel_us:.3g} µs = " in explain(step, card)[2]
         return step.num_kernels
 
     for form in GPU_FORMATS[1:]:
         assert count(form, 1) < count(form, 2) == count(form, 8) < count(BF16, 1)
     assert count(BF16, 1) == count(BF16, 8)
+    four, eight = (next(form for form in GPU_FORMATS if form.bits == bits) for bits in (4.5, 8))
+    assert (count(four, 1) < count(eight, 1)) is (name is MOE)  # fp8 experts are composed
 
 
 def test_an_fp8_cache_is_half_read_and_not_measured() -> None:

@@ -52,7 +52,8 @@ CASES += [
 ]
 OTHERS = [(name, 16) for name in ("int4", "int8, gated")]
 OTHERS += [(name, 1) for name in ("int4, gated", "int8", "fp8", "int4, experts down")]
-OTHERS += [("int4, normed", 1)]
+OTHERS += [("int4, normed", 1), ("int4, gated", 16), ("int4, gated, normed, routed", 1)]
+OTHERS += [("int4, experts up, normed", 1)]
 CASES += [(card, *other) for card in CARDS if card != "sm_90" for other in OTHERS]
 
 

@@ -183,27 +183,30 @@ def choose(logits, scale, count):
     return chosen, (chances[order] / chances[order].sum() * scale[order])[None]
 
 
-def route(residual, weight, norm, router_norm, router, scale, count):
-    """Which it chooses beside a product, by eight blocks, and the product."""
+def route(residual, weight, norm, router_norm, router, scale, count, slices=1, blocks=8):
+    """Which it chooses beside a product, and the product."""
     chosen = torch.full((1, count), -1)
     shares, stream = torch.zeros(1, count), torch.empty_like(residual.x)
     routed = Routed(router, router_norm, scale, chosen, shares)
-    plan = FewPlan(1, 2, warps=2, depth=3, num_slices=1, num_blocks=8)
+    plan = FewPlan(1, 2, warps=2, depth=3, num_slices=slices, num_blocks=blocks)
     normed = Normed(residual, norm, 1e-6, stream, routed)
     found = multiply(residual.x, pack_quantized(weight), plan, normed=normed)
     return found, chosen, shares
 
 
-@pytest.mark.parametrize("num_experts", [3, 7, 8])
-def test_a_row_that_it_routes(num_experts):
-    """Every block makes a logit; there are eight, and one that chooses."""
+@pytest.mark.parametrize(
+    ("num_experts", "slices", "blocks"), [(3, 1, 8), (8, 1, 8), (9, 2, 8), (21, 3, 3), (20, 1, 1)]
+)
+def test_a_row_that_it_routes(num_experts, slices, blocks):
+    """Blocks make one logit each, several or none, and one more chooses."""
     torch.manual_seed(num_experts)
     weight = FORMATS["q4_0"](out=200, depth=704)
     x, delta = torch.randn(2, 1, 704).bfloat16() * 3
     norm, router_norm, post = 1 + torch.rand(3, 704).bfloat16()
     router, scale = (torch.randn(num_experts, 704) / 16).bfloat16(), torch.rand(num_experts) + 0.5
     residual = Residual(x, [(delta, post)])
-    found, chosen, shares = route(residual, weight, norm, router_norm, router, scale, 3)
+    inputs = residual, weight, norm, router_norm, router, scale
+    found, chosen, shares = route(*inputs, 3, slices, blocks)
     kernels = TorchKernels(torch.device("cpu"), torch.bfloat16)
     _, (row, to_route) = kernels.residual_norms(residual, [norm, router_norm], 1e-6)
     expected = row.float() @ weight.dequantize().T
@@ -235,6 +238,15 @@ def test_logits_that_it_chooses_by(name):
     assert torch.equal(found[0], chosen)
     torch.testing.assert_close(found[1], shares, atol=1e-5, rtol=1e-4, equal_nan=True)
     assert bool(shares.isnan().all()) is (name in ("no numbers", "too large", "nothing"))
+
+
+def test_logits_are_rounded_before_they_are_compared():
+    """As a linear would: the second is larger by less than that, and the first of equals wins."""
+    router, ones = torch.zeros(2, 256, dtype=torch.bfloat16), torch.ones(256).bfloat16()
+    router[:, 0], router[1, 1] = 1.0, 2**-10
+    weight, scale = FORMATS["q4_0"](out=400, depth=256), torch.ones(2)
+    _, chosen, shares = route(Residual(ones[None]), weight, ones, ones, router, scale, 2)
+    assert chosen.tolist() == [[0, 1]] and shares.tolist() == [[0.5, 0.5]]
 
 
 def test_experts_of_a_normed_row():

@@ -9,7 +9,7 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from flashdraft.kernels import cuda_few_rows, cuda_mixture
+from flashdraft.kernels import cuda_few_rows, cuda_mixture, triton_backend
 from flashdraft.kernels.composed import compose_mixture
 from flashdraft.kernels.interface import Activation, Mixture, Residual
 from flashdraft.kernels.quantized import stack_experts
@@ -36,7 +36,7 @@ def launches(monkeypatch):
 
     for module in (cuda_few_rows, cuda_mixture):
         monkeypatch.setattr(module, "launch", launch)
-        monkeypatch.setattr(module, "is_readable", lambda x: True)
+    monkeypatch.setattr(cuda_few_rows, "can_compile", lambda device: True)
     return made
 
 
@@ -105,7 +105,53 @@ def test_what_it_leaves_to_others(launches):
     assert mix(residual(), replace(parts, gate_up=torch.zeros(2 * INNER, HIDDEN))) is None
     assert mix(residual(), replace(parts, down=six)) is None
     assert mix(residual(), replace(parts, router=parts.gate_up)) is None
-    assert mix(residual(), replace(parts, num_chosen=cuda_mixture.MAX_CHOSEN + 1)) is None
-    assert mix(residual(), parts, LIMITS._replace(num_processors=NUM_EXPERTS - 1)) is None
+    assert mix(residual(), replace(parts, num_chosen=NUM_EXPERTS + 1)) is None
+    many = torch.zeros(32, HIDDEN).bfloat16()
+    scale = torch.ones(32)
+    several = replace(parts, router=many, scale=scale, num_chosen=cuda_mixture.MAX_CHOSEN + 1)
+    assert mix(residual(), several) is None
+    many = torch.zeros(cuda_mixture.MAX_EXPERTS + 1, HIDDEN).bfloat16()
+    assert mix(residual(), replace(parts, router=many, scale=torch.ones(len(many)))) is None
+    for router in (parts.router.float(), many[:NUM_EXPERTS, ::2], many[:NUM_EXPERTS, :128]):
+        assert mix(residual(), replace(parts, router=router)) is None
+    wide = torch.ones(2 * HIDDEN).bfloat16()
+    for norm in (wide[::2], wide[1 : 1 + HIDDEN], wide[:HIDDEN].float()):
+        for name in ("norm", "router_norm", "experts_norm"):
+            assert mix(residual(), replace(parts, **{name: norm})) is None
+    assert mix(residual(), replace(parts, scale=parts.scale.bfloat16())) is None
     assert mix(residual(), parts, LIMITS._replace(shared_bytes=8 << 10)) is None
     assert not launches
+
+
+@pytest.mark.parametrize("num_processors", [3, 4])
+def test_a_card_with_fewer_processors_than_experts(launches, num_processors):
+    parts, floats = mixture()
+    row = residual()
+    found = mix(row, parts, LIMITS._replace(num_processors=num_processors))
+    assert len(launches) == 4 and launches[0].num_blocks < num_processors < NUM_EXPERTS
+    expected = compose_mixture(TORCH, row, floats)[2].float()
+    assert float((found[2].float() - expected).norm() / expected.norm()) < 0.02
+
+
+def test_the_backend_takes_it_unless_it_must_be_exact(monkeypatch):
+    monkeypatch.setattr(triton_backend, "mix_row", lambda *inputs: "in four launches")
+    monkeypatch.setattr(triton_backend, "compose_mixture", lambda *inputs: "composed")
+    parts, _ = mixture()
+    for exact, expected in ((False, "in four launches"), (True, "composed")):
+        kernels = triton_backend.TritonKernels(torch.device("cpu"), torch.bfloat16, exact)
+        assert kernels.mixture(residual(), parts) == expected
+    monkeypatch.setattr(triton_backend, "mix_row", lambda *inputs: None)
+    kernels = triton_backend.TritonKernels(torch.device("cpu"), torch.bfloat16)
+    assert kernels.mixture(residual(), parts) == "composed"
+
+
+def test_a_product_without_a_plan_is_known_before_the_first_launch(launches, monkeypatch):
+    parts, _ = mixture()
+    plan_few = cuda_mixture.plan_few
+
+    def plan_others(num_rows, product, limits):
+        is_last_of_the_mlp = not product.experts and not product.up_rows
+        return None if is_last_of_the_mlp else plan_few(num_rows, product, limits)
+
+    monkeypatch.setattr(cuda_mixture, "plan_few", plan_others)
+    assert mix(residual(), parts) is None and not launches

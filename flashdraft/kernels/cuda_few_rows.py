@@ -65,6 +65,11 @@ class Normed(NamedTuple):
         others = [self.residual.post, self.residual.scalar, self.stream]
         return [self.norm, *deltas, *missing, *norms, *missing, *others]
 
+    def describe(self, product: Product) -> Product:
+        """The product of such a row."""
+        num_to_choose = 0 if self.routed is None else self.routed.chosen.numel()
+        return product._replace(normed=1 + len(self.residual.deltas), num_to_choose=num_to_choose)
+
 
 _NORMED = ("norm", "delta", "other", "delta_norm", "other_norm", "post", "scalar", "stream")
 _ROUTED = ("router", "router_norm", "expert_scale", "choice", "choice_shares")
@@ -131,8 +136,7 @@ def multiply_normed(
     product = describe_product(weight, activation is not None)
     if product is None:
         return None
-    num_to_choose = 0 if routed is None else routed.chosen.numel()
-    product = product._replace(normed=1 + num_deltas, num_to_choose=num_to_choose)
+    product = normed.describe(product)
     plan = plan_few(1, product, limits)
     if plan is None:
         return None
@@ -165,7 +169,7 @@ def launch(
     """A product on the current stream."""
     work, sizes, output, _parts = prepare(x, weight, product, plan, arrivals, experts, normed)
     _load(plan, product, activation, x.device).launch(
-        plan.num_blocks + (1 if product.num_to_choose else 0),
+        plan.num_blocks + product.spare_blocks,
         32 * plan.warps,
         sizes.shared_bytes,
         work,

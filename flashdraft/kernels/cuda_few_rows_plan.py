@@ -49,6 +49,11 @@ class Product(NamedTuple):
     num_to_choose: int = 0  # of experts, beside it
 
     @property
+    def spare_blocks(self) -> int:
+        """Blocks beside those that multiply: one that chooses."""
+        return 1 if self.num_to_choose else 0
+
+    @property
     def unit_columns(self) -> int:
         """Columns of the result in a tile of sixteen rows of the weight."""
         return 8 if self.up_rows else 16
@@ -141,7 +146,7 @@ def plan_few(num_rows: int, product: Product, limits: DeviceLimits) -> FewPlan |
 def _plan(stored_rows: int, product: Product, limits: DeviceLimits) -> FewPlan | None:
     either = next(counts for least, counts in WARPS.items() if limits.shared_bytes >= least)
     warps = either[product.code is not Code.INT4]
-    processors = limits.num_processors - (1 if product.num_to_choose else 0)
+    processors = limits.num_processors - product.spare_blocks
     tiles = _find_tiles(stored_rows, product, processors * warps)
     most = 1 if product.experts else min(product.num_steps, processors)
     found: list[tuple[float, FewPlan]] = []

@@ -35,6 +35,8 @@ from flashdraft.kernels.triton_quantized_layout import PackedWeight
 
 MAX_EXPERTS, MAX_CHOSEN = 512, 16
 
+_Planned = tuple[Experts, Product, FewPlan]
+
 
 def mix_row(
     residual: Residual, parts: Mixture, limits: DeviceLimits, arrivals: Tensor
@@ -52,7 +54,8 @@ def mix_row(
     # All of it is planned before the first launch: what comes after that cannot refuse.
     if not _can_multiply(parts.down, limits) or not is_readable_row(parts.experts_norm):
         return None
-    if plan_mixture(*weights, experts, limits, 1) is None:
+    planned = plan_mixture(*weights, experts, limits, 1)
+    if planned is None:
         return None
     routed = Routed(router, parts.router_norm, parts.scale, chosen, shares)
     both = multiply_normed(
@@ -62,10 +65,9 @@ def mix_row(
         return None
     stream, gated = both
     dense = multiply_few(gated, parts.down, limits, arrivals)
-    norm = parts.experts_norm, parts.eps
-    mixed = mix_one(stream, *weights, experts, activation, limits, arrivals, norm)
-    assert dense is not None and mixed is not None
-    return stream, dense, mixed
+    assert dense is not None
+    normed = Normed(Residual(stream), parts.experts_norm, parts.eps, stream)
+    return stream, dense, _launch(stream, *weights, planned, activation, arrivals, normed)
 
 
 def _can_choose(parts: Mixture, depth: int) -> bool:
@@ -85,24 +87,32 @@ def mix_one(
     activation: Activation,
     limits: DeviceLimits,
     arrivals: Tensor,
-    norm: tuple[Tensor, float] | None = None,
 ) -> Tensor | None:
-    """`Kernels.experts` for one row, in two launches; None where this is not the way.
-
-    With the weight and the epsilon of a norm it is x's norm that is multiplied.
-    """
+    """`Kernels.experts` for one row, in two launches; None where this is not the way."""
     if x.shape[0] != 1 or not is_readable(x):
         return None
     assert experts.chosen.is_contiguous() and experts.chosen.dtype is torch.int64
     assert experts.shares is not None and experts.shares.dtype is torch.float32
     assert experts.shares.is_contiguous()
-    planned = plan_mixture(gate_up, down, experts, limits, int(norm is not None))
+    planned = plan_mixture(gate_up, down, experts, limits, 0)
     if planned is None:
         return None
+    return _launch(x, gate_up, down, planned, activation, arrivals)
+
+
+def _launch(
+    x: Tensor,
+    gate_up: PackedWeight,
+    down: PackedWeight,
+    planned: tuple[_Planned, _Planned],
+    activation: Activation,
+    arrivals: Tensor,
+    normed: Normed | None = None,
+) -> Tensor:
+    """Both products of the experts, of x or of its norm."""
     (ups, first, plan), (downs, second, last_plan) = planned
-    normed = None if norm is None else Normed(Residual(x), norm[0], norm[1], x)
     between = launch(x, gate_up, first, plan, arrivals, activation, ups, normed)
-    between = between.view(experts.chosen.numel(), -1)
+    between = between.view(downs.chosen.numel(), -1)
     return launch(between, down, second, last_plan, arrivals, experts=downs)
 
 
@@ -112,9 +122,6 @@ def _can_multiply(weight: Any, limits: DeviceLimits) -> bool:
         return False
     product = describe_product(weight)
     return product is not None and plan_few(1, product, limits) is not None
-
-
-_Planned = tuple[Experts, Product, FewPlan]
 
 
 def plan_mixture(

@@ -27,16 +27,14 @@ def multiply(
     product = describe_product(weight, activation is not None, experts)
     assert product is not None
     if normed is not None:
-        num_to_choose = 0 if normed.routed is None else normed.routed.chosen.numel()
-        num_deltas = len(normed.residual.deltas)
-        product = product._replace(normed=1 + num_deltas, num_to_choose=num_to_choose)
+        product = normed.describe(product)
     arrivals = torch.zeros(1 << 16, dtype=torch.int32)
     work, sizes, output, parts = prepare(x, weight, product, plan, arrivals, experts, normed)
     output.fill_(math.nan)  # until it is written
     guarded = torch.full((parts.numel() + 4096,), 255, dtype=torch.uint8)
     work.parts = guarded.data_ptr()
     flags = make_flags(product, plan, activation)
-    num_blocks = plan.num_blocks + (1 if product.num_to_choose else 0)
+    num_blocks = plan.num_blocks + product.spare_blocks
     build("few_rows", *flags.items()).run(ctypes.byref(work), num_blocks, sizes.shared_bytes)
     assert not arrivals.any() and bool((guarded[parts.numel() :] == 255).all())
     return output

@@ -15,6 +15,7 @@ import torch
 import transformers
 
 from flashdraft import LLM, SamplingParams
+from flashdraft.children import python_environment
 from flashdraft.core import GenerationStats
 from flashdraft.models.drafter import Drafter
 from flashdraft.models.drafter_loading import read_drafter_config, save_drafter
@@ -157,6 +158,7 @@ class Llama:
         try:
             process = subprocess.Popen(
                 [python, "-c", LLAMA_PROGRAM, path, threads],
+                env=python_environment(),
                 stdin=pipe,
                 stdout=pipe,
                 stderr=pipe,

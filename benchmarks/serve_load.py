@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2 as httpx
 import torch
 
 from benchmarks.accepted_length import describe_environment, report_progress, write_results

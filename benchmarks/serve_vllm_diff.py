@@ -25,7 +25,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2 as httpx
 import torch
 from safetensors.torch import save_file
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -24,6 +23,7 @@ from typing import Any
 import torch
 
 from benchmarks.accepted_length import describe_environment, report_progress, write_results
+from flashdraft.children import python_environment
 from tests.prompts import PROMPTS
 
 # runs in vLLM's environment, in a process of its own: two engines would share the GPU's memory
@@ -75,7 +75,7 @@ def run(arguments: argparse.Namespace, with_plugin: bool) -> dict[str, Any]:
             "options": options,
             "output": str(output),
         }
-        others = {k: v for k, v in os.environ.items() if k != "VLLM_PLUGINS"}
+        others = {k: v for k, v in python_environment().items() if k != "VLLM_PLUGINS"}
         done = subprocess.run(
             [arguments.python, str(script), json.dumps(job)],
             env=others if with_plugin else {**others, "VLLM_PLUGINS": "none"},

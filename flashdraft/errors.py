@@ -12,9 +12,49 @@ FlashdraftError
 └── TrainingError           training data or a training run cannot be used as it is
 """
 
+import difflib
+from collections.abc import Iterable
+
+_OTHER_NAMES = {"gpu": "cuda", "fp32": "float32", "f32": "float32", "half": "float16"}
+_MAX_MEANT = 3
+_SHOWN = 160  # characters of a file's own text in a message
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """The end of a message: what was meant, of known words that begin or end so, or the closest."""
+    names = {name.lower(): name for name in known}
+    plain = word.lower()
+    if _OTHER_NAMES.get(plain) in names:
+        plain = _OTHER_NAMES[plain]
+    begun = [name for name in names if name.startswith(plain) or name.endswith(plain)]
+    found = begun[:_MAX_MEANT] if plain else []
+    found = found or difflib.get_close_matches(plain, names, 1)
+    return f" Did you mean {' or '.join(names[name] for name in found)}?" if found else ""
+
+
+def quoted(value: object) -> str:
+    """A name or value out of a file, for a message: as Python writes it, which escapes it, cut."""
+    return shortened(repr(value))
+
+
+def shortened(text: object) -> str:
+    """What a library says, for a message: it may quote a file at length."""
+    shown = str(text)
+    return shown if len(shown) <= _SHOWN else shown[:_SHOWN] + "…"
+
+
+def printable(text: str) -> str:
+    """Text as a terminal may have it: control and direction characters escaped, lines kept."""
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() or one == "\n" else repr(one)[1:-1] for one in text)
+
 
 class FlashdraftError(Exception):
-    """Base of every error raised on purpose."""
+    """Base of every error raised on purpose. As text it is fit for a terminal."""
+
+    def __str__(self) -> str:
+        return printable(super().__str__())
 
 
 class RequestError(FlashdraftError):

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from flashdraft.chat.grammar import LlguidanceCompiler, grammar_compiler
-from flashdraft.chat.templates import render_chat
+from flashdraft.chat.templates import encode_chat
 from flashdraft.core import (
     FinishReason,
     Generation,
@@ -44,9 +44,11 @@ from flashdraft.models.drafter import PackedDrafter
 from flashdraft.models.drafter_loading import load_drafter
 from flashdraft.models.layers import Target
 from flashdraft.models.loading import Checkpoint, loading_progress, open_checkpoint
+from flashdraft.models.model_files import reading
 from flashdraft.models.registry import build_target
 from flashdraft.models.sources import default_drafter, resolve_source
-from flashdraft.models.tokenizer import StreamDecoder, Tokenizer
+from flashdraft.models.stream_decoder import StreamDecoder
+from flashdraft.models.tokenizer import Tokenizer
 
 Message = Mapping[str, Any]
 Prompt = str | Sequence[int]
@@ -196,8 +198,7 @@ class LLM:
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None
     ) -> list[int]:
         """The token ids of a conversation, ready for the model's answer."""
-        tokenizer = self._require_tokenizer()
-        return tokenizer.encode(render_chat(tokenizer, messages, tools=tools))
+        return encode_chat(self._require_tokenizer(), messages, tools=tools)
 
     def prepare_grammars(self) -> None:
         """Do now what the first request with a grammar would have to wait for."""
@@ -355,7 +356,10 @@ def _load(
     check_weights_fit(checkpoint.source, drafter, kernels, label)
     with loading_progress(checkpoint.source, label) as on_read:
         target = build_target(checkpoint.config, checkpoint.source, kernels, taps, on_read)
-    return target, PackedDrafter(drafter, kernels) if drafter is not None else None
+    if drafter is None:
+        return target, None
+    with reading(f"The drafter {drafter_name}"):
+        return target, PackedDrafter(drafter, kernels)
 
 
 def _grammar_compiler(tokenizer: Tokenizer | None, target: Target) -> LlguidanceCompiler | None:

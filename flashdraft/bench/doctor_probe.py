@@ -219,8 +219,7 @@ class Patient:
         mode = self.mode if mode is None else mode
         tokenizer, asked = self.tokenizer, PROMPTS[: self.num_prompts]
         if mode.template is not None:
-            tokenizer = copy.copy(tokenizer)
-            tokenizer.chat_template = mode.template
+            tokenizer = tokenizer.with_template(mode.template)
         if tokenizer.chat_template is None:
             return [tokenizer.encode(prompt, add_special=True) for prompt in asked]
         switch = {"enable_thinking": mode.thinking}

@@ -25,7 +25,7 @@ CLEAR_GAIN = 1.25  # other text accepts otherwise: so much more than before is n
 class Finding:
     """One line of the report."""
 
-    area: str  # environment, kernels, law, accepted length or cause
+    area: str  # environment, kernels, law, accepted length, cause or files
     status: str  # ok, warning or problem
     text: str
     remedy: str | None = None
@@ -88,6 +88,18 @@ class Settings:
     kv_keys: str = EngineConfig.kv_keys
 
 
+@dataclass(frozen=True)
+class FileCheck:
+    """One file of the pair, read whole. Digests are "sha256:…", or "git:…" as git has files."""
+
+    role: str  # target or drafter
+    file: str
+    num_bytes: int
+    digest: str
+    expected: str | None  # None where nobody knows
+    is_sound: bool | None  # None likewise
+
+
 @dataclass
 class Report:
     """Everything doctor found."""
@@ -101,6 +113,7 @@ class Report:
     expected: Expected | None = None
     seconds: float = 0.0
     not_judged: str | None = None  # what kept the pair from being judged, if something did
+    files: list[FileCheck] | None = None  # where they alone were asked for
 
     @property
     def has_problems(self) -> bool:
@@ -125,5 +138,6 @@ class Report:
             "causes": [dataclasses.asdict(cause) for cause in self.causes],
             "accepted": None if self.accepted is None else dataclasses.asdict(self.accepted),
             "expected": None if self.expected is None else dataclasses.asdict(self.expected),
+            "files": None if self.files is None else [dataclasses.asdict(f) for f in self.files],
             "seconds": round(self.seconds, 2),
         }

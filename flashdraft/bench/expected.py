@@ -17,7 +17,7 @@ from flashdraft.bench.plan_pairs import ACCEPTED, DRAFTERS
 from flashdraft.errors import CheckpointError
 from flashdraft.models.drafter_config import DrafterConfig
 from flashdraft.models.drafter_loading import read_drafter_config
-from flashdraft.models.loading import read_json
+from flashdraft.models.model_files import read_json
 from flashdraft.models.sources import DEFAULT_MODEL, default_drafter, known_models
 
 WEIGHTS, PROVENANCE = "model.safetensors", "flashdraft.json"

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from flashdraft.errors import RequestError
+from flashdraft.errors import RequestError, did_you_mean
 
 GB = 10**9
 MIB = 2**20
@@ -77,15 +77,19 @@ _CARDS = {
 
 
 def find_card(name: str) -> Card:
-    """A card of the table: "h200", "RTX 5090" or, with its size, "a100-80"."""
+    """A card of the table: "h200", "RTX 5090", with its size "a100-80", or in short "5090"."""
     plain = _plain(name)
     for key, row in _CARDS.items():
         if plain in (key, f"{key}{row.nominal_gb}", f"{key}{row.nominal_gb}gb", _plain(row.title)):
             return _card(row)
+    ends = [row for key, row in _CARDS.items() if key.endswith(plain)]
+    if len(ends) == 1:
+        return _card(ends[0])
     known = ", ".join(f"{key} ({row.nominal_gb} GB)" for key, row in _CARDS.items())
+    meant = did_you_mean(plain.replace("o", "0"), _CARDS)
     raise RequestError(
-        f"The GPU {name[:80]!r} is not known; known are {known}. For another one give --memory and "
-        "--bandwidth."
+        f"The GPU {name[:80]!r} is not known; known are {known}.{meant} For another one give "
+        "--memory and --bandwidth."
     )
 
 

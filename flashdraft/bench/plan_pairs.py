@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from flashdraft.errors import CheckpointError, ModelNotFoundError
+from flashdraft.errors import ModelNotFoundError
 from flashdraft.models.config import ModelConfig
 from flashdraft.models.drafter_config import DrafterConfig
 from flashdraft.models.drafter_loading import check_fit, read_drafter_config
-from flashdraft.models.loading import open_checkpoint, read_json
+from flashdraft.models.loading import open_checkpoint, read_target_config
+from flashdraft.models.model_files import reading
 from flashdraft.models.quantization_config import read_quantization
 from flashdraft.models.sources import DEFAULT_MODEL, default_drafter
 
@@ -75,7 +76,11 @@ _GEMMA4: dict[str, Any] = {
     "max_position_embeddings": 262144,
     "tie_word_embeddings": True,
     "rope_parameters": {
-        _FULL: {"rope_theta": 1000000.0, "partial_rotary_factor": 0.25},
+        _FULL: {
+            "rope_type": "proportional",
+            "rope_theta": 1000000.0,
+            "partial_rotary_factor": 0.25,
+        },
         _SLIDING: {"rope_theta": 10000.0},
     },
 }
@@ -235,14 +240,10 @@ def _target(model: str) -> tuple[ModelConfig, Mapping[str, int]]:
     if path.is_file() and path.suffix != ".gguf":
         raise ModelNotFoundError(f"{model} is a file but not a .gguf; name one, or a folder.")
     if path.is_dir():
-        try:
-            raw = read_json(path / "config.json")
+        raw = read_target_config(path)
+        with reading(f"The config of {path}"):
             if not read_quantization(raw):
                 return ModelConfig.from_hf(raw), {}
-        except KeyError as error:
-            raise CheckpointError(f"The config of {path} lacks the key {error}.") from None
-        except (TypeError, ValueError, AttributeError, ArithmeticError, IndexError) as error:
-            raise CheckpointError(f"The config of {path} is not valid: {error}.") from None
     checkpoint = open_checkpoint(path)
     source = checkpoint.source
     sizes = {name: source.quantized_bytes(name) for name in source.names()}

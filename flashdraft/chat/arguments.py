@@ -15,8 +15,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from flashdraft.chat.schema import Shape
+from flashdraft.text.exact_json import read, write
 
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
+_DIGITS = "[0-9]+(?:_[0-9]+)*"
+_LENIENT = re.compile(
+    rf"(?P<sign>[+-]?)(?P<whole>(?:{_DIGITS})?)(?:\.(?P<part>(?:{_DIGITS})?))?"
+    r"(?P<exponent>[eE][+-]?[0-9]+)?"
+)
 _MAX_NUMBER = 300  # characters; JSON readers refuse integers of thousands of digits
 _WORDS = {"true": "true", "false": "false", "True": "true", "False": "false"}
 NULLS = ("null", "None")
@@ -46,7 +52,7 @@ class JsonWriter:
 
     def whole(self, value: Any) -> None:
         """Write a value that is known at once."""
-        self._written.append(json.dumps(value, ensure_ascii=False))
+        self._written.append(write(value))
 
     def open(self, bracket: str) -> None:
         shape = self._place()
@@ -136,25 +142,20 @@ def _unquoted(text: str, types: frozenset[str]) -> str:
         return "null"
     if types & {"object", "array"}:
         value = read_json(word)
-        if isinstance(value, dict) and "object" in types:
-            return json.dumps(value, ensure_ascii=False)
-        if isinstance(value, list) and "array" in types:
-            return json.dumps(value, ensure_ascii=False)
+        is_object = isinstance(value, dict) and "object" in types
+        if is_object or (isinstance(value, list) and "array" in types):
+            return write(value)
     return _quoted(text)
 
 
 def read_json(text: str) -> Any:
     """The value of strict JSON text; None where it is not."""
     try:
-        value = json.loads(text, parse_constant=_refuse)
-        json.dumps(value, ensure_ascii=False).encode()  # a lone surrogate could not be sent
+        value = read(text)
+        write(value).encode()  # NaN or a lone surrogate could not be sent
     except (ValueError, RecursionError):
         return None
     return value
-
-
-def _refuse(name: str) -> None:
-    raise ValueError(name)
 
 
 def _quoted(text: str) -> str:
@@ -174,11 +175,12 @@ def _number(text: str, types: frozenset[str] | None) -> str:
 
 
 def _lenient_number(text: str) -> str | None:
-    """`.5`, `5.`, `+3`, `1_000`: what a program would read as a number."""
-    for read in (int, float):
-        try:
-            found = json.dumps(read(text)) if len(text) <= _MAX_NUMBER else ""
-        except ValueError:
-            continue
-        return found if _is_number(found) else None
-    return None
+    """`.5`, `5.`, `+3`, `1_000`: what a program would read as a number, digit for digit."""
+    found = _LENIENT.fullmatch(text.strip())
+    if found is None or not any(map(str.isdigit, found["whole"] + (found["part"] or ""))):
+        return None
+    whole = found["whole"].replace("_", "").lstrip("0") or "0"
+    part = (found["part"] or "").replace("_", "")
+    sign = found["sign"].replace("+", "")
+    number = f"{sign}{whole}{'.' if part else ''}{part}{found['exponent'] or ''}"
+    return number if _is_number(number) else None

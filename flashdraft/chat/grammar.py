@@ -10,15 +10,18 @@ from __future__ import annotations
 import functools
 import importlib.util
 import json
+import math
 import re
 import secrets
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flashdraft.chat.grammar_matcher import LlguidanceGrammar
-from flashdraft.chat.schema import common_multiple, is_deeper_than
+from flashdraft.chat.json_grammar import FREE, JsonGrammar
+from flashdraft.chat.schema import is_deeper_than, multiples
+from flashdraft.chat.schema_rules import lark_text
 from flashdraft.core import GrammarSpec
 from flashdraft.engine.grammar import (
     TOO_COMPLEX,
@@ -28,6 +31,7 @@ from flashdraft.engine.grammar import (
 )
 from flashdraft.errors import RequestError
 from flashdraft.models.tokenizer import Tokenizer
+from flashdraft.text.exact_json import read, write
 
 MAX_TEXT = 512 * 1024  # characters of a grammar
 MAX_DEPTH = 64  # of a schema
@@ -50,13 +54,6 @@ _BEYOND_LIMITS = re.compile(
 )
 _RAISE_A_LIMIT = re.compile(r"increase|[Uu]nable to determine")
 _NOTHING_MATCHES = "NoExtensionBias"  # llguidance's word for a first token that cannot be
-# A schema cannot change these. Whitespace is one space or a new line with an indent: a weak model
-# would go on with spaces for ever if it could.
-_JSON_OPTIONS: Any = {
-    "whitespace_pattern": r"\x20|\x0A(\x20{0,24}|\x09{0,8})",
-    "lenient": False,
-    "coerce_one_of": True,
-}
 
 
 def grammar_compiler(
@@ -189,29 +186,53 @@ def _source(spec: GrammarSpec) -> str:
         return build.grammar_from_lark(spec.text)
     if spec.kind == "choice":
         return build.grammar_from_lark("start: " + lark_choice(_choices(spec)))
-    schema: Any = {"type": "object"}
-    if spec.kind == "json_schema":
-        schema = _load(spec)
-        schema = {} if schema is True else schema
-        if not isinstance(schema, dict):
-            raise RequestError(f"The JSON schema is {schema!r:.200}; it must be an object.")
-        if is_deeper_than(schema, MAX_DEPTH):
-            raise RequestError(
-                f"The JSON schema is nested more than {MAX_DEPTH} levels deep; make it flatter, "
-                "with $defs and $ref if need be."
-            )
-        check_multiples(schema)
-    return build.grammar_from_json_schema(json.dumps(schema), overrides=_JSON_OPTIONS)
+    if spec.kind == "json_object":
+        return _json_source({"type": "object"})
+    schema = _load(spec)
+    schema = {} if schema is True else schema
+    if not isinstance(schema, dict):
+        raise RequestError(f"The JSON schema is {schema!r:.200}; it must be an object.")
+    if is_deeper_than(schema, MAX_DEPTH):
+        raise RequestError(
+            f"The JSON schema is nested more than {MAX_DEPTH} levels deep; make it flatter, "
+            "with $defs and $ref if need be."
+        )
+    check_multiples(schema)
+    return _json_source(schema)
+
+
+def _json_source(schema: Mapping[str, Any]) -> str:
+    import llguidance
+
+    grammar = JsonGrammar(FREE)
+    body = grammar.body(schema)
+    if grammar.lines:
+        text = "\n".join([f"start: {body}", *grammar.lines])
+        return llguidance.LLMatcher.grammar_from_lark(text)
+    # what a schema says of its own of such options does not count
+    return llguidance.LLMatcher.grammar_from_json_schema(
+        write(schema, ensure_ascii=True), overrides=FREE
+    )
 
 
 def check_multiples(schema: Any) -> None:
-    """Refuse a schema whose numbers would take too many states."""
-    multiple = common_multiple(schema)
-    if multiple > MAX_MULTIPLE:
+    """Refuse a schema whose numbers would take too many states, or overflow in llguidance."""
+    found = multiples(schema)
+    whole = math.lcm(*(one.coefficient for one in found))
+    if whole > MAX_MULTIPLE:
         raise GrammarTooComplexError(
-            f"{TOO_COMPLEX}: the least common multiple of the schema's multipleOf is {multiple}; "
+            f"{TOO_COMPLEX}: the least common multiple of the schema's multipleOf is {whole}; "
             f"at most {MAX_MULTIPLE}."
         )
+    decimals = [one.decimals for one in found]
+    if len(found) > 1:
+        # where two hold for one number, llguidance has their product in 32 bits
+        scale = 10 ** (max(decimals) - min(decimals))
+        if whole * scale * max(one.coefficient for one in found) >= 2**32:
+            raise GrammarTooComplexError(
+                f"{TOO_COMPLEX}: the schema's multipleOf have up to {max(decimals)} digits after "
+                "the point and are too far from each other; leave the smallest or largest out."
+            )
 
 
 def _choices(spec: GrammarSpec) -> list[str]:
@@ -225,13 +246,11 @@ def _choices(spec: GrammarSpec) -> list[str]:
 
 def lark_choice(texts: Sequence[str]) -> str:
     """One of several texts, as the body of a Lark rule."""
-    # DEL is the one control character that JSON leaves as it is and Lark does not take
-    spelled = (json.dumps(text, ensure_ascii=False) for text in texts)
-    return " | ".join(text.replace("\x7f", "\\u007f") for text in spelled)
+    return " | ".join(map(lark_text, texts))
 
 
 def _load(spec: GrammarSpec) -> Any:
     try:
-        return json.loads(spec.text)
+        return read(spec.text)
     except (ValueError, RecursionError) as error:
         raise RequestError(f"The text of the {spec.kind} grammar is no JSON: {error}.") from None

@@ -1,27 +1,26 @@
-"""Checks a conversation and brings it into the form that chat templates read: text only, for now.
+"""Checks a conversation before it is rendered: text only, for now.
 
 Which roles and fields mean something is the template's business; they are passed on as they come.
+What a template cannot read is brought into another form where it is rendered (text/fitting.py).
 """
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flashdraft.errors import RequestError
+from flashdraft.text import exact_json
+from flashdraft.text.fitting import MAY_STAND_ALONE
 
 Message = Mapping[str, Any]
 
 _TEXT_PARTS = ("text", "input_text", "output_text")  # the chat API's, the Responses API's
-_READS_TOOL_ROLE = re.compile(
-    r"role['\"\]\)]*\s*(?:==|!=|in|not in)\s*[\[(]?[^%}\n]*['\"]tool['\"]"
-)
+_THOUGHTS = ("reasoning_content", "thinking", "reasoning")  # templates differ
 
 
 def check_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Copies of the messages with text parts joined and tool-call arguments as objects."""
+    """Copies of the messages, fit to be sent to a renderer: text, and JSON that can be read."""
     if isinstance(messages, str | bytes) or not isinstance(messages, Sequence) or not messages:
         raise RequestError(
             'messages must be a non-empty list of {"role": …, "content": …}, '
@@ -44,52 +43,6 @@ def check_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any
     return [dict(tool) for tool in tools]
 
 
-def fit_to_template(messages: list[dict[str, Any]], template: str) -> list[dict[str, Any]]:
-    """The same conversation in the words that the template knows.
-
-    A template that has never heard of developers would drop their message or fail: they become the
-    system. One that reads tool results from the assistant's message gets them there.
-    """
-    if "developer" not in template:
-        for message in messages:
-            if message["role"] == "developer":
-                message["role"] = "system"
-    if "tool_responses" in template and not _READS_TOOL_ROLE.search(template):
-        return _fold_results(messages)
-    return messages
-
-
-def _fold_results(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Tool messages as `tool_responses` of the assistant's message that called."""
-    folded: list[dict[str, Any]] = []
-    for message in messages:
-        last = folded[-1] if folded else None
-        calls = last.get("tool_calls") if last is not None else None
-        if last is not None and calls and message["role"] == "tool":
-            results = list(last.get("tool_responses") or ())
-            name = message.get("name") or _called(calls, message, len(results))
-            last["tool_responses"] = [*results, {"name": name, "response": message["content"]}]
-        elif (
-            last is not None
-            and last.get("tool_responses")
-            and not last["content"]
-            and message["role"] == "assistant"
-            and not message.get("tool_calls")
-        ):
-            last["content"] = message["content"]  # what it said next belongs to the same turn
-        else:
-            folded.append(message)
-    return folded
-
-
-def _called(calls: Sequence[Mapping[str, Any]], message: Message, number: int) -> str:
-    """The name of the tool whose result this is: by the call's id, else by its place."""
-    for call in calls:
-        if call.get("id") is not None and call.get("id") == message.get("tool_call_id"):
-            return str(call["function"]["name"])
-    return str(calls[min(number, len(calls) - 1)]["function"]["name"])
-
-
 def _check_message(index: int, message: Message) -> dict[str, Any]:
     where = f"messages[{index}]"
     if not isinstance(message, Mapping):
@@ -101,25 +54,28 @@ def _check_message(index: int, message: Message) -> dict[str, Any]:
             "'assistant'."
         )
     checked = dict(message)
+    thoughts = next((message[name] for name in _THOUGHTS if message.get(name) is not None), None)
+    if thoughts is not None:
+        checked = {**dict.fromkeys(_THOUGHTS, thoughts), **message, "reasoning_content": thoughts}
     calls = message.get("tool_calls")
     if calls:
         checked["tool_calls"] = _check_calls(where, calls)
     content = message.get("content")
-    may_lack = ("tool_calls", "tool_responses", "reasoning_content")
-    if content is None and not any(message.get(name) for name in may_lack):
+    if content is not None:
+        checked["content"] = _check_content(where, content)
+    elif not any(checked.get(name) for name in MAY_STAND_ALONE):
         raise RequestError(f"{where} has no content; only a message with tool calls may lack it.")
-    checked["content"] = "" if content is None else _text_of(where, content)
     return checked
 
 
-def _text_of(where: str, content: Any) -> str:
+def _check_content(where: str, content: Any) -> str | list[dict[str, Any]]:
     if isinstance(content, str):
         return content
     if not isinstance(content, Sequence):
         raise RequestError(
             f"{where}.content is {brief(content)}; it must be text or a list of text parts."
         )
-    texts = []
+    parts = []
     for number, part in enumerate(content):
         kind = part.get("type") if isinstance(part, Mapping) else None
         if kind not in _TEXT_PARTS:
@@ -129,12 +85,11 @@ def _text_of(where: str, content: Any) -> str:
             )
         if not isinstance(part.get("text"), str):
             raise RequestError(f"{where}.content[{number}].text must be a string.")
-        texts.append(part["text"])
-    return "\n".join(texts)
+        parts.append({**part, "type": "text"})
+    return parts
 
 
 def _check_calls(where: str, calls: Any) -> list[dict[str, Any]]:
-    """Tool calls whose arguments are objects: clients send JSON text, templates want the values."""
     if not isinstance(calls, Sequence) or isinstance(calls, str):
         raise RequestError(f"{where}.tool_calls is {brief(calls)}; it must be a list.")
     checked = []
@@ -143,18 +98,19 @@ def _check_calls(where: str, calls: Any) -> list[dict[str, Any]]:
         function = call.get("function") if isinstance(call, Mapping) else None
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
             raise RequestError(f"{spot} needs a function with a name.")
-        arguments = function.get("arguments", {})
-        if isinstance(arguments, str):
-            try:
-                arguments = json.loads(arguments or "{}")
-            except (ValueError, RecursionError) as error:
-                raise RequestError(
-                    f"{spot}.function.arguments is not valid JSON: {error}."
-                ) from None
-        if not isinstance(arguments, Mapping):
-            raise RequestError(f"{spot}.function.arguments must be a JSON object.")
-        checked.append({**call, "function": {**function, "arguments": dict(arguments)}})
+        _check_arguments(f"{spot}.function.arguments", function.get("arguments", {}))
+        checked.append({**call, "function": dict(function)})
     return checked
+
+
+def _check_arguments(where: str, arguments: Any) -> None:
+    if isinstance(arguments, str):
+        try:
+            arguments = exact_json.read(arguments or "{}")
+        except (ValueError, RecursionError) as error:
+            raise RequestError(f"{where} is not valid JSON: {error}.") from None
+    if not isinstance(arguments, Mapping):
+        raise RequestError(f"{where} must be a JSON object.")
 
 
 def brief(value: Any) -> str:

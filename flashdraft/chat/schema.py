@@ -5,18 +5,23 @@ It validates nothing: it answers which types a value may have, and leads to a pr
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from decimal import Decimal
-from typing import Any
+from typing import Any, NamedTuple
+
+from flashdraft.text.exact_json import NegativeZero, Number, exact, levels
 
 _MAX_ALTERNATIVES = 64  # of anyOf, oneOf, allOf and $ref together: more are not looked at
+DEFINITIONS = ("$defs", "definitions")
+NAMED = ("properties", "patternProperties", "dependentSchemas")  # whose keys are names
+DATA = ("const", "enum", "default", "example", "examples")  # which hold values, not schemas
 _JSON_TYPES: dict[type, str] = {
     str: "string",
     bool: "boolean",
     int: "integer",
+    NegativeZero: "integer",
     float: "number",
+    Number: "number",
     dict: "object",
     list: "array",
     type(None): "null",
@@ -28,34 +33,40 @@ def is_deeper_than(value: Any, limit: int) -> bool:
 
     Level by level: recursion on a client's data could be made to fail.
     """
-    return any(depth > limit for depth, _ in enumerate(_levels(value), 1))
+    return any(depth > limit for depth, _ in enumerate(levels(value), 1))
 
 
-def common_multiple(schema: Any) -> int:
-    """The least common multiple of all multipleOf in a schema, their decimal points left out."""
-    found = 1
-    for level in _levels(schema):
+class Multiple(NamedTuple):
+    """A multipleOf: a whole number, its last digits after the point."""
+
+    coefficient: int
+    decimals: int
+
+
+def multiples(schema: Any) -> set[Multiple]:
+    """All multipleOf in a schema."""
+    found = set()
+    for level in levels(schema):
         for one in level:
-            number = one.get("multipleOf") if isinstance(one, Mapping) else None
-            if isinstance(number, int | float) and number > 0:
-                digits = Decimal(str(number)).normalize().as_tuple()
-                exponent = digits.exponent if isinstance(digits.exponent, int) else 0
-                whole = int("".join(map(str, digits.digits))) * 10 ** max(0, min(exponent, 30))
-                found = math.lcm(found, whole)
+            number = exact(one.get("multipleOf")) if isinstance(one, Mapping) else None
+            if number is not None and number > 0:
+                _, digits, exponent = number.normalize().as_tuple()
+                power = min(exponent, 30) if isinstance(exponent, int) else 0
+                whole = int("".join(map(str, digits))) * 10 ** max(0, power)
+                found.add(Multiple(whole, max(0, -power)))
     return found
 
 
-def _levels(value: Any) -> Iterator[list[Any]]:
-    """The values at every depth, beginning with the outermost one."""
-    level = [value]
-    while level:
-        yield level
-        inner = [
-            one.values() if isinstance(one, Mapping) else one
-            for one in level
-            if isinstance(one, Mapping | list)
-        ]
-        level = [child for children in inner for child in children]
+def subschemas(schema: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """The schemas right inside a schema; definitions are inside where they are referred to."""
+    for key, value in schema.items():
+        if key in DATA or key in DEFINITIONS or str(key).startswith("x-"):
+            continue
+        if isinstance(value, Mapping) and key not in NAMED:
+            yield value
+        elif isinstance(value, Mapping | list):
+            inner = value.values() if isinstance(value, Mapping) else value
+            yield from (one for one in inner if isinstance(one, Mapping))
 
 
 def tool_functions(tools: Sequence[Mapping[str, Any]] | None) -> dict[str, Any]:

@@ -12,17 +12,17 @@ from typing import Any
 
 from flashdraft.chat import gemma4, hermes
 from flashdraft.chat.formats import open_thought
-from flashdraft.chat.gemma4_grammar import GemmaRules
+from flashdraft.chat.gemma4_grammar import TERMINALS, GemmaSyntax, arguments_rule
+from flashdraft.chat.json_grammar import FIXED, JsonGrammar
 from flashdraft.chat.marks import Mark
 from flashdraft.chat.schema import tool_functions
+from flashdraft.chat.schema_rules import SchemaRules, lark_text
 from flashdraft.core import GrammarSpec
 from flashdraft.errors import RequestError
 from flashdraft.models.tokenizer import Tokenizer
 
 REQUIRED = "required"
 AUTO = "auto"
-# Qwen's templates print JSON like this; the fixed form is also what drafts guess best.
-JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
 def tool_grammar(
@@ -84,9 +84,9 @@ def _gemma_grammar(
 ) -> str:
     ids = {mark: tokenizer.token_id(text) for mark, text in gemma4.SPELLINGS.items()}
     tokens = {mark: f"<[{index}]>" for mark, index in ids.items()}
-    rules = GemmaRules(tokens[Mark.QUOTE])
+    rules = SchemaRules(GemmaSyntax(tokens[Mark.QUOTE]))
     calls = [
-        f"{json.dumps(name, ensure_ascii=False)} {rules.arguments(name, schema)}"
+        f"{lark_text(name)} {arguments_rule(rules, name, schema)}"
         for name, schema in functions.items()
     ]
     end = tokenizer.token_id(gemma4.TOOL_RESPONSE)
@@ -101,7 +101,8 @@ def _gemma_grammar(
             f"thought: {tokens[Mark.THINK]} TEXT? {tokens[Mark.END_THINK]}",
             f"calls: call{'+' if parallel else ''}{after}",
             f'call: {tokens[Mark.CALL]} "call:" ({" | ".join(calls)}) {tokens[Mark.END_CALL]}',
-            rules.text(),
+            *rules.lines,
+            *TERMINALS,
             "TEXT: /(?s:.+)/",
         ]
     )
@@ -119,11 +120,13 @@ def _hermes_grammar(
     mark = {name: _mark(tokenizer, text) for name, text in known.items()}
     lines = []
     calls = []
+    rules = JsonGrammar(FIXED)
     for number, (name, schema) in enumerate(functions.items()):
         head = json.dumps({"name": name}, ensure_ascii=False)[:-1] + ', "arguments": '
-        calls.append(f"{json.dumps(head, ensure_ascii=False)} arguments{number}")
-        whole = {**_arguments_schema(name, schema), "x-guidance": JSON_STYLE}
-        lines.append(f"arguments{number}: %json {json.dumps(whole)}")
+        calls.append(f"{lark_text(head)} arguments{number}")
+        where = f"the parameters of the tool {name!r:.60}"
+        lines.append(f"arguments{number}: {rules.body(_arguments_schema(name, schema), where)}")
+    lines += rules.lines
     lines.append(f'call: "\\n" ({" | ".join(calls)}) "}}\\n" {mark[Mark.END_CALL]}')
     start = ""
     if Mark.THINK in known:

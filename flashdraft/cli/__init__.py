@@ -5,7 +5,6 @@ What a command does stands in its own module; nothing else in the package prints
 
 from __future__ import annotations
 
-import argparse
 import logging
 import os
 import sys
@@ -25,6 +24,7 @@ from flashdraft.cli import (
     synth,
     train,
 )
+from flashdraft.cli.parser import Parser, in_flags
 from flashdraft.core import VERSION
 from flashdraft.errors import FlashdraftError
 
@@ -35,12 +35,11 @@ EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 EXIT_PIPE_CLOSED = 141  # 128 + SIGPIPE
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> Parser:
     """The parser of the whole command line; every command leaves its function in `run`."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="flashdraft",
         description="Answers from a large language model, several times faster, same output.",
-        allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"flashdraft {VERSION}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
@@ -58,20 +57,24 @@ def build_parser() -> argparse.ArgumentParser:
         export,
     ):
         module.add_command(commands)
+    for one in (parser, *commands.choices.values()):
+        one.commands = commands.choices
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return the exit code."""
-    arguments = build_parser().parse_args(argv)
     _replace_what_cannot_be_encoded()
+    flags: dict[str, str] = {}
     with _visible_warnings():
         try:
+            arguments = build_parser().parse_args(argv)
+            flags = arguments.flags
             code: int = arguments.run(arguments)
             sys.stdout.flush()
             return code
         except FlashdraftError as error:
-            print(f"flashdraft: error: {error}", file=sys.stderr)
+            print(f"flashdraft: error: {in_flags(error, flags)}", file=sys.stderr)
             return EXIT_ERROR
         except KeyboardInterrupt:
             return EXIT_INTERRUPTED

@@ -13,14 +13,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
+from flashdraft.cli.parser import Parser, device, one_of
 from flashdraft.core import SamplingParams
 from flashdraft.engine.config import KV_DTYPES, KV_KEYS, EngineConfig
-from flashdraft.errors import RequestError
+from flashdraft.errors import CheckpointError, RequestError
 from flashdraft.kernels.select import DTYPES, QUANTIZE
 from flashdraft.llm import LLM
 from flashdraft.models.sources import default_drafter
 
-Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+Commands: TypeAlias = "argparse._SubParsersAction[Parser]"
 
 LLM_DEFAULTS = {name: p.default for name, p in inspect.signature(LLM).parameters.items()}
 
@@ -66,11 +67,12 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         "auto, none (plain decoding), ngram (lookup only), or a drafter's folder or Hub id",
     )
     add("verify", _verify_length, "N", "draft tokens to check per step, or auto")
-    add("device", str, "DEVICE", "auto, cpu or cuda")
-    add("dtype", str, "DTYPE", f"one of {', '.join(DTYPES)}")
+    add("device", device, "DEVICE", "auto, cpu or cuda")
+    add("dtype", one_of("--dtype", DTYPES), "DTYPE", f"one of {', '.join(DTYPES)}")
     schemes = f"one of {', '.join(QUANTIZE)}; on a GPU"
-    add("quantize", str, "SCHEME", f"what float weights become as they are loaded, {schemes}")
-    add("quantize_head", str, "SCHEME", f"the same for the head, {schemes}")
+    weights, head = (one_of(flag, QUANTIZE) for flag in ("--quantize", "--quantize-head"))
+    add("quantize", weights, "SCHEME", f"what float weights become as they are loaded, {schemes}")
+    add("quantize_head", head, "SCHEME", f"the same for the head, {schemes}")
     add("max_context", int, "N", "longest prompt plus answer, in tokens")
     add("cache_gb", float, "GB", "memory for keys and values")
     add_cache_arguments(group)
@@ -83,8 +85,10 @@ def add_cache_arguments(parser: argparse._ActionsContainer) -> None:
         ("kv_dtype", "DTYPE", "of keys and values", KV_DTYPES),
         ("kv_keys", "WAY", keys, KV_KEYS),
     ):
+        flag = "--" + name.replace("_", "-")
         parser.add_argument(
-            "--" + name.replace("_", "-"),
+            flag,
+            type=one_of(flag, known),
             default=getattr(EngineConfig, name),
             metavar=metavar,
             help=f"{what}, one of {', '.join(known)} (default: %(default)s)",
@@ -96,7 +100,22 @@ def add_quantize_arguments(parser: argparse.ArgumentParser) -> None:
     schemes = f"one of {', '.join(QUANTIZE)}; on a GPU"
     for flag, what in (("--quantize", "float weights"), ("--quantize-head", "head and its table")):
         text = f"what the target's {what} become on loading, {schemes}"
-        parser.add_argument(flag, metavar="SCHEME", help=text)
+        parser.add_argument(flag, type=one_of(flag, QUANTIZE), metavar="SCHEME", help=text)
+
+
+def add_device_arguments(parser: argparse.ArgumentParser, dtype_help: str | None = None) -> None:
+    """--device and --dtype, for the same commands."""
+    shown = " (default: %(default)s)"
+    parser.add_argument(
+        "--device", type=device, default="auto", metavar="DEVICE", help="auto, cpu or cuda" + shown
+    )
+    parser.add_argument(
+        "--dtype",
+        type=one_of("--dtype", DTYPES),
+        default="auto",
+        metavar="DTYPE",
+        help=dtype_help or f"one of {', '.join(DTYPES)}" + shown,
+    )
 
 
 def add_sampling_arguments(parser: argparse.ArgumentParser, model_decides: bool) -> None:
@@ -189,7 +208,7 @@ def model_sampling(generation_config: Mapping[str, Any]) -> SamplingParams:
     try:
         return SamplingParams(**{"temperature": 1.0, **given})
     except RequestError as error:
-        raise RequestError(f"The model's generation_config is not usable: {error}") from None
+        raise CheckpointError(f"The model's generation_config is not usable: {error}") from None
 
 
 def require_template(llm: LLM) -> None:

@@ -65,7 +65,6 @@ def add_command(commands: Commands) -> None:
         description="Measure plain and drafted decoding in turns, on built-in samples or on "
         "published tasks. The table goes to stdout, progress to stderr. Ctrl-C keeps what was "
         "measured.",
-        allow_abbrev=False,
     )
     _add_task_arguments(parser)
     _add_run_arguments(parser)
@@ -88,7 +87,6 @@ def add_command(commands: Commands) -> None:
         "compare",
         help="put two results files side by side",
         description="Compare two files that bench --json has written, with ratios and intervals.",
-        allow_abbrev=False,
     )
     for name in ("a", "b"):
         compare.add_argument(name, type=Path, metavar=f"{name.upper()}.json")

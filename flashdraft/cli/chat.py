@@ -11,7 +11,7 @@ import contextlib
 import importlib
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from flashdraft.cli.answer import Answer, show_answer
@@ -27,6 +27,7 @@ from flashdraft.cli.arguments import (
 )
 from flashdraft.cli.conversation import Conversation, Message, Turn
 from flashdraft.cli.display import AnswerView, DraftColours, Screen
+from flashdraft.cli.parser import in_flags
 from flashdraft.cli.statistics import Totals, describe_briefly, describe_fully, describe_histogram
 from flashdraft.core import FinishReason, SamplingParams
 from flashdraft.errors import FlashdraftError, RequestError
@@ -52,7 +53,6 @@ def add_command(commands: Commands) -> None:
         "chat",
         help="talk to a model",
         description="Talk to a model. /help lists what else can be typed; Ctrl-D leaves.",
-        allow_abbrev=False,
     )
     add_sampling_arguments(parser, model_decides=True)
     add_model_arguments(parser)
@@ -65,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
     llm = load_model(arguments)
     require_template(llm)
     params = sampling_params(arguments, model_sampling(llm.generation_config))
-    chat = Chat(llm, params, Screen.detect(), Conversation(arguments.system))
+    chat = Chat(llm, params, Screen.detect(), Conversation(arguments.system), arguments.flags)
     if sys.stdin.isatty():
         chat.talk_in_terminal()
     else:
@@ -77,8 +77,14 @@ class Chat:
     """A conversation with a model."""
 
     def __init__(
-        self, llm: LLM, params: SamplingParams, screen: Screen, conversation: Conversation
+        self,
+        llm: LLM,
+        params: SamplingParams,
+        screen: Screen,
+        conversation: Conversation,
+        flags: Mapping[str, str] | None = None,
     ) -> None:
+        self._flags = flags or {}  # as errors are to name them
         self._llm = llm
         self._params = params
         self._screen = screen
@@ -115,7 +121,7 @@ class Chat:
                 if not self.take(line):
                     return
             except FlashdraftError as error:
-                self._screen.note(f"flashdraft: error: {error}")
+                self._screen.note(f"flashdraft: error: {in_flags(error, self._flags)}")
 
     def talk_through_pipe(self) -> None:
         """Take lines from stdin until they end or say /exit."""

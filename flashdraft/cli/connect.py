@@ -23,6 +23,7 @@ from flashdraft.cli.arguments import Commands
 from flashdraft.cli.files import write_text
 from flashdraft.cli.serve import KEY_VARIABLE
 from flashdraft.errors import RequestError
+from flashdraft.files import put_in_place
 from flashdraft.server.settings import ServerSettings, is_loopback
 
 DEFAULT_URL = f"http://{ServerSettings.host}:{ServerSettings.port}"
@@ -149,7 +150,6 @@ def add_command(commands: Commands) -> None:
         help="print or write the settings of common clients",
         description="Print the settings that point a client at a running server, or write them "
         "where the client looks.",
-        allow_abbrev=False,
     )
     parser.add_argument(
         "--client", choices=CLIENTS, metavar="NAME", help=f"one of {', '.join(CLIENTS)}; else all"
@@ -201,14 +201,15 @@ def run(arguments: argparse.Namespace) -> int:
 def base_address(url: str) -> str:
     """The server's address without /v1 or a slash at its end."""
     text = url if "://" in url else f"http://{url}"
-    parts = urllib.parse.urlsplit(text)
     try:
+        parts = urllib.parse.urlsplit(text)
         is_usable = parts.scheme in ("http", "https") and bool(parts.hostname)
         is_usable &= parts.username is None  # who may ask is the key's matter
         is_usable &= parts.port is None or parts.port > 0
-    except ValueError:  # a port that is no number
+        is_usable &= not parts.query and not parts.fragment
+    except ValueError:  # a port that is no number, brackets that hold no address
         is_usable = False
-    if not is_usable or parts.query or parts.fragment:
+    if not is_usable:
         raise RequestError(f"The address is {url!r}; it must look like {DEFAULT_URL}.")
     path = parts.path.rstrip("/").removesuffix("/v1").rstrip("/")
     return f"{parts.scheme}://{parts.netloc}{path}"
@@ -228,6 +229,7 @@ def ask_server(url: str, api_key: str) -> Server:
         raise _refusal(url, error.code) from None
     except OSError as error:
         reason = getattr(error, "reason", error)
+        reason = getattr(reason, "strerror", None) or reason
         raise RequestError(
             f"No server answers at {url} ({reason}). Start one with `flashdraft serve`, name "
             "another with --url, or give --model to write the settings all the same."
@@ -280,7 +282,7 @@ def _write_secret(path: Path, text: str) -> None:
         try:
             with open(descriptor, "w", encoding="utf-8") as file:
                 file.write(text)
-            os.replace(part, target)
+            put_in_place(Path(part), target)
         finally:
             Path(part).unlink(missing_ok=True)
     except OSError as error:

@@ -18,7 +18,8 @@ from typing import TextIO
 
 from flashdraft.cli.statistics import Progress, describe_briefly
 from flashdraft.core import TokenEvent
-from flashdraft.models.tokenizer import StreamDecoder, Tokenizer
+from flashdraft.models.stream_decoder import StreamDecoder
+from flashdraft.models.tokenizer import Tokenizer
 
 REFRESH_S = 0.1  # of the live line
 _RESET, _DIM, _DRAFTED, _TARGET = "\x1b[0m", "\x1b[2m", "\x1b[36m", "\x1b[33m"

@@ -8,6 +8,7 @@ import textwrap
 from pathlib import Path
 
 from flashdraft.bench.doctor import examine
+from flashdraft.bench.doctor_files import verify_files
 from flashdraft.bench.doctor_probe import Mode
 from flashdraft.bench.doctor_report import (
     DEFAULT_SECONDS,
@@ -21,6 +22,7 @@ from flashdraft.bench.doctor_report import (
 from flashdraft.cli.arguments import (
     Commands,
     add_cache_arguments,
+    add_device_arguments,
     add_json_argument,
     add_quantize_arguments,
 )
@@ -28,7 +30,6 @@ from flashdraft.cli.display import Screen
 from flashdraft.cli.files import STDOUT, check_writable, write_json
 from flashdraft.core import SamplingParams
 from flashdraft.errors import RequestError
-from flashdraft.kernels.select import DTYPES
 from flashdraft.models.sources import DEFAULT_MODEL
 
 HEALTHY, UNHEALTHY = 0, 1
@@ -46,7 +47,6 @@ def add_command(commands: Commands) -> None:
         description="Check the machine, the kernels, that drafted text is the plain text, and the "
         "accepted length; name what keeps it low. Exit status 0: healthy, 1: a problem, "
         "or too little time to judge.",
-        allow_abbrev=False,
     )
     shown = " (default: %(default)s)"
     parser.add_argument(
@@ -61,15 +61,7 @@ def add_command(commands: Commands) -> None:
         metavar="DRAFTER",
         help="auto, none, ngram, or a drafter's folder or Hub id" + shown,
     )
-    parser.add_argument(
-        "--device", default=Settings.device, metavar="DEVICE", help="auto, cpu or cuda" + shown
-    )
-    parser.add_argument(
-        "--dtype",
-        default=Settings.dtype,
-        metavar="DTYPE",
-        help=f"one of {', '.join(DTYPES)}" + shown,
-    )
+    add_device_arguments(parser)
     add_quantize_arguments(parser)
     add_cache_arguments(parser)
     parser.add_argument(
@@ -92,6 +84,11 @@ def add_command(commands: Commands) -> None:
         metavar="N",
         help="time for the checks once the model is loaded, and what is then under way" + shown,
     )
+    parser.add_argument(
+        "--verify-files",
+        action="store_true",
+        help="only read the pair's files and compare them with what was published; loads nothing",
+    )
     add_json_argument(parser)
     parser.set_defaults(run=run)
 
@@ -102,7 +99,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json not in (None, STDOUT):
         check_writable(Path(arguments.json))
     screen = Screen.detect()
-    report = examine(settings, screen.note if screen.err_is_terminal else lambda _: None)
+    study = verify_files if arguments.verify_files else examine
+    report = study(settings, screen.note if screen.err_is_terminal else lambda _: None)
     if arguments.json is not None:
         write_json(arguments.json, report.to_json())
     if arguments.json != STDOUT:
@@ -122,6 +120,8 @@ def render(report: Report, has_colours: bool = False) -> list[str]:
         lines += _render_finding(finding, has_colours)
     counts = {s: sum(f.status == s for f in report.findings) for s in (PROBLEM, WARNING)}
     state = "healthy" if report.is_healthy else "not healthy"
+    if report.files is not None:
+        state = "no damage was found" if report.is_healthy else "damaged"
     if report.not_judged is not None and not report.has_problems:
         state = f"not judged: {report.not_judged}; raise --seconds"
     if report.causes:
@@ -173,5 +173,9 @@ def _read_template(path: Path) -> str:
                 f"{_MAX_TEMPLATE_BYTES}."
             )
         return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise RequestError(f"The template {path} cannot be read: {error}.") from None
+    except OSError as error:
+        raise RequestError(
+            f"The template {path} cannot be read: {error.strerror or error}."
+        ) from None
+    except UnicodeDecodeError as error:
+        raise RequestError(f"The template {path} is not UTF-8: {error}.") from None

@@ -10,11 +10,13 @@ from pathlib import Path
 
 from flashdraft.cli.arguments import Commands, add_json_argument
 from flashdraft.cli.files import write_json
+from flashdraft.cli.parser import one_of
 from flashdraft.errors import RequestError
 from flashdraft.external.checkpoint_rules import BOTH, Finding, Report, check_folder
 from flashdraft.external.versions import ENGINES
 from flashdraft.kernels.select import QUANTIZE, WeightFormats, read_scheme
 from flashdraft.models.loading import open_checkpoint
+from flashdraft.models.model_files import reading
 from flashdraft.models.sources import resolve_source
 from flashdraft.train.export import LAYOUTS, export, read_provenance
 
@@ -29,7 +31,6 @@ def add_command(commands: Commands) -> None:
         description="Write a drafter in z-lab's layout (vLLM, SGLang, the dflash package) or in "
         "speculators' (vLLM), with its provenance beside it. With --check nothing is written: the "
         "folder is held against the rules that vLLM and SGLang apply; exit status 1 if it fails.",
-        allow_abbrev=False,
     )
     parser.add_argument("drafter", metavar="DRAFTER", help="a drafter's folder or Hub id")
     where = parser.add_mutually_exclusive_group(required=True)
@@ -51,6 +52,7 @@ def add_command(commands: Commands) -> None:
     for flag, what in (("--quantize", "weights"), ("--quantize-head", "head")):
         parser.add_argument(
             flag,
+            type=one_of(flag, QUANTIZE),
             metavar="SCHEME",
             help=f"what the target's {what} will be held in, as in training: one of "
             f"{', '.join(QUANTIZE)}",
@@ -90,7 +92,8 @@ def _check(arguments: argparse.Namespace) -> int:
     target = None
     if arguments.model is not None:
         target = open_checkpoint(resolve_source(arguments.model).path).config
-    report = check_folder(folder, target)
+    with reading(f"The drafter in {folder}"):
+        report = check_folder(folder, target)
     if arguments.json is not None:
         write_json(arguments.json, _as_json(report))
     else:

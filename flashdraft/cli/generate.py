@@ -36,7 +36,6 @@ def add_command(commands: Commands) -> None:
         "generate",
         help="answer one prompt",
         description="Answer one prompt. The answer goes to stdout, statistics to stderr.",
-        allow_abbrev=False,
     )
     parser.add_argument("prompt", metavar="PROMPT", help='the prompt; "-" reads stdin')
     parser.add_argument(

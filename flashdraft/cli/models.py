@@ -31,7 +31,6 @@ def add_command(commands: Commands) -> None:
         help="list the models known by name, and the formats of weights",
         description="List the models known by name, and the formats that weights can be loaded "
         "from and made into. Other models are named by Hub id, folder or GGUF.",
-        allow_abbrev=False,
     )
     add_json_argument(parser)
     parser.set_defaults(run=run)

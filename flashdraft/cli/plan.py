@@ -29,7 +29,6 @@ def add_command(commands: Commands) -> None:
         help="what fits on a GPU, and how fast it should be",
         description="Before loading anything: memory of weights, drafter and cache, what fits on "
         "this or a named GPU and in which format, and the expected speed. Asks no network.",
-        allow_abbrev=False,
     )
     parser.add_argument(
         "model",

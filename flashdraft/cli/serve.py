@@ -9,9 +9,7 @@ import argparse
 import asyncio
 import importlib
 import os
-import re
 import socket
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +19,6 @@ from flashdraft.cli.display import Screen
 from flashdraft.engine.config import EngineConfig
 from flashdraft.errors import FlashdraftError, RequestError
 from flashdraft.interrupts import terminate_as_interrupt
-from flashdraft.kernels.select import DTYPES, read_scheme
 from flashdraft.models.sources import DEFAULT_MODEL, resolve_source
 from flashdraft.models.tokenizer import Tokenizer
 from flashdraft.server.settings import ServerSettings
@@ -29,20 +26,6 @@ from flashdraft.server.settings import ServerSettings
 ENDING = "Finishing the running answers; the same signal again ends at once."
 NOT_LOADED = "Stopped before the model was loaded."
 KEY_VARIABLE = "FLASHDRAFT_API_KEY"  # a flag shows in the list of processes; this does not
-_DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
-
-
-class _ServeParser(argparse.ArgumentParser):
-    """Sets aside what follows `--`: it is for another program, whatever it looks like."""
-
-    def parse_known_args(  # type: ignore[override]
-        self, args: Sequence[str] | None = None, namespace: Any = None
-    ) -> tuple[argparse.Namespace, list[str]]:
-        words = list(args or [])
-        cut = words.index("--") if "--" in words else len(words)
-        found, unknown = super().parse_known_args(words[:cut], namespace)
-        found.extra = words[cut + 1 :]
-        return found, unknown
 
 
 def add_command(commands: Commands) -> None:
@@ -53,9 +36,8 @@ def add_command(commands: Commands) -> None:
         description="Serve a model with OpenAI's and Anthropic's APIs, and a web page at /. Ends "
         "with Ctrl-C or SIGTERM once the running answers are done; a second one ends at once.",
         epilog="What follows -- goes to the outside engine as it is.",
-        allow_abbrev=False,
     )
-    parser.__class__ = _ServeParser  # argparse gives one class to all commands
+    parser.takes_rest = True
     parser.add_argument(
         "name",
         nargs="?",
@@ -171,13 +153,6 @@ def _check_values(arguments: argparse.Namespace) -> None:
     if isinstance(arguments.verify, int):
         given["verify"] = arguments.verify
     EngineConfig(**{name: value for name, value in given.items() if value is not None})
-    if arguments.dtype not in DTYPES:
-        known = ", ".join(DTYPES)
-        raise RequestError(f"dtype is {arguments.dtype!r}; it must be one of {known}.")
-    for name in ("quantize", "quantize_head"):
-        read_scheme(name, getattr(arguments, name))
-    if not _DEVICE.fullmatch(arguments.device):
-        raise RequestError(f"device is {arguments.device!r}; it must be auto, cpu or cuda.")
 
 
 def _model_name(arguments: argparse.Namespace) -> str:

@@ -5,12 +5,17 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from flashdraft.cli.arguments import Commands, add_json_argument, add_quantize_arguments
+from flashdraft.cli.arguments import (
+    Commands,
+    add_device_arguments,
+    add_json_argument,
+    add_quantize_arguments,
+)
 from flashdraft.cli.display import Screen
 from flashdraft.cli.files import check_writable, write_json
 from flashdraft.errors import RequestError
 from flashdraft.interrupts import terminate_as_interrupt
-from flashdraft.kernels.select import DTYPES, WeightFormats
+from flashdraft.kernels.select import WeightFormats
 from flashdraft.train.prompts import read_texts
 from flashdraft.train.regenerate import load_target
 from flashdraft.train.synth import SynthSettings, synthesize
@@ -23,7 +28,6 @@ def add_command(commands: Commands) -> None:
         help="let a model write prompts to train on",
         description="Sample user messages from the target's own chat template: training prompts "
         "without a data set. A file that exists is continued.",
-        allow_abbrev=False,
     )
     parser.add_argument(
         "--model", required=True, metavar="TARGET", help="a known name, a Hub id, a folder or GGUF"
@@ -56,10 +60,7 @@ def add_command(commands: Commands) -> None:
         "several times",
     )
     parser.add_argument("--slots", type=int, metavar="N", help="messages written at once")
-    parser.add_argument("--device", default="auto", metavar="DEVICE", help="auto, cpu or cuda")
-    parser.add_argument(
-        "--dtype", default="auto", metavar="DTYPE", help=f"one of {', '.join(DTYPES)}"
-    )
+    add_device_arguments(parser)
     add_quantize_arguments(parser)
     add_json_argument(parser)
     parser.set_defaults(run=run)

@@ -14,7 +14,13 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from flashdraft.cli.arguments import Commands, Flag, add_json_argument, add_quantize_arguments
+from flashdraft.cli.arguments import (
+    Commands,
+    Flag,
+    add_device_arguments,
+    add_json_argument,
+    add_quantize_arguments,
+)
 from flashdraft.cli.display import LiveLine, Screen
 from flashdraft.cli.files import STDOUT, check_writable, write_json
 from flashdraft.errors import RequestError
@@ -74,7 +80,6 @@ def add_command(commands: Commands) -> None:
         description="Train a drafter for a target. Without --prompts and --answers the target "
         "writes its own prompts. Run the same command again to resume; under torchrun every "
         "process trains on its share of the batches.",
-        allow_abbrev=False,
     )
     parser.add_argument("target", metavar="TARGET", help="a known name, a Hub id, a folder or GGUF")
     parser.add_argument(
@@ -83,13 +88,7 @@ def add_command(commands: Commands) -> None:
     _add_data_arguments(parser)
     _add_drafter_arguments(parser)
     _add_run_arguments(parser)
-    parser.add_argument("--device", default="auto", metavar="DEVICE", help="auto, cpu or cuda")
-    parser.add_argument(
-        "--dtype",
-        default="auto",
-        metavar="DTYPE",
-        help="of the target: auto is bfloat16 on a GPU and float32 on a CPU",
-    )
+    add_device_arguments(parser, "of the target: auto is bfloat16 on a GPU and float32 on a CPU")
     add_quantize_arguments(parser)
     add_json_argument(parser)
     parser.set_defaults(run=run)

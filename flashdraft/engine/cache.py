@@ -127,8 +127,10 @@ class KVCache:
                 one = torch.zeros(shape, device=kernels.device, dtype=dtype or kernels.dtype)
                 self._storage.append((one[0] if layer.has_keys else None, one[-1]))
         except (RuntimeError, MemoryError) as error:
+            counts = bytes_per_token(layers, dtype or kernels.dtype)
+            size = sum(count * page_size * counts[window] for window, count in pages.items())
             raise CapacityError(
-                f"The key/value cache does not fit in memory ({error}); "
+                f"The key/value cache does not fit in memory (it takes {size / 10**9:.3f} GB); "
                 "lower cache_gb, max_context or max_batch."
             ) from error
         self.book_pools = [Pool(pages[window], window) for window in self.windows]

@@ -56,7 +56,8 @@ class Committer:
         """Commit the accepted draft tokens and the bonus token of one work.
 
         `samples` are the target's own tokens, one per row of `logits`, cut before the first row
-        that no token can be chosen from. The logits matter only where log-probabilities are wanted.
+        that no token can be chosen from. The logits matter only where log-probabilities are wanted,
+        and to say whose fault such a row is.
         """
         try:
             return self._accept(work, live, draft, samples, num_accepted, logits, stats)
@@ -97,7 +98,9 @@ class Committer:
             position = work.start + work.num_tokens + num_accepted
             constraint = live.sampler.constraint
             failure = constraint.failure if constraint is not None else None
-            return Ending(FinishReason.ERROR, failure or str(LogitsError(position)))
+            raw = logits[num_accepted] if len(logits) else NO_LOGITS
+            error = LogitsError(position, raw, live.sampler)
+            return Ending(FinishReason.ERROR, failure or str(error))
         return None
 
     def settle(

@@ -13,6 +13,9 @@ KV_DTYPES = ("auto", "fp8")
 KV_KEYS = ("stored", "rebuilt")
 _GPU_SIZES = {"max_batch": 32, "max_step_tokens": 4096, "prefill_chunk": 2048}
 
+MAX_BATCH = 65536
+MAX_CACHE_GB = 10**9
+
 
 @dataclass(frozen=True)
 class EngineConfig:
@@ -43,7 +46,8 @@ class EngineConfig:
         return device == "cuda" if self.run_ahead is None else self.run_ahead
 
     def __post_init__(self) -> None:
-        for name in ("max_batch", "page_size", "max_step_tokens", "prefill_chunk"):
+        self._require("max_batch", 1, MAX_BATCH, f"an integer of at least 1, at most {MAX_BATCH}")
+        for name in ("page_size", "max_step_tokens", "prefill_chunk"):
             self._require(name, 1, math.inf, "an integer of at least 1")
         if self.max_context is not None:
             self._require("max_context", 2, math.inf, "None or an integer of at least 2")
@@ -51,8 +55,9 @@ class EngineConfig:
             limit = f"None ('auto') or an integer from 0 to {MAX_VERIFY}"
             self._require("verify", 0, MAX_VERIFY, limit)
         size = self.cache_gb
-        if size is not None and (type(size) not in (int, float) or not 0 < size < math.inf):
-            raise RequestError(f"cache_gb is {size!r}; it must be None or a number above 0.")
+        if size is not None and (type(size) not in (int, float) or not 0 < size <= MAX_CACHE_GB):
+            limit = f"None or a number above 0, at most {MAX_CACHE_GB}"
+            raise RequestError(f"cache_gb is {size!r}; it must be {limit}.")
         for name, known in (("kv_dtype", KV_DTYPES), ("kv_keys", KV_KEYS)):
             value = getattr(self, name)
             if value not in known:

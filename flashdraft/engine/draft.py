@@ -291,13 +291,13 @@ class BlockProposer:
         return self._cache.layers(rows.views, self._first_layer, last)
 
     def widen(self, logits: Tensor) -> Tensor:
-        """Logits over the target's vocabulary, from those over a reduced one."""
+        """Logits over what the target may say, from those over its vocabulary or a reduced one."""
         size = self.drafter.config.draft_vocab_size
         if size is None:
-            return logits
+            return self._target.forbid(logits)
         ids = self.drafter.target_ids(torch.arange(size, device=logits.device))
         wide = logits.new_full((logits.shape[0], self._target.config.vocab_size), -math.inf)
-        return wide.index_copy_(1, ids, logits)
+        return self._target.forbid(wide.index_copy_(1, ids, logits))
 
     def _pick(
         self,

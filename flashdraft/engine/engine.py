@@ -120,7 +120,7 @@ class Engine:
             ),
             TextOutput(decoder, params.stop),
             self.policy.new_request(),
-            NgramIndex() if self.config.ngram else None,
+            NgramIndex(self.target.config.forbidden_token_ids) if self.config.ngram else None,
         )
         self.scheduler.add(sequence)
 

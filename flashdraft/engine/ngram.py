@@ -8,7 +8,9 @@ code.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Collection
 from collections.abc import Sequence as TokenList
+from itertools import takewhile
 
 from flashdraft.engine.policy import NGRAM_SOURCE, Draft
 
@@ -20,7 +22,8 @@ MAX_LOOKS = 64  # earlier places to compare: bounds the time where a pair is ver
 class NgramIndex:
     """Where every pair of tokens of one sequence came up, the latest place first."""
 
-    def __init__(self) -> None:
+    def __init__(self, forbidden: Collection[int] = ()) -> None:
+        self._forbidden = frozenset(forbidden)  # a prompt may hold them, an answer never does
         self._latest: dict[tuple[int, int], int] = {}  # pair -> index of the token after it
         self._earlier = array("i", (0, 0))  # at such an index: the one before it, 0 = none
 
@@ -44,6 +47,10 @@ class NgramIndex:
         following = list(tokens[end : end + room])
         while len(following) < room:  # a repeating run: let it go on repeating
             following.append(following[len(following) - (len(tokens) - end)])
+        if self._forbidden:
+            following = list(takewhile(lambda token: token not in self._forbidden, following))
+            if not following:
+                return None
         # a longer match is a surer one: the policy learns how sure
         confidence = 0.35 + 0.6 * (length - MIN_MATCH) / (MAX_MATCH - MIN_MATCH)
         return Draft(following, [confidence] * len(following), NGRAM_SOURCE)

@@ -22,18 +22,25 @@ from flashdraft.engine.mask import apply_masks
 from flashdraft.engine.noise import noise_key
 from flashdraft.errors import FlashdraftError, RequestError
 
+# NaN is what a flipped bit makes of a number, more often than anything a request can ask for
+BROKEN_LOGITS = (
+    "Most likely a file of the model is damaged (`flashdraft doctor --verify-files` finds out), or "
+    "its numbers are too large for the dtype: try float32."
+)
 ArgMax = Callable[[Tensor], Tensor]  # [num_rows, vocab] -> [num_rows] int64, the first of equals
 
 
 class LogitsError(FlashdraftError):
-    """A row of logits from which no token can be chosen."""
+    """A row of logits from which no token can be chosen: by the model's fault, or the request's."""
 
-    def __init__(self, position: int) -> None:
-        super().__init__(
-            f"The logits at position {position} have no finite maximum: they hold NaN or infinity, "
-            "or every token is masked. Check the checkpoint and its dtype, or relax logit_bias, "
-            "min_tokens or the grammar."
-        )
+    def __init__(self, position: int, raw: Tensor, sampler: RequestSampler) -> None:
+        """`raw` is the row [vocab] as the target made it, or empty where nothing changed it."""
+        settings = sampler.settings_in_force if len(raw) and bool(raw.max().isfinite()) else []
+        if settings:
+            text = f"At position {position} {' and '.join(settings)} leave no token to choose."
+        else:
+            text = f"The logits at position {position} hold NaN or infinity. {BROKEN_LOGITS}"
+        super().__init__(text)
 
 
 class Samples(NamedTuple):
@@ -124,6 +131,18 @@ class RequestSampler:
         self.needs_logits_processing = (
             self.adjusts or not params.is_greedy or constraint is not None
         )
+
+    @property
+    def settings_in_force(self) -> list[str]:
+        """What the request asks for that changes or masks the target's logits, by name."""
+        params = self.params
+        named = {
+            "logit_bias": bool(params.logit_bias),
+            "min_tokens": self._masks_stops,
+            "the penalties": self._penalises,
+            "the grammar": self.constraint is not None,
+        }
+        return [name for name, is_used in named.items() if is_used]
 
     def process(self, row: Tensor, output_ids: Sequence[int]) -> Tensor:
         """A copy of the row [vocab] after bias, min_tokens and penalties, as float32.

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeGuard
 
 from flashdraft.external.tensor_rules import tensor_failures
 from flashdraft.models.config import ModelConfig
-from flashdraft.models.loading import read_json
+from flashdraft.models.model_files import read_json
 
 BOTH = ("vllm", "sglang")
 ZLAB, SPECULATORS = "zlab", "speculators"

@@ -22,6 +22,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import FrameType
 
+from flashdraft.children import python_environment
 from flashdraft.errors import FlashdraftError
 from flashdraft.external.command import EngineCommand
 from flashdraft.external.processes import Descendants, end_with_parent
@@ -97,7 +98,7 @@ def _start(command: EngineCommand, title: str) -> subprocess.Popen[bytes]:
     try:
         return subprocess.Popen(
             command.arguments,
-            env={**os.environ, **command.environment},
+            env={**python_environment(), **command.environment},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -17,22 +17,19 @@ import huggingface_hub
 from safetensors.torch import save_file
 
 from flashdraft.errors import (
-    CheckpointError,
     FlashdraftError,
     ModelNotFoundError,
     RequestError,
     UnsupportedModelError,
 )
+from flashdraft.files import put_in_place, write_whole
 from flashdraft.models.config import ModelConfig
 from flashdraft.models.drafter_config import DrafterConfig
 from flashdraft.models.drafter_loading import check_fit, read_drafter_config
-from flashdraft.models.loading import loading_progress, open_checkpoint, read_json
-from flashdraft.models.sources import (
-    DEFAULT_MODEL,
-    cache_folder,
-    default_drafter,
-    resolve_source,
-)
+from flashdraft.models.loading import loading_progress, open_checkpoint
+from flashdraft.models.model_files import read_json, reading
+from flashdraft.models.packaged import cache_folder
+from flashdraft.models.sources import DEFAULT_MODEL, default_drafter, resolve_source
 from flashdraft.models.tokenizer import Tokenizer
 
 Published = Mapping[str, Mapping[str, Any]]
@@ -79,11 +76,10 @@ def read_pair(model: str, draft: str, targets: Published, drafters: Published) -
     target = None
     try:
         if raw is not None:
-            target = ModelConfig.from_hf(raw)
+            with reading(f"The config of {model}"):
+                target = ModelConfig.from_hf(raw)
     except UnsupportedModelError:  # the engine may know it all the same
         target = None
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise CheckpointError(f"The config of {model} is not valid: {error!r}.") from None
     config, drafter_size = (None, 0.0) if name is None else _drafter_config(name, drafters)
     if config is not None and target is not None:
         check_fit(config, target)
@@ -134,20 +130,16 @@ def export_target(model: str, folder: Path) -> None:
         marker.unlink(missing_ok=True)
         part = folder / f".model.{os.getpid()}.part"
         save_file(tensors, part, metadata={"format": "pt"})
-        part.replace(folder / "model.safetensors")
+        put_in_place(part, folder / "model.safetensors")
         for file, content in settings.items():
-            _write(folder / file, json.dumps(content, indent=1))
-        _write(folder / "tokenizer.json", tokenizer.to_json())
-        _write(marker, json.dumps(origin))
+            write_whole(folder / file, json.dumps(content, indent=1) + "\n")
+        write_whole(folder / "tokenizer.json", tokenizer.to_json() + "\n")
+        write_whole(marker, json.dumps(origin) + "\n")
     except OSError as error:
         raise FlashdraftError(
             f"{folder} cannot be written: {error.strerror or error}. Free some space, or set "
             "FLASHDRAFT_HOME to another folder."
         ) from None
-
-
-def _write(path: Path, text: str) -> None:
-    path.write_text(text + "\n", encoding="utf-8")
 
 
 def _target_config(model: str, published: Published) -> tuple[Mapping[str, Any] | None, Any]:

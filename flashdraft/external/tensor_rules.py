@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from flashdraft.errors import CheckpointError
+from flashdraft.errors import CheckpointError, printable
 from flashdraft.models.safetensors_reader import SafetensorsFiles, open_safetensors
 
 _DTYPES = ("BF16", "F16", "F32")
@@ -34,16 +33,20 @@ def tensor_failures(
     if prefixed and engine == "vllm":
         yield (
             "prefix",
-            f"{prefixed[0]} and {len(prefixed) - 1} more begin with 'model.'; vLLM adds that "
-            "itself and finds no place for them.",
+            f"{printable(prefixed[0])} and {len(prefixed) - 1} more begin with 'model.'; vLLM "
+            "adds that itself and finds no place for them.",
         )
+        return
+    num_layers = int(config["num_hidden_layers"])
+    if num_layers > len(names):  # before anything is made for every layer
+        yield "tensors", f"There are {len(names)} tensors for {num_layers} layers."
         return
     plain = {name.removeprefix("model."): name for name in names}
     wanted = expected_shapes(config)
     yield from _shape_failures(source, plain, wanted)
     reduced = config.get("draft_vocab_size") not in (None, config["vocab_size"])
     yield from _extra_failures(set(plain) - wanted.keys(), engine, is_speculators, bool(reduced))
-    yield from _dtype_failures(folder, config)
+    yield from _dtype_failures(source, config)
 
 
 def expected_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
@@ -126,12 +129,13 @@ def _extra_failures(
         yield "tensors", f"{_some(unknown)} not part of a drafter; SGLang would leave it out."
 
 
-def _dtype_failures(folder: Path, config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _dtype_failures(
+    source: SafetensorsFiles, config: Mapping[str, Any]
+) -> Iterator[tuple[str, str]]:
     """Mixed or unusual dtypes; a quantization_config may explain packed ones."""
     if config.get("quantization_config"):
         return
-    found = _stored_dtypes(folder)
-    floats = {dtype for name, dtype in found.items() if name not in ("d2t", "t2d")}
+    floats = {source.dtype(name) for name in source.names() if name not in ("d2t", "t2d")}
     if floats - set(_DTYPES):
         yield (
             "dtype",
@@ -142,18 +146,7 @@ def _dtype_failures(folder: Path, config: Mapping[str, Any]) -> Iterator[tuple[s
         yield "dtype", f"Tensors have several dtypes, {', '.join(sorted(floats))}; use one."
 
 
-def _stored_dtypes(folder: Path) -> dict[str, str]:
-    """Every tensor's dtype, as the files' headers have it."""
-    found: dict[str, str] = {}
-    for file in sorted(folder.glob("*.safetensors")):
-        with file.open("rb") as stream:
-            size = int.from_bytes(stream.read(8), "little")
-            header = json.loads(stream.read(size))
-        found |= {name: one["dtype"] for name, one in header.items() if name != "__metadata__"}
-    return found
-
-
 def _some(names: list[str]) -> str:
-    shown = ", ".join(names[:_SHOWN])
+    shown = ", ".join(map(printable, names[:_SHOWN]))
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return f"{shown}{more} {'is' if len(names) == 1 else 'are'}"

@@ -16,6 +16,7 @@ from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
+from flashdraft.children import python_environment
 from flashdraft.errors import FlashdraftError, RequestError
 from flashdraft.external.vllm_plugin import releases
 
@@ -119,7 +120,12 @@ def inspect_engine(kind: EngineKind, python: str | Path) -> Installation:
     command = [str(path), "-c", _PROBE, *kind.packages]
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=PROBE_TIMEOUT_S, check=False
+            command,
+            env=python_environment(),
+            capture_output=True,
+            text=True,
+            timeout=PROBE_TIMEOUT_S,
+            check=False,
         )
     except OSError as error:
         raise RequestError(

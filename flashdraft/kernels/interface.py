@@ -321,9 +321,17 @@ class Kernels(Protocol):
         ...
 
     def best_columns(
-        self, x: Tensor, weight: Any, multiplier: float = 1.0, softcap: float | None = None
+        self,
+        x: Tensor,
+        weight: Any,
+        multiplier: float = 1.0,
+        softcap: float | None = None,
+        forbidden: Tensor | None = None,
     ) -> Best:
-        """The greedy head: the likeliest column of x @ weight.T, soft-capped after `multiplier`."""
+        """The greedy head: the likeliest column of x @ weight.T, soft-capped after `multiplier`.
+
+        Columns that `forbidden` [num_columns] bool names count as if their logits were -inf.
+        """
         ...
 
     def pack_experts(self, weight: Matrix) -> Any:

@@ -330,7 +330,12 @@ class TritonKernels:
         return self._torch.argmax(x)
 
     def best_columns(
-        self, x: Tensor, weight: Any, multiplier: float = 1.0, softcap: float | None = None
+        self,
+        x: Tensor,
+        weight: Any,
+        multiplier: float = 1.0,
+        softcap: float | None = None,
+        forbidden: Tensor | None = None,
     ) -> Best:
         piece = max(1, MAX_LOGITS_BYTES // (weight.shape[0] * x.itemsize))
         are_few = self.exact or x.shape[0] <= FUSED_HEAD_ROWS or piece <= FUSED_HEAD_ROWS
@@ -340,9 +345,11 @@ class TritonKernels:
                     plan = plan_exact_best(weight.itemsize, self._limits)
                 else:
                     plan = plan_best(x.shape[0], weight.itemsize, self._limits)
-                return best_columns(x, weight, plan, multiplier, softcap)
+                return best_columns(x, weight, plan, multiplier, softcap, forbidden)
             bests = [
-                best_of_logits(self.linear(x[i : i + piece], weight), multiplier, softcap)
+                best_of_logits(
+                    self.linear(x[i : i + piece], weight), multiplier, softcap, forbidden
+                )
                 for i in range(0, max(1, x.shape[0]), piece)
             ]
             if len(bests) == 1:

@@ -23,7 +23,12 @@ LOOK_BLOCK = 2048  # logits that a program looks at
 
 
 def best_columns(
-    x: Tensor, weight: Tensor, plan: LinearPlan, multiplier: float, softcap: float | None
+    x: Tensor,
+    weight: Tensor,
+    plan: LinearPlan,
+    multiplier: float,
+    softcap: float | None,
+    forbidden: Tensor | None = None,
 ) -> Best:
     """The likeliest column of every row of x @ weight.T; the plan must not cut the depth."""
     num_rows, depth = x.shape
@@ -37,6 +42,7 @@ def best_columns(
     _best_of_tile[(triton.cdiv(num_rows, plan.block_m), num_tiles)](
         x,
         weight,
+        _as_bytes(forbidden, places),
         peaks,
         totals,
         places,
@@ -52,6 +58,7 @@ def best_columns(
         EVEN=depth % plan.block_k == 0,
         SWAP=plan.swap,
         CAPPED=softcap is not None,
+        FORBIDS=forbidden is not None,
         **overlap(x),
         num_warps=plan.num_warps,
         num_stages=plan.num_stages,
@@ -59,7 +66,9 @@ def best_columns(
     return _best_of_all(*found)
 
 
-def best_of_logits(logits: Tensor, multiplier: float, softcap: float | None) -> Best:
+def best_of_logits(
+    logits: Tensor, multiplier: float, softcap: float | None, forbidden: Tensor | None = None
+) -> Best:
     """The same over logits [num_rows, num_columns] that are there already."""
     num_rows, num_columns = logits.shape
     num_tiles = triton.cdiv(num_columns, LOOK_BLOCK)
@@ -68,16 +77,23 @@ def best_of_logits(logits: Tensor, multiplier: float, softcap: float | None) -> 
     if num_rows:
         _best_of_piece[(num_rows, num_tiles)](
             logits,
+            _as_bytes(forbidden, logits),
             *found,
             num_columns,
             float(multiplier),
             1.0 if softcap is None else float(softcap),
             BLOCK=LOOK_BLOCK,
             CAPPED=softcap is not None,
+            FORBIDS=forbidden is not None,
             **overlap(logits),
             num_warps=4,
         )
     return _best_of_all(*found)
+
+
+def _as_bytes(forbidden: Tensor | None, unread: Tensor) -> Tensor:
+    """The forbidden columns as a kernel reads them; another tensor where there are none."""
+    return unread if forbidden is None else forbidden.view(torch.uint8)
 
 
 def _make_notes(
@@ -120,8 +136,18 @@ def _cap(
 
 
 @triton.jit
+def _forbid(
+    logits: tl.tensor, forbidden: tl.tensor, columns: tl.tensor, real: tl.tensor
+) -> tl.tensor:
+    """-inf in the columns that must not win; the logits' last dimension is the columns'."""
+    banned = tl.load(forbidden + columns, mask=real, other=0) != 0
+    return tl.where(banned, float("-inf"), logits)
+
+
+@triton.jit
 def _best_of_piece(
     source: tl.tensor,
+    forbidden: tl.tensor,
     peaks: tl.tensor,
     totals: tl.tensor,
     places: tl.tensor,
@@ -130,6 +156,7 @@ def _best_of_piece(
     softcap: tl.tensor,
     BLOCK: tl.constexpr,
     CAPPED: tl.constexpr,
+    FORBIDS: tl.constexpr,
     PDL: tl.constexpr,
 ) -> None:
     """Of one piece of one row: the largest logit, its place, and the sum of all powers."""
@@ -139,6 +166,8 @@ def _best_of_piece(
     real = columns < num_columns
     logits = tl.load(source + row * num_columns + columns, mask=real, other=0.0)
     logits = tl.where(real, _cap(logits, multiplier, softcap, CAPPED), float("-inf"))
+    if FORBIDS:
+        logits = _forbid(logits, forbidden, columns, real)
     peak, lane = tl.max(logits, 0, return_indices=True, return_indices_tie_break_left=True)
     reference = tl.where(tl.abs(peak) == float("inf"), 0.0, peak)
     place = row * tl.num_programs(1) + tl.program_id(1)
@@ -151,6 +180,7 @@ def _best_of_piece(
 def _best_of_tile(
     x: tl.tensor,
     weight: tl.tensor,
+    forbidden: tl.tensor,
     peaks: tl.tensor,
     totals: tl.tensor,
     places: tl.tensor,
@@ -166,6 +196,7 @@ def _best_of_tile(
     EVEN: tl.constexpr,
     SWAP: tl.constexpr,
     CAPPED: tl.constexpr,
+    FORBIDS: tl.constexpr,
     PDL: tl.constexpr,
 ) -> None:
     """Of every row in a tile of logits: the largest, its place, and the sum of all powers."""
@@ -191,7 +222,10 @@ def _best_of_tile(
     )
     # rounded as a linear's result is: the same token wins as over the logits themselves
     logits = _cap(logits.to(x.dtype.element_ty), multiplier, softcap, CAPPED)
-    logits = tl.where((columns < num_columns)[None, :], logits, float("-inf"))
+    inside = (columns < num_columns)[None, :]
+    logits = tl.where(inside, logits, float("-inf"))
+    if FORBIDS:
+        logits = _forbid(logits, forbidden, columns[None, :], inside)
     peak, lane = tl.max(logits, 1, return_indices=True, return_indices_tie_break_left=True)
     reference = tl.where(tl.abs(peak) == float("inf"), 0.0, peak)
     total = tl.sum(tl.exp(logits - reference[:, None]), 1)

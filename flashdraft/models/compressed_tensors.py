@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flashdraft.errors import CheckpointError
+from flashdraft.errors import CheckpointError, quoted
 from flashdraft.kernels.quantized import Matrix, Quantized, Scheme
 from flashdraft.models.quantization_config import WeightFormat, unsupported_weights
 from flashdraft.models.safetensors_reader import SafetensorsFiles
@@ -37,7 +37,9 @@ class CompressedTensors:
         names = dict.fromkeys(source.names())
         for name in names:
             if name.endswith(_GROUP_INDEX):
-                raise unsupported_weights(f"in an order of its own (activation order, {name!r})")
+                raise unsupported_weights(
+                    f"in an order of its own (activation order, {quoted(name)})"
+                )
         self._weights: dict[str, _Weight] = {}
         hidden: set[str] = {name for name in names if name.endswith(_UNUSED)}
         for name in names:
@@ -45,7 +47,7 @@ class CompressedTensors:
             if weight is None:
                 continue
             if weight.name in self._weights:
-                both = f"{self._weights[weight.name].codes!r} and {name!r}"
+                both = f"{quoted(self._weights[weight.name].codes)} and {quoted(name)}"
                 raise CheckpointError(f"Tensors {both} are the same weight.")
             self._weights[weight.name] = weight
             hidden |= {weight.codes, weight.scale, weight.shape or name, weight.zero_point or name}
@@ -73,15 +75,16 @@ class CompressedTensors:
         form = self._format(weight, rows, depth)
         scale = self._source.read(weight.scale)
         if not scale.isfinite().all():
-            raise CheckpointError(f"Tensor {weight.scale!r} holds values that are not finite.")
+            raise CheckpointError(
+                f"Tensor {quoted(weight.scale)} holds values that are not finite."
+            )
         shape = form.scale_shape(rows, depth)
         assert shape is not None
         scale, group = form.spread(scale.reshape(shape).to(device), rows, depth)
-        codes = self._source.read_matrix(weight.codes, device)
-        assert isinstance(codes, Tensor)
+        codes = self._source.read_codes(weight.codes).to(device)
         if form.scheme is Scheme.FP8 and (codes.view(torch.uint8) & 127 == 127).any():
             raise CheckpointError(
-                f"Tensor {weight.codes!r} holds NaN among its fp8 codes; every one must be a "
+                f"Tensor {quoted(weight.codes)} holds NaN among its fp8 codes; every one must be a "
                 "number. Fetch the checkpoint again."
             )
         zero = 0
@@ -108,10 +111,12 @@ class CompressedTensors:
         else:
             self._expect(weight.shape, ("I64", "I32"))
             if self._source.shape(weight.shape) != (2,):
-                raise CheckpointError(f"Tensor {weight.shape!r} must hold two numbers.")
+                raise CheckpointError(f"Tensor {quoted(weight.shape)} must hold two numbers.")
             shape = tuple(self._source.read(weight.shape).tolist())
         if len(shape) != 2 or min(shape) < 1:
-            raise CheckpointError(f"Tensor {weight.name!r} has shape {list(shape)}, no matrix's.")
+            raise CheckpointError(
+                f"Tensor {quoted(weight.name)} has shape {list(shape)}, no matrix's."
+            )
         self._format(weight, *shape)
         return shape
 
@@ -138,13 +143,14 @@ class CompressedTensors:
         if lacks_zero_points:
             zero_point = weight.name.removesuffix(".weight") + _ZERO_POINT
             raise CheckpointError(
-                f"The checkpoint has no tensor {zero_point!r}, though its config says that "
-                f"{weight.name!r} is asymmetric ('symmetric': false). Fetch the checkpoint again."
+                f"The checkpoint has no tensor {quoted(zero_point)}, though its config says that "
+                f"{quoted(weight.name)} is asymmetric ('symmetric': false). Fetch the "
+                "checkpoint again."
             )
         known = ", ".join(f"{form.scheme} by {form.strategy}" for form in self._formats)
         raise CheckpointError(
-            f"Tensor {weight.name!r} of shape [{rows}, {depth}] is stored as {list(stored)} with "
-            f"scales {list(scales)}, which is not what the config says ({known})."
+            f"Tensor {quoted(weight.name)} of shape [{rows}, {depth}] is stored as {list(stored)} "
+            f"with scales {list(scales)}, which is not what the config says ({known})."
         )
 
     def _zero_points(
@@ -158,10 +164,10 @@ class CompressedTensors:
         words = -(-rows * form.scheme.bits // 32) if weight.is_packed else rows
         if self._source.shape(name) != (words, groups):
             raise CheckpointError(
-                f"Tensor {name!r} has shape {list(self._source.shape(name))}; "
+                f"Tensor {quoted(name)} has shape {list(self._source.shape(name))}; "
                 f"{[words, groups]} fits its weight."
             )
-        stored = self._source.read_matrix(name, device)
+        stored = self._source.read_codes(name).to(device)
         if not weight.is_packed:
             return stored.float()
         # packed along the rows, as many of them as there are scales
@@ -173,7 +179,7 @@ class CompressedTensors:
     def _expect(self, name: str, dtypes: tuple[str, ...]) -> None:
         if self._source.dtype(name) not in dtypes:
             raise CheckpointError(
-                f"Tensor {name!r} is stored as {self._source.dtype(name)}; it must be "
+                f"Tensor {quoted(name)} is stored as {self._source.dtype(name)}; it must be "
                 f"{' or '.join(dtypes)}."
             )
 
@@ -203,9 +209,10 @@ def _find_weight(name: str, names: Container[str]) -> _Weight | None:
     if not is_packed and not scales:
         return None
     if len(scales) != 1 or (is_packed and module + _SHAPE not in names):
+        found = ", ".join(quoted(one) for one in (*scales, module + _SHAPE) if one in names)
         raise CheckpointError(
-            f"Tensor {name!r} needs one scale and, packed, its shape; of these the checkpoint has "
-            f"{', '.join(n for n in (*scales, module + _SHAPE) if n in names) or 'none'}."
+            f"Tensor {quoted(name)} needs one scale and, packed, its shape; of these the "
+            f"checkpoint has {found or 'none'}."
         )
     zero_point = module + _ZERO_POINT
     return _Weight(

@@ -38,6 +38,9 @@ class TargetVocabulary(Protocol):
 
     def unembed_best(self, normed: Tensor, multiplier: float, softcap: float | None) -> Best: ...
 
+    @property
+    def forbidden(self) -> Tensor | None: ...
+
 
 class Operations(Protocol):
     """The part of a kernel backend that a drafter's layers use."""
@@ -301,7 +304,11 @@ class PackedDrafter:
         multiplier, softcap = self.config.output_multiplier, self.config.logit_softcap
         if self._head is None:
             return target.unembed_best(hidden, multiplier, softcap)
-        best = self.kernels.best_columns(hidden, self._head, multiplier, softcap)
+        forbidden = target.forbidden
+        if forbidden is not None:
+            draft_ids = torch.arange(self.config.draft_vocab_size or 0, device=forbidden.device)
+            forbidden = forbidden[self.target_ids(draft_ids)]
+        best = self.kernels.best_columns(hidden, self._head, multiplier, softcap, forbidden)
         ids = torch.where(best.index < 0, best.index, self.target_ids(best.index.clamp(min=0)))
         return replace(best, index=ids)
 

@@ -7,15 +7,28 @@ a drafter's layers are Qwen3 layers.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from flashdraft.errors import CheckpointError, UnsupportedModelError
-from flashdraft.models.config import Json, ModelConfig, RopeConfig
+from flashdraft.models.config import Json, ModelConfig
+from flashdraft.models.config_keys import DRAFTER, SPECULATORS, irrelevant
+from flashdraft.models.config_values import (
+    LAYERS,
+    POSITIONS,
+    POSITIVE,
+    VOCABULARY,
+    WIDTH,
+    Range,
+    Settings,
+    shown,
+)
+from flashdraft.models.rope_config import FULL, SLIDING, RopeConfig
 
 ARCHITECTURE = "DFlashDraftModel"
-_FULL, _SLIDING = "full_attention", "sliding_attention"
+_BLOCK, _TAP, _TOKEN = Range(0, 4096), Range(-1, LAYERS.most), Range(0, VOCABULARY.most)
 _SECOND_GENERATION_KEYS = (
     "conv_kernel_size",
     "conv_group_size",
@@ -90,68 +103,83 @@ class DrafterConfig:
     @classmethod
     def from_hf(cls, config: Json) -> DrafterConfig:
         """Read z-lab's layout."""
-        architectures = config.get("architectures") or []
-        options: Json = config.get("dflash_config") or {}
-        _refuse_second_generation(architectures, {**config, **options})
-        if ARCHITECTURE not in architectures and not options:
+        settings = Settings(config)
+        architectures = settings.words("architectures") or []
+        nested = settings.section("dflash_config")
+        options = Settings({}) if nested is None else nested
+        _refuse_second_generation(architectures, settings, options)
+        if ARCHITECTURE not in architectures and not options.names():
             raise UnsupportedModelError(
                 f"{', '.join(architectures) or 'The model'} is not a block drafter: its "
                 f"config.json has no dflash_config and its architecture is not {ARCHITECTURE}."
             )
-        kinds = _layer_kinds(config)
-        scale = _option(config, "input_embedding_scale")
-        softcap = _option(config, "final_logit_softcapping")
-        target_layers = config.get("num_target_layers")
-        return cls(
-            **_decoder_fields(config, kinds),
-            causal=_causality(config, kinds),
-            block_size=int(_required(config, "block_size")),
-            mask_token_id=int(_required(config, "mask_token_id")),
-            tap_layers=tuple(int(tap) for tap in _required(config, "target_layer_ids")),
-            num_target_layers=None if target_layers is None else int(target_layers),
-            embed_scale=None if scale is None else float(scale),
-            output_multiplier=float(_option(config, "output_multiplier") or 1.0),
-            logit_softcap=float(softcap) if softcap else None,
-            any_width=bool(options.get("any_width", False)),
-        )
+
+        def holder(key: str) -> Settings:
+            """dflash_config, or the top level where older files keep the key."""
+            settings.raw(key)
+            return options if key in options else settings
+
+        kinds = _layer_kinds(settings)
+        taps, scale = "target_layer_ids", "input_embedding_scale"
+        multiplier, softcap = "output_multiplier", "final_logit_softcapping"
+        own: dict[str, Any] = {
+            "causal": _causality(settings, options, kinds),
+            "block_size": holder("block_size").whole("block_size", _BLOCK),
+            "mask_token_id": holder("mask_token_id").whole("mask_token_id", _TOKEN),
+            "tap_layers": tuple(holder(taps).wholes(taps, _TAP)),
+            "num_target_layers": settings.maybe_whole("num_target_layers", LAYERS),
+            "embed_scale": holder(scale).maybe_real(scale, POSITIVE),
+            "output_multiplier": holder(multiplier).real(multiplier, POSITIVE, 1.0),
+            "logit_softcap": holder(softcap).real(softcap, Range(0, math.inf), 0.0) or None,
+            "any_width": options.flag("any_width"),
+        }
+        options.finish(ARCHITECTURE, irrelevant(DRAFTER), "config.json")
+        return cls(**_decoder_fields(settings, kinds), **own)
 
     @classmethod
     def from_speculators(cls, config: Json) -> DrafterConfig:
         """Read speculators' layout."""
-        kind = config["speculators_model_type"]
+        settings = Settings(config)
+        kind = settings.word("speculators_model_type")
         if kind != "dflash":
             raise UnsupportedModelError(
-                f"The drafter is of speculators' type {kind!r}; only 'dflash' is supported."
+                f"The drafter is of speculators' type {shown(kind)}; only 'dflash' is supported."
             )
-        if config.get("sample_from_anchor"):
+        if settings.flag("sample_from_anchor"):
             raise UnsupportedModelError(
                 "The drafter was trained with sample_from_anchor, which is not supported: its "
                 "anchor slot would predict a token too."
             )
-        decoder = {**_QWEN3_DEFAULTS, **config["transformer_layer_config"]}
-        rope = decoder.get("rope_parameters") or {}
-        if _SLIDING in rope:  # one entry per layer kind: speculators itself uses this one
-            decoder["rope_parameters"] = rope[_SLIDING]
-        fields = _decoder_fields(decoder, _layer_kinds(decoder))
-        target_hidden = config.get("target_hidden_size") or fields["hidden_size"]
+        stored = Settings(settings.raw("transformer_layer_config"), "transformer_layer_config")
+        decoder = {**_QWEN3_DEFAULTS, **stored.unasked()}
+        rope = stored.section("rope_parameters")
+        if rope is not None and SLIDING in rope:  # one for each kind: speculators uses this one
+            decoder["rope_parameters"] = rope.raw(SLIDING)
+        layers = Settings(decoder)
+        fields = _decoder_fields(layers, _layer_kinds(layers))
+        target_hidden = settings.whole("target_hidden_size", WIDTH, fields["hidden_size"])
         if target_hidden != fields["hidden_size"]:
             raise UnsupportedModelError(
                 f"The drafter's hidden size is {fields['hidden_size']}, its target's "
                 f"{target_hidden}; drafters of another width than their target are not supported."
             )
-        draft_vocab = int(config["draft_vocab_size"])
-        non_causal = bool(config.get("sliding_window_non_causal", False))
-        return cls(
-            **fields,
-            causal=tuple(window is not None and not non_causal for window in fields["windows"]),
-            block_size=int(config["block_size"]),
-            mask_token_id=int(config["mask_token_id"]),
+        draft_vocab = settings.whole("draft_vocab_size", VOCABULARY)
+        non_causal = settings.flag("sliding_window_non_causal")
+        taps = "aux_hidden_state_layer_ids"
+        own: dict[str, Any] = {
+            "causal": tuple(w is not None and not non_causal for w in fields["windows"]),
+            "block_size": settings.whole("block_size", _BLOCK),
+            "mask_token_id": settings.whole("mask_token_id", _TOKEN),
             # there 0 is the embedding's output and i + 1 the output of layer i
-            tap_layers=tuple(int(tap) - 1 for tap in config["aux_hidden_state_layer_ids"]),
-            embed_scale=1.0,  # trained on raw embeddings, whatever the target multiplies
-            draft_vocab_size=None if draft_vocab == fields["vocab_size"] else draft_vocab,
-            any_width=bool(config.get("any_width", False)),  # a key of our own
-        )
+            "tap_layers": tuple(tap - 1 for tap in settings.wholes(taps, _TAP)),
+            "embed_scale": 1.0,  # trained on raw embeddings, whatever the target multiplies
+            "draft_vocab_size": None if draft_vocab == fields["vocab_size"] else draft_vocab,
+            "any_width": settings.flag("any_width"),  # a key of our own
+        }
+        for key in ("architectures", "model_type"):
+            settings.raw(key)
+        settings.finish("The drafter", irrelevant(DRAFTER, SPECULATORS), "config.json")
+        return cls(**fields, **own)
 
     def to_hf(self) -> dict[str, Any]:
         """z-lab's config.json."""
@@ -209,7 +237,7 @@ class DrafterConfig:
                 "for all, sliding_window."
             )
         keys: dict[str, Any] = {
-            "layer_types": [_FULL if window is None else _SLIDING for window in self.windows],
+            "layer_types": [FULL if window is None else SLIDING for window in self.windows],
             "max_window_layers": self.num_layers,
             "use_sliding_window": bool(windows),
             "sliding_window": max(windows, default=None),
@@ -224,9 +252,9 @@ class DrafterConfig:
         return keys
 
 
-def _refuse_second_generation(architectures: Sequence[str], config: Json) -> None:
+def _refuse_second_generation(architectures: Sequence[str], *places: Settings) -> None:
     found = [name for name in architectures if name.startswith("DFlash2")]
-    found += [key for key in _SECOND_GENERATION_KEYS if config.get(key)]
+    found += [key for key in _SECOND_GENERATION_KEYS if any(place.raw(key) for place in places)]
     if found:
         raise UnsupportedModelError(
             f"The drafter uses DFlash 2 ({', '.join(found)}), which is not supported; use a "
@@ -234,54 +262,58 @@ def _refuse_second_generation(architectures: Sequence[str], config: Json) -> Non
         )
 
 
-def _option(config: Json, key: str) -> Any:
-    """A value of dflash_config, or of the top level where older files keep it."""
-    options: Json = config.get("dflash_config") or {}
-    value = options.get(key)
-    return config.get(key) if value is None else value
-
-
-def _required(config: Json, key: str) -> Any:
-    value = _option(config, key)
-    if value is None:
-        raise KeyError(key)
-    return value
-
-
-def _layer_kinds(config: Json) -> list[str]:
-    count = int(config["num_hidden_layers"])
-    first_sliding = int(config.get("max_window_layers") or 0)
-    uses_window = config.get("use_sliding_window") and config.get("sliding_window")
-    kinds = config.get("layer_types") or [
-        _SLIDING if uses_window and index >= first_sliding else _FULL for index in range(count)
+def _layer_kinds(settings: Settings) -> list[str]:
+    count = settings.whole("num_hidden_layers", LAYERS)
+    first_sliding = settings.whole("max_window_layers", Range(0, LAYERS.most), 0)
+    uses_window = settings.flag("use_sliding_window") and bool(settings.raw("sliding_window"))
+    kinds = settings.words("layer_types") or [
+        SLIDING if uses_window and index >= first_sliding else FULL for index in range(count)
     ]
-    if len(kinds) != count or count < 1:
+    if len(kinds) != count:
         raise CheckpointError(
             f"The drafter's layer_types has {len(kinds)} entries for {count} layers."
         )
     for kind in kinds:
-        if kind not in (_FULL, _SLIDING):
+        if kind not in (FULL, SLIDING):
             raise UnsupportedModelError(
-                f"The drafter has a layer of type {kind!r}; {_FULL} and {_SLIDING} are supported."
+                f"The drafter has a layer of type {shown(kind)}; {FULL} and {SLIDING} are "
+                "supported."
             )
-    return list(kinds)
+    return kinds
 
 
-def _causality(config: Json, kinds: Sequence[str]) -> tuple[bool, ...]:
+def _causality(settings: Settings, options: Settings, kinds: Sequence[str]) -> tuple[bool, ...]:
     """A key for all layers decides; without one sliding layers are causal and full ones are not."""
-    for value in (config.get("is_causal"), (config.get("dflash_config") or {}).get("causal")):
+    for value in (settings.maybe_flag("is_causal"), options.maybe_flag("causal")):
         if value is not None:
-            return (bool(value),) * len(kinds)
-    return tuple(kind == _SLIDING for kind in kinds)
+            return (value,) * len(kinds)
+    return tuple(kind == SLIDING for kind in kinds)
 
 
-def _decoder_fields(config: Json, kinds: Sequence[str]) -> dict[str, Any]:
-    model_type = config.get("model_type", "qwen3")
+def _decoder_fields(settings: Settings, kinds: Sequence[str]) -> dict[str, Any]:
+    """The decoder's part of the config, read as a Qwen3 model's."""
+    model_type = settings.word("model_type", "qwen3")
     if model_type != "qwen3":
         raise UnsupportedModelError(
-            f"The drafter's layers are of type {model_type!r}; only 'qwen3' is supported."
+            f"The drafter's layers are of type {shown(model_type)}; only 'qwen3' is supported."
         )
-    decoder = ModelConfig.from_hf({**config, "model_type": model_type, "layer_types": list(kinds)})
+    # sliding_window says nothing where use_sliding_window is false, whatever the layers' kinds are
+    window = None
+    if SLIDING in kinds and settings.flag("use_sliding_window", default=True):
+        window = settings.whole("sliding_window", POSITIONS)
+    is_spare = irrelevant(DRAFTER)
+    rest = {key: value for key, value in settings.unasked().items() if not is_spare(key)}
+    decoder = ModelConfig.from_hf(
+        {
+            **rest,
+            "architectures": [ARCHITECTURE],
+            "model_type": model_type,
+            "num_hidden_layers": len(kinds),
+            "layer_types": [FULL] * len(kinds) if window is None else list(kinds),
+            "use_sliding_window": window is not None,
+            "sliding_window": window,
+        }
+    )
     if decoder.attention_bias:
         raise UnsupportedModelError("The drafter has attention_bias, which is not supported.")
     layer = decoder.layers[0]

@@ -17,13 +17,14 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from flashdraft.errors import CheckpointError, UnsupportedModelError
-from flashdraft.files import write_whole
+from flashdraft.files import put_in_place, write_whole
 from flashdraft.models.config import Json, ModelConfig
 from flashdraft.models.drafter import Drafter
 from flashdraft.models.drafter_config import DrafterConfig
-from flashdraft.models.loading import read_json
+from flashdraft.models.model_files import check_model_files, read_json, reading
+from flashdraft.models.other_formats import refuse_other_folder
 from flashdraft.models.safetensors_reader import open_safetensors
-from flashdraft.models.weights import Weights
+from flashdraft.models.weights import GuardedTensors, Weights
 
 # speculators may store frozen copies of the target's own tensors beside the drafter's
 # (verifier is its word for the target), and t2d says again what d2t says
@@ -42,6 +43,8 @@ _NOT_DECODER_KEYS = (
 
 def read_drafter_config(folder: Path) -> DrafterConfig:
     """Read a drafter's config.json, of either layout."""
+    check_model_files(folder)
+    refuse_other_folder(folder)
     raw = read_json(folder / "config.json")
     if raw.get("quantization_config"):
         raise UnsupportedModelError(
@@ -49,12 +52,8 @@ def read_drafter_config(folder: Path) -> DrafterConfig:
             "quantize makes it smaller as it is loaded."
         )
     read = DrafterConfig.from_speculators if _is_speculators(raw) else DrafterConfig.from_hf
-    try:
+    with reading(f"The drafter's config in {folder}"):
         return read(raw)
-    except KeyError as error:
-        raise CheckpointError(f"The drafter's config in {folder} lacks the key {error}.") from None
-    except (TypeError, ValueError, AttributeError, ArithmeticError) as error:
-        raise CheckpointError(f"The drafter's config in {folder} is not valid: {error}.") from None
 
 
 def load_drafter(
@@ -67,7 +66,14 @@ def load_drafter(
     config = read_drafter_config(folder)
     if target is not None:
         check_fit(config, target)
-    weights = Weights(open_safetensors(folder), on_read)
+    with reading(f"The drafter in {folder}"):
+        return _load_weights(folder, config, on_read)
+
+
+def _load_weights(
+    folder: Path, config: DrafterConfig, on_read: Callable[[str], None] | None
+) -> Drafter:
+    weights = Weights(GuardedTensors(open_safetensors(folder), folder), on_read)
     if _is_speculators(read_json(folder / "config.json")):
         weights.drop(*_TARGET_COPIES)
         if config.draft_vocab_size is None:
@@ -184,7 +190,7 @@ def _write(folder: Path, tensors: dict[str, Tensor], config: Mapping[str, Any]) 
     # the drafter may still be mapped from the very file that is written here
     unfinished = folder / "model.safetensors.part"
     save_file(tensors, unfinished, metadata={"format": "pt"})
-    unfinished.replace(folder / "model.safetensors")
+    put_in_place(unfinished, folder / "model.safetensors")
     write_whole(folder / "config.json", json.dumps(config, indent=2) + "\n")
 
 

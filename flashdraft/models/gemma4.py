@@ -164,10 +164,7 @@ class Gemma4Target:
 
     def logits(self, hidden: Tensor) -> Tensor:
         normed = self.kernels.rms_norm(hidden, self._norm, self.config.norm_eps)
-        logits = self.unembed(normed).float()
-        if self.config.logit_softcap is None:
-            return logits
-        return self.kernels.softcap(logits, self.config.logit_softcap)
+        return self._vocabulary.logits(normed, self.config.logit_softcap)
 
     def greedy(self, hidden: Tensor) -> Best:
         normed = self.kernels.rms_norm(hidden, self._norm, self.config.norm_eps)
@@ -178,3 +175,10 @@ class Gemma4Target:
 
     def unembed_best(self, normed: Tensor, multiplier: float, softcap: float | None) -> Best:
         return self._vocabulary.best(normed, multiplier, softcap)
+
+    @property
+    def forbidden(self) -> Tensor | None:
+        return self._vocabulary.forbidden
+
+    def forbid(self, logits: Tensor) -> Tensor:
+        return self._vocabulary.forbid(logits)

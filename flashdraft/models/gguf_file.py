@@ -17,9 +17,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from flashdraft.errors import CheckpointError
+from flashdraft.errors import CheckpointError, quoted
 from flashdraft.kernels.quantized import Matrix
 from flashdraft.models.gguf_blocks import unpack_blocks
+from flashdraft.models.model_files import map_model_file, reading
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
@@ -68,7 +69,10 @@ _UNREAD = {  # what else files are stored in
     40: "NVFP4",
 }
 _LARGEST = 2**32 - 1  # sizes, counts and token ids are stored in 32 bits
-_SHOWN = 80  # characters of a wrong value in a message
+_MAX_ENTRIES = 2**16  # metadata keys, and tensors; published files have some thousands
+_MAX_VALUES = 2**22  # in all arrays together; published files have 1.3 million
+_MAX_STRING_BYTES = 2**24  # templates are the longest
+_LENGTH = struct.Struct("<Q")
 _REMEDY = "Fetch it again, or name another file."
 _PLAIN_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
@@ -92,14 +96,8 @@ class GGUFFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        try:
-            if path.stat().st_size == 0:
-                raise CheckpointError(f"{path} is empty: its download was cut short. {_REMEDY}")
-            with path.open("rb") as file:
-                # private copy-on-write pages: torch wants writable memory, the file stays untouched
-                self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-        except (OSError, ValueError) as error:
-            raise CheckpointError(f"{path} cannot be read: {error}.") from None
+        with reading(path):
+            self._data = map_model_file(path)
         cursor = _Cursor(path, self._data)
         if cursor.take(4) != _MAGIC:
             raise CheckpointError(
@@ -112,9 +110,16 @@ class GGUFFile:
                 "are read. Convert it with a current llama.cpp."
             )
         num_tensors, num_keys = cursor.scalar("Q"), cursor.scalar("Q")
+        if max(num_tensors, num_keys) > _MAX_ENTRIES:
+            raise CheckpointError(
+                f"{path} is damaged: it claims {num_tensors} tensors and {num_keys} metadata keys; "
+                f"at most {_MAX_ENTRIES} are allowed. {_REMEDY}"
+            )
         self.metadata: dict[str, Any] = {}
         for _ in range(num_keys):
             key = cursor.string()
+            if key in self.metadata:
+                raise CheckpointError(f"{path} has the metadata key {quoted(key)} twice. {_REMEDY}")
             self.metadata[key] = cursor.value(cursor.scalar("I"))
         self.tensors = self._read_table(cursor, num_tensors)
 
@@ -125,19 +130,24 @@ class GGUFFile:
             num_dims = cursor.scalar("I")
             if num_dims > _MAX_DIMS:
                 raise CheckpointError(
-                    f"{self.path}: tensor {name!r} has {num_dims} dimensions, the format allows "
-                    f"{_MAX_DIMS}; the file is damaged."
+                    f"{self.path}: tensor {quoted(name)} has {num_dims} dimensions, the format "
+                    f"allows {_MAX_DIMS}; the file is damaged."
                 )
             shape = tuple(reversed([cursor.scalar("Q") for _ in range(num_dims)]))
             rows.append((name, shape, cursor.scalar("I"), cursor.scalar("Q")))
         alignment = self.metadata.get("general.alignment", 32)
-        if not isinstance(alignment, int) or alignment < 1:
-            raise CheckpointError(f"{self.path}: general.alignment is {alignment!r}.")
+        if type(alignment) is not int or alignment < 8 or alignment % 8:
+            raise self._invalid("general.alignment", "it must be a multiple of 8")
         base = -(-cursor.position // alignment) * alignment
         tensors: dict[str, GGUFTensor] = {}
         for name, shape, type_id, offset in rows:
             if name in tensors:
-                raise CheckpointError(f"{self.path} holds the tensor {name!r} twice.")
+                raise CheckpointError(f"{self.path} holds the tensor {quoted(name)} twice.")
+            if offset % alignment:
+                raise CheckpointError(
+                    f"{self.path} is damaged: tensor {quoted(name)} begins at {offset}, which is "
+                    f"no multiple of {alignment}. {_REMEDY}"
+                )
             tensors[name] = self._locate(name, shape, type_id, base + offset)
         return tensors
 
@@ -146,13 +156,13 @@ class GGUFFile:
         if layout is None:
             kind = _UNREAD.get(type_id, f"GGML type {type_id}")
             raise CheckpointError(
-                f"{self.path}: tensor {name!r} is stored as {kind}, which is not "
+                f"{self.path}: tensor {quoted(name)} is stored as {kind}, which is not "
                 f"supported; use a file in {', '.join(row.name for row in FORMATS.values())}."
             )
         if not shape or 0 in shape or shape[-1] % layout.block_size:
             raise CheckpointError(
-                f"{self.path}: tensor {name!r} of shape {list(shape)} does not divide into the "
-                f"{layout.block_size}-value blocks of {layout.name}."
+                f"{self.path}: tensor {quoted(name)} of shape {list(shape)} does not divide "
+                f"into the {layout.block_size}-value blocks of {layout.name}."
             )
         count = 1
         for size in shape:
@@ -160,8 +170,8 @@ class GGUFFile:
         num_bytes = count // layout.block_size * layout.block_bytes
         if start + num_bytes > len(self._data):
             raise CheckpointError(
-                f"{self.path} is truncated: tensor {name!r} ends at byte {start + num_bytes}, "
-                f"the file has {len(self._data)}. Fetch it again."
+                f"{self.path} is truncated: tensor {quoted(name)} ends at byte "
+                f"{start + num_bytes}, the file has {len(self._data)}. Fetch it again."
             )
         return GGUFTensor(name, shape, layout, start, num_bytes)
 
@@ -191,10 +201,9 @@ class GGUFFile:
 
     def _invalid(self, key: str, rule: str) -> CheckpointError:
         """An error about what the file says under `key`."""
-        value = repr(self.metadata[key])
-        shown = value if len(value) <= _SHOWN else value[:_SHOWN] + "…"
         return CheckpointError(
-            f"{self.path} is not valid: {key} is {shown}; {rule}. Fetch or convert it again."
+            f"{self.path} is not valid: {key} is {quoted(self.metadata[key])}; {rule}. Fetch or "
+            "convert it again."
         )
 
     def _value(self, key: str) -> Any:
@@ -243,6 +252,7 @@ class _Cursor:
     def __init__(self, path: Path, data: mmap.mmap) -> None:
         self._path = path
         self._data = data
+        self._room = _MAX_VALUES
         self.position = 0
 
     def take(self, count: int) -> bytes:
@@ -258,10 +268,20 @@ class _Cursor:
         size = struct.calcsize("<" + code)
         return struct.unpack("<" + code, self.take(size))[0]
 
+    def count(self, most: int) -> int:
+        """A number of things to come; one that no file has is refused before they are read."""
+        start, found = self.position, self.scalar("Q")
+        if found > most:
+            raise CheckpointError(
+                f"{self._path} is damaged: the count at byte {start} is {found}, at most {most} is "
+                f"allowed. {_REMEDY}"
+            )
+        return int(found)
+
     def string(self) -> str:
         start = self.position
         try:
-            return self.take(self.scalar("Q")).decode()
+            return self.take(self.count(_MAX_STRING_BYTES)).decode()
         except UnicodeDecodeError:
             raise CheckpointError(
                 f"{self._path} is damaged: the string at byte {start} is not UTF-8. {_REMEDY}"
@@ -275,12 +295,29 @@ class _Cursor:
         return self.scalar(self._code(kind))
 
     def _array(self) -> list[Any]:
-        kind, count = self.scalar("I"), self.scalar("Q")
+        kind, count = self.scalar("I"), self.count(self._room)
+        self._room -= count
         if kind == _STRING:
-            return [self.string() for _ in range(count)]
+            return self._strings(count)
         code = self._code(kind)  # arrays of arrays are in no model file and are refused here
         size = struct.calcsize("<" + code)
         return list(struct.unpack(f"<{count}{code}", self.take(count * size)))
+
+    def _strings(self, count: int) -> list[str]:
+        """As `string` gives them, one by one; a vocabulary has hundreds of thousands."""
+        data, end, found = self._data, len(self._data) - _LENGTH.size, []
+        for _ in range(count):
+            start = self.position
+            size = _LENGTH.unpack_from(data, start)[0] if start <= end else 0
+            stop = start + _LENGTH.size + size
+            if size > _MAX_STRING_BYTES or stop > len(data):
+                self.string()  # which says what is wrong
+            try:
+                found.append(data[start + _LENGTH.size : stop].decode())
+            except UnicodeDecodeError:
+                self.string()
+            self.position = stop
+        return found
 
     def _code(self, kind: int) -> str:
         if kind not in _SCALARS:

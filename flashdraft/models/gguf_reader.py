@@ -14,9 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flashdraft.errors import CheckpointError, UnsupportedModelError
+from flashdraft.errors import CheckpointError, UnsupportedModelError, quoted
 from flashdraft.kernels.quantized import Matrix, Quantized
+from flashdraft.models.config_values import shown
 from flashdraft.models.gguf_file import GGUFFile
+from flashdraft.models.gguf_keys import check_keys
 
 _BLOCK_NAME = re.compile(r"blk\.(\d+)\.(.+)")
 _ROPE_FACTORS = "rope_freqs.weight"  # per-frequency divisors; they end up in the config
@@ -63,6 +65,16 @@ _GEMMA4_NAMES = {
 }
 _NAMES = {"llama": _LLAMA_NAMES, "qwen3": _LLAMA_NAMES, "gemma4": _GEMMA4_NAMES}
 _GEMMA4_STOP_TOKENS = ("<eos>", "<turn|>", "<|tool_response>")
+# a file does not say which of its tokens stand for media
+_GEMMA4_MEDIA_TOKENS = {
+    "boi_token_id": "<|image>",
+    "image_token_id": "<|image|>",
+    "eoi_token_id": "<image|>",
+    "video_token_id": "<|video|>",
+    "boa_token_id": "<|audio>",
+    "audio_token_id": "<|audio|>",
+    "eoa_token_id": "<audio|>",
+}
 # the llama3 RoPE scaling of every published model; a file keeps only the divisors it results in
 _LLAMA3_SCALING = {
     "low_freq_factor": 1.0,
@@ -118,12 +130,6 @@ class GGUFTensors:
 def gguf_config(file: GGUFFile) -> dict[str, Any]:
     """The file's metadata in the form of a Hugging Face config.json."""
     architecture = _architecture(file)
-    parts = file.whole_numbers("split.count", 0) if "split.count" in file.metadata else [0]
-    if max(parts) > 1:
-        raise UnsupportedModelError(
-            f"{file.path} is one of {max(parts)} parts; join them with llama.cpp's "
-            "`llama-gguf-split --merge` first."
-        )
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None:
         raise CheckpointError(f"{file.path} has no tensor 'token_embd.weight'.")
@@ -139,6 +145,8 @@ def gguf_config(file: GGUFFile) -> dict[str, Any]:
         "eos_token_id": _stop_ids(file, architecture),
         "bos_token_id": next(iter(_token_ids(file, "bos")), None),
     }
+    head_dim = _whole(file, "embedding_length") // _whole(file, "attention.head_count")
+    check_keys(file, architecture, head_dim)
     if architecture == "gemma4":
         return config | _gemma4_config(file)
     return config | _llama_config(file, architecture)
@@ -159,7 +167,7 @@ def _architecture(file: GGUFFile) -> str:
     name = file.metadata.get("general.architecture")
     if not isinstance(name, str) or name not in _NAMES:
         raise UnsupportedModelError(
-            f"{file.path} holds a model of architecture {name!r}; "
+            f"{file.path} holds a model of architecture {quoted(name)}; "
             f"supported GGUF architectures are {', '.join(_NAMES)}."
         )
     return name
@@ -172,7 +180,7 @@ def _hub_name(file: GGUFFile, architecture: str, name: str) -> str:
     inner = _NAMES[architecture].get(match[2]) if match else None
     if match is None or inner is None:
         raise CheckpointError(
-            f"{file.path}: tensor {name!r} has no place in a {architecture} model."
+            f"{file.path}: tensor {quoted(name)} has no place in a {architecture} model."
         )
     return f"model.layers.{match[1]}.{inner}"
 
@@ -189,7 +197,9 @@ def _whole(file: GGUFFile, key: str, default: int | None = None, least: int = 1)
         return default
     numbers = file.whole_numbers(full_key, least)
     if len(set(numbers)) != 1:
-        raise UnsupportedModelError(f"{file.path}: {key} differs between layers: {numbers}.")
+        raise UnsupportedModelError(
+            f"{file.path}: {key} differs between layers: {quoted(numbers)}."
+        )
     return numbers[0]
 
 
@@ -225,6 +235,13 @@ def _stop_ids(file: GGUFFile, architecture: str) -> list[int]:
     return list(dict.fromkeys(ids))
 
 
+def _media_ids(file: GGUFFile) -> dict[str, int]:
+    tokens = file.metadata.get("tokenizer.ggml.tokens")
+    named = tokens if isinstance(tokens, list) else []
+    places = {name: place for place, name in enumerate(named) if isinstance(name, str)}
+    return {key: places[name] for key, name in _GEMMA4_MEDIA_TOKENS.items() if name in places}
+
+
 def _llama_config(file: GGUFFile, architecture: str) -> dict[str, Any]:
     if _whole(file, "expert_count", 0, least=0):
         raise UnsupportedModelError(
@@ -244,10 +261,13 @@ def _llama_config(file: GGUFFile, architecture: str) -> dict[str, Any]:
 
 
 def _rope_scaling(file: GGUFFile, theta: float, head_dim: int) -> dict[str, Any]:
-    kind = file.metadata.get(_key(file, "rope.scaling.type"), "none")
+    # as llama.cpp reads it, a factor without a type is linear
+    scales = _real(file, "rope.scaling.factor", 1.0, least=0.0) not in (0.0, 1.0)
+    kind = file.metadata.get(_key(file, "rope.scaling.type"), "linear" if scales else "none")
     if kind not in ("none", "linear"):
         raise UnsupportedModelError(
-            f"{file.path} uses RoPE scaling {kind!r}; none, linear and llama3's are supported."
+            f"{file.path} uses RoPE scaling {quoted(kind)}; none, linear and llama3's are "
+            "supported."
         )
     if kind == "linear":
         return {"rope_type": kind, "factor": _real(file, "rope.scaling.factor", least=1e-6)}
@@ -279,6 +299,13 @@ def _llama3_divisors(theta: float, head_dim: int, scaling: dict[str, Any]) -> li
 
 
 def _gemma4_config(file: GGUFFile) -> dict[str, Any]:
+    scaling = file.metadata.get(_key(file, "rope.scaling.type"), "none")
+    factor = _real(file, "rope.scaling.factor", 1.0, least=0.0)
+    if scaling != "none" or factor not in (0.0, 1.0):
+        raise UnsupportedModelError(
+            f"{file.path} uses RoPE scaling {shown(scaling)} by {factor:g}; in Gemma 4 none is "
+            "supported."
+        )
     num_layers = _num_layers(file)
     pattern = _key(file, "attention.sliding_window_pattern")
     is_sliding = file.metadata.get(pattern)
@@ -307,6 +334,7 @@ def _gemma4_config(file: GGUFFile) -> dict[str, Any]:
         "num_global_key_value_heads": kv_heads[full],
         "head_dim": _whole(file, "attention.key_length_swa"),
         "global_head_dim": _whole(file, "attention.key_length"),
+        **_media_ids(file),
         "attention_k_eq_v": f"blk.{full}.attn_v.weight" not in file.tensors,
         "sliding_window": _whole(file, "attention.sliding_window"),
         "num_kv_shared_layers": _whole(file, "attention.shared_kv_layers", 0, least=0),

@@ -13,7 +13,7 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
-from flashdraft.errors import CheckpointError, UnsupportedModelError
+from flashdraft.errors import CheckpointError, UnsupportedModelError, quoted, shortened
 
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4  # values of tokenizer.ggml.token_type
 
@@ -60,8 +60,9 @@ def build_gguf_tokenizer(metadata: Mapping[str, Any], path: Path) -> tokenizers.
     merges = metadata.get("tokenizer.ggml.merges")
     if kind not in ("gpt2", "gemma4") or merges is None:
         raise UnsupportedModelError(
-            f"{path} has a tokenizer of kind {kind!r} {'without' if merges is None else 'with'} "
-            "merges; BPE tokenizers of the kinds gpt2 and gemma4 are supported."
+            f"{path} has a tokenizer of kind {quoted(kind)} "
+            f"{'without' if merges is None else 'with'} merges; BPE tokenizers of the kinds gpt2 "
+            "and gemma4 are supported."
         )
     types = metadata.get("tokenizer.ggml.token_type", [])
     if not all(isinstance(values, list) for values in (tokens, merges, types)):
@@ -71,14 +72,14 @@ def build_gguf_tokenizer(metadata: Mapping[str, Any], path: Path) -> tokenizers.
     rule = metadata.get("tokenizer.ggml.pre", "default")
     if kind == "gpt2" and rule not in _SPLITTERS:
         raise UnsupportedModelError(
-            f"{path} splits text by the rule {rule!r}; supported are {', '.join(_SPLITTERS)}."
+            f"{path} splits text by the rule {quoted(rule)}; supported are {', '.join(_SPLITTERS)}."
         )
     try:
         tokenizer = (
             _gemma4(vocabulary, pairs) if kind == "gemma4" else _byte_level(vocabulary, pairs, rule)
         )
     except Exception as error:  # the library raises plain Exception for merges that do not fit
-        raise CheckpointError(f"{path}: the tokenizer is damaged: {error}.") from None
+        raise CheckpointError(f"{path}: the tokenizer is damaged: {shortened(error)}.") from None
     _add_tokens(tokenizer, tokens, types, kind)
     # llama.cpp's defaults, for files that do not say
     adds_bos = kind == "gemma4" or rule == "llama-bpe"
@@ -90,7 +91,7 @@ def build_gguf_tokenizer(metadata: Mapping[str, Any], path: Path) -> tokenizers.
 def _merge_pair(path: Path, merge: str) -> tuple[str, str]:
     left, gap, right = merge.partition(" ")
     if not (left and gap and right):
-        raise CheckpointError(f"{path}: the tokenizer's merge {merge!r} is not a pair.")
+        raise CheckpointError(f"{path}: the tokenizer's merge {quoted(merge)} is not a pair.")
     return left, right
 
 

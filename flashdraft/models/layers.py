@@ -6,6 +6,7 @@ forward pass needs besides weights comes in one `ForwardBatch`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -92,6 +93,15 @@ class Target(Protocol):
         """The head alone with the choice of the likeliest token, for a drafter likewise."""
         ...
 
+    @property
+    def forbidden(self) -> Tensor | None:
+        """[vocab_size] bool: tokens that no answer has; None where there are none."""
+        ...
+
+    def forbid(self, logits: Tensor) -> Tensor:
+        """Logits [num_rows, vocab_size], in place, with -inf for tokens that no answer has."""
+        ...
+
 
 class Vocabulary:
     """The embedding table and the head, tied or not."""
@@ -101,6 +111,11 @@ class Vocabulary:
         matrix = weights.take_matrix(name, shape, kernels.device)
         self._scale = config.embed_scale
         self._kernels = kernels
+        self.forbidden: Tensor | None = None
+        if config.forbidden_token_ids:
+            ids = torch.tensor(config.forbidden_token_ids, device=kernels.device)
+            self.forbidden = torch.zeros(config.vocab_size, dtype=torch.bool, device=ids.device)
+            self._forbidden_ids, self.forbidden[ids] = ids, True
         if config.tie_embeddings:
             weights.drop("lm_head.weight")
             self._head = pack_named([name], [matrix], kernels.pack_head)
@@ -118,8 +133,20 @@ class Vocabulary:
     def unembed(self, normed: Tensor) -> Tensor:
         return self._kernels.linear(normed, self._head)
 
+    def logits(self, normed: Tensor, softcap: float | None) -> Tensor:
+        """What is said of every token, [num_rows, vocab_size] float32."""
+        logits = self.unembed(normed).float()
+        if softcap is not None:
+            logits = self._kernels.softcap(logits, softcap)
+        return self.forbid(logits)
+
+    def forbid(self, logits: Tensor) -> Tensor:
+        if self.forbidden is None:
+            return logits
+        return logits.index_fill_(1, self._forbidden_ids, -math.inf)
+
     def best(self, normed: Tensor, multiplier: float = 1.0, softcap: float | None = None) -> Best:
-        return self._kernels.best_columns(normed, self._head, multiplier, softcap)
+        return self._kernels.best_columns(normed, self._head, multiplier, softcap, self.forbidden)
 
 
 class RopeTables:

@@ -109,14 +109,21 @@ class LlamaTarget:
 
     def logits(self, hidden: Tensor) -> Tensor:
         normed = self.kernels.rms_norm(hidden, self._norm, self.config.norm_eps)
-        return self.unembed(normed).float()
+        return self._vocabulary.logits(normed, self.config.logit_softcap)
 
     def greedy(self, hidden: Tensor) -> Best:
         normed = self.kernels.rms_norm(hidden, self._norm, self.config.norm_eps)
-        return self._vocabulary.best(normed)
+        return self._vocabulary.best(normed, softcap=self.config.logit_softcap)
 
     def unembed(self, normed: Tensor) -> Tensor:
         return self._vocabulary.unembed(normed)
 
     def unembed_best(self, normed: Tensor, multiplier: float, softcap: float | None) -> Best:
         return self._vocabulary.best(normed, multiplier, softcap)
+
+    @property
+    def forbidden(self) -> Tensor | None:
+        return self._vocabulary.forbidden
+
+    def forbid(self, logits: Tensor) -> Tensor:
+        return self._vocabulary.forbid(logits)

@@ -6,8 +6,6 @@ GGUF). What the tensors mean is for the model files; where checkpoints come from
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -20,15 +18,22 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from flashdraft.errors import CheckpointError
+from flashdraft.errors import CheckpointError, quoted
 from flashdraft.kernels.quantized import Matrix, Quantized, stack_experts, stack_rows
 from flashdraft.models.compressed_tensors import CompressedTensors
 from flashdraft.models.config import ModelConfig
 from flashdraft.models.gguf_file import GGUFFile
 from flashdraft.models.gguf_reader import GGUFTensors, gguf_config, gguf_generation_config
+from flashdraft.models.model_files import check_model_files, read_json, reading
+from flashdraft.models.other_formats import (
+    refuse_other_config,
+    refuse_other_folder,
+    refuse_other_gguf,
+    refuse_other_tensors,
+)
 from flashdraft.models.quantization_config import read_quantization
 from flashdraft.models.safetensors_reader import open_safetensors
-from flashdraft.models.weights import TensorSource
+from flashdraft.models.weights import GuardedTensors, TensorSource
 
 _TEXT_PREFIXES = (
     ("model.language_model.", "model."),
@@ -38,7 +43,8 @@ _TEXT_PREFIXES = (
 _OTHER_MODALITIES = re.compile(
     r"(model\.)?(vision_tower|vision_model|audio_tower|multi_modal_projector|embed_vision|embed_audio)\."
 )
-_EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
+_EXPERT = re.compile(r"(.+\.experts)\.([0-9]+)\.(gate|up|down)_proj\.weight")
+_MAX_DIGITS = 9  # of an expert's number
 
 
 @dataclass(frozen=True)
@@ -54,37 +60,38 @@ class Checkpoint:
 
 def open_checkpoint(path: Path) -> Checkpoint:
     """Open a folder with config.json and safetensors, or a GGUF file."""
-    if path.suffix == ".gguf":
-        file = GGUFFile(path)
-        with _invalid_values_as_checkpoint_errors(path):
+    with reading(path):
+        if path.suffix == ".gguf":
+            file = GGUFFile(path)
+            refuse_other_gguf(file)
             raw_config = gguf_config(file)
-        generation_config = gguf_generation_config(file)
-        source: TensorSource = GGUFTensors(file)
-    else:
-        raw_config = read_json(path / "config.json")
-        optional = path / "generation_config.json"
-        generation_config = read_json(optional) if optional.is_file() else {}
-        with _invalid_values_as_checkpoint_errors(path):
-            formats = read_quantization(raw_config)
-        files = open_safetensors(path)
-        source = text_tensors(CompressedTensors(files, formats) if formats else files)
-    config = _parse_config(path, raw_config, generation_config)
-    if config.tie_embeddings:  # some files store the tied head again
-        source = _View(source, {n: n for n in source.names() if n != "lm_head.weight"})
-    return Checkpoint(path, config, raw_config, generation_config, source)
+            generation_config = gguf_generation_config(file)
+            source: TensorSource = GGUFTensors(file)
+        else:
+            raw_config = read_target_config(path)
+            optional = path / "generation_config.json"
+            generation_config = read_json(optional) if optional.is_file() else {}
+            with reading(f"The config of {path}"):
+                formats = read_quantization(raw_config)
+            files = open_safetensors(path)
+            if formats:
+                source = text_tensors(CompressedTensors(files, formats))
+            else:
+                refuse_other_tensors(files.names())
+                source = text_tensors(files)
+        config = _parse_config(path, raw_config, generation_config)
+        if config.tie_embeddings:  # some files store the tied head again
+            source = _View(source, {n: n for n in source.names() if n != "lm_head.weight"})
+    return Checkpoint(path, config, raw_config, generation_config, GuardedTensors(source, path))
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object; a missing or invalid file is a CheckpointError."""
-    try:
-        content = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        raise CheckpointError(f"{path.parent} has no {path.name}: not a model folder.") from None
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} is not valid JSON: {error}.") from None
-    if not isinstance(content, dict):
-        raise CheckpointError(f"{path} holds no JSON object.")
-    return content
+def read_target_config(folder: Path) -> dict[str, Any]:
+    """A model folder's config.json; what other tools make of a folder is refused by its name."""
+    check_model_files(folder)
+    refuse_other_folder(folder)
+    config = read_json(folder / "config.json")
+    refuse_other_config(folder, config)
+    return config
 
 
 def text_tensors(source: TensorSource) -> TensorSource:
@@ -95,7 +102,9 @@ def text_tensors(source: TensorSource) -> TensorSource:
         if plain is None:
             continue
         if plain in stored:
-            raise CheckpointError(f"Tensors {stored[plain]!r} and {name!r} are the same one.")
+            raise CheckpointError(
+                f"Tensors {quoted(stored[plain])} and {quoted(name)} are the same one."
+            )
         stored[plain] = name
     view = _View(source, stored)
     experts = [match for name in stored if (match := _EXPERT.fullmatch(name))]
@@ -118,23 +127,8 @@ def loading_progress(source: TensorSource, label: str) -> Iterator[Callable[[str
 
 
 def _parse_config(path: Path, raw: dict[str, Any], generation: dict[str, Any]) -> ModelConfig:
-    with _invalid_values_as_checkpoint_errors(path):
-        config = ModelConfig.from_hf(raw)
-    # generation_config.json may name more stop tokens than config.json (Gemma 4: 3 instead of 2)
-    more = generation.get("eos_token_id")
-    ids = more if isinstance(more, list) else [] if more is None else [more]
-    every = dict.fromkeys((*config.eos_token_ids, *ids))
-    return dataclasses.replace(config, eos_token_ids=tuple(every))
-
-
-@contextmanager
-def _invalid_values_as_checkpoint_errors(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except KeyError as error:
-        raise CheckpointError(f"The config of {path} lacks the key {error}.") from None
-    except (TypeError, ValueError, AttributeError, ArithmeticError, IndexError) as error:
-        raise CheckpointError(f"The config of {path} is not valid: {error}.") from None
+    with reading(f"The config of {path}"):
+        return ModelConfig.from_hf(raw).with_generation(generation)
 
 
 def _plain_name(name: str) -> str | None:
@@ -181,10 +175,16 @@ class _FusedExperts:
         self._source = source
         parts: dict[str, dict[tuple[int, str], str]] = {}
         for match in matches:
+            if len(match[2]) > _MAX_DIGITS:
+                raise CheckpointError(
+                    f"Tensor {quoted(match[0])} is of an expert whose number has {len(match[2])} "
+                    "digits. Fetch the checkpoint again."
+                )
             parts.setdefault(match[1], {})[int(match[2]), match[3]] = match[0]
         self._fused: dict[str, list[list[str]]] = {}  # fused name -> per expert, the parts to stack
         for prefix, found in parts.items():
-            count = max(expert for expert, _ in found) + 1
+            # of so few parts some are missing if a number is larger, and the first is named
+            count = min(max(expert for expert, _ in found), len(found)) + 1
             for fused, kinds in (("gate_up_proj", ("gate", "up")), ("down_proj", ("down",))):
                 self._fused[f"{prefix}.{fused}"] = [
                     [_expert_part(prefix, found, expert, kind) for kind in kinds]
@@ -204,8 +204,8 @@ class _FusedExperts:
         for part in (part for parts in experts for part in parts):
             if self._source.shape(part) != first:
                 raise CheckpointError(
-                    f"Tensor {part!r} has shape {list(self._source.shape(part))}, "
-                    f"{experts[0][0]!r} has {list(first)}; the experts of a layer must agree."
+                    f"Tensor {quoted(part)} has shape {list(self._source.shape(part))}, "
+                    f"{quoted(experts[0][0])} has {list(first)}; the experts of a layer must agree."
                 )
         return (len(experts), first[0] * len(experts[0]), *first[1:])
 
@@ -232,7 +232,7 @@ class _FusedExperts:
             stacked = stack_rows(quantized) if len(quantized) == len(parts) else None
             if stacked is None:
                 raise CheckpointError(
-                    f"Tensors {', '.join(map(repr, parts))} are stored in different formats, but "
+                    f"Tensors {', '.join(map(quoted, parts))} are stored in different formats, but "
                     f"make one tensor of shape {list(shape)}."
                 )
             experts.append(stacked)
@@ -248,7 +248,7 @@ class _FusedExperts:
 def _expert_part(prefix: str, found: dict[tuple[int, str], str], expert: int, kind: str) -> str:
     if (expert, kind) not in found:
         raise CheckpointError(
-            f"The checkpoint has no tensor '{prefix}.{expert}.{kind}_proj.weight', though it has "
-            "those of a later expert or of another projection."
+            f"The checkpoint has no tensor {quoted(f'{prefix}.{expert}.{kind}_proj.weight')}, "
+            "though it has those of a later expert or of another projection."
         )
     return found[expert, kind]

@@ -9,6 +9,7 @@ from flashdraft.models.config import ModelConfig
 from flashdraft.models.gemma4 import Gemma4Target
 from flashdraft.models.layers import Target
 from flashdraft.models.llama import LlamaTarget
+from flashdraft.models.model_files import reading
 from flashdraft.models.weights import TensorSource, Weights
 
 FAMILIES: dict[str, Callable[..., Target]] = {"llama": LlamaTarget, "gemma4": Gemma4Target}
@@ -22,4 +23,6 @@ def build_target(
     on_read: Callable[[str], None] | None = None,
 ) -> Target:
     """Build a target from a checkpoint's tensors; `on_read` hears every tensor's name."""
-    return FAMILIES[config.family](config, Weights(source, on_read), kernels, tap_layers)
+    weights = Weights(source, on_read)
+    with reading(weights):
+        return FAMILIES[config.family](config, weights, kernels, tap_layers)

@@ -1,28 +1,54 @@
 """Text to token ids and back, also token by token; and what a chat template needs to know.
 
-A tokenizer comes from a folder's tokenizer.json or from a GGUF file. Templates are rendered by the
-chat package; nothing here imports transformers.
+A tokenizer comes from a folder's tokenizer.json or from a GGUF file. Its patterns and its template
+are programs out of a checkpoint: they run in processes that can be killed (text/child.py). Decoding
+has no such patterns and happens here. What messages look like is the chat package's; nothing here
+imports transformers.
 """
 
 from __future__ import annotations
 
+import functools
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 
-from flashdraft.errors import CheckpointError, RequestError
+from flashdraft.errors import (
+    CheckpointError,
+    FlashdraftError,
+    RequestError,
+    quoted,
+    shortened,
+)
+from flashdraft.killable.pool import MIB, First, Limits, Pool, RefusedError, StoppedError
 from flashdraft.models.gguf_file import GGUFFile
 from flashdraft.models.gguf_tokenizer import build_gguf_tokenizer
-from flashdraft.models.loading import read_json
+from flashdraft.models.model_files import (
+    check_model_files,
+    read_json,
+    read_model_bytes,
+    reading,
+)
+from flashdraft.text import exact_json
+from flashdraft.text.protocol import MAX_CHARS, identity, unpack_ids
 
 logger = logging.getLogger(__name__)
 
-_REPLACEMENT = "\ufffd"
-_MAX_SPLIT_TOKENS = 3  # a character is at most 4 bytes, so at most 3 tokens can wait for its end
+MAX_TEMPLATE = 512 * 1024  # characters of a template's source; real ones have thousands
+LONG_TEXT = 16 * 1024  # characters; texts that are longer take noticeable time
+_CHILD = "flashdraft.text.child"
+_TEXT_CPU_S, _TEXT_CPU_S_PER_CHAR = 2.0, 10e-6  # ten times what honest tokenizers take
+_TEXT_MIB, _TEXT_BYTES_PER_CHAR = 256, 1024
+_LOAD_CPU_S, _LOAD_CPU_S_PER_BYTE = 4.0, 0.5e-6
+_LOAD_MIB, _LOAD_BYTES_PER_BYTE = 256, 32
+_BATCH_CHARS = 1_000_000  # of texts that one process encodes at a time
+_PANIC = "PanicException"  # of the library's native code; it is no Exception, and not exported
 
 
 class Tokenizer:
@@ -34,10 +60,12 @@ class Tokenizer:
         *,
         special_tokens: Mapping[str, str] | None = None,
         chat_template: str | None = None,
+        pool: Pool | None = None,
     ) -> None:
         self._backend = backend
         self.special_tokens = dict(special_tokens or {})  # "bos_token" -> "<s>", for templates
-        self.chat_template = chat_template
+        self._chat_template = chat_template
+        self.pool = pool or _pool_of(backend, chat_template, self.special_tokens)
         self.vocab_size = backend.get_vocab_size(with_added_tokens=True)
         self.special_ids = frozenset(
             index for index, token in backend.get_added_tokens_decoder().items() if token.special
@@ -52,6 +80,17 @@ class Tokenizer:
     def from_checkpoint(cls, path: Path) -> Tokenizer | None:
         """The tokenizer of a folder or a GGUF file; None where it has none."""
         return _from_gguf(path) if path.suffix == ".gguf" else _from_folder(path)
+
+    def with_template(self, chat_template: str | None) -> Tokenizer:
+        """The same tokenizer with another chat template, or with none."""
+        return Tokenizer(
+            self._backend, special_tokens=self.special_tokens, chat_template=chat_template
+        )
+
+    @property
+    def chat_template(self) -> str | None:
+        """Fixed: the processes that render have it too."""
+        return self._chat_template
 
     @property
     def bos_token(self) -> str | None:
@@ -80,137 +119,214 @@ class Tokenizer:
 
     def encode(self, text: str, add_special: bool = False) -> list[int]:
         """Token ids of a text; `add_special` adds what the model expects around raw text (BOS)."""
-        try:
-            return self._backend.encode(text, add_special_tokens=add_special).ids
-        except (TypeError, UnicodeEncodeError):  # how the library sees a lone surrogate
-            raise RequestError("The prompt must be text of valid Unicode.") from None
+        return self._encode([text], add_special)[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Token ids of many texts, as `encode` has them, on all cores."""
+        """Token ids of many texts, as `encode` has them, in all processes at once."""
+        with ThreadPoolExecutor(self.pool.size) as threads:
+            batches = list(threads.map(self._encode, _batches(texts)))
+        return [ids for batch in batches for ids in batch]
+
+    def _encode(self, texts: Sequence[str], add_special: bool = False) -> list[list[int]]:
+        if not all(isinstance(text, str) for text in texts):
+            raise RequestError("A prompt must be text.")
+        message = {"type": "encode", "texts": list(texts), "add_special": add_special}
+        with _tokenizer_errors():
+            num_chars = sum(map(len, texts))
+            found = self._ask(message, num_chars, num_chars > LONG_TEXT)["ids"]
+        return list(map(unpack_ids, found))
+
+    def render(self, variables: Mapping[str, Any]) -> str:
+        """What the chat template makes of its variables, which are JSON values."""
+        with _template_errors():
+            return str(self._render(variables, None)["text"])
+
+    def encode_rendered(
+        self,
+        variables: Mapping[str, Any],
+        max_chars: int = MAX_CHARS,
+        waits: bool | None = None,
+    ) -> list[int]:
+        """The token ids of what the chat template makes of its variables.
+
+        A text of more than `max_chars` is not encoded: RefusedError, of the kind "length", with
+        the number of its characters. `waits`: whether it waits behind other long ones, so that
+        a process stays free; by default where it is long.
+        """
+        with _template_errors():
+            (found,) = self._render(variables, max_chars, waits)["ids"]
+        return unpack_ids(found)
+
+    def _render(
+        self, variables: Mapping[str, Any], encode_up_to: int | None, waits: bool | None = None
+    ) -> dict[str, Any]:
+        size = len(self.chat_template or "")
+        if size > MAX_TEMPLATE:
+            raise CheckpointError(
+                f"The model's chat template has {size} characters; at most {MAX_TEMPLATE}."
+            )
         try:
-            found = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
-        except (TypeError, UnicodeEncodeError):  # how the library sees a lone surrogate
-            raise RequestError("The prompts must be text of valid Unicode.") from None
-        return [one.ids for one in found]
+            text = exact_json.write(variables, (",", ":"), ensure_ascii=True, allow_nan=True)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise RequestError(
+                f"Messages and tools must be made of JSON values: {error}."
+            ) from None
+        message = {"type": "render", "variables": text, "encode": encode_up_to}
+        return self._ask(message, len(text), is_long(variables) if waits is None else waits)
+
+    def _ask(self, message: Mapping[str, Any], num_chars: int, waits: bool) -> dict[str, Any]:
+        limits = Limits(
+            _TEXT_CPU_S + _TEXT_CPU_S_PER_CHAR * num_chars,
+            _TEXT_MIB + _TEXT_BYTES_PER_CHAR * num_chars // MIB,
+        )
+        return self.pool.ask(message, limits, is_long=waits)
+
+    def rest(self) -> None:
+        """End processes that have nothing to do; where one is needed again it is started anew."""
+        self.pool.rest()
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
         """The text of token ids; bytes that are not UTF-8 become U+FFFD."""
-        return self._backend.decode(ids, skip_special_tokens=skip_special)
+        try:
+            return self._backend.decode(ids, skip_special_tokens=skip_special)
+        except BaseException as error:
+            if type(error).__name__ != _PANIC:
+                raise
+            raise FlashdraftError(f"The model's tokenizer cannot decode: {error}.") from None
 
     def to_json(self) -> str:
         """The whole tokenizer in the format of tokenizer.json."""
         return self._backend.to_str()
 
 
-class StreamDecoder:
-    """Decodes a growing sequence of tokens; the pieces joined equal `decode` of the whole.
-
-    A piece is held back while a later token could still change it: a character whose last bytes are
-    missing, and a run of byte tokens (which the tokenizer decodes as one). Each call decodes only
-    the tokens since the last piece and, as their left context, that piece. Special tokens are no
-    text, but `push_pieces` and `flush_pieces` have their ids where they stood: behind all text of
-    the tokens before them, and behind a character that they interrupt.
-    """
-
-    def __init__(self, tokenizer: Tokenizer, skip_special: bool = True) -> None:
-        self._tokenizer = tokenizer
-        self._skipped = tokenizer.special_ids if skip_special else frozenset()
-        self._ids: list[int] = []  # the last piece's tokens, then those not yet shown
-        self._shown = 0  # how many of _ids have been shown
-        self._complete = 0  # how many of _ids stand before a trailing run of byte tokens
-        self._special: list[tuple[int, int]] = []  # (how many of _ids stand before it, its id)
-
-    def push(self, ids: Iterable[int]) -> str:
-        """Take the next tokens; return the text that is now certain."""
-        return _text_of(self.push_pieces(ids))
-
-    def flush(self) -> str:
-        """The rest, as it is; incomplete characters become U+FFFD."""
-        return _text_of(self.flush_pieces())
-
-    def push_pieces(self, ids: Iterable[int]) -> list[str | int]:
-        """As `push`, with the ids of special tokens in their places."""
-        for index in ids:
-            if index in self._skipped:
-                self._special.append((len(self._ids), index))
-                continue
-            self._ids.append(index)
-            if index not in self._tokenizer.byte_ids:
-                self._complete = len(self._ids)
-        return self._show(self._safe_end())
-
-    def flush_pieces(self) -> list[str | int]:
-        """As `flush`, with the ids of special tokens in their places."""
-        return self._show(len(self._ids))
-
-    def _decode(self, start: int, end: int) -> str:
-        return self._tokenizer.decode(self._ids[start:end], skip_special=False)
-
-    def _safe_end(self) -> int:
-        """Up to where the text cannot change any more."""
-        start, end = self._shown, self._complete
-        if end <= start:
-            return start
-        whole = self._decode(start, end)
-        if not whole.endswith(_REPLACEMENT):
-            return end
-        # cut before a character that may be incomplete: a cut inside it would change the text
-        for cut in range(end - 1, max(start, end - 1 - _MAX_SPLIT_TOKENS), -1):
-            if self._decode(start, cut) + self._decode(cut, end) == whole:
-                return cut
-        return start
-
-    def _show(self, end: int) -> list[str | int]:
-        """Text and special tokens up to `end`."""
-        due = [mark for mark in self._special if mark[0] <= end]
-        del self._special[: len(due)]
-        pieces: list[str | int] = []
-        if end > self._shown:
-            known = len(self._decode(0, self._shown))
-            whole = self._decode(0, end)
-            for place, index in due:
-                cut = self._cut(place, end, whole)
-                pieces += [whole[known:cut], index]
-                known = max(known, cut)
-            pieces.append(whole[known:])
-            del self._ids[: self._shown]
-            self._complete -= self._shown
-            self._special = [(place - self._shown, index) for place, index in self._special]
-            self._shown = end - self._shown
-        else:
-            pieces += [index for _, index in due]
-        return [piece for piece in pieces if piece != ""]
-
-    def _cut(self, place: int, end: int, whole: str) -> int:
-        """Where the text of the tokens before `place`, with its last character, ends in `whole`."""
-        for later in range(place, end):
-            before = self._decode(0, later)
-            is_whole = whole.startswith(before) and not before.endswith(_REPLACEMENT)
-            if is_whole or before + self._decode(later, end) == whole:
-                return len(before)
-        return len(whole)
+def is_long(value: Any) -> bool:
+    """Whether a value of JSON has more text than is tokenized in no time."""
+    return _num_chars(value) > LONG_TEXT
 
 
-def _text_of(pieces: Iterable[str | int]) -> str:
-    return "".join(piece for piece in pieces if isinstance(piece, str))
+def _num_chars(value: Any) -> int:
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, Mapping):
+        return sum(_num_chars(part) for pair in value.items() for part in pair)
+    return sum(map(_num_chars, value)) if isinstance(value, Sequence) else 0
+
+
+def _pool_of(
+    backend: tokenizers.Tokenizer, template: str | None, special_tokens: Mapping[str, str]
+) -> Pool:
+    """Processes with a tokenizer that was made here."""
+
+    @functools.cache  # written out for the first of them alone
+    def first() -> First:
+        content = backend.to_str()
+        return _first({"path": None, "json": content}, len(content), template, special_tokens)
+
+    return Pool(_CHILD, first)
+
+
+def _pool_from(path: Path, template: str | None, special_tokens: Mapping[str, str]) -> Pool:
+    """Processes with the tokenizer of a file, as it is now."""
+    where = str(path.absolute())
+    found = identity(where)
+    source = {"path": where, "identity": found}
+    first = _first(source, found[0], template, special_tokens)
+    return Pool(_CHILD, lambda: first)
+
+
+def _first(
+    source: Mapping[str, Any],
+    size: int,
+    template: str | None,
+    special_tokens: Mapping[str, str],
+) -> First:
+    limits = Limits(
+        _LOAD_CPU_S + _LOAD_CPU_S_PER_BYTE * size, _LOAD_MIB + _LOAD_BYTES_PER_BYTE * size // MIB
+    )
+    if template is not None and len(template) > MAX_TEMPLATE:
+        template = None  # it is refused where it is asked for
+    named = {"template": template, "special_tokens": dict(special_tokens)}
+    return First({"type": "load", **source, **named}, limits)
+
+
+def _batches(texts: Sequence[str]) -> Iterator[list[str]]:
+    """Texts in the same order, some at a time."""
+    batch, size = list[str](), 0
+    for text in texts:
+        batch.append(text)
+        size += len(text)
+        if size >= _BATCH_CHARS:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+@contextmanager
+def _tokenizer_errors() -> Iterator[None]:
+    try:
+        yield
+    except StoppedError as error:
+        raise RequestError(
+            f"The model's tokenizer was stopped: {error}. Send a shorter text, or check "
+            "tokenizer.json."
+        ) from None
+    except RefusedError as error:
+        raise _tokenizer_error(error) from None
+
+
+def _tokenizer_error(error: RefusedError) -> RequestError:
+    if error.kind == "text":
+        return RequestError(f"The prompt {error}.")
+    return RequestError(f"The model's tokenizer fails on this text: {error}.")
+
+
+@contextmanager
+def _template_errors() -> Iterator[None]:
+    try:
+        yield
+    except StoppedError as error:
+        raise RequestError(_stopped_template(error)) from None
+    except RefusedError as error:
+        if error.kind == "length":
+            raise
+        if error.kind == "checkpoint":
+            raise CheckpointError(f"The model's chat template {error}.") from None
+        if error.kind in ("text", "tokenizer"):
+            raise _tokenizer_error(error) from None
+        if error.kind == "limit":
+            raise RequestError(_stopped_template(error)) from None
+        raise RequestError(
+            f"The model's chat template does not accept these messages: {error}."
+        ) from None
+
+
+def _stopped_template(why: FlashdraftError) -> str:
+    return (
+        f"The model's chat template was stopped: {why}. Send a shorter conversation, or check the "
+        "template."
+    )
 
 
 def _from_gguf(path: Path) -> Tokenizer | None:
     file = GGUFFile(path)
-    backend = build_gguf_tokenizer(file.metadata, path)
+    with reading(f"The tokenizer of {path}"):
+        backend = build_gguf_tokenizer(file.metadata, path)
     if backend is None:
         return None
     named = {}
     for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
         index = file.metadata.get(f"tokenizer.ggml.{key}_token_id")
-        token = backend.id_to_token(index) if isinstance(index, int) and index >= 0 else None
-        if token is not None:
+        if not isinstance(index, int) or not 0 <= index < backend.get_vocab_size():
+            continue
+        if (token := backend.id_to_token(index)) is not None:
             named[f"{name}_token"] = token
-    template = file.metadata.get("tokenizer.chat_template")
+    template = _checked_template(path, file.metadata.get("tokenizer.chat_template"))
     return Tokenizer(backend, special_tokens=named, chat_template=template)
 
 
 def _from_folder(folder: Path) -> Tokenizer | None:
+    check_model_files(folder)
     path = folder / "tokenizer.json"
     if not path.is_file():
         if (folder / "tokenizer.model").is_file():
@@ -220,21 +336,21 @@ def _from_folder(folder: Path) -> Tokenizer | None:
                 folder,
             )
         return None
-    try:
-        backend = tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises plain Exception
-        raise CheckpointError(f"{path} cannot be read: {error}.") from None
-    backend.no_truncation()
-    backend.no_padding()
     config: dict[str, Any] = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
         if (folder / name).is_file():
             config |= read_json(folder / name)
-    return Tokenizer(
-        backend,
-        special_tokens=_named_tokens(config),
-        chat_template=_folder_template(folder, config),
-    )
+    template = _folder_template(folder, config)
+    named = _named_tokens(config)
+    pool = _pool_from(path, template, named)
+    try:
+        pool.start()  # another process has loaded it within its limits: so can we
+        backend = tokenizers.Tokenizer.from_file(str(path))
+    except StoppedError as error:
+        raise CheckpointError(f"{path} was not loaded: {error}. Fetch it again.") from None
+    except RefusedError as error:
+        raise CheckpointError(f"{path} cannot be read: {shortened(error)}.") from None
+    return Tokenizer(backend, special_tokens=named, chat_template=template, pool=pool)
 
 
 def _named_tokens(config: Mapping[str, Any]) -> dict[str, str]:
@@ -250,11 +366,25 @@ def _named_tokens(config: Mapping[str, Any]) -> dict[str, str]:
 def _folder_template(folder: Path, config: Mapping[str, Any]) -> str | None:
     file = folder / "chat_template.jinja"
     if file.is_file():
-        return file.read_text(encoding="utf-8")
+        try:
+            return read_model_bytes(file).decode("utf-8").replace("\r\n", "\n")
+        except UnicodeDecodeError as error:
+            raise CheckpointError(
+                f"{file} is not UTF-8: byte {error.start} begins no character. Fetch it again."
+            ) from None
     template = config.get("chat_template")
     if template is None and (folder / "chat_template.json").is_file():
         template = read_json(folder / "chat_template.json").get("chat_template")
-    if isinstance(template, list):  # several named templates
-        by_name = {entry.get("name"): entry.get("template") for entry in template}
+    if isinstance(template, list) and all(isinstance(entry, dict) for entry in template):
+        by_name = {str(entry.get("name")): entry.get("template") for entry in template}
         template = by_name.get("default")
-    return template if isinstance(template, str) else None
+    return _checked_template(folder, template)
+
+
+def _checked_template(path: Path, template: Any) -> str | None:
+    if template is None or isinstance(template, str):
+        return template
+    raise CheckpointError(
+        f"{path} has the chat template {quoted(template)}; it must be text, or a list of objects "
+        "with a name and a template. Fetch it again."
+    )

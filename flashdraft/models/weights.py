@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from flashdraft.errors import CheckpointError
+from flashdraft.errors import CheckpointError, quoted
 from flashdraft.kernels.quantized import Matrix
+from flashdraft.models.model_files import reading
 
 
 class TensorSource(Protocol):
@@ -30,13 +32,50 @@ class TensorSource(Protocol):
         ...
 
 
+class GuardedTensors:
+    """A checkpoint's tensors; what goes wrong as they are read names the file and the tensor."""
+
+    def __init__(self, source: TensorSource, path: Path) -> None:
+        self._source = source
+        self._path = path
+
+    def names(self) -> Iterable[str]:
+        return self._source.names()
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        with reading(f"{self._path}: tensor {quoted(name)}"):
+            return self._source.shape(name)
+
+    def read(self, name: str) -> Tensor:
+        with reading(self._described(name)):
+            return self._source.read(name)
+
+    def read_matrix(self, name: str, device: torch.device | None = None) -> Matrix:
+        with reading(self._described(name)):
+            return self._source.read_matrix(name, device)
+
+    def quantized_bytes(self, name: str) -> int | None:
+        with reading(self._described(name)):
+            return self._source.quantized_bytes(name)
+
+    def _described(self, name: str) -> str:
+        return f"{self._path}: tensor {quoted(name)} of shape {list(self.shape(name))}"
+
+
 class Weights:
-    """Reads each tensor of a checkpoint once and notices what was never asked for."""
+    """Reads each tensor of a checkpoint once and notices what was never asked for.
+
+    As text it says which tensor was the last.
+    """
 
     def __init__(self, source: TensorSource, on_read: Callable[[str], None] | None = None) -> None:
         self._source = source
         self._left = set(source.names())
         self._on_read = on_read
+        self._last = ""
+
+    def __str__(self) -> str:
+        return f"The checkpoint{self._last}"
 
     def __contains__(self, name: str) -> bool:
         return name in self._left
@@ -53,15 +92,18 @@ class Weights:
 
     def _claim(self, name: str, shape: Sequence[int]) -> None:
         if name not in self._left:
-            near = ", ".join(sorted(self._left)[:3]) or "none"
+            near = ", ".join(map(quoted, sorted(self._left)[:3])) or "none"
             raise CheckpointError(
-                f"The checkpoint has no tensor {name!r} (or it was read twice); left are: {near}, …"
+                f"The checkpoint has no tensor {quoted(name)} (or it was read twice); left are: "
+                f"{near}, …"
             )
         actual = self._source.shape(name)
         if actual != tuple(shape):
             raise CheckpointError(
-                f"Tensor {name!r} has shape {list(actual)}, the config asks for {list(shape)}."
+                f"Tensor {quoted(name)} has shape {list(actual)}, the config asks for "
+                f"{list(shape)}."
             )
+        self._last = f", at tensor {quoted(name)} of shape {list(actual)},"
         self._left.discard(name)
         if self._on_read is not None:
             self._on_read(name)
@@ -73,7 +115,7 @@ class Weights:
     def finish(self) -> None:
         """Raise if the checkpoint holds tensors that the model never asked for."""
         if self._left:
-            some = ", ".join(sorted(self._left)[:5])
+            some = ", ".join(map(quoted, sorted(self._left)[:5]))
             raise CheckpointError(
                 f"{len(self._left)} tensors of the checkpoint have no place in the model: {some}."
             )

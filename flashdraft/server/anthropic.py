@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -25,6 +24,7 @@ from flashdraft.server.schemas_messages import CountTokensRequest, MessagesReque
 from flashdraft.server.serving import Serving
 from flashdraft.server.sse import open_stream, sse
 from flashdraft.server.usage import TokenView, statistics
+from flashdraft.text.exact_json import Written
 
 ROUTE = "/v1/messages"
 COUNT_ROUTE = "/v1/messages/count_tokens"
@@ -75,7 +75,7 @@ def _whole_block(block: Block) -> dict[str, Any]:
         return {"type": "thinking", "thinking": block.text, "signature": ""}
     if block.kind == "content":
         return {"type": "text", "text": block.text}
-    return {**_empty_block(block), "input": json.loads(block.text or "{}")}
+    return {**_empty_block(block), "input": Written(block.text or "{}")}
 
 
 def _empty_block(block: Block) -> dict[str, Any]:

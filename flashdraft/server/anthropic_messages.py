@@ -145,10 +145,14 @@ def _assistant(blocks: list[ContentBlock], names: dict[str, str]) -> dict[str, A
             names[block.id or ""] = block.name or ""
             function = {"name": block.name or "", "arguments": block.input or {}}
             calls.append({"id": block.id, "type": "function", "function": function})
-    made: dict[str, Any] = {"role": "assistant", "content": _join(blocks, "text")}
+    # Null is what the chat API has where the model called and said nothing.
+    made: dict[str, Any] = {
+        "role": "assistant",
+        "content": _parts(blocks) or (None if calls else ""),
+    }
     thoughts = "\n".join(block.thinking or "" for block in blocks if block.type == "thinking")
     if thoughts:
-        made["reasoning_content"] = made["reasoning"] = thoughts  # templates differ
+        made["reasoning_content"] = thoughts
     if calls:
         made["tool_calls"] = calls
     return made
@@ -157,41 +161,37 @@ def _assistant(blocks: list[ContentBlock], names: dict[str, str]) -> dict[str, A
 def _user(message: AnthropicMessage, names: dict[str, str]) -> list[dict[str, Any]]:
     """Tool results are messages of their own, in the order they stand in."""
     messages: list[dict[str, Any]] = []
-    texts: list[str] = []
+    parts: list[dict[str, str]] = []
     for block in message.content:
         assert isinstance(block, ContentBlock)
         if block.type == "tool_result":
-            if texts:
-                messages.append({"role": message.role, "content": "\n".join(texts)})
-                texts = []
+            if parts:
+                messages.append({"role": message.role, "content": parts})
+                parts = []
             messages.append(_tool_result(block, names))
-        elif block.type == "text":
-            texts.append(block.text or "")
-    if texts or not messages:
-        messages.append({"role": message.role, "content": "\n".join(texts)})
+        else:
+            parts += _parts([block])
+    if parts or not messages:
+        messages.append({"role": message.role, "content": parts or ""})
     return messages
 
 
 def _tool_result(block: ContentBlock, names: dict[str, str]) -> dict[str, Any]:
-    content = block.content
-    text = _result_text(content) if isinstance(content, list) else content or ""
-    made = {
-        "role": "tool",
-        "tool_call_id": block.tool_use_id,
-        "content": f"Error: {text}" if block.is_error else text,
-    }
+    content = block.content or ""
+    said: Any = content if isinstance(content, str) else _parts(content) or ""
+    if block.is_error:
+        text = said if isinstance(said, str) else "\n".join(part["text"] for part in said)
+        said = f"Error: {text}"
+    made = {"role": "tool", "tool_call_id": block.tool_use_id, "content": said}
     name = names.get(block.tool_use_id or "")
     return {**made, "name": name} if name else made
 
 
-def _result_text(blocks: list[ContentBlock]) -> str:
-    """The text of a result; a reference to a tool stands as its name."""
+def _parts(blocks: list[ContentBlock]) -> list[dict[str, str]]:
+    """What the blocks say; a reference to a tool stands as its name."""
     texts = [
         json.dumps({"tool": block.tool_name}) if block.type == "tool_reference" else block.text
         for block in blocks
+        if block.type in ("text", "tool_reference")
     ]
-    return "\n".join(text for text in texts if text)
-
-
-def _join(blocks: list[ContentBlock], kind: str) -> str:
-    return "\n".join(block.text or "" for block in blocks if block.type == kind)
+    return [{"type": "text", "text": text} for text in texts if text]

@@ -35,6 +35,8 @@ from flashdraft.server.field_errors import FieldError as FieldError
 from flashdraft.server.schemas_common import REMEDIES
 from flashdraft.server.settings import ServerSettings
 from flashdraft.server.structure import check_structure
+from flashdraft.text import exact_json
+from flashdraft.text.exact_json import Inserts
 
 logger = logging.getLogger(__name__)
 
@@ -139,12 +141,18 @@ SERVICE_RESPONSES = _failures(openai_shape)
 
 def json_text(data: Any) -> str:
     """JSON as every answer has it, also where it repeats what a client sent: a lone surrogate,
-    which UTF-8 does not have, becomes the escape it came as, and NaN, which JSON has not, null."""
+    which UTF-8 does not have, becomes the escape it came as, and NaN, which JSON has not, null.
+    `Written` parts are JSON text already."""
+    inserts = Inserts()
     try:
-        text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        text = json.dumps(
+            data, ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=inserts
+        )
     except ValueError:
-        finite = json.loads(json.dumps(data), parse_constant=lambda _: None)
+        inserts = Inserts()
+        finite = json.loads(json.dumps(data, default=inserts), parse_constant=lambda _: None)
         text = json.dumps(finite, ensure_ascii=False, separators=(",", ":"))
+    text = inserts.fill(text)
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
@@ -266,9 +274,10 @@ async def _check_body(request: Request) -> None:
     if request.method != "POST":
         return
     try:
-        body = await request.json()  # which the request keeps
+        body = exact_json.read(await request.body())
     except (ValueError, RecursionError):
         return
+    request._json = body  # what `request.json()` would have kept, its numbers as they were written
     if request._body:
         request._body = b" "  # no more than that there is one: an answer takes long
     held = request.scope.get(HELD_BODY)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import resource
+from http import HTTPStatus
 from typing import Any
 
 import h11
@@ -19,7 +20,9 @@ from flashdraft.server.api_errors import ApiError, json_text, openai_shape
 from flashdraft.server.asgi import send_error
 from flashdraft.server.settings import ServerSettings
 
+MAX_HEAD_BYTES = 64 * 1024  # from the request line to the blank line, which is counted too
 BUSY_RETRY_S = 2
+REFUSED_S = 2.0  # in which what still comes of a refused request is thrown away
 OTHER_FILES = 128  # descriptors that are not connections: the engine's pipes, logs, libraries
 _ALWAYS_ANSWERED = ("/health", "/metrics")  # what says that the server is busy
 
@@ -56,6 +59,7 @@ def connection_class(settings: ServerSettings) -> type[H11Protocol]:
     class Connection(_Connection):
         def __init__(self, *arguments: Any, **named: Any) -> None:
             super().__init__(*arguments, **named)
+            self.conn = _Http()
             self.settings = settings
             self.opened = opened
             self.max_opened = limit
@@ -69,14 +73,50 @@ def _descriptors() -> int:
     return 2**31 if soft == resource.RLIM_INFINITY else soft
 
 
+class _Http(h11.Connection):
+    """HTTP with one limit for a request's head, in however many pieces it comes.
+
+    h11's own holds for what is not complete yet: a head that comes at once would pass it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(h11.SERVER, MAX_HEAD_BYTES)
+        self.is_head_too_large = False
+        self._num_arrived = 0  # bytes, from where this request begins
+
+    def receive_data(self, data: bytes) -> None:
+        self._num_arrived += len(data)
+        super().receive_data(data)
+
+    def start_next_cycle(self) -> None:
+        super().start_next_cycle()
+        self._num_arrived = len(self.trailing_data[0])  # of a request that came early
+
+    def next_event(self) -> Any:
+        is_head = self.their_state is h11.IDLE
+        try:
+            event = super().next_event()
+        except h11.RemoteProtocolError as error:
+            self.is_head_too_large = is_head and error.error_status_hint == 431
+            raise
+        if isinstance(event, h11.Request):
+            size = self._num_arrived - len(self.trailing_data[0])
+            self.is_head_too_large = size > MAX_HEAD_BYTES
+            if self.is_head_too_large:
+                raise h11.RemoteProtocolError(f"A head of {size} bytes.", error_status_hint=431)
+        return event
+
+
 class _Connection(H11Protocol):
     """A connection that does not wait for ever, and answers what is no HTTP in the API's shape."""
 
+    conn: _Http
     settings: ServerSettings
     opened: dict[_Connection, None]
     max_opened: int
     _silence: asyncio.TimerHandle | None = None
     _linger: asyncio.TimerHandle | None = None
+    _is_refused = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -95,6 +135,8 @@ class _Connection(H11Protocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        if self._is_refused:
+            return
         super().data_received(data)
         self._watch_silence()
 
@@ -168,18 +210,33 @@ class _Connection(H11Protocol):
         if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             self.transport.abort()
             return
-        body = json_text(openai_shape(ApiError(400, "This is not a valid HTTP request."))).encode()
+        error = ApiError(400, "This is not a valid HTTP request.")
+        if self.conn.is_head_too_large:
+            most = f"{MAX_HEAD_BYTES} bytes; send shorter headers or a shorter address"
+            error = ApiError(431, f"The request's line and headers have more than {most}.")
+        self._refuse(error)
+
+    def _refuse(self, error: ApiError) -> None:
+        """Answer before there is a request, and close once the client has had time to read it."""
+        body = json_text(openai_shape(error)).encode()
         headers = [
             ("content-type", "application/json"),
             ("content-length", str(len(body))),
             ("connection", "close"),
         ]
+        reason = HTTPStatus(error.status).phrase.encode()
         events = (
-            h11.Response(status_code=400, headers=headers, reason=b"Bad Request"),
+            h11.Response(status_code=error.status, headers=headers, reason=reason),
             h11.Data(data=body),
             h11.EndOfMessage(),
         )
         for event in events:
             self.transport.write(self.conn.send(event) or b"")
+        # closed with bytes unread, the system would take back what was written
+        self._is_refused = True
+        self.transport.write_eof()
+        self._linger = self.loop.call_later(REFUSED_S, self._close_refused)
+
+    def _close_refused(self) -> None:
         self.transport.close()
         self._linger_while_read()

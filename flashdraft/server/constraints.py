@@ -13,16 +13,17 @@ from typing import Any
 
 from flashdraft.chat.formats import answer_format, open_thought, thinks_by_default
 from flashdraft.chat.grammar import check_multiples, lark_choice
+from flashdraft.chat.json_grammar import FIXED, JsonGrammar
 from flashdraft.chat.marks import Mark
 from flashdraft.chat.response import supports_tools, tool_grammar
 from flashdraft.chat.schema import is_deeper_than
-from flashdraft.chat.tool_grammar import JSON_STYLE
 from flashdraft.core import GrammarSpec
 from flashdraft.errors import RequestError
 from flashdraft.models.tokenizer import Tokenizer
 from flashdraft.server.api_errors import FieldError
 from flashdraft.server.serving import Serving
 from flashdraft.server.structure import MAX_CHOICES, MAX_TOOLS
+from flashdraft.text import exact_json
 
 Tool = Mapping[str, Any]
 
@@ -58,7 +59,7 @@ def check_schema(serving: Serving, schema: Any, where: str) -> str:
             where, f"{where} is nested deeper than {settings.max_schema_depth} levels."
         )
     try:
-        text = json.dumps(schema, ensure_ascii=False, allow_nan=False)
+        text = exact_json.write(schema)
     except ValueError:
         raise FieldError(where, f"{where} holds NaN or an infinity, which JSON has not.") from None
     size = _num_bytes(text, where)
@@ -82,13 +83,18 @@ def json_schema_grammar(serving: Serving, schema: Any, where: str) -> GrammarSpe
         if len(schema) > serving.settings.max_schema_bytes:
             raise FieldError(where, f"{where} has {len(schema)} characters; it is too long.")
         try:
-            schema = json.loads(schema)
+            schema = exact_json.read(schema)
         except (ValueError, RecursionError):
             raise FieldError(where, f"{where} is not valid JSON.") from None
     if not isinstance(schema, Mapping | bool):
         raise FieldError(where, f"{where} must be a JSON schema, which is an object.")
     text = check_schema(serving, schema, where)
     check_multiples(schema)
+    if isinstance(schema, Mapping):
+        try:
+            JsonGrammar(FIXED).body(schema, where)
+        except RequestError as error:  # a number that cannot be kept
+            raise FieldError(where, str(error)) from None
     return GrammarSpec("json_schema", text)
 
 
@@ -162,7 +168,8 @@ def form_grammar(
     thoughts = _free_thoughts(tokenizer, prompt_ids, thinking)
     if not thoughts and calls is None:
         return form
-    lines = [f"formed: {thoughts} answer_form", f"answer_form: {_lark(form)}"]
+    body, rules = _lark(form)
+    lines = [f"formed: {thoughts} answer_form", f"answer_form: {body}", *rules]
     if thoughts:
         lines.append("ANY_THOUGHT: /(?s:.+)/")
     if calls is None:
@@ -185,18 +192,19 @@ def _free_thoughts(tokenizer: Tokenizer, prompt_ids: Sequence[int], thinking: bo
     return f"ANY_THOUGHT? {end}" if is_open else f"({begin} ANY_THOUGHT? {end})?"
 
 
-def _lark(form: GrammarSpec) -> str:
-    """A form as the body of a Lark rule, in llguidance's dialect."""
+def _lark(form: GrammarSpec) -> tuple[str, list[str]]:
+    """A form as the body of a Lark rule, in llguidance's dialect, and the rules it refers to."""
     if form.kind == "regex":
         # a slash that is escaped already stays as it is
         pattern = re.sub(r"(\\.)|/", lambda found: found[1] or "\\/", form.text, flags=re.DOTALL)
         pattern = pattern.replace("\n", "\\n")
-        return f"/(?:{pattern})/"
+        return f"/(?:{pattern})/", []
     if form.kind == "choice":
-        return lark_choice(json.loads(form.text))
-    schema = json.loads(form.text) if form.kind == "json_schema" else {"type": "object"}
-    whole = {**(schema if isinstance(schema, dict) else {}), "x-guidance": JSON_STYLE}
-    return f"%json {json.dumps(whole)}"
+        return lark_choice(json.loads(form.text)), []
+    schema = exact_json.read(form.text) if form.kind == "json_schema" else {"type": "object"}
+    grammar = JsonGrammar(FIXED, "form")
+    body = grammar.body(schema if isinstance(schema, dict) else {})
+    return body, grammar.lines
 
 
 def check_tools(serving: Serving, tool_use: ToolUse, places: Sequence[str]) -> None:

@@ -26,6 +26,7 @@ from flashdraft.errors import (
     RequestError,
     UnsupportedModelError,
 )
+from flashdraft.killable.frames import Message, WireError
 from flashdraft.server.engine_process import WORKER_COMMAND
 from flashdraft.server.logs import current_record
 from flashdraft.server.metrics import Metrics
@@ -33,13 +34,7 @@ from flashdraft.server.places import Hold, Places
 from flashdraft.server.request_stream import RequestStream
 from flashdraft.server.settings import ServerSettings
 from flashdraft.server.supervisor import EngineState, Supervisor
-from flashdraft.server.wire import (
-    Message,
-    WireError,
-    event_from_dict,
-    request_to_dict,
-    step_from_dict,
-)
+from flashdraft.server.wire import event_from_dict, request_to_dict, step_from_dict
 
 __all__ = ["EngineClient", "EngineInfo", "EngineLostError", "EngineState", "QueueFullError"]
 
@@ -256,7 +251,7 @@ class EngineClient:
                 self._hear_ready(message)
             elif message["type"] == "failed":
                 self._supervisor.set_failed(_error_of(message))
-            elif message["type"] != "loading":
+            elif message["type"] not in ("loading", "alive"):
                 raise WireError(f"The engine sends a message of type {message['type']!r}.")
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise WireError(f"A message cannot be read: {type(error).__name__}: {error}") from None

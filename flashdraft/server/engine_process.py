@@ -9,14 +9,13 @@ import asyncio
 import json
 import signal
 import socket
-import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
-from flashdraft.server.wire import HEADER, Message, frame_length, pack, unpack
+from flashdraft.children import module_command, python_environment
+from flashdraft.killable.frames import HEADER, Message, frame_length, pack, unpack
 
-# -P: the folder that the server was started in holds no modules of ours
-WORKER_COMMAND = (sys.executable, "-P", "-m", "flashdraft.server.worker")
+WORKER_COMMAND = module_command("flashdraft.server.worker")
 _STDERR = 2  # what a library prints in there is not an answer
 
 
@@ -45,6 +44,7 @@ class EngineProcess:
                 pass_fds=(theirs.fileno(),),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=_STDERR,
+                env=python_environment(),
                 process_group=0,  # Ctrl-C is the front's to hear
             )
         except BaseException:

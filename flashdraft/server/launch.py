@@ -26,7 +26,6 @@ from flashdraft.server.serving import Serving
 from flashdraft.server.settings import ServerSettings
 
 FLUSH_S = 5  # for responses to reach their clients once the engine is done
-MAX_HEADER_BYTES = 64 * 1024
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 MALLOC_ARENAS, MALLOC_TRIM = (
     (-8, 2),
@@ -55,7 +54,6 @@ def make_server(app: ASGIApp, settings: ServerSettings) -> uvicorn.Server:
             server_header=False,
             proxy_headers=False,
             timeout_graceful_shutdown=FLUSH_S,
-            h11_max_incomplete_event_size=MAX_HEADER_BYTES,
         )
     )
 
@@ -84,6 +82,7 @@ async def serve(
         engine = EngineClient(llm_arguments, settings, metrics)
         app = create_app(Serving(engine, tokenizer, settings, metrics), sink)
         server = make_server(app, settings)
+        tokenizer.pool.warm()
         stop = asyncio.Event()
         _install_signals(stop, engine)
         answering = asyncio.create_task(server.serve(sockets=[listener]))
@@ -112,6 +111,7 @@ async def serve(
             for task in (starting, stopping, losing):
                 task.cancel()
             await asyncio.gather(answering, starting, stopping, losing, return_exceptions=True)
+            tokenizer.pool.close()
             await engine.stop()
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from flashdraft.core import TokenLogprob
-from flashdraft.models.tokenizer import StreamDecoder
+from flashdraft.models.stream_decoder import StreamDecoder
 from flashdraft.server.answers import Token
 from flashdraft.server.token_texts import TokenTexts
 

@@ -40,7 +40,7 @@ from flashdraft.server.schemas_chat import (
 from flashdraft.server.schemas_common import FunctionTool
 from flashdraft.server.serving import Serving
 from flashdraft.server.sse import open_stream
-from flashdraft.server.usage import statistics
+from flashdraft.server.usage import reasoning_tokens, statistics
 
 ROUTE = "/v1/chat/completions"
 
@@ -57,7 +57,7 @@ def router(serving: Serving) -> APIRouter:
             write = ChatStream(serving, body, questions).chunks
             return await open_stream(request, parts, write, stream_failure(serving, ROUTE))
         found = await run_until_disconnect(request, collect(parts, len(questions)))
-        return json_response(_completion(serving, body, questions, found))
+        return json_response(await _completion(serving, body, questions, found))
 
     return routes
 
@@ -113,15 +113,18 @@ def check_chat_tools(serving: Serving, tool_use: ToolUse) -> None:
 
 
 def chat_messages(given: Sequence[Message]) -> list[dict[str, Any]]:
-    """The messages as chat templates want them: text, and each tool result with its tool's name."""
+    """The messages as chat templates want them, and each tool result with its tool's name."""
     names: dict[str, str] = {}
     messages = []
     for message in given:
-        made: dict[str, Any] = {"role": message.role, "content": _text(message.content)}
+        made: dict[str, Any] = {"role": message.role, "content": _content(message.content)}
         if isinstance(message, AssistantMessage):
+            fields = _assistant_fields(message)
             if message.content is None:
-                made["content"] = message.refusal or ""
-            made |= _assistant_fields(message)
+                made["content"] = message.refusal if fields else message.refusal or ""
+            if made["content"] is None and "content" not in message.model_fields_set:
+                del made["content"]
+            made |= fields
             names |= {call.id: call.function.name for call in message.tool_calls or () if call.id}
         elif isinstance(message, ToolMessage):
             made["tool_call_id"] = message.tool_call_id
@@ -135,19 +138,21 @@ def _assistant_fields(message: AssistantMessage) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     reasoning = message.reasoning_content or message.reasoning
     if reasoning:
-        fields["reasoning_content"] = fields["reasoning"] = reasoning  # templates differ
+        fields["reasoning_content"] = reasoning
     if message.tool_calls:
-        fields["tool_calls"] = [call.model_dump(exclude={"index"}) for call in message.tool_calls]
+        fields["tool_calls"] = [
+            call.model_dump(exclude={"index"}, exclude_none=True) for call in message.tool_calls
+        ]
     return fields
 
 
-def _text(content: str | list[ContentPart] | None) -> str | list[dict[str, str]]:
+def _content(content: str | list[ContentPart] | None) -> str | list[dict[str, str]] | None:
     if content is None or isinstance(content, str):
-        return content or ""
+        return content
     return [{"type": "text", "text": part.text or part.refusal or ""} for part in content]
 
 
-def _completion(
+async def _completion(
     serving: Serving, body: ChatRequest, questions: Sequence[Question], found: Sequence[Answer]
 ) -> dict[str, Any]:
     texts = serving.token_texts if body.logprobs else None
@@ -168,7 +173,7 @@ def _completion(
     return {
         **new_frame(body, "chat.completion"),
         "choices": choices,
-        "usage": usage_of(serving, questions, found),
+        "usage": usage_of(questions, found, await reasoning_tokens(serving, found)),
         "flashdraft": statistics([answer.end.generation for answer in found]),
     }
 

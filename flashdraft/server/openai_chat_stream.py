@@ -14,7 +14,7 @@ from flashdraft.server.questions import Question
 from flashdraft.server.schemas_chat import ChatRequest
 from flashdraft.server.serving import Serving
 from flashdraft.server.sse import DONE, KEEP_ALIVE, sse
-from flashdraft.server.usage import statistics
+from flashdraft.server.usage import reasoning_tokens, statistics
 
 
 class ChatStream:
@@ -41,7 +41,8 @@ class ChatStream:
                 yield chunk
         if self._chunks.tells_usage:
             ends = [answer.end.generation for answer in self._answers]
-            usage = usage_of(self._serving, self._questions, self._answers)
+            num_reasoning = await reasoning_tokens(self._serving, self._answers)
+            usage = usage_of(self._questions, self._answers, num_reasoning)
             told = {"choices": [], "usage": usage, "flashdraft": statistics(ends)}
             yield sse({**self._chunks.frame, **told})
         yield DONE

@@ -16,7 +16,7 @@ from flashdraft.server.questions import Question
 from flashdraft.server.schemas_common import ResponseFormat, SamplingFields, StreamOptions
 from flashdraft.server.serving import Serving
 from flashdraft.server.sse import sse
-from flashdraft.server.usage import TokenView, openai_usage, reasoning_tokens
+from flashdraft.server.usage import TokenView, openai_usage
 
 _PASSED_ON = (
     "temperature",
@@ -85,7 +85,7 @@ def _format(serving: Serving, wanted: ResponseFormat | None) -> GrammarSpec | No
 
 
 def usage_of(
-    serving: Serving, questions: Sequence[Question], found: Sequence[Answer]
+    questions: Sequence[Question], found: Sequence[Answer], num_reasoning: int = 0
 ) -> dict[str, Any]:
     """The usage of finished answers; a prompt that several answers share counts once."""
     prompts = {id(question.prompt_ids): len(question.prompt_ids) for question in questions}
@@ -97,7 +97,7 @@ def usage_of(
         sum(prompts.values()),
         sum(len(answer.end.generation.token_ids) for answer in found),
         sum(cached.values()),
-        reasoning_tokens(serving.tokenizer, found),
+        num_reasoning,
     )
 
 

@@ -150,7 +150,7 @@ class CompletionWriter:
 
     def completion(self, found: Sequence[Answer]) -> dict[str, Any]:
         """The whole completion."""
-        usage = usage_of(self._serving, self._questions, found)
+        usage = usage_of(self._questions, found)
         if self._is_echo_only:
             usage = openai_usage(
                 usage["prompt_tokens"], 0, usage["prompt_tokens_details"]["cached_tokens"], 0

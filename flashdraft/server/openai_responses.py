@@ -26,6 +26,7 @@ from flashdraft.server.schemas_responses import ResponsesRequest
 from flashdraft.server.serving import Serving
 from flashdraft.server.sse import KEEP_ALIVE, open_stream, sse
 from flashdraft.server.usage import TokenView, reasoning_tokens, statistics
+from flashdraft.text.exact_json import repeated
 
 ROUTE = "/v1/responses"
 _PREFIXES = {"reasoning": "rs_", "content": "msg_", "call": "fc_"}
@@ -43,7 +44,7 @@ def router(serving: Serving) -> APIRouter:
         if body.stream:
             return await open_stream(request, parts, writer.events, writer.failure)
         (answer,) = await run_until_disconnect(request, collect(parts, 1))
-        return json_response(writer.response(answer))
+        return json_response(await writer.response(answer))
 
     return routes
 
@@ -63,7 +64,7 @@ class ResponseWriter:
 
     # -- the object ----------------------------------------------------------------------------
 
-    def response(self, answer: Answer) -> dict[str, Any]:
+    async def response(self, answer: Answer) -> dict[str, Any]:
         """The whole response."""
         is_cut = answer.end.reason == "length"
         last = len(answer.blocks) - 1
@@ -80,7 +81,7 @@ class ResponseWriter:
             "incomplete" if is_cut else "completed",
             output,
             incomplete_details={"reason": "max_output_tokens"} if is_cut else None,
-            usage=self._usage(answer),
+            usage=await self._usage(answer),
             flashdraft=statistics([answer.end.generation]),
         )
 
@@ -90,6 +91,7 @@ class ResponseWriter:
             by_alias=True,
             include={"tools", "text", "reasoning", "metadata", "user", "tool_choice"},
         )
+        shown = {name: repeated(value) for name, value in shown.items()}
         return {
             **self._frame,
             "status": status,
@@ -116,10 +118,10 @@ class ResponseWriter:
             **fields,
         }
 
-    def _usage(self, answer: Answer) -> dict[str, Any]:
+    async def _usage(self, answer: Answer) -> dict[str, Any]:
         generation = answer.end.generation
         prompt, made = len(self._question.prompt_ids), len(generation.token_ids)
-        thought = reasoning_tokens(self._serving.tokenizer, [answer])
+        thought = await reasoning_tokens(self._serving, [answer])
         return {
             "input_tokens": prompt,
             "input_tokens_details": {
@@ -170,7 +172,7 @@ class ResponseWriter:
             for change, status in changes:
                 for event in self._of_change(change, status, extra):
                     yield event
-        whole = self.response(answer)
+        whole = await self.response(answer)
         yield self._event(f"response.{whole['status']}", response=whole)
 
     def _extra(self, part: Part) -> dict[str, Any]:

@@ -5,14 +5,12 @@ Knows no API's shape: messages are in the chat template's form, a tool is OpenAI
 
 from __future__ import annotations
 
-import asyncio
 import random
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from flashdraft.chat.templates import render_chat
 from flashdraft.core import GrammarSpec, Request, SamplingParams
 from flashdraft.errors import ContextLengthError, RequestError
 from flashdraft.server.api_errors import FieldError, field_of
@@ -57,22 +55,13 @@ async def conversation_ids(
     *,
     add_generation_prompt: bool = True,
 ) -> list[int]:
-    """The token ids of a conversation, made in threads: a long one must not stop the others."""
+    """The token ids of a conversation within the limits."""
     limit = serving.settings.max_messages
     if not messages:
         raise FieldError("messages", "messages is empty; it needs at least one message.")
     if len(messages) > limit:
         raise FieldError("messages", f"messages has {len(messages)} entries; at most {limit}.")
-    text = await asyncio.to_thread(
-        render_chat,
-        serving.tokenizer,
-        messages,
-        tools=tools,
-        add_generation_prompt=add_generation_prompt,
-        extra=switches,
-        allowed=serving.settings.template_kwargs,
-    )
-    return await serving.tokenize(text)
+    return await serving.tokenize_chat(messages, tools, switches, add_generation_prompt)
 
 
 async def chat_question(

@@ -89,9 +89,9 @@ def chat_messages(body: ResponsesRequest) -> list[dict[str, Any]]:
     names: dict[str, str] = {}
     for number, item in enumerate(body.input):
         if isinstance(item, InputMessage) and item.role != "assistant":
-            messages.append({"role": item.role, "content": _text(item.content)})
+            messages.append({"role": item.role, "content": _content(item.content)})
         elif isinstance(item, InputFunctionOutput):
-            made = {"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output)}
+            made = {"role": "tool", "tool_call_id": item.call_id, "content": _content(item.output)}
             name = names.get(item.call_id)
             messages.append({**made, "name": name} if name else made)
         else:
@@ -99,6 +99,11 @@ def chat_messages(body: ResponsesRequest) -> list[dict[str, Any]]:
                 names[item.call_id] = item.name
                 _check_arguments(item, f"input[{number}].arguments")
             _add_to_turn(messages, item)
+    for message in messages:
+        if message.get("tool_calls") and not message["content"]:
+            message["content"] = (
+                None  # what the chat API has where the model called and said nothing
+            )
     return messages
 
 
@@ -122,11 +127,12 @@ def _add_to_turn(
         messages.append({"role": "assistant", "content": ""})
     turn = messages[-1]
     if isinstance(item, InputMessage):
-        turn["content"] += _text(item.content)
+        said = _content(item.content)
+        turn["content"] = said if not turn["content"] else [*_parts(turn["content"]), *_parts(said)]
     elif isinstance(item, InputReasoning):
         thoughts = turn.get("reasoning_content", "") + _text(item.content or item.summary or [])
         if thoughts:
-            turn["reasoning_content"] = turn["reasoning"] = thoughts  # templates differ
+            turn["reasoning_content"] = thoughts
     else:
         function = {"name": item.name, "arguments": item.arguments}
         call = {"id": item.call_id, "type": "function", "function": function}
@@ -137,3 +143,13 @@ def _text(content: str | list[ResponsePart]) -> str:
     if isinstance(content, str):
         return content
     return "\n".join(part.text or part.refusal or "" for part in content)
+
+
+def _content(content: str | list[ResponsePart]) -> str | list[dict[str, str]]:
+    if isinstance(content, str):
+        return content
+    return [{"type": "text", "text": part.text or part.refusal or ""} for part in content]
+
+
+def _parts(content: str | list[dict[str, str]]) -> list[dict[str, str]]:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content

@@ -6,7 +6,8 @@ Routes never reach past this: no module holds a server's state.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+import functools
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -14,17 +15,19 @@ from functools import cached_property
 from typing import Any, Protocol
 
 from flashdraft.chat.response import sampling_defaults
+from flashdraft.chat.templates import encode_chat
 from flashdraft.core import Generation, Request, TokenEvent
 from flashdraft.errors import ContextLengthError
-from flashdraft.models.tokenizer import Tokenizer
+from flashdraft.killable.pool import RefusedError
+from flashdraft.models.tokenizer import Tokenizer, is_long
 from flashdraft.server.api_errors import ApiError, UnknownModelError
 from flashdraft.server.engine_client import EngineInfo
 from flashdraft.server.places import Hold
 from flashdraft.server.settings import ServerSettings
 from flashdraft.server.token_texts import TokenTexts
 
-LONG_TEXT = 16 * 1024  # characters; texts that are longer take noticeable time to tokenize
-LONG_AT_ONCE = 2  # of them; the others wait, and short ones do not wait for them
+LONG_AT_ONCE = 1  # texts; the others wait, and short ones do not wait for them
+SHORT_AT_ONCE = 2  # more would wait for a process of the tokenizer all the same
 
 
 class Engine(Protocol):
@@ -71,37 +74,60 @@ class Serving:
         return TokenTexts(self.tokenizer)
 
     async def tokenize(self, text: str, add_special: bool = False) -> list[int]:
-        """Token ids of a prompt's text, made in a thread: other requests go on meanwhile."""
-        threads = self._few_threads if len(text) > LONG_TEXT else None
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(threads, self.encode, text, add_special)
-
-    @cached_property
-    def _few_threads(self) -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(LONG_AT_ONCE, "flashdraft-tokenize")
-
-    def encode(self, text: str, add_special: bool = False) -> list[int]:
         """Token ids of a prompt's text; one that cannot fit is refused without tokenizing it."""
-        limit = self.engine.info.max_context
-        most = 2 * limit * self.tokenizer.longest_token
-        if len(text) > most:
-            raise ContextLengthError(
-                f"The prompt has {len(text)} characters; the context holds {limit} tokens, so more "
-                f"than {most} are not even tokenized. Shorten it."
-            )
-        if len(text) <= LONG_TEXT:
-            return self.tokenizer.encode(text, add_special)
-        # unlike `encode` this lets the other threads of Python run
-        (ids,) = self.tokenizer.encode_batch([text])
-        before, after = self._around_text if add_special else ([], [])
-        return [*before, *ids, *after]
+        if len(text) > self._most_chars:
+            raise self._too_long(len(text))
+        return await self._wait_for(is_long(text), self.tokenizer.encode, text, add_special)
+
+    async def tokenize_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        switches: Mapping[str, Any] | None,
+        add_generation_prompt: bool,
+    ) -> list[int]:
+        """Token ids of a conversation, in the model's own format."""
+        waits = is_long([messages, tools, switches])
+        encode = functools.partial(
+            encode_chat,
+            self.tokenizer,
+            messages,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            extra=switches,
+            allowed=self.settings.template_kwargs,
+            max_chars=self._most_chars,
+            waits=waits,
+        )
+        try:
+            return await self._wait_for(waits, encode)
+        except RefusedError as error:
+            raise self._too_long(int(str(error))) from None
+
+    async def _wait_for(
+        self, waits: bool, make: Callable[..., list[int]], *arguments: Any
+    ) -> list[int]:
+        """What a thread waits for, while other requests go on; long ones keep few waiting."""
+        threads = self._long_threads if waits else self._short_threads
+        return await asyncio.get_running_loop().run_in_executor(threads, make, *arguments)
 
     @cached_property
-    def _around_text(self) -> tuple[list[int], list[int]]:
-        """The special tokens that stand before and after a text."""
-        bare, whole = self.tokenizer.encode("a"), self.tokenizer.encode("a", add_special=True)
-        begin = next(n for n in range(len(whole)) if whole[n : n + len(bare)] == bare)
-        return whole[:begin], whole[begin + len(bare) :]
+    def _short_threads(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(SHORT_AT_ONCE, "flashdraft-short")
+
+    @cached_property
+    def _long_threads(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(LONG_AT_ONCE, "flashdraft-long")
+
+    @property
+    def _most_chars(self) -> int:
+        return 2 * self.engine.info.max_context * self.tokenizer.longest_token
+
+    def _too_long(self, size: int) -> ContextLengthError:
+        return ContextLengthError(
+            f"The prompt has {size} characters; the context holds {self.engine.info.max_context} "
+            f"tokens, so more than {self._most_chars} are not even tokenized. Shorten it."
+        )
 
     def check_model(self, name: str) -> None:
         """Refuse a model that is not served."""

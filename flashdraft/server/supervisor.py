@@ -1,5 +1,9 @@
 """Keeps an engine's process alive: starts it, watches it, starts it again when it dies or hangs.
 
+A process that takes requests says something every second, whatever it computes. One that does not
+is stopped, or hangs as a whole: that is told at once, but only after a long time is it killed, for
+it may go on, and its requests with it.
+
 It knows the lives of the process and nothing of requests: what the process says goes to `hear`, and
 that a life has ended to `on_end`.
 """
@@ -15,11 +19,13 @@ from enum import StrEnum
 from typing import Any
 
 from flashdraft.errors import EngineLostError, FlashdraftError
+from flashdraft.killable.frames import Message, WireError
 from flashdraft.server.engine_process import EngineProcess
 from flashdraft.server.metrics import Metrics
 from flashdraft.server.settings import ServerSettings
-from flashdraft.server.wire import Message, WireError
+from flashdraft.server.wire import BEAT_S
 
+SILENT_S = 3.0  # without a sign of life; one is missed where a call keeps the interpreter to itself
 STOP_GRACE_S = 3.0  # for a process to end by itself
 MAX_BACKOFF_S = 30.0
 
@@ -31,6 +37,7 @@ class EngineState(StrEnum):
 
     STARTING = "starting"
     READY = "ready"
+    UNRESPONSIVE = "unresponsive"
     RESTARTING = "restarting"
     DRAINING = "draining"
     FAILED = "failed"
@@ -64,14 +71,15 @@ class Supervisor:
         self._task: asyncio.Task[None] | None = None
         self._ready: asyncio.Future[None] | None = None
         self._was_ready = False
+        self._heard_at = 0.0  # when the process last said anything
         self._end_reason: str | None = None  # where it is known better than from the exit code
         self._restarts_in_a_row = 0
         self.given_up = asyncio.Event()  # it has died too often
 
     @property
     def is_running(self) -> bool:
-        """Whether the process takes requests, also those that a drain has still to finish."""
-        return self._state is EngineState.READY
+        """Whether requests may be sent to the process: in a drain too, and while it is silent."""
+        return self._state in (EngineState.READY, EngineState.UNRESPONSIVE)
 
     @property
     def state(self) -> EngineState:
@@ -176,6 +184,7 @@ class Supervisor:
         grace_s = STOP_GRACE_S
         try:
             async for message in process.messages():
+                self._note_sign_of_life()
                 self._hear(message)
         except asyncio.CancelledError:
             if self._state is not EngineState.READY:
@@ -193,15 +202,47 @@ class Supervisor:
         return self._end_reason or how
 
     async def _watch(self, process: EngineProcess) -> None:
-        """Kill a process that makes no step though there is work."""
+        """Tell of a process that is silent; kill one that is, or that makes no step, for too long.
+
+        Silence is counted in pauses of ours, not by the clock: where the front itself is held up,
+        what the process said meanwhile is read before the next one ends.
+        """
         timeout = self._settings.engine_timeout_s
+        pause, silent_s, heard_at = min(BEAT_S, timeout / 4), 0.0, 0.0
         while True:
-            await asyncio.sleep(min(5.0, timeout / 4))
-            since = self._busy_since() if self._state is EngineState.READY else None
-            if since is not None and time.monotonic() - since > timeout:
+            await asyncio.sleep(pause)
+            if not self.is_running:
+                continue
+            silent_s = silent_s + pause if self._heard_at == heard_at else 0.0
+            heard_at = self._heard_at
+            if silent_s >= SILENT_S:
+                self._set_silent(time.monotonic() - heard_at)
+            since = self._busy_since()
+            if silent_s >= max(timeout, SILENT_S):
+                self._end_reason = f"it has not answered for {timeout:g} s"
+            elif since is not None and time.monotonic() - since > timeout:
                 self._end_reason = f"it made no step for {timeout:g} s"
-                process.kill()
-                return
+            else:
+                continue
+            process.kill()
+            return
+
+    def _set_silent(self, seconds: float) -> None:
+        detail = (
+            f"The engine has not answered for {seconds:.0f} s: its process is stopped or hangs. "
+            "Requests that are open go on when it does; after "
+            f"{self._settings.engine_timeout_s:g} s it is started again."
+        )
+        if self._state is not EngineState.UNRESPONSIVE:
+            self._metrics.engine_up.set(0)
+            log.warning("the engine has not answered for %.0f s", seconds)
+        self._set_state(EngineState.UNRESPONSIVE, detail)
+
+    def _note_sign_of_life(self) -> None:
+        self._heard_at = time.monotonic()
+        if self._state is EngineState.UNRESPONSIVE:
+            log.warning("the engine answers again")
+            self.set_ready()
 
     def _set_state(self, state: EngineState, detail: str) -> None:
         self._state = state

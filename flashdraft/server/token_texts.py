@@ -19,8 +19,9 @@ class TokenTexts:
             if (index := tokenizer.token_id(f"<0x{byte:02X}>")) is not None
         }
         self._texts: dict[int, str] = {}  # of tokens that were asked for
-        letter = tokenizer.encode("a")
-        self._before = letter[-1:]  # decoders may drop the space of a first token
+        letter = tokenizer.token_id("a")
+        # decoders may drop the space of a first token
+        self._before = [] if letter is None else [letter]
         self._known = len(tokenizer.decode(self._before, skip_special=False))
 
     def text(self, token: int) -> str:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 from flashdraft.core import Generation
-from flashdraft.models.tokenizer import StreamDecoder, Tokenizer
+from flashdraft.errors import RequestError
+from flashdraft.models.stream_decoder import StreamDecoder
+from flashdraft.models.tokenizer import Tokenizer
 from flashdraft.server.answers import Part
 from flashdraft.server.blocks import Answer
+from flashdraft.server.serving import Serving
+
+log = logging.getLogger(__name__)
 
 
 def openai_usage(
@@ -25,9 +31,15 @@ def openai_usage(
     }
 
 
-def reasoning_tokens(tokenizer: Tokenizer, answers: Sequence[Answer]) -> int:
+async def reasoning_tokens(serving: Serving, answers: Sequence[Answer]) -> int:
     """How many tokens the reasoning has, counted anew from its text."""
-    return sum(len(tokenizer.encode(answer.text("reasoning"))) for answer in answers)
+    count = 0
+    for text in filter(None, (answer.text("reasoning") for answer in answers)):
+        try:
+            count += len(await serving.tokenize(text))
+        except RequestError as error:  # the answer is there: it does not fail for this number
+            log.warning("the tokens of an answer's reasoning cannot be counted: %s", error)
+    return count
 
 
 def statistics(generations: Sequence[Generation]) -> dict[str, Any]:

@@ -6,12 +6,14 @@ back what every step committed. It knows neither HTTP nor text formats. It lives
 front's end is open, and one request's failure ends that request alone.
 
 A grammar is compiled in a thread (admission.py), so that no stream waits for another's schema.
+Another thread says every second that the process lives, also while a step takes long.
 
-To the front: loading, ready or failed; refused, step. From it: submit, cancel.
+To the front: loading, ready or failed; refused, step, alive. From it: submit, cancel.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import logging
@@ -28,18 +30,11 @@ from typing import Any
 from flashdraft.core import FinishReason, TokenEvent
 from flashdraft.engine.engine import Engine
 from flashdraft.errors import FlashdraftError
+from flashdraft.killable.frames import FrameReader, Message, WireError, pack
 from flashdraft.llm import LLM
 from flashdraft.server.admission import Admission, Admitted
 from flashdraft.server.logs import structured_logging, write_line
-from flashdraft.server.wire import (
-    FrameReader,
-    Message,
-    WireError,
-    event_to_dict,
-    pack,
-    request_from_dict,
-    step_to_dict,
-)
+from flashdraft.server.wire import BEAT_S, event_to_dict, request_from_dict, step_to_dict
 
 SEND_TIMEOUT_S = 60.0  # the front reads all the time: if it does not, it hangs
 ORPHAN_GRACE_S = 5.0  # for the loop to see by itself that the front has gone
@@ -61,16 +56,32 @@ class Worker:
         compiler = engine.compile_grammar  # the engine's own: what the thread made is kept
         self._admission = None if compiler is None else Admission(compiler)
         self._queued: dict[str, float] = {}  # requests no step has begun, and when they came
+        self._sending = threading.Lock()  # frames go out whole, whichever thread sends them
 
     def run(self) -> None:
         """Serve until the front closes its end."""
+        ended = threading.Event()
+        beating = threading.Thread(target=self._beat, args=(ended,), daemon=True)
+        beating.start()
         try:
             while self._take_commands():
                 if self._engine.has_work:
                     self._step()
         finally:
+            ended.set()
+            beating.join()
             if self._admission is not None:
                 self._admission.close()
+
+    def _beat(self, ended: threading.Event) -> None:
+        """Say that the process lives: what computes lets go of the interpreter meanwhile."""
+        while not ended.wait(BEAT_S):
+            try:
+                self._send({"type": "alive"})
+            except OSError:  # half a frame may be out, which nothing can follow: the loop ends too
+                with contextlib.suppress(OSError):
+                    self._connection.shutdown(socket.SHUT_RDWR)
+                return
 
     def _take_commands(self) -> bool:
         """Take everything that waits; while there is no work, wait for it. False at the end."""
@@ -168,7 +179,8 @@ class Worker:
                 event["generation"]["finish_reason"] = FinishReason.ERROR.value
                 event["generation"]["error"] = "The answer's log-probabilities are too many."
             frame = pack(message)
-        self._connection.sendall(frame)
+        with self._sending:
+            self._connection.sendall(frame)
 
 
 def gauges(engine: Engine) -> dict[str, int]:
@@ -224,6 +236,8 @@ def _load(connection: socket.socket, arguments: Mapping[str, Any]) -> LLM | None
     try:
         llm = LLM(**arguments)
         llm.prepare_grammars()  # now: later it would hold up every stream
+        if llm.tokenizer is not None:
+            llm.tokenizer.rest()  # prompts come as token ids
         return llm
     except FlashdraftError as error:
         kind, message = type(error).__name__, str(error)

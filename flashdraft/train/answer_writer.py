@@ -20,6 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from flashdraft.errors import TrainingError
+from flashdraft.files import put_in_place
 from flashdraft.kernels.select import WeightFormats
 from flashdraft.train.answers import (
     COLUMNS,
@@ -139,7 +140,7 @@ def _write_shard(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str
     part = path.with_name(path.name + ".part")
     try:
         save_file(tensors, part, metadata=metadata)
-        part.replace(path)
+        put_in_place(part, path)
     except BaseException:  # an interrupt too: nothing half-written stays
         part.unlink(missing_ok=True)
         raise

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flashdraft.engine.noise import gumbel, noise_keys, random_bits
+from flashdraft.engine.sampling import BROKEN_LOGITS
 from flashdraft.engine.streams import Graphs
 from flashdraft.errors import CapacityError, TrainingError
 from flashdraft.kernels.interface import PageView
@@ -223,9 +224,7 @@ class BulkDecoder:
             return []
         active = self._active.cpu().numpy()
         if bool(self._unsound):
-            raise TrainingError(
-                "The target's logits hold NaN or infinity; check the checkpoint and its dtype."
-            )
+            raise TrainingError(f"The target's logits hold NaN or infinity. {BROKEN_LOGITS}")
         done = [s for s, job in enumerate(self._jobs) if job is not None and not active[s]]
         if not done:
             return []

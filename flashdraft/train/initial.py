@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from flashdraft.errors import RequestError
-from flashdraft.models.config import ModelConfig, RopeConfig
+from flashdraft.models.config import ModelConfig
 from flashdraft.models.drafter import Drafter
 from flashdraft.models.drafter_config import DrafterConfig
+from flashdraft.models.rope_config import RopeConfig
 from flashdraft.models.tokenizer import Tokenizer
 
 NUM_LAYERS = 5

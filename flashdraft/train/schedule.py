@@ -62,6 +62,7 @@ class TrainConfig:
             ("evaluate_every", self.evaluate_every >= 0, "0 (at the end only) or more"),
             ("save_every", self.save_every >= 0, "0 (at the end only) or more"),
             ("keep_last", self.keep_last >= 1, "at least 1"),
+            ("seed", -(2**63) <= self.seed < 2**63, "a 64-bit integer"),
         ):
             if not holds:
                 raise RequestError(f"{name} is {getattr(self, name)!r}; it must be {limit}.")

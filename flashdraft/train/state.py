@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from flashdraft.errors import TrainingError
+from flashdraft.files import put_in_place
 from flashdraft.train.muon import Muon
 from flashdraft.train.schedule import Length, TrainConfig
 
@@ -97,8 +98,7 @@ def save_state(
         save_file(stored, part / _TENSORS, metadata={"format": "pt"})
         text = json.dumps({"format": FORMAT, **asdict(state)}, indent=2)
         (part / _JSON).write_text(text + "\n", encoding="utf-8")
-        shutil.rmtree(path, ignore_errors=True)
-        part.replace(path)
+        put_in_place(part, path)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(part, ignore_errors=True)
         raise TrainingError(

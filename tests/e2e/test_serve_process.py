@@ -77,15 +77,27 @@ class Running:
     @property
     def engine_pid(self) -> int:
         """The engine's process: the server's one child that is a worker."""
+        (pid,) = [pid for pid in self.children if runs(pid, "flashdraft.server.worker")]
+        return pid
+
+    @property
+    def children(self) -> list[int]:
+        """The server's processes: the engine's, and those of the tokenizer."""
         tasks = Path(f"/proc/{self.process.pid}/task")
         children = " ".join((task / "children").read_text() for task in tasks.iterdir())
-        (pid,) = [pid for pid in map(int, children.split()) if is_alive(pid)]
-        return pid
+        return [pid for pid in map(int, children.split()) if is_alive(pid)]
 
 
 def is_alive(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def runs(pid: int, module: str) -> bool:
+    try:
+        return module.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return False
 
@@ -201,6 +213,22 @@ def test_a_killed_engine_ends_streams_cleanly_and_comes_back(server: Running) ->
     assert server.engine_pid != pid
     assert server.ask("/v1/completions", server.completion(max_tokens=3))[0] == 200
     assert server.metric("engine_restarts_total") == 1
+
+
+def test_a_stopped_engine_is_told_in_time_and_goes_on_with_what_it_had(server: Running) -> None:
+    connection = server.open(max_tokens=LONG, stream=True)
+    until(lambda: b"data:" in connection.recv(1 << 16))
+    pid = server.engine_pid
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        until(lambda: server.ask("/health")[0] == 503, 5.0)
+        assert server.ask("/health")[1]["status"] == "unresponsive"
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    until(lambda: server.ask("/health")[0] == 200, 2.0)
+    assert "[DONE]" in read_to_end(connection)
+    connection.close()
+    assert server.engine_pid == pid
 
 
 def test_silent_sockets_lock_nobody_out(server: Running) -> None:

@@ -102,6 +102,23 @@ def test_the_greedy_head_equals_the_reference(
     torch.testing.assert_close(found.log_total, logits.logsumexp(-1), atol=1e-3, rtol=1e-4)
 
 
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("num_rows", [1, 33, 480])
+def test_the_greedy_head_leaves_forbidden_columns_out(num_rows: int, exact: bool) -> None:
+    kernels, weight = triton_kernels(exact), random_weight(VOCABULARY, 1024)
+    x = random_rows(num_rows, 1024) * 4
+    forbidden = torch.zeros(VOCABULARY, dtype=torch.bool, device=x.device)
+    forbidden[kernels.best_columns(x, weight, 0.8, 30.0).index] = True
+    forbidden[1000:3000] = True
+    found = kernels.best_columns(x, weight, 0.8, 30.0, forbidden)
+    assert not forbidden[found.index].any()
+    logits = (x.float() @ weight.float().T).to(BF16).float() * 0.8
+    logits = (torch.tanh(logits / 30.0) * 30.0).masked_fill(forbidden, -torch.inf)
+    chosen = logits.gather(1, found.index.unsqueeze(1)).squeeze(1)
+    assert (logits.amax(-1) - chosen).max() < 0.1, "another column is clearly better"
+    torch.testing.assert_close(found.log_total, logits.logsumexp(-1), atol=1e-3, rtol=1e-4)
+
+
 def test_the_greedy_head_tells_unsound_rows_and_the_first_of_equals() -> None:
     kernels, weight = triton_kernels(), random_weight(VOCABULARY, 1024)
     x = random_rows(100, 1024)

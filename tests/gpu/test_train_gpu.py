@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from flashdraft.kernels.select import select_kernels
-from flashdraft.models.config import RopeConfig
 from flashdraft.models.drafter import Drafter
 from flashdraft.models.drafter_attention import BlockLayout, _attend
 from flashdraft.models.drafter_config import DrafterConfig
+from flashdraft.models.rope_config import RopeConfig
 from flashdraft.train.answers import Answer, AnswerSet
 from flashdraft.train.batches import NO_LABEL, BatchPlan, PackedBatch, prefetch
 from flashdraft.train.evaluate import evaluate_offline

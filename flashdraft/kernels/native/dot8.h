@@ -56,6 +56,21 @@ ALWAYS_INLINE ivec dot8(ivec sum, const int8_t *weights, Block x, const int quad
     return (ivec)_mm256_dpbusd_avx_epi32((__m256i)sum, _mm256_set1_epi32(four_bytes(x, quad)), w);
 }
 
+#elif defined(__AVX512BW__) && LANES == 16
+
+#include <immintrin.h>
+#define X_BIAS 0
+
+/* Pairs of products reach at most 2 * 127 * 127, which fits 16 bits. */
+ALWAYS_INLINE ivec dot8(ivec sum, const int8_t *weights, Block x, const int quad) {
+    const __m512i w = _mm512_loadu_si512(weights);
+    const __m512i values = _mm512_set1_epi32(four_bytes(x, quad));
+    const __mmask64 negative = _mm512_movepi8_mask(values);
+    const __m512i signed_w = _mm512_mask_sub_epi8(w, negative, _mm512_setzero_si512(), w);
+    const __m512i pairs = _mm512_maddubs_epi16(_mm512_abs_epi8(values), signed_w);
+    return sum + (ivec)_mm512_madd_epi16(pairs, _mm512_set1_epi16(1));
+}
+
 #elif defined(__AVX2__) && LANES == 8
 
 #include <immintrin.h>

@@ -20,7 +20,8 @@ from flashdraft.chat.response import (
     tool_grammar,
 )
 from flashdraft.chat.templates import render_chat
-from flashdraft.models.tokenizer import StreamDecoder, Tokenizer
+from flashdraft.models.stream_decoder import StreamDecoder
+from flashdraft.models.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.skipif(
     not GEMMA4_DATA.is_dir(), reason="Gemma 4's tokenizer is not on this machine"

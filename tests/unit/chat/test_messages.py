@@ -51,6 +51,46 @@ def test_text_parts_of_every_api(kind: str) -> None:
     assert run(ROLES, [{"role": "user", "content": parts}]) == "user:a\nb;"
 
 
+PARTS = [{"type": "text", "text": "one"}, {"type": "input_text", "text": "two"}]
+READS_PARTS = (
+    "{% for m in messages %}{{ m.role }}:{% if m.content is string %}{{ m.content }}"
+    "{% else %}{% for p in m.content %}{% if p.type == 'text' %}{{ p.text }}{% endif %}"
+    "{% endfor %}{% endif %};{% endfor %}"
+)
+PRINTS_SYSTEM = (
+    "{% if messages[0].role == 'system' %}{{ messages[0]['content'] | trim }}"
+    "{% set messages = messages[1:] %}{% endif %}" + READS_PARTS
+)
+
+
+def test_parts_stay_parts_where_the_template_reads_them() -> None:
+    assert run(READS_PARTS, [{"role": "user", "content": PARTS}]) == "user:onetwo;"
+    assert PARTS[1]["type"] == "input_text"  # the caller's stays
+
+
+def test_each_role_has_the_form_that_the_template_reads() -> None:
+    messages = [{"role": "system", "content": PARTS}, {"role": "user", "content": PARTS}]
+    assert run(PRINTS_SYSTEM, messages) == "one\ntwouser:onetwo;"
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ messages[0].content[0].text if messages[0].content is not string else 'x' }}",
+        "{{ messages[0].content | tojson }}",
+        "{% for p in messages[0].content %}{{ p }}{% endfor %}",
+    ],
+    ids=["the first alone", "as JSON", "in Python's spelling"],
+)
+def test_parts_that_the_template_would_lose_or_spell_out_are_joined(template: str) -> None:
+    assert "text" not in run(template, [{"role": "user", "content": PARTS}])
+
+
+def test_text_becomes_a_part_where_the_template_reads_nothing_else() -> None:
+    only = "{% for m in messages %}{% for p in m.content %}{{ p['text'] }};{% endfor %}{% endfor %}"
+    assert run(only, [USER]) == "Hi;"
+
+
 @pytest.mark.parametrize("kind", ["image_url", "input_image", "input_audio", "video", "file"])
 def test_media_are_refused(kind: str) -> None:
     parts = [{"type": "text", "text": "a"}, {"type": kind}]
@@ -85,6 +125,93 @@ def test_tool_results_go_where_the_template_looks_for_them() -> None:
     nameless = [{"role": "tool", "content": "x"}, {"role": "tool", "content": "y", "name": "h"}]
     assert run(FOLDS, [USER, call, *nameless]) == "user:Hi;assistant:f=x,h=y,;"
     assert run(FOLDS, [USER, RESULTS[0]]) == "user:Hi;tool:two;"
+
+
+TESTS_NONE = (
+    "{% for m in messages %}{% for c in m.tool_calls or [] %}<{{ c.function.name }}>{% endfor %}"
+    "{% if m.content is not none %}{{ m.role }}:{{ m.content }};{% endif %}{% endfor %}"
+)
+SAYS_NOTHING = {"role": "assistant", "content": None, "tool_calls": CALLS[:1]}
+
+
+def test_content_that_is_null_stays_null() -> None:
+    assert run(TESTS_NONE, [USER, SAYS_NOTHING]) == "user:Hi;<f>"
+    assert run(TESTS_NONE, [USER, {**SAYS_NOTHING, "content": ""}]) == "user:Hi;<f>assistant:;"
+
+
+def test_content_that_is_absent_stays_absent() -> None:
+    absent = {name: value for name, value in SAYS_NOTHING.items() if name != "content"}
+    defined = "{% for m in messages %}{{ m.content is defined }},{% endfor %}"
+    assert run(defined, [USER, absent]) == "True,False,"
+    assert run(defined, [USER, SAYS_NOTHING]) == "True,True,"
+
+
+@pytest.mark.parametrize(
+    "said", ["{{ m.content }}", "{{ m.content | trim }}", "{{ m.content + '' }}"]
+)
+def test_null_is_the_empty_text_where_the_template_fails_or_prints_it(said: str) -> None:
+    template = "{% for m in messages %}" + said + ";{% endfor %}"
+    thought = {"role": "assistant", "content": None, "reasoning_content": "hm"}
+    assert run(template, [USER, SAYS_NOTHING]) == "Hi;;"
+    assert run(template, [USER, thought]) == "Hi;;"
+    del thought["content"]
+    assert run(template, [USER, thought]) == "Hi;;"
+
+
+ODD = '{"b":1.50, "a" : [1e400,-0, 12345678901234567890], "t": "\\u00e9"}'
+CALL_LOOP = "{% for m in messages[1:] %}{% for c in m.tool_calls %}"
+TAKEN = {
+    "text": "{% if c.function.arguments is string %}{{ c.function.arguments }}{% else %}"
+    "{{ c.function.arguments | tojson }}{% endif %}",
+    "text alone": "{{ '' + c.function.arguments }}",
+    "printed": "{{ c.function.arguments }}",
+    "as JSON": "{{ c.function.arguments | tojson }}",
+    "within JSON": "{{ c.function | tojson }}",
+    "each by itself": "{% for k, v in c.function.arguments | items %}{{ k }}={{ v }};{% endfor %}",
+    "own form first": "{% set a = c.function.arguments %}{% if a is mapping %}"
+    "{% for k, v in a | items %}{{ k }}:{{ v }},{% endfor %}{% else %}{{ a }}{% endif %}",
+}
+JSON = '{"b": 1.50, "a": [1e400, -0, 12345678901234567890], "t": "é"}'
+WANTED = {
+    "text": ODD,
+    "text alone": ODD,
+    "printed": ODD,
+    "as JSON": JSON,
+    "within JSON": '{"name": "f", "arguments": ' + JSON + "}",
+    "each by itself": "b=1.50;a=[1e400, -0, 12345678901234567890];t=é;",
+    "own form first": "b:1.50,a:[1e400, -0, 12345678901234567890],t:é,",
+}
+
+
+def call_with(arguments: Any) -> dict[str, Any]:
+    function = {"name": "f", "arguments": arguments}
+    return {"role": "assistant", "content": "", "tool_calls": [{"function": function}]}
+
+
+@pytest.mark.parametrize("taken", TAKEN)
+def test_arguments_keep_what_was_written(taken: str) -> None:
+    template = CALL_LOOP + TAKEN[taken] + "{% endfor %}{% endfor %}"
+    assert run(template, [USER, call_with(ODD)]) == WANTED[taken]
+
+
+@pytest.mark.parametrize("taken", ["text alone", "printed"])
+def test_objects_are_written_as_json_where_the_template_takes_text_alone(taken: str) -> None:
+    template = CALL_LOOP + TAKEN[taken] + "{% endfor %}{% endfor %}"
+    assert run(template, [USER, call_with({"x": [1.5, "é"]})]) == '{"x": [1.5, "é"]}'
+
+
+def test_a_call_without_arguments_gets_none() -> None:
+    template = CALL_LOOP + "{{ c.function.arguments is defined }}{% endfor %}{% endfor %}"
+    call = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f"}}]}
+    assert run(template, [USER, call]) == "False"
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning", "thinking"])
+def test_thoughts_have_every_name_that_templates_use(name: str) -> None:
+    template = "{% for m in messages %}{{ m[wanted] }};{% endfor %}"
+    said = {"role": "assistant", "content": "x", name: "hm"}
+    for wanted in ("reasoning_content", "reasoning", "thinking"):
+        assert run(template, [USER, said], wanted=wanted) == ";hm;"
 
 
 @pytest.mark.skipif(not GEMMA4_DATA.is_dir(), reason="the Gemma 4 template is not on this machine")

@@ -178,8 +178,12 @@ def test_tool_call_arguments_become_objects() -> None:
         "content": None,
         "tool_calls": [{"function": {"name": "f", "arguments": '{"x": [1]}'}}],
     }
-    template = "{{ messages[0].tool_calls[0].function.arguments.x[0] }}|{{ messages[0].content }}|"
-    assert render(template, [message]) == "1||"
+    template = (
+        "{% for m in messages %}{% for c in m.tool_calls %}"
+        "{% for k, v in c.function.arguments.items() %}{{ k }}:{{ v[0] }}{% endfor %}{% endfor %}"
+        "|{{ m.content }}|{% endfor %}"
+    )
+    assert render(template, [message]) == "x:1||"
     assert message["tool_calls"][0]["function"]["arguments"] == '{"x": [1]}'  # the caller's stays
 
 

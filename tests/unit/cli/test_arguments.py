@@ -13,7 +13,7 @@ from flashdraft.cli import build_parser, main
 from flashdraft.cli.arguments import model_sampling, sampling_params
 from flashdraft.cli.serve import _llm_arguments
 from flashdraft.core import SamplingParams
-from flashdraft.errors import RequestError
+from flashdraft.errors import CheckpointError
 from flashdraft.llm import LLM
 
 EVERY_SAMPLING_FLAG: dict[str, Any] = {
@@ -74,7 +74,7 @@ def test_do_sample_without_temperature_means_one() -> None:
 
 
 def test_an_unusable_generation_config_is_named() -> None:
-    with pytest.raises(RequestError, match=r"generation_config.*top_p"):
+    with pytest.raises(CheckpointError, match=r"generation_config.*top_p"):
         model_sampling({"do_sample": True, "top_p": 3})
 
 
@@ -97,12 +97,12 @@ def test_wrong_usage_exits_with_2(argv: tuple[str, ...]) -> None:
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (("generate", "x", "--temperature", "nan"), "temperature is nan"),
-        (("generate", "x", "--max-tokens", "0"), "max_tokens is 0"),
-        (("chat", "--top-p", "2"), "top_p is 2.0"),
+        (("generate", "x", "--temperature", "nan"), "--temperature is nan"),
+        (("generate", "x", "--max-tokens", "0"), "--max-tokens is 0"),
+        (("chat", "--top-p", "2"), "--top-p is 2.0"),
         (("generate", "x", "--model", "no-such-model"), "There is no model 'no-such-model'"),
-        (("generate", "x", "--dtype", "float7"), "dtype is 'float7'"),
-        (("generate", "x", "--verify", "-1"), "verify is -1"),
+        (("generate", "x", "--dtype", "float7"), "--dtype is 'float7'"),
+        (("generate", "x", "--verify", "-1"), "--verify is -1"),
         (("generate", "x", "--raw", "--system", "y"), "--system needs the chat template"),
         (("generate", "x", "--compare", "--json"), "drop --json"),
         (("generate", "x", "-o", "same.json", "--json", "same.json"), "give them two files"),

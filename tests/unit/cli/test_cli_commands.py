@@ -226,6 +226,19 @@ def test_in_a_terminal_errors_end_their_turn_only(monkeypatch: pytest.MonkeyPatc
     assert len(llm.prompts) == 1 and not typed
 
 
+def test_an_error_of_a_turn_names_flags(monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = ScriptedLLM(["x"])
+    llm.error = "The prompt is too long; raise max_context."
+    typed = ["hello", "/exit"]
+    monkeypatch.setattr("builtins.input", lambda _: typed.pop(0))
+    screen = Screen(io.StringIO(), io.StringIO(), False, False, False)
+    model: Any = llm
+    flags = {"max_context": "--max-context"}
+    chat = Chat(model, SamplingParams(), screen, Conversation(), flags)
+    chat.talk_in_terminal()
+    assert "too long; raise --max-context." in notes(chat)
+
+
 def test_chat_samples_as_the_model_says(monkeypatch: pytest.MonkeyPatch) -> None:
     llm = ScriptedLLM(["hi"])
     llm.generation_config = {"do_sample": True, "temperature": 0.6, "top_k": 20}
@@ -371,5 +384,5 @@ def test_models_as_table_and_as_json(
 @pytest.mark.parametrize("name", models.REFUSED)
 def test_the_formats_that_models_calls_refused_are(name: str) -> None:
     for said in ({"quant_method": name.lower()}, {"quant_algo": name}):
-        with pytest.raises(UnsupportedModelError, match=f"(?i)'{name}'"):
+        with pytest.raises(UnsupportedModelError, match=rf"(?i)\b{name}\b"):
             read_quantization({"quantization_config": said})

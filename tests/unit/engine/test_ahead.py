@@ -20,6 +20,7 @@ from flashdraft.engine.accept import Acceptance
 from flashdraft.engine.config import EngineConfig
 from flashdraft.engine.device_steps import DeviceSteps
 from flashdraft.engine.engine import Engine
+from flashdraft.engine.policy import Draft
 from flashdraft.engine.streams import Graphs
 from tests import zoo
 
@@ -57,6 +58,9 @@ class Oracle:
         self.random = random.Random(11)
         self.num_steps = 0
         engine._ahead._steps._draft = self.draft
+        if wrong == 1.0:  # nor may the drafter be right by chance, in steps that the host takes
+            propose, empty = engine.proposer.propose, Draft([], [])
+            engine.proposer.propose = lambda works, *rest: [empty for _ in propose(works, *rest)]
 
     def draft(self, anchors, lengths, tables, shape):
         self.num_steps += 1
@@ -67,9 +71,11 @@ class Oracle:
                 continue
             done = int(lengths[slot]) + 1 - sequence.num_prompt
             known = self.answers[sequence.request.id][done : done + width]
+            said = set(self.answers[sequence.request.id])
+            never = next(token for token in range(zoo.VOCAB) if token not in said)
             for place, token in enumerate(known):
                 is_wrong = self.random.random() < self.wrong
-                drafts[slot, place] = (token + 1) % zoo.VOCAB if is_wrong else token
+                drafts[slot, place] = never if is_wrong else token
         confidence = torch.rand(len(anchors), width)
         return drafts, confidence
 

@@ -163,6 +163,8 @@ def test_nan_ends_only_its_request(backend, place):
     done = zoo.run(engine, [victim(place), *requests])
     failed = done.pop("victim")
     assert failed.finish_reason is FinishReason.ERROR and "NaN" in failed.error
+    assert "file of the model is damaged" in failed.error and "--verify-files" in failed.error
+    assert "logit_bias" not in failed.error  # though the request has one
     assert failed.token_ids == ([POISON] if place == 40 else [])
     assert tokens(done) == expected
     for keys, values in engine.runner._cache._storage:  # as if every page had been its own
@@ -170,6 +172,18 @@ def test_nan_ends_only_its_request(backend, place):
         values.fill_(math.nan)
     again = [dataclasses.replace(r, id=f"again-{r.id}") for r in requests]
     assert list(tokens(zoo.run(engine, again)).values()) == list(expected.values())
+
+
+def test_a_request_that_leaves_no_token_is_told_so():
+    """Every token stops, and none may yet."""
+    target = clean_target()
+    params = SamplingParams(
+        max_tokens=4, min_tokens=2, stop_token_ids=list(range(zoo.VOCAB)), logit_bias={3: 1.0}
+    )
+    failed = zoo.run(Engine(target, config=PLAIN), [Request("a", [4, 5], params, seed=1)])["a"]
+    assert failed.finish_reason is FinishReason.ERROR
+    assert "logit_bias and min_tokens leave no token to choose" in failed.error
+    assert "damaged" not in failed.error
 
 
 @pytest.mark.parametrize("backend", ["torch", "float32", "int8"])

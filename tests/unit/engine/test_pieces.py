@@ -11,7 +11,8 @@ from flashdraft.core import FinishReason, Request, SamplingParams, TokenEvent
 from flashdraft.engine.config import EngineConfig
 from flashdraft.engine.engine import Engine
 from flashdraft.engine.output import TextOutput
-from flashdraft.models.tokenizer import StreamDecoder, Tokenizer
+from flashdraft.models.stream_decoder import StreamDecoder
+from flashdraft.models.tokenizer import Tokenizer
 from tests import zoo
 from tests.tiny import make_byte_fallback_tokenizer, make_tiny_tokenizer
 

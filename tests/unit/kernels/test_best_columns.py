@@ -42,6 +42,19 @@ def test_best_columns_equal_the_logits(
     assert (found.logit.dtype, found.log_total.dtype) == (torch.float32, torch.float32)
 
 
+def test_forbidden_columns_never_win_and_count_nothing(kernels: Any) -> None:
+    x, weight = torch.randn(9, 64).to(kernels.dtype), kernels.pack(torch.randn(300, 64))
+    logits = torch.tanh(kernels.linear(x, weight).float() * 0.6 / 4.0) * 4.0
+    forbidden = torch.zeros(300, dtype=torch.bool)
+    forbidden[logits.argmax(1)] = True
+    forbidden[:40] = True
+    found = kernels.best_columns(x, weight, 0.6, 4.0, forbidden)
+    assert not forbidden[found.index].any()
+    left = logits.masked_fill(forbidden, -torch.inf)
+    torch.testing.assert_close(found.logit, left.amax(1), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(found.log_total, left.logsumexp(1), atol=1e-4, rtol=1e-5)
+
+
 def test_a_row_does_not_depend_on_its_neighbours(kernels: Any) -> None:
     x, weight = torch.randn(19, 64).to(kernels.dtype), kernels.pack(torch.randn(300, 64))
     together = kernels.best_columns(x, weight, 0.6, 4.0)

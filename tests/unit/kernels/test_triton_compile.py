@@ -186,9 +186,12 @@ def compile_linears() -> None:
     ):
         assert plan is not None
         multiply_rows(x, weight, plan, arrivals)
+    forbidden = torch.zeros(256, dtype=torch.bool)
     for num_rows in (16, 512):
         best_columns(x, weight, plan_best(num_rows, 2, HOPPER), 1.0, 30.0)
+        best_columns(x, weight, plan_best(num_rows, 2, HOPPER), 1.0, 30.0, forbidden)
     best_of_logits(x, 1.0, 30.0)
+    best_of_logits(weight[:1], 1.0, 30.0, torch.zeros(2112, dtype=torch.bool))
 
 
 def compile_everything() -> dict[str, Any]:

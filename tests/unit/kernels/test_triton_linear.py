@@ -58,6 +58,27 @@ def check_best(swap: bool, multiplier: float, softcap: float | None) -> None:
     torch.testing.assert_close(found.log_total, expected.log_total, atol=1e-5, rtol=1e-5)
 
 
+def check_forbidden(softcap: float | None) -> None:
+    """Columns that must not win, a whole tile of them too; fused, and of logits made before."""
+    from flashdraft.kernels import triton_best
+
+    x, weight = torch.randn(19, 40), torch.randn(133, 40)
+    reference = TorchKernels(CPU, torch.float32)
+    forbidden = torch.zeros(133, dtype=torch.bool)
+    forbidden[reference.best_columns(x, weight, 0.7, softcap).index] = True
+    forbidden[32:64] = forbidden[132] = True
+    expected = reference.best_columns(x, weight, 0.7, softcap, forbidden)
+    triton_best.LOOK_BLOCK = 32
+    for found in (
+        triton_best.best_columns(x, weight, SMALL, 0.7, softcap, forbidden),
+        triton_best.best_of_logits(x @ weight.T, 0.7, softcap, forbidden),
+        make_kernels(exact=True).best_columns(x, weight, 0.7, softcap, forbidden),
+    ):
+        assert found.index.tolist() == expected.index.tolist()
+        torch.testing.assert_close(found.logit, expected.logit, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(found.log_total, expected.log_total, atol=1e-5, rtol=1e-5)
+
+
 def check_unsound_rows() -> None:
     """NaN and infinite logits are told apart from every column; their neighbours are not harmed."""
     from flashdraft.kernels.triton_best import best_columns
@@ -181,6 +202,8 @@ CHECKS: dict[str, Callable[[], None]] = {
     "best of logits": lambda: check_best_of_logits(None),
     "best of logits, capped": lambda: check_best_of_logits(5.0),
     "best of many rows": check_many_rows,
+    "best but for forbidden columns": lambda: check_forbidden(None),
+    "best but for forbidden columns, capped": lambda: check_forbidden(5.0),
     "unsound rows": check_unsound_rows,
     "exact linear": check_exact_linear,
     "exact best": check_exact_best,

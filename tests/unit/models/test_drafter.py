@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from flashdraft.kernels.torch_backend import TorchKernels
-from flashdraft.models.config import RopeConfig
 from flashdraft.models.drafter import Drafter, PackedDrafter
 from flashdraft.models.drafter_attention import attend_sequence, visible_block, visible_context
 from flashdraft.models.drafter_config import DrafterConfig
 from flashdraft.models.rope import Rope
+from flashdraft.models.rope_config import RopeConfig
 
 CPU = torch.device("cpu")
 TINY = DrafterConfig(

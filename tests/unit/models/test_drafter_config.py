@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from flashdraft.errors import CheckpointError, FlashdraftError, UnsupportedModelError
-from flashdraft.models.config import RopeConfig
 from flashdraft.models.drafter import Drafter
 from flashdraft.models.drafter_config import DrafterConfig
+from flashdraft.models.rope_config import RopeConfig
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 GEMMA: dict[str, Any] = {  # the published config of the Gemma 4 26B-A4B drafter

@@ -13,10 +13,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from flashdraft.errors import CheckpointError, FlashdraftError, UnsupportedModelError
-from flashdraft.models.config import ModelConfig, RopeConfig
+from flashdraft.models.config import ModelConfig
 from flashdraft.models.drafter import Drafter
 from flashdraft.models.drafter_config import DrafterConfig
 from flashdraft.models.drafter_loading import load_drafter, read_drafter_config, save_drafter
+from flashdraft.models.rope_config import RopeConfig
 
 TARGET = ModelConfig.from_hf(
     {
@@ -68,7 +69,8 @@ def rewrite(folder: Path, tensors: dict[str, Tensor] | None = None, **config: An
 def speculators(folder: Path, draft_vocab_size: int) -> None:
     """Turn the folder's checkpoint into speculators' layout."""
     config = json.loads((folder / "config.json").read_text())
-    layer = {k: v for k, v in config.items() if k not in ("architectures", "dflash_config")}
+    own = ("architectures", "dflash_config", "block_size", "num_target_layers", "is_causal")
+    layer = {k: v for k, v in config.items() if k not in own}
     document = {
         "speculators_model_type": "dflash",
         "architectures": ["DFlashSpeculator"],

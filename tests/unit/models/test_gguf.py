@@ -217,8 +217,8 @@ def test_unknown_tensor_and_architecture(tmp_path: Path) -> None:
     write_llama(tmp_path / "m.gguf", extra_tensors={"blk.0.odd.weight": random_values(4)})
     with pytest.raises(CheckpointError, match=r"blk\.0\.odd\.weight"):
         open_checkpoint(tmp_path / "m.gguf")
-    write_gguf(tmp_path / "m.gguf", "clip", {}, {"x": random_values(4)})
-    with pytest.raises(UnsupportedModelError, match="clip.*llama, qwen3, gemma4"):
+    write_gguf(tmp_path / "m.gguf", "mamba", {}, {"x": random_values(4)})
+    with pytest.raises(UnsupportedModelError, match="mamba.*llama, qwen3, gemma4"):
         open_checkpoint(tmp_path / "m.gguf")
 
 
@@ -257,3 +257,79 @@ def test_not_a_gguf_file(tmp_path: Path) -> None:
         open_checkpoint(tmp_path / "m.gguf")
     with pytest.raises(CheckpointError, match="cannot be read"):
         open_checkpoint(tmp_path / "absent.gguf")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"attention.scale": 0.5}, "attention.scale"),
+        ({"attention.sliding_window": 8}, "attention.sliding_window"),
+        ({"attention.causal": False}, "attention.causal"),
+        ({"attention.value_length": 8}, "value_length"),
+        ({"rope.dimension_count": 8}, "rope.dimension_count"),
+        ({"rope.scale_linear": 2.0}, "rope.scale_linear"),
+        ({"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}, "yarn"),
+        ({"final_logit_softcapping": 30.0}, "final_logit_softcapping"),
+        ({"logit_scale": 0.1}, "logit_scale"),
+        ({"residual_scale": 0.2}, "residual_scale"),
+        ({"pooling_type": 3}, "pooling_type"),
+        ({"use_parallel_residual": True}, "use_parallel_residual"),
+    ],
+)
+def test_keys_that_change_something_are_refused(
+    tmp_path: Path, changes: dict[str, Any], words: str
+) -> None:
+    write_llama(tmp_path / "m.gguf", metadata={**LLAMA, **changes})
+    with pytest.raises(UnsupportedModelError, match=words):
+        open_checkpoint(tmp_path / "m.gguf")
+
+
+def test_keys_that_change_nothing_pass(tmp_path: Path) -> None:
+    write_llama(tmp_path / "m.gguf")
+    spare = {
+        "vocab_size": 32,
+        "rope.dimension_count": 16,
+        "attention.key_length": 16,
+        "attention.value_length": 16,
+        "attention.sliding_window": 128,
+        "attention.causal": True,
+        "expert_count": 0,
+        "expert_used_count": 0,
+        "logit_scale": 1.0,
+        "rope.scaling.finetuned": False,
+        "rope.scaling.original_context_length": 64,
+        "pooling_type": 0,
+    }
+    write_llama(tmp_path / "n.gguf", metadata={**LLAMA, **spare})
+    first, second = (open_checkpoint(tmp_path / name).config for name in ("m.gguf", "n.gguf"))
+    assert first == second
+
+
+def test_a_rope_factor_without_a_type_is_linear(tmp_path: Path) -> None:
+    write_llama(tmp_path / "m.gguf", metadata={**LLAMA, "rope.scaling.factor": 4.0})
+    rope = open_checkpoint(tmp_path / "m.gguf").config.layers[0].rope
+    assert rope.scaling == (("factor", 4.0),)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"rope.scaling.type": "linear", "rope.scaling.factor": 8.0}, "RoPE scaling"),
+        ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
+        ({"rope.dimension_count_swa": 8}, "rope.dimension_count_swa"),
+        ({"expert_gating_func": 2}, "expert_gating_func"),
+    ],
+)
+def test_gemma4_keys_that_change_something_are_refused(
+    tmp_path: Path, changes: dict[str, Any], words: str
+) -> None:
+    write_gemma4(tmp_path / "m.gguf", False, metadata={**GEMMA4, **changes})
+    with pytest.raises(UnsupportedModelError, match=words):
+        open_checkpoint(tmp_path / "m.gguf")
+
+
+def test_gemma4_placeholders_of_media_are_known_by_name(tmp_path: Path) -> None:
+    names = ["<pad>", "<eos>", "<bos>", "<|image>", "<|image|>", "a", "<image|>", "<|audio|>"]
+    tokens = [*names, *(f"t{i}" for i in range(24))]
+    write_gemma4(tmp_path / "m.gguf", False, general={"tokenizer.ggml.tokens": tokens})
+    assert open_checkpoint(tmp_path / "m.gguf").config.forbidden_token_ids == (3, 4, 6, 7)

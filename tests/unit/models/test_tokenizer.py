@@ -16,7 +16,8 @@ from flashdraft.errors import CheckpointError, RequestError, UnsupportedModelErr
 from flashdraft.models.gguf_file import GGUFFile
 from flashdraft.models.gguf_tokenizer import build_gguf_tokenizer
 from flashdraft.models.sources import resolve_source
-from flashdraft.models.tokenizer import StreamDecoder, Tokenizer
+from flashdraft.models.stream_decoder import StreamDecoder
+from flashdraft.models.tokenizer import Tokenizer
 
 GEMMA4 = Path(__file__).parents[4] / "shared" / "data" / "gemma4"
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())

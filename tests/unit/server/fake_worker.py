@@ -14,6 +14,7 @@ import signal
 import socket
 import struct
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -54,11 +55,18 @@ class FakeWorker:
         self.step_s = arguments.get("step_s", 0.005)
         self.info = {**INFO, "max_context": arguments.get("max_context", INFO["max_context"])}
         self.buffer = b""
+        self.sending = threading.Lock()
         self.running: dict[str, dict[str, Any]] = {}
 
     def send(self, message: dict[str, Any]) -> None:
         body = json.dumps(message).encode()
-        self.connection.sendall(struct.pack(">I", len(body)) + body)
+        with self.sending:
+            self.connection.sendall(struct.pack(">I", len(body)) + body)
+
+    def beat(self) -> None:
+        while True:
+            time.sleep(0.5)
+            self.send({"type": "alive"})
 
     def run(self) -> None:
         self.send({"type": "loading", "model": "fake"})
@@ -69,6 +77,7 @@ class FakeWorker:
             sys.exit(7)
         gauges = {"running": 0, "waiting": 0, "pages_used": 0, "pages_total": 10}
         self.send({"type": "ready", "info": self.info, "gauges": gauges})
+        threading.Thread(target=self.beat, daemon=True).start()
         while self.take():
             if self.running and self.behaviour != "hangs":
                 time.sleep(self.step_s)

@@ -25,7 +25,8 @@ from flashdraft.core import (
     TokenLogprob,
 )
 from flashdraft.engine.output import TextOutput
-from flashdraft.models.tokenizer import StreamDecoder, Tokenizer
+from flashdraft.models.stream_decoder import StreamDecoder
+from flashdraft.models.tokenizer import Tokenizer
 from flashdraft.server import anthropic, openai_chat, openai_completions, openai_responses
 from flashdraft.server.engine_client import EngineInfo
 from flashdraft.server.places import Hold, Places

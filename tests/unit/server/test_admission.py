@@ -14,9 +14,9 @@ import pytest
 from flashdraft.chat.grammar_matcher import LlguidanceMatcher
 from flashdraft.core import FinishReason, GrammarSpec, Request, SamplingParams
 from flashdraft.engine.grammar import DeadEndError, GrammarError, GrammarTooComplexError
+from flashdraft.killable.frames import Message
 from flashdraft.llm import LLM
 from flashdraft.server.admission import MAX_STUCK, Admission
-from flashdraft.server.wire import Message
 from tests.tiny import make_tiny_checkpoint
 from tests.unit.server.scripted import MODEL, Scripted
 from tests.unit.server.worker_front import running, submit

@@ -175,6 +175,67 @@ def test_what_is_no_http_is_answered_with_json_and_a_line(tmp_path: Path) -> Non
     run(scenario)
 
 
+def head(size: int) -> bytes:
+    """A request for /health whose head, with the blank line, has so many bytes."""
+    start = HEALTH.removesuffix(b"\r\n") + b"X-Filling: "
+    return start + b"f" * (size - len(start) - 4) + b"\r\n\r\n"
+
+
+@pytest.mark.parametrize(("size", "status"), [(65_535, 200), (65_536, 200), (65_537, 431)])
+@pytest.mark.parametrize("pieces", ["at once", "dribbled", "kept", "early"])
+def test_a_head_has_exactly_its_limit(tmp_path: Path, size: int, status: int, pieces: str) -> None:
+    async def scenario() -> None:
+        async with live(tmp_path) as one:
+            sent = head(size)
+            assert len(sent) == size
+            reader, writer = await one.connect(HEALTH if pieces == "kept" else b"")
+            if pieces == "kept":
+                assert (await read_answer(reader))[0] == 200
+            if pieces == "early":
+                writer.write(post("/tokenize", {"prompt": "the"}) + HEALTH + sent)
+                assert [(await read_answer(reader))[0] for _ in range(2)] == [200, 200]
+            elif pieces == "dribbled":
+                for start in range(0, size, 1031):
+                    writer.write(sent[start : start + 1031])
+                    await writer.drain()
+                    await asyncio.sleep(0.001)
+            else:
+                writer.write(sent)
+            found, headers, answer = await read_answer(reader)
+            assert found == status
+            if status == 431:
+                assert "65536 bytes" in answer["error"]["message"]
+                assert headers["connection"] == "close" and await is_closed(reader)
+            writer.close()
+            assert (await one.ask(HEALTH))[0] == 200
+
+    run(scenario)
+
+
+def test_a_head_that_goes_on_and_on_is_refused_and_the_answer_is_heard(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with live(tmp_path) as one:
+            status, _, answer = await one.ask(head(3_000_000))
+            assert status == 431 and answer["error"]["type"] == "invalid_request_error"
+            while one.connections:
+                await asyncio.sleep(0.02)
+            assert (await one.ask(HEALTH))[0] == 200
+
+    run(scenario)
+
+
+def test_a_body_is_no_part_of_the_head(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with live(tmp_path) as one:
+            asked = post("/tokenize", {"prompt": "the " * 50_000})
+            assert (await one.ask(asked))[0] == 200
+            reader, writer = await one.connect(asked + head(65_536))
+            assert [(await read_answer(reader))[0] for _ in range(2)] == [200, 200]
+            writer.close()
+
+    run(scenario)
+
+
 def test_a_request_to_upgrade_is_answered_plainly_and_quietly(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with live(tmp_path) as one:

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from tokenizers import processors
 
-from flashdraft.models.tokenizer import Tokenizer
+from flashdraft.models.tokenizer import LONG_TEXT, Tokenizer
 from flashdraft.server.app import create_app
 from flashdraft.server.metrics import Metrics
-from flashdraft.server.serving import LONG_AT_ONCE, LONG_TEXT, Serving
+from flashdraft.server.serving import LONG_AT_ONCE, Serving
 from flashdraft.server.settings import ServerSettings
 from tests.tiny import make_tiny_tokenizer
 from tests.unit.server.asgi_client import call_and_watch, call_async
@@ -65,16 +65,20 @@ def test_few_long_texts_at_once_and_short_ones_do_not_wait(
     going, seen, release = [0], [0], threading.Event()
     lock = threading.Lock()
 
-    def slow(texts: list[str]) -> list[list[int]]:
+    encode = serving.tokenizer.encode
+
+    def slow(text: str, add_special: bool = False) -> list[int]:
+        if len(text) <= LONG_TEXT:
+            return encode(text, add_special)
         with lock:
             going[0] += 1
             seen[0] = max(seen[0], going[0])
         assert release.wait(20)
         with lock:
             going[0] -= 1
-        return [[1, 2, 3] for _ in texts]
+        return [1, 2, 3]
 
-    monkeypatch.setattr(serving.tokenizer, "encode_batch", slow)
+    monkeypatch.setattr(serving.tokenizer, "encode", slow)
 
     async def ask() -> None:
         long = [asyncio.create_task(serving.tokenize("a" * (LONG_TEXT + 1))) for _ in range(6)]
@@ -90,6 +94,23 @@ def test_few_long_texts_at_once_and_short_ones_do_not_wait(
     assert seen[0] == LONG_AT_ONCE
 
 
+def test_long_tools_are_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What decides who waits is the whole of a request, not its messages alone."""
+    serving = make_serving()
+    tools = [{"type": "function", "function": {"name": "f", "description": "x" * 20_000}}]
+    names: list[str] = []
+
+    def encode(*arguments: Any, **named: Any) -> list[int]:
+        names.append(threading.current_thread().name)
+        assert named["waits"] is (named["tools"] is not None)
+        return [1]
+
+    monkeypatch.setattr("flashdraft.server.serving.encode_chat", encode)
+    for offered in (None, tools):
+        asyncio.run(serving.tokenize_chat([{"role": "user", "content": "x"}], offered, None, True))
+    assert "short" in names[0] and "long" in names[1]
+
+
 @pytest.mark.parametrize("add_special", [False, True])
 def test_a_long_text_has_the_tokens_it_would_have_if_it_were_short(add_special: bool) -> None:
     backend = make_tiny_tokenizer()
@@ -99,8 +120,9 @@ def test_a_long_text_has_the_tokens_it_would_have_if_it_were_short(add_special: 
     )
     serving = dataclasses.replace(make_serving(), tokenizer=Tokenizer(backend))
     text = TEXT[: LONG_TEXT + 100]
-    assert (serving.encode(text, add_special)[0] == 1) is add_special
-    assert serving.encode(text, add_special) == serving.tokenizer.encode(text, add_special)
+    found = asyncio.run(serving.tokenize(text, add_special))
+    assert (found[0] == 1) is add_special
+    assert found == backend.encode(text, add_special_tokens=add_special).ids
 
 
 def test_texts_and_token_lists_have_limits() -> None:

@@ -21,15 +21,17 @@ from flashdraft.core import (
     TokenLogprob,
 )
 from flashdraft.errors import RequestError
+from flashdraft.killable import frames
+from flashdraft.killable.frames import FrameReader, WireError
 from flashdraft.server import wire
-from flashdraft.server.wire import FrameReader, History, WireError
+from flashdraft.server.wire import History
 
 TEXTS = ("", "plain", "ä 🙂 \u2028", 'quote " \\ \n\x00', "lone \ud800 surrogate")
 
 
 def through_json(content: dict[str, Any]) -> dict[str, Any]:
     """As the other end sees it."""
-    (message,) = FrameReader().feed(wire.pack({"type": "x", **content}))
+    (message,) = FrameReader().feed(frames.pack({"type": "x", **content}))
     del message["type"]
     return message
 
@@ -153,7 +155,7 @@ def test_steps_come_back() -> None:
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 7, 1000])
 def test_frames_are_found_however_the_stream_is_cut(size: int) -> None:
     messages = [{"type": "a", "n": n, "text": TEXTS[n % len(TEXTS)] * n} for n in range(20)]
-    stream = b"".join(wire.pack(message) for message in messages)
+    stream = b"".join(frames.pack(message) for message in messages)
     reader = FrameReader()
     cuts = range(0, len(stream), size)
     assert [m for i in cuts for m in reader.feed(stream[i : i + size])] == messages
@@ -165,18 +167,18 @@ def test_frames_are_found_however_the_stream_is_cut(size: int) -> None:
 )
 def test_garbage_is_a_wire_error(body: bytes) -> None:
     with pytest.raises(WireError):
-        list(FrameReader().feed(wire.HEADER.pack(len(body)) + body))
+        list(FrameReader().feed(frames.HEADER.pack(len(body)) + body))
 
 
 def test_a_frame_beyond_the_cap_is_refused_before_it_arrives() -> None:
     with pytest.raises(WireError, match="announces"):
-        list(FrameReader().feed(wire.HEADER.pack(wire.MAX_FRAME_BYTES + 1)))
+        list(FrameReader().feed(frames.HEADER.pack(frames.MAX_FRAME_BYTES + 1)))
 
 
 def test_a_message_beyond_the_cap_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "MAX_FRAME_BYTES", 100)
+    monkeypatch.setattr(frames, "MAX_FRAME_BYTES", 100)
     with pytest.raises(WireError, match="holds 100"):
-        wire.pack({"type": "x", "text": "a" * 100})
+        frames.pack({"type": "x", "text": "a" * 100})
 
 
 def test_every_missing_or_wrong_field_is_a_wire_error() -> None:

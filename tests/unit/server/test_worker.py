@@ -6,16 +6,18 @@ import json
 import signal
 import socket
 import subprocess
+import threading
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from flashdraft.core import FinishReason, Request, SamplingParams
+from flashdraft.core import FinishReason, Request, SamplingParams, TokenEvent
+from flashdraft.killable import frames
+from flashdraft.killable.frames import FrameReader, Message
 from flashdraft.llm import LLM
 from flashdraft.server import wire, worker
 from flashdraft.server.engine_process import WORKER_COMMAND
-from flashdraft.server.wire import FrameReader, Message
 from flashdraft.server.worker import Worker
 from tests.tiny import VOCAB_SIZE, make_tiny_checkpoint
 from tests.unit.server.worker_front import PROMPT, Front, running, submit
@@ -142,7 +144,7 @@ def test_an_engine_that_fails_fails_its_requests_and_lives_on(
 def test_an_answer_too_long_for_the_wire_is_an_error(
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wire, "MAX_FRAME_BYTES", 3000)
+    monkeypatch.setattr(frames, "MAX_FRAME_BYTES", 3000)
     request = Request("a", PROMPT * 20, SamplingParams(max_tokens=2), 7, prompt_logprobs=5)
     with running(llm) as front:
         front.send({"type": "submit", "request": wire.request_to_dict(request)})
@@ -151,11 +153,43 @@ def test_an_answer_too_long_for_the_wire_is_an_error(
         assert "too many" in str(generation.error)
 
 
+def test_the_worker_says_that_it_lives_while_a_step_takes_long(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "BEAT_S", 0.05)
+    goes_on, step = threading.Event(), llm.engine.step
+
+    def slow_step() -> list[TokenEvent]:
+        assert goes_on.wait(10)
+        return step()
+
+    monkeypatch.setattr(llm.engine, "step", slow_step)
+    with running(llm) as front:
+        front.send(submit("a"))
+        for _ in range(5):
+            front.messages.clear()
+            front.read_until(lambda message: message["type"] == "alive")
+        goes_on.set()
+        assert front.answers("a")["a"][-1].generation is not None
+
+
+def test_signs_of_life_do_not_come_between_the_halves_of_a_frame(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "BEAT_S", 0.0)
+    with running(llm, send_buffer=4096) as front:
+        request = Request("a", PROMPT * 20, SamplingParams(max_tokens=20), 7, prompt_logprobs=20)
+        front.send({"type": "submit", "request": wire.request_to_dict(request)})
+        generation = front.answers("a")["a"][-1].generation
+        assert generation is not None and generation.prompt_logprobs is not None
+        assert any(message["type"] == "alive" for message in front.messages)
+
+
 def test_a_message_that_is_none_ends_the_worker(llm: LLM) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        ours.sendall(wire.pack({"type": "surprise"}))
-        with pytest.raises(wire.WireError, match="surprise"):
+        ours.sendall(frames.pack({"type": "surprise"}))
+        with pytest.raises(frames.WireError, match="surprise"):
             Worker(theirs, llm.engine).run()
 
 

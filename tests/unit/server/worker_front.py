@@ -9,9 +9,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from flashdraft.core import GrammarSpec, Request, SamplingParams, TokenEvent
+from flashdraft.killable import frames
+from flashdraft.killable.frames import FrameReader, Message
 from flashdraft.llm import LLM
 from flashdraft.server import wire
-from flashdraft.server.wire import FrameReader, History, Message
+from flashdraft.server.wire import History
 from flashdraft.server.worker import Worker
 
 PROMPT = [5, 17, 40, 41, 42, 60, 61]
@@ -27,7 +29,7 @@ class Front:
         self._frames = FrameReader()
 
     def send(self, *messages: Message) -> None:
-        self.connection.sendall(b"".join(map(wire.pack, messages)))
+        self.connection.sendall(b"".join(map(frames.pack, messages)))
 
     def read_until(self, found: Callable[[Message], bool]) -> Message:
         while True:
@@ -59,13 +61,16 @@ class Front:
 
 
 @contextlib.contextmanager
-def running(llm: LLM) -> Iterator[Front]:
+def running(llm: LLM, send_buffer: int = 1 << 18) -> Iterator[Front]:
     ours, theirs = socket.socketpair()
+    theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
+    theirs.settimeout(20)
     failures: list[BaseException] = []
 
     def run() -> None:
         try:
-            Worker(theirs, llm.engine).run()
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # as serve has it
+                Worker(theirs, llm.engine).run()
         except BaseException as error:
             failures.append(error)
         finally:
@@ -79,7 +84,7 @@ def running(llm: LLM) -> Iterator[Front]:
     finally:
         ours.close()  # the worker ends with it
         thread.join(20)
-        assert not thread.is_alive() and not failures
+        assert not thread.is_alive() and failures == []
         while llm.engine.has_work:  # what a test left behind
             for sequence in (*llm.engine.scheduler.running, *llm.engine.scheduler.waiting):
                 llm.engine.cancel(sequence.request.id)

@@ -15,11 +15,12 @@ from safetensors.torch import load_file
 from flashdraft.core import VERSION
 from flashdraft.errors import CheckpointError, FlashdraftError, RequestError, UnsupportedModelError
 from flashdraft.kernels.select import WeightFormats
-from flashdraft.models.config import ModelConfig, RopeConfig
+from flashdraft.models.config import ModelConfig
 from flashdraft.models.drafter import Drafter
 from flashdraft.models.drafter_config import DrafterConfig
 from flashdraft.models.drafter_loading import load_drafter, save_drafter, save_speculators
 from flashdraft.models.loading import read_json
+from flashdraft.models.rope_config import RopeConfig
 from flashdraft.train.export import export, provenance, read_provenance, write_provenance
 from tests.tiny import VOCAB_SIZE, make_tiny_checkpoint
 

@@ -196,7 +196,7 @@ def test_thinking_needs_a_template_that_knows_it(llm: LLM, tmp_path: Path) -> No
 def test_thinking_on_and_off(tmp_path: Path) -> None:
     llm = load_target(make_tiny_checkpoint(tmp_path / "tiny"), "cpu", "float32")
     assert llm.tokenizer is not None
-    llm.tokenizer.chat_template = (
+    llm.tokenizer = llm.tokenizer.with_template(
         "{{ messages[0]['content'] }}{% if enable_thinking %} think{% endif %}"
     )
     settings = AnswerSettings(8, 60, thinking=("on", "off"))
@@ -207,7 +207,8 @@ def test_thinking_on_and_off(tmp_path: Path) -> None:
 
 
 def test_a_model_without_a_template(llm: LLM, tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(llm.tokenizer, "chat_template", None)
+    assert llm.tokenizer is not None
+    monkeypatch.setattr(llm, "tokenizer", llm.tokenizer.with_template(None))
     with pytest.raises(TrainingError, match="no chat template"):
         regenerate(llm, PROMPTS, tmp_path, SETTINGS)
 

@@ -72,12 +72,10 @@ def test_the_turn_is_opened_by_the_template(llm: LLM) -> None:
         ("User: {{ messages[0]['content'] }}\nAssistant:", "plain text"),
     ],
 )
-def test_templates_that_cannot_be_opened(
-    llm: LLM, monkeypatch: pytest.MonkeyPatch, template: str | None, message: str
-) -> None:
-    monkeypatch.setattr(llm.tokenizer, "chat_template", template)
+def test_templates_that_cannot_be_opened(llm: LLM, template: str | None, message: str) -> None:
+    assert llm.tokenizer is not None
     with pytest.raises(TrainingError, match=message):
-        open_user_turn(llm.tokenizer, (), "tiny")
+        open_user_turn(llm.tokenizer.with_template(template), (), "tiny")
 
 
 def test_only_messages_are_kept(script: type[Scripted], llm: LLM, tmp_path: Path) -> None:

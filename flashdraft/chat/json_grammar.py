@@ -1,0 +1,193 @@
+"""JSON by a schema, as the body of a Lark rule in which every number is the client's own.
+
+A schema whose numbers llguidance keeps is left to it whole. Of any other one, only the way to the
+numbers it would change is written as rules here; what stands beside is left to it part by part.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from flashdraft.chat.schema import DATA, DEFINITIONS, NAMED, find_reference, subschemas
+from flashdraft.chat.schema_numbers import (
+    are_all_limits_kept,
+    are_limits_kept,
+    check_kept,
+    is_literal_kept,
+    is_value_kept,
+)
+from flashdraft.chat.schema_rules import SchemaRules, lark_text
+from flashdraft.errors import RequestError
+from flashdraft.text.exact_json import write
+
+MAX_PARTS = 1024 * 1024  # characters of what is left to llguidance, all parts together
+_NOTES = {"default", "example", "examples"}
+# White space is one space or a new line with an indent: a weak model would go on with spaces for
+# ever if it could.
+_WHITE_SPACE = r"\x20|\x0A(\x20{0,24}|\x09{0,8})"
+# Qwen's templates print JSON like this; the fixed form is also what drafts guess best.
+FIXED: dict[str, Any] = {
+    "whitespace_flexible": False,
+    "item_separator": ", ",
+    "key_separator": ": ",
+}
+FREE: Any = {
+    "whitespace_pattern": _WHITE_SPACE,
+    "lenient": False,
+    "coerce_one_of": True,
+}
+
+
+class JsonGrammar:
+    """Rules of JSON values by their schemas, in one style of white space: FIXED or FREE."""
+
+    def __init__(self, style: Mapping[str, Any], prefix: str = "json") -> None:
+        """`prefix` begins the names of the rules."""
+        self._style = style
+        self._prefix = prefix
+        self._num_bodies = 0
+        self.lines: list[str] = []  # the rules that the bodies refer to
+
+    def body(self, schema: Mapping[str, Any], where: str = "the schema") -> str:
+        """The body of a schema's rule. RequestError where its numbers cannot be kept."""
+        if is_literal_kept(schema) and are_all_limits_kept(schema):
+            return _part(schema, self._style)
+        rules = SchemaRules(_JsonSyntax(self._style), f"{self._prefix}{self._num_bodies}_")
+        try:
+            body = rules.of(schema, where)
+        except RequestError:
+            if not is_value_kept(schema):
+                raise
+            return _part(schema, self._style)  # the same numbers, written in another way
+        if not self.lines and self._style is not FIXED:
+            self.lines.append(f"WHITE_SPACE: /{_WHITE_SPACE}/")
+        self.lines += rules.lines
+        self._num_bodies += 1
+        return body
+
+
+def _part(schema: Mapping[str, Any], style: Mapping[str, Any]) -> str:
+    return f"%json {write({**schema, 'x-guidance': style}, ensure_ascii=True)}"
+
+
+class _JsonSyntax:
+    """JSON's `Syntax`: what has no number that would change is a part of its own."""
+
+    knows_nullable = False
+    remedy = "or have no number in this schema that a 64-bit float does not hold"
+
+    def __init__(self, style: Mapping[str, Any]) -> None:
+        self._style = style
+        is_fixed = style is FIXED
+        self.gap = "" if is_fixed else "WHITE_SPACE?"
+        self.comma = '", "' if is_fixed else 'WHITE_SPACE? "," WHITE_SPACE?'
+        self._colon = '": "' if is_fixed else 'WHITE_SPACE? ":" WHITE_SPACE?'
+        self._parts: dict[str, str] = {}  # the rule of each
+        self._num_characters = 0
+        self._kept: set[int] = set()  # schemas, by id, in which nothing would change
+        self._root: Any = None  # of those
+
+    def whole(self, rules: SchemaRules, schema: Mapping[str, Any]) -> str | None:
+        return self._add_part(rules, schema) if self._is_kept(rules.root, schema) else None
+
+    def anything(self, rules: SchemaRules) -> str:
+        return self._add_part(rules, {})
+
+    def string(self, rules: SchemaRules, schema: Mapping[str, Any], where: str) -> str:
+        check_kept(schema, where)
+        return self._add_part(rules, {"type": "string", **schema})
+
+    def number(self, rules: SchemaRules, schema: Mapping[str, Any]) -> str:
+        return self._add_part(rules, schema)
+
+    def text(self, text: str) -> str:
+        return lark_text(json.dumps(text, ensure_ascii=False))
+
+    def key(self, name: Any, where: str) -> str:
+        return f"{self.text(str(name))} {self._colon}"
+
+    def any_key(self, rules: SchemaRules) -> str:
+        return f"{self._add_part(rules, {'type': 'string'})} {self._colon}"
+
+    def _is_kept(self, root: Any, schema: Mapping[str, Any]) -> bool:
+        """Whether nothing would change in a schema and in all that it refers to."""
+        if root is not self._root:
+            self._root, self._kept = root, set()
+        waiting, seen = [schema], set()
+        while waiting:
+            one = waiting.pop()
+            if id(one) in self._kept or id(one) in seen:
+                continue
+            seen.add(id(one))
+            literals = [one[name] for name in ("const", "enum") if name in one]
+            if not are_limits_kept(one) or not is_literal_kept(literals):
+                return False
+            waiting += subschemas(one)
+            waiting += [t for t in [_target(root, one)] if isinstance(t, Mapping)]
+        self._kept |= seen
+        return True
+
+    def _add_part(self, rules: SchemaRules, schema: Mapping[str, Any]) -> str:
+        text = _part(_closed(rules.root, schema), self._style)
+        if text not in self._parts:
+            self._num_characters += len(text)
+            if self._num_characters > MAX_PARTS:
+                raise RequestError(
+                    f"The parts of the schema have more than {MAX_PARTS} characters together, each "
+                    "with the definitions that it refers to; make the schema shorter."
+                )
+            self._parts[text] = rules.add(text)
+        return self._parts[text]
+
+
+def _target(root: Any, schema: Mapping[str, Any]) -> Any:
+    reference = schema.get("$ref")
+    return find_reference(root, reference) if isinstance(reference, str) else None
+
+
+def _closed(root: Any, schema: Mapping[str, Any]) -> dict[str, Any]:
+    """A part of a schema as a whole one: with the definitions it refers to, without notes."""
+    closed = _without_notes(schema)
+    waiting: list[Mapping[str, Any]] = [schema]
+    while waiting:
+        one = waiting.pop()
+        waiting += subschemas(one)
+        reference = one.get("$ref")
+        if not isinstance(reference, str):
+            continue
+        container, _, rest = reference.removeprefix("#/").partition("/")
+        name = rest.partition("/")[0].replace("~1", "/").replace("~0", "~")
+        target = root.get(container, {}).get(name) if container in DEFINITIONS else None
+        if not isinstance(target, Mapping):
+            raise RequestError(
+                f"$ref {reference!r:.60} leads to none of the schema's $defs; beside numbers that "
+                "must be kept exactly, references can only name those."
+            )
+        if name not in closed.setdefault(container, {}):
+            closed[container][name] = _without_notes(target)
+            waiting.append(target)
+    return closed
+
+
+def _without_notes(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """A schema without definitions, and without values that bind nobody and may be any number."""
+    made: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key in _NOTES or key in DEFINITIONS or str(key).startswith("x-"):
+            continue
+        if key in DATA:
+            made[key] = value
+        elif key in NAMED and isinstance(value, Mapping):
+            made[key] = {
+                name: _without_notes(one) if isinstance(one, Mapping) else one
+                for name, one in value.items()
+            }
+        elif isinstance(value, Mapping):
+            made[key] = _without_notes(value)
+        elif isinstance(value, list):
+            made[key] = [_without_notes(one) if isinstance(one, Mapping) else one for one in value]
+        else:
+            made[key] = value
+    return made

@@ -1,0 +1,154 @@
+"""The command line in words: what argparse refuses, and what the library calls a flag.
+
+argparse decides what is wrong; its terse answers become a line with the value, what may stand there
+and the name that was probably meant. What the library says of an argument of `LLM` or of a settings
+field is said of the flag that was typed. No command is known here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
+
+from flashdraft.errors import CheckpointError, FlashdraftError, RequestError, did_you_mean
+
+EXIT_USAGE = 2
+_KINDS: dict[Any, str] = {int: "a whole number", float: "a number"}
+_VERBS = "is|holds|has|needs|was"
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose refusals are one line each. It leaves its flags in `flags`."""
+
+    commands: Mapping[str, Parser] = {}  # all there are, to say which of them has an option
+    takes_rest = False  # what follows `--` is set aside in `extra`, whatever it looks like
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **{**named, "allow_abbrev": False, "exit_on_error": False})
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: Any = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """Parse all of it: a command knows by itself what it does not take."""
+        words = list(sys.argv[1:] if args is None else args)
+        cut = words.index("--") if self.takes_rest and "--" in words else len(words)
+        try:
+            found, unknown = super().parse_known_args(words[:cut], namespace)
+        except argparse.ArgumentError as error:
+            self.error(self._describe(error))
+        if unknown:
+            self.error(self._describe_unknown(unknown[0]))
+        if self.takes_rest:
+            found.extra = words[cut + 1 :]
+        if not hasattr(found, "flags"):  # those of a command within this one go first
+            found.flags = self._flags()
+        return found, unknown
+
+    def error(self, message: str) -> NoReturn:
+        """End with what is wrong and where help is."""
+        message = message.replace("the following arguments are required: ", "What is missing: ")
+        one = re.fullmatch("one of the arguments (.*) is required", message)
+        message = f"What is missing: {' or '.join(one[1].split())}" if one else message
+        message += "" if message.endswith(("?", ".")) else "."
+        print(f"flashdraft: error: {message} See {self.prog} --help.", file=sys.stderr)
+        sys.exit(EXIT_USAGE)
+
+    def _describe(self, error: argparse.ArgumentError) -> str:
+        flag, message = (error.argument_name or "").split("/")[-1], error.message
+        action = next((one for one in self._actions if flag in _names(one)), None)
+        if message.startswith("not allowed with argument "):
+            return f"{flag} and {message.split()[-1].split('/')[-1]} do not go together; drop one"
+        if action is None:
+            return f"{flag}: {message}"
+        if message.startswith("expected"):
+            shown = action.metavar if isinstance(action.metavar, str) else action.dest.upper()
+            return f"{flag} needs a value: {flag} {shown}"
+        value = re.search(r"^invalid [\w ]*(?:choice|value): '(.*?)'(?: \(|$)", message, re.DOTALL)
+        if value is None:
+            return f"{flag}: {message}"
+        if action.choices is None:
+            return f"{flag} is {value[1]!r}; it must be {_KINDS.get(action.type, 'something else')}"
+        known = list(map(str, action.choices))
+        listed, meant = ", ".join(known), did_you_mean(value[1], known)
+        if action.nargs == argparse.PARSER:
+            return f"There is no command {value[1]!r}.{meant} Known: {listed}"
+        return f"{flag} is {value[1]!r}; it must be one of {listed}.{meant}"
+
+    def _describe_unknown(self, word: str) -> str:
+        if not word.startswith("-"):
+            return f"{self.prog} does not take {word!r}"
+        flag = word.split("=")[0]
+        for action in self._actions:  # what another command has a flag for
+            name = action.metavar if isinstance(action.metavar, str) else action.dest
+            if not action.option_strings and did_you_mean(flag.lstrip("-"), [name]):
+                return f"{self.prog} has no option {flag}; name {name} without one"
+        others = [name for name, one in self.commands.items() if flag in one._long_options()]
+        if others:
+            return f"{self.prog} has no option {flag}; it is one of {', '.join(others)}"
+        return f"{self.prog} has no option {flag}.{did_you_mean(flag, self._long_options())}"
+
+    def _long_options(self) -> dict[str, argparse.Action]:
+        options = [(name, action) for action in self._actions for name in action.option_strings]
+        return {name: action for name, action in options if name.startswith("--")}
+
+    def _flags(self) -> dict[str, str]:
+        """What the library calls the long options; one given several times fills a plural."""
+        flags = {action.dest: name for name, action in self._long_options().items()}
+        several = {
+            f"{action.dest}s": name
+            for name, action in self._long_options().items()
+            if isinstance(action.default, list)
+        }
+        return {**several, **flags}
+
+
+def _names(action: argparse.Action) -> tuple[str | None, ...]:
+    metavar = action.metavar if isinstance(action.metavar, str) else None
+    return (*action.option_strings, metavar, action.dest)
+
+
+def one_of(flag: str, known: Sequence[str]) -> Callable[[str], str]:
+    """The type of a flag that takes one of some words; nothing is loaded to find out."""
+
+    def read(text: str) -> str:
+        if text not in known:
+            listed = ", ".join(known)
+            raise RequestError(
+                f"{flag} is {text!r}; it must be one of {listed}.{did_you_mean(text, known)}"
+            )
+        return text
+
+    return read
+
+
+def device(text: str) -> str:
+    """The type of --device."""
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", text):
+        suggestion = did_you_mean(text, ("auto", "cpu", "cuda"))
+        raise RequestError(f"--device is {text!r}; it must be auto, cpu or cuda.{suggestion}")
+    return text
+
+
+def in_flags(error: FlashdraftError, flags: Mapping[str, str]) -> str:
+    """An error's message with flags where it names arguments in Python's way.
+
+    A name with an underscore is one wherever it stands by itself, `name=value` too; a plain word
+    ("model", "steps") only as the subject of a sentence. What a checkpoint's files say is theirs.
+    """
+    message = str(error)
+    if isinstance(error, CheckpointError):
+        return message
+    for name, flag in sorted(flags.items(), key=lambda one: -len(one[0])):
+        word = rf"(?<![\w./'\"-]){re.escape(name)}"
+        message = re.sub(rf"{word}='([^']*)'", rf"{flag} \1", message)
+        message = re.sub(rf"{word}=True\b", flag, message)
+        if "_" in name:
+            message = re.sub(rf"{word}(?!\w|\.\w|[='\"-])", flag, message)
+        else:
+            message = re.sub(rf"(^|[.;:] ){re.escape(name)} (?={_VERBS})", rf"\1{flag} ", message)
+    message = re.sub(r"(--[\w-]+ is \S+; it must be )None \('(\w+)'\) or ", r"\1\2 or ", message)
+    message = re.sub(r"(--[\w-]+ is \S+; it must be )None or ", r"\1", message)
+    return re.sub(r"(--[\w-]+ is \S+; .*), or None for ", r"\1, or left out for ", message)

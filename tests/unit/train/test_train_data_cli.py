@@ -45,10 +45,10 @@ def test_synth_as_json_and_in_words(
     [
         (["--count", "0"], "--count is 0"),
         (["--count", "1", "--slots", "-1"], "--slots"),
-        (["--count", "1", "--max-tokens", "2"], "max_tokens 2"),
+        (["--count", "1", "--max-tokens", "2"], "--max-tokens 2"),
         (["--count", "1", "--exclude", "nowhere.jsonl"], "no file or folder"),
-        (["--count", "1", "--quantize", "int4"], "quantize is 'int4', which is for weights on a"),
-        (["--count", "1", "--quantize-head", "int9"], "quantize_head is 'int9'; it must be one of"),
+        (["--count", "1", "--quantize", "int4"], "--quantize is 'int4', which is for weights on a"),
+        (["--count", "1", "--quantize-head", "int9"], "--quantize-head is 'int9'; it must be"),
     ],
 )
 def test_synth_refuses(

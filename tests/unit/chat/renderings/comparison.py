@@ -1,8 +1,9 @@
 """Our renderings beside those of transformers, and why some differ.
 
-transformers gives messages to a template as they come: what the template cannot read is lost, fails
-or is printed in Python's spelling. There we give it what it can read. A reason is a change of the
-messages, and holds only where transformers renders the changed messages to our text.
+transformers removes fields that are null and gives the rest to a template as it comes: what the
+template cannot read is lost, fails or is printed in Python's spelling. There we give it what it can
+read. A reason is a change of the messages, and holds only where the changed messages, with their
+nulls, are rendered to our text by the environment of transformers.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any, NamedTuple
 import tokenizers
 import transformers
 from tokenizers import models
+from transformers.utils.chat_template_utils import render_jinja_template
 
 from flashdraft.chat.templates import render_chat
 from flashdraft.errors import RequestError
@@ -28,6 +30,7 @@ TEMPLATES = {
     path.stem: path.read_text(encoding="utf-8")
     for path in sorted(Path(__file__).parent.glob("*.jinja"))
 }
+KEPT_NULL = "kept null"  # holds for every template
 _FIRST_PLACEHOLDER = 770_001
 
 
@@ -181,6 +184,11 @@ REASONS = {
         "text.",
         _each(_fill_content),
     ),
+    KEPT_NULL: Reason(
+        "transformers removes a content that is null, as if it had never been sent; a template that "
+        "tests for none then drops the call or fails. It gets the null that it can read.",
+        lambda messages: messages,
+    ),
     "text": Reason(
         "The template reads parts alone and drops a text; it gets the text as a part.",
         _each(_make_parts),
@@ -249,9 +257,14 @@ _REFERENCE = transformers.PreTrainedTokenizerFast(
 
 
 def their_rendering(template: str, given: Conversation) -> str | None:
+    # Releases before 5.23 leave the nulls: they are removed here for every release.
+    messages = [
+        {name: value for name, value in message.items() if value is not None}
+        for message in given.messages
+    ]
     try:
         return _REFERENCE.apply_chat_template(
-            given.messages,
+            messages,
             tools=given.tools,
             tokenize=False,
             chat_template=template,
@@ -260,6 +273,22 @@ def their_rendering(template: str, given: Conversation) -> str | None:
         )
     except Exception:  # a template fails in as many ways as a program
         return None
+
+
+def rendering_with_nulls(template: str, given: Conversation) -> str | None:
+    """What transformers' environment makes of the messages as they are."""
+    try:
+        rendered, _ = render_jinja_template(
+            [given.messages],
+            tools=given.tools,
+            chat_template=template,
+            add_generation_prompt=given.add_generation_prompt,
+            **TOKENS,
+            **given.switches,
+        )
+    except Exception:
+        return None
+    return rendered[0]
 
 
 def compare(template: str, text: str, conversation: str, allowed: tuple[str, ...]) -> Outcome:
@@ -277,7 +306,9 @@ def compare(template: str, text: str, conversation: str, allowed: tuple[str, ...
             messages = changed
     wanted = None
     if messages is not None:
-        wanted = their_rendering(text, given._replace(messages=messages))
+        if any(None in message.values() for message in messages):
+            reasons.append(KEPT_NULL)
+        wanted = rendering_with_nulls(text, given._replace(messages=messages))
         for number, written in _all_placeholders(given).items():
             wanted = None if wanted is None else wanted.replace(str(number), written)
     return Outcome(template, conversation, ours, theirs, tuple(reasons) if wanted == ours else ())
@@ -330,8 +361,8 @@ def summary(found: list[Outcome]) -> dict[str, Any]:
 
 # Which reasons hold for a template, in the order in which its messages are changed.
 EXPECTED: dict[str, tuple[str, ...]] = {
-    "alternates": ("parts", "null"),
-    "arguments_as_json": ("developer", "parts", "null", "text of arguments"),
+    "alternates": ("parts",),
+    "arguments_as_json": ("developer", "parts", "text of arguments"),
     "arguments_in_a_form_of_their_own": ("developer", "text of arguments"),
     "arguments_one_by_one": (
         "part names",
@@ -358,7 +389,7 @@ EXPECTED: dict[str, tuple[str, ...]] = {
     "reads_the_first_part": ("developer", "parts of answers and the system", "absent", "null"),
     "results_in_the_callers_message": ("developer", "parts", "text of arguments", "results"),
     "spaces": ("parts", "null"),
-    "system_in_the_first_question": ("part names", "developer", "parts of the system", "null"),
+    "system_in_the_first_question": ("part names", "developer", "parts of the system"),
     "tests_for_absence": ("developer", "parts"),
     "tests_for_none": ("developer", "parts", "absent", "object of arguments"),
     "thoughts_by_another_name": ("developer", "parts", "thoughts"),

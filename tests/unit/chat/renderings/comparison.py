@@ -185,8 +185,8 @@ REASONS = {
         _each(_fill_content),
     ),
     KEPT_NULL: Reason(
-        "transformers removes a content that is null, as if it had never been sent; a template that "
-        "tests for none then drops the call or fails. It gets the null that it can read.",
+        "transformers removes a content that is null, as if it had never been sent; a template "
+        "that tests for none then drops the call or fails. It gets the null that it can read.",
         lambda messages: messages,
     ),
     "text": Reason(

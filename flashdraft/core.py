@@ -68,7 +68,7 @@ _RULES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     (
         "seed",
         lambda v: v is None or (_is_int(v) and -(2**63) <= v < 2**63),
-        "a 64-bit integer, or None for a fresh one",
+        "a 64-bit integer (left out: a fresh one)",
     ),
     (
         "stop",

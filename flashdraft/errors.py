@@ -13,11 +13,12 @@ FlashdraftError
 """
 
 import difflib
+import reprlib
 from collections.abc import Iterable
 
 _OTHER_NAMES = {"gpu": "cuda", "fp32": "float32", "f32": "float32", "half": "float16"}
 _MAX_MEANT = 3
-_SHOWN = 160  # characters of a file's own text in a message
+_SHOWN = 160  # characters of others' text in a message
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
@@ -33,8 +34,8 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def quoted(value: object) -> str:
-    """A name or value out of a file, for a message: as Python writes it, which escapes it, cut."""
-    return shortened(repr(value))
+    """A value from outside, for a message: as Python writes it, which escapes it, and cut."""
+    return shortened(repr(value[: _SHOWN + 1]) if isinstance(value, str) else _BRIEF.repr(value))
 
 
 def shortened(text: object) -> str:
@@ -48,6 +49,21 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(one if one.isprintable() or one == "\n" else repr(one)[1:-1] for one in text)
+
+
+class _Brief(reprlib.Repr):
+    """Stops early, where repr would write a value of any size, or refuse to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlist = self.maxtuple = self.maxset = self.maxdict = 6
+        self.maxstring = self.maxother = _SHOWN
+
+    def repr_int(self, x: int, level: int) -> str:
+        return repr(x) if abs(x) < 10**_SHOWN else f"a number of more than {_SHOWN} digits"
+
+
+_BRIEF = _Brief()
 
 
 class FlashdraftError(Exception):

@@ -21,7 +21,7 @@ from flashdraft.bench.doctor_report import (
     Report,
     Settings,
 )
-from flashdraft.errors import CheckpointError, FlashdraftError
+from flashdraft.errors import CheckpointError, FlashdraftError, printable
 from flashdraft.models import digests, hub
 from flashdraft.models.drafter_loading import read_drafter_config
 from flashdraft.models.loading import open_checkpoint
@@ -60,7 +60,7 @@ def verify_files(settings: Settings, on_progress: Callable[[str], None]) -> Repo
             report.drafter = model.name
         checks = []
         for path in model.files:
-            on_progress(f"reading {_shown(path)}")
+            on_progress(f"reading {printable(path.name)}")
             checks.append(_check(model, path))
         report.files += checks
         report.findings += _judge(model, checks)
@@ -91,7 +91,7 @@ def _check(model: _Model, path: Path) -> FileCheck:
     is_sound = None if expected is None else found == expected
     if model.packaged_sha256 is not None and not is_sound:
         digests.forget(path)  # that it was sound once counts no more: its next use fetches it
-    name = _shown(path)
+    name = printable(path.name)
     return FileCheck(model.role, name, size, str(found), expected and str(expected), is_sound)
 
 
@@ -135,7 +135,3 @@ def _remedy(model: _Model, path: Path) -> str:
     if target.parent.name == "blobs":
         return f"delete {target}: it is fetched anew at its next use"
     return "fetch it again, into another folder"
-
-
-def _shown(path: Path) -> str:
-    return path.name if path.name.isprintable() else repr(path.name)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from flashdraft.chat.templates import render_chat
+from flashdraft.chat.templates import encode_chat
 from flashdraft.core import FinishReason, Generation, Request, SamplingParams
 from flashdraft.engine.config import MAX_VERIFY, EngineConfig
 from flashdraft.engine.engine import Engine
@@ -224,9 +224,7 @@ class Patient:
             return [tokenizer.encode(prompt, add_special=True) for prompt in asked]
         switch = {"enable_thinking": mode.thinking}
         return [
-            tokenizer.encode(
-                render_chat(tokenizer, [{"role": "user", "content": prompt}], extra=switch)
-            )
+            encode_chat(tokenizer, [{"role": "user", "content": prompt}], extra=switch)
             for prompt in asked
         ]
 

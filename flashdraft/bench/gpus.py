@@ -86,7 +86,8 @@ def find_card(name: str) -> Card:
     if len(ends) == 1:
         return _card(ends[0])
     known = ", ".join(f"{key} ({row.nominal_gb} GB)" for key, row in _CARDS.items())
-    meant = did_you_mean(plain.replace("o", "0"), _CARDS)
+    in_short = (key.removeprefix("rtx") for key in _CARDS)
+    meant = did_you_mean(plain.replace("o", "0"), (*_CARDS, *in_short))
     raise RequestError(
         f"The GPU {name[:80]!r} is not known; known are {known}.{meant} For another one give "
         "--memory and --bandwidth."

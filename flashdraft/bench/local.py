@@ -21,7 +21,7 @@ from flashdraft.bench.measure import OnReply, Run
 from flashdraft.bench.results import DRAFT, PLAIN, Measurement, Reply, acceptance_of
 from flashdraft.bench.tasks import BenchPrompt
 from flashdraft.chat.response import Content, response_parser
-from flashdraft.chat.templates import render_chat
+from flashdraft.chat.templates import encode_chat
 from flashdraft.core import FinishReason, Generation, Request, SamplingParams, TokenEvent
 from flashdraft.errors import RequestError
 from flashdraft.llm import LLM
@@ -130,8 +130,7 @@ class LocalRunner:
     def _submit(self, talk: _Talk, run: Run, flying: dict[str, _Talk], failures: list[str]) -> None:
         switches = {THINKING_SWITCH: self._thinking}
         try:
-            text = render_chat(self._tokenizer, talk.messages, extra=switches)
-            talk.prompt_ids = self._tokenizer.encode(text)
+            talk.prompt_ids = encode_chat(self._tokenizer, talk.messages, extra=switches)
         except (RequestError, ValueError, TypeError) as error:  # a template's no, half a character
             failures.append(f"prompt {talk.place + 1} was refused: {error}")
             return

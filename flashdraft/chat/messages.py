@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from flashdraft.errors import RequestError
+from flashdraft.errors import RequestError, quoted
 from flashdraft.text import exact_json
 from flashdraft.text.fitting import MAY_STAND_ALONE
 
@@ -24,7 +24,7 @@ def check_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     if isinstance(messages, str | bytes) or not isinstance(messages, Sequence) or not messages:
         raise RequestError(
             'messages must be a non-empty list of {"role": …, "content": …}, '
-            f"not {brief(messages)}."
+            f"not {quoted(messages)}."
         )
     return [_check_message(index, message) for index, message in enumerate(messages)]
 
@@ -34,23 +34,23 @@ def check_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any
     if tools is None:
         return None
     if not isinstance(tools, Sequence) or isinstance(tools, str | bytes):
-        raise RequestError(f"tools is {brief(tools)}; it must be a list of objects.")
+        raise RequestError(f"tools is {quoted(tools)}; it must be a list of objects.")
     if not tools:
         return None
     for number, tool in enumerate(tools):
         if not isinstance(tool, Mapping):
-            raise RequestError(f"tools[{number}] is {brief(tool)}; it must be an object.")
+            raise RequestError(f"tools[{number}] is {quoted(tool)}; it must be an object.")
     return [dict(tool) for tool in tools]
 
 
 def _check_message(index: int, message: Message) -> dict[str, Any]:
     where = f"messages[{index}]"
     if not isinstance(message, Mapping):
-        raise RequestError(f"{where} is {brief(message)}; it must be an object.")
+        raise RequestError(f"{where} is {quoted(message)}; it must be an object.")
     role = message.get("role")
     if not isinstance(role, str) or not role:
         raise RequestError(
-            f"{where}.role is {brief(role)}; it must be a name such as 'system', 'user' or "
+            f"{where}.role is {quoted(role)}; it must be a name such as 'system', 'user' or "
             "'assistant'."
         )
     checked = dict(message)
@@ -73,14 +73,14 @@ def _check_content(where: str, content: Any) -> str | list[dict[str, Any]]:
         return content
     if not isinstance(content, Sequence):
         raise RequestError(
-            f"{where}.content is {brief(content)}; it must be text or a list of text parts."
+            f"{where}.content is {quoted(content)}; it must be text or a list of text parts."
         )
     parts = []
     for number, part in enumerate(content):
         kind = part.get("type") if isinstance(part, Mapping) else None
         if kind not in _TEXT_PARTS:
             raise RequestError(
-                f"{where}.content[{number}] is {brief(kind or part)}; only text parts are "
+                f"{where}.content[{number}] is {quoted(kind or part)}; only text parts are "
                 "supported: images, audio and video are refused."
             )
         if not isinstance(part.get("text"), str):
@@ -91,7 +91,7 @@ def _check_content(where: str, content: Any) -> str | list[dict[str, Any]]:
 
 def _check_calls(where: str, calls: Any) -> list[dict[str, Any]]:
     if not isinstance(calls, Sequence) or isinstance(calls, str):
-        raise RequestError(f"{where}.tool_calls is {brief(calls)}; it must be a list.")
+        raise RequestError(f"{where}.tool_calls is {quoted(calls)}; it must be a list.")
     checked = []
     for number, call in enumerate(calls):
         spot = f"{where}.tool_calls[{number}]"
@@ -111,9 +111,3 @@ def _check_arguments(where: str, arguments: Any) -> None:
             raise RequestError(f"{where} is not valid JSON: {error}.") from None
     if not isinstance(arguments, Mapping):
         raise RequestError(f"{where} must be a JSON object.")
-
-
-def brief(value: Any) -> str:
-    """A value for a message to the user."""
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "…"

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from typing import Any
 
-from flashdraft.errors import RequestError
+from flashdraft.errors import RequestError, quoted
 from flashdraft.text.exact_json import NegativeZero, Number, exact, levels, number_text
 
 BOUNDS = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}
@@ -159,7 +159,7 @@ def _whole(schema: Mapping[str, Any], name: str, where: str) -> int | None:
     bound = exact(schema[name])
     if bound is None or max(abs(bound.adjusted()), len(bound.as_tuple().digits)) > MAX_DIGITS:
         raise RequestError(
-            f"{where}: {name} is {_shown(schema[name])}; it must be a number of at most "
+            f"{where}: {name} is {quoted(schema[name])}; it must be a number of at most "
             f"{MAX_DIGITS} digits. Round it or leave it out."
         )
     is_low = name in ("minimum", "exclusiveMinimum")
@@ -167,11 +167,6 @@ def _whole(schema: Mapping[str, Any], name: str, where: str) -> int | None:
     if name.startswith("exclusive") and whole == bound:
         whole += 1 if is_low else -1
     return whole
-
-
-def _shown(value: Any) -> str:
-    text = number_text(value) if isinstance(value, int | float) else repr(value)
-    return text[:60]
 
 
 def _magnitudes(low: int, high: int | None) -> str:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from flashdraft.chat.messages import Message, brief, check_messages, check_tools
-from flashdraft.errors import RequestError
+from flashdraft.chat.messages import Message, check_messages, check_tools
+from flashdraft.errors import RequestError, quoted
 from flashdraft.models.tokenizer import Tokenizer
 from flashdraft.text.protocol import MAX_CHARS
 
@@ -77,12 +77,12 @@ def _check_extra(extra: Mapping[str, Any], allowed: Collection[str] | None) -> d
     for name in extra:
         if not isinstance(name, str) or name in _OWN_NAMES or name.endswith("_token"):
             raise RequestError(
-                f"The template switch {brief(name)} is reserved: it is made from the request and "
+                f"The template switch {quoted(name)} is reserved: it is made from the request and "
                 "the model, and cannot be given."
             )
         if allowed is not None and name not in allowed:
             known = ", ".join(sorted(allowed)) or "none"
             raise RequestError(
-                f"The template switch {brief(name)} is not allowed; allowed are: {known}."
+                f"The template switch {quoted(name)} is not allowed; allowed are: {known}."
             )
     return dict(extra)

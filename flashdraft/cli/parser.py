@@ -38,7 +38,7 @@ class Parser(argparse.ArgumentParser):
         try:
             found, unknown = super().parse_known_args(words[:cut], namespace)
         except argparse.ArgumentError as error:
-            self.error(self._describe(error))
+            self.error(self._describe(error, words))
         if unknown:
             self.error(self._describe_unknown(unknown[0]))
         if self.takes_rest:
@@ -56,7 +56,7 @@ class Parser(argparse.ArgumentParser):
         print(f"flashdraft: error: {message} See {self.prog} --help.", file=sys.stderr)
         sys.exit(EXIT_USAGE)
 
-    def _describe(self, error: argparse.ArgumentError) -> str:
+    def _describe(self, error: argparse.ArgumentError, words: list[str]) -> str:
         flag, message = (error.argument_name or "").split("/")[-1], error.message
         action = next((one for one in self._actions if flag in _names(one)), None)
         if message.startswith("not allowed with argument "):
@@ -74,6 +74,9 @@ class Parser(argparse.ArgumentParser):
         known = list(map(str, action.choices))
         listed, meant = ", ".join(known), did_you_mean(value[1], known)
         if action.nargs == argparse.PARSER:
+            before = words[: words.index(value[1])] if value[1] in words else []
+            if before and before[-1].startswith("--") and before[-1] not in self._long_options():
+                return self._describe_unknown(before[-1])  # whose value looks like a command
             return f"There is no command {value[1]!r}.{meant} Known: {listed}"
         return f"{flag} is {value[1]!r}; it must be one of {listed}.{meant}"
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from flashdraft.errors import UnsupportedModelError
+from flashdraft.errors import UnsupportedModelError, quoted
 from flashdraft.kernels.interface import Activation
 from flashdraft.models.config_keys import (
     GEMMA4,
@@ -38,7 +38,6 @@ from flashdraft.models.config_values import (
     Settings,
     is_whole,
     require,
-    shown,
     token_ids,
 )
 from flashdraft.models.quantization_config import read_quantization
@@ -117,7 +116,7 @@ class ModelConfig:
         reader = _READERS.get(model_type) if isinstance(model_type, str) else None
         if reader is None:
             raise UnsupportedModelError(
-                f"The model type {shown(model_type)} ({shown(architecture)}) is not supported; "
+                f"The model type {quoted(model_type)} ({quoted(architecture)}) is not supported; "
                 f"supported types are {', '.join(sorted(_READERS))}."
             )
         read_quantization(config)  # refuses what cannot be read
@@ -152,8 +151,8 @@ class ModelConfig:
                 "The generation_config.json of %s asks for %s = %s, which flashdraft does not do; "
                 "it is left out.",
                 self.architecture,
-                shown(key),
-                shown(value),
+                quoted(key),
+                quoted(value),
             )
         forbidden = set(self.forbidden_token_ids) | set(banned)
         return dataclasses.replace(
@@ -240,7 +239,7 @@ def _layer_kinds(text: Settings, num_layers: int, architecture: str) -> list[str
     for kind in kinds:
         if kind not in (FULL, SLIDING):
             raise UnsupportedModelError(
-                f"{architecture} has a layer of type {shown(kind)} (layer_types); {FULL} and "
+                f"{architecture} has a layer of type {quoted(kind)} (layer_types); {FULL} and "
                 f"{SLIDING} are supported."
             )
     return kinds
@@ -280,7 +279,7 @@ def _expect_word(text: Settings, architecture: str, key: str, only: str) -> None
     found = text.word(key, only)
     if found != only:
         raise UnsupportedModelError(
-            f"{architecture} uses {key} {shown(found)}; only {only} is supported."
+            f"{architecture} uses {key} {quoted(found)}; only {only} is supported."
         )
 
 
@@ -299,7 +298,7 @@ def _qwen3_windows(text: Settings, kinds: list[str] | None, common: _Common) -> 
         raise UnsupportedModelError(
             f"{common.architecture} has sliding layers (layer_types), but use_sliding_window is "
             f"{str(uses_window).lower()} and sliding_window "
-            f"{shown(text.raw('sliding_window'))}: it does not say how far they see. Set both."
+            f"{quoted(text.raw('sliding_window'))}: it does not say how far they see. Set both."
         )
     return [window if kind == SLIDING else None for kind in kinds]
 
@@ -365,14 +364,14 @@ def _read_gemma4(text: Settings, common: _Common) -> ModelConfig:
     ):
         if text.raw(key):
             raise UnsupportedModelError(
-                f"{architecture} has {key} = {shown(text.raw(key))}; flashdraft supports Gemma 4 "
+                f"{architecture} has {key} = {quoted(text.raw(key))}; flashdraft supports Gemma 4 "
                 "31B and 26B-A4B, which do not use it."
             )
     seen = text.raw("use_bidirectional_attention")
     if seen not in (None, False, "vision"):  # of pictures alone: text is causal all the same
         raise UnsupportedModelError(
-            f"{architecture} has use_bidirectional_attention = {shown(seen)}: its tokens see later "
-            "ones, so it cannot write an answer token by token. Use a model for generation."
+            f"{architecture} has use_bidirectional_attention = {quoted(seen)}: its tokens see "
+            "later ones, so it cannot write an answer token by token. Use a model for generation."
         )
     for key in ("hidden_activation", "hidden_act"):
         _expect_word(text, architecture, key, "gelu_pytorch_tanh")

@@ -9,16 +9,13 @@ config_keys.py.
 from __future__ import annotations
 
 import math
-import reprlib
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
-from flashdraft.errors import CheckpointError, UnsupportedModelError
+from flashdraft.errors import CheckpointError, UnsupportedModelError, quoted
 
 Value = TypeVar("Value")
 
-_repr = reprlib.Repr()
-_repr.maxstring, _repr.maxother, _repr.maxdict = 100, 100, 6
 
 REMEDY = "Fetch the checkpoint, or convert it, again."
 
@@ -56,12 +53,7 @@ class InvalidConfigError(CheckpointError):
 def require(holds: bool, name: str, value: Any, rule: str) -> None:
     """Raise an error that names the value and the rule, unless the rule holds."""
     if not holds:
-        raise InvalidConfigError(f"{name} is {shown(value)}; it must be {rule}. {REMEDY}")
-
-
-def shown(value: Any) -> str:
-    """A value for a message, however long it is."""
-    return _repr.repr(value)
+        raise InvalidConfigError(f"{name} is {quoted(value)}; it must be {rule}. {REMEDY}")
 
 
 def is_whole(value: Any) -> bool:
@@ -170,7 +162,7 @@ class Settings:
         """Refuse what was never asked for and may matter; nothing, false and 0 change nothing."""
         for key, value in self.left_over(is_irrelevant).items():
             raise UnsupportedModelError(
-                f"{model} has {shown(self._prefix + key)} = {shown(value)} in its {file}; "
+                f"{model} has {quoted(self._prefix + key)} = {quoted(value)} in its {file}; "
                 "flashdraft does not know what it changes. Where it changes nothing, take it "
                 "out of the file."
             )

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flashdraft.errors import CheckpointError, UnsupportedModelError
+from flashdraft.errors import CheckpointError, UnsupportedModelError, quoted
 from flashdraft.models.config import Json, ModelConfig
 from flashdraft.models.config_keys import DRAFTER, SPECULATORS, irrelevant
 from flashdraft.models.config_values import (
@@ -23,7 +23,6 @@ from flashdraft.models.config_values import (
     WIDTH,
     Range,
     Settings,
-    shown,
 )
 from flashdraft.models.rope_config import FULL, SLIDING, RopeConfig
 
@@ -143,7 +142,7 @@ class DrafterConfig:
         kind = settings.word("speculators_model_type")
         if kind != "dflash":
             raise UnsupportedModelError(
-                f"The drafter is of speculators' type {shown(kind)}; only 'dflash' is supported."
+                f"The drafter is of speculators' type {quoted(kind)}; only 'dflash' is supported."
             )
         if settings.flag("sample_from_anchor"):
             raise UnsupportedModelError(
@@ -276,7 +275,7 @@ def _layer_kinds(settings: Settings) -> list[str]:
     for kind in kinds:
         if kind not in (FULL, SLIDING):
             raise UnsupportedModelError(
-                f"The drafter has a layer of type {shown(kind)}; {FULL} and {SLIDING} are "
+                f"The drafter has a layer of type {quoted(kind)}; {FULL} and {SLIDING} are "
                 "supported."
             )
     return kinds
@@ -295,7 +294,7 @@ def _decoder_fields(settings: Settings, kinds: Sequence[str]) -> dict[str, Any]:
     model_type = settings.word("model_type", "qwen3")
     if model_type != "qwen3":
         raise UnsupportedModelError(
-            f"The drafter's layers are of type {shown(model_type)}; only 'qwen3' is supported."
+            f"The drafter's layers are of type {quoted(model_type)}; only 'qwen3' is supported."
         )
     # sliding_window says nothing where use_sliding_window is false, whatever the layers' kinds are
     window = None

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from flashdraft.errors import UnsupportedModelError
-from flashdraft.models.config_values import shown
+from flashdraft.errors import UnsupportedModelError, quoted
 from flashdraft.models.gguf_file import GGUFFile
 
 _READ = """
@@ -85,15 +84,15 @@ def check_keys(file: GGUFFile, architecture: str, head_dim: int) -> None:
             continue
         elif value:
             raise UnsupportedModelError(
-                f"{file.path} has {shown(prefix + key)} = {shown(value)}; flashdraft does not know "
-                f"what it changes in a {architecture} model. Use another file of the model."
+                f"{file.path} has {quoted(prefix + key)} = {quoted(value)}; flashdraft does not "
+                f"know what it changes in a {architecture} model. Use another file of the model."
             )
         else:
             continue
         if value != expected:
             raise UnsupportedModelError(
-                f"{file.path} has {shown(prefix + key)} = {shown(value)}; only {shown(expected)} "
-                f"is supported in a {architecture} model. Use another file of the model."
+                f"{file.path} has {quoted(prefix + key)} = {quoted(value)}; only "
+                f"{quoted(expected)} is supported in a {architecture} model. Use another file."
             )
 
 

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from flashdraft.errors import CheckpointError, UnsupportedModelError, quoted
 from flashdraft.kernels.quantized import Matrix, Quantized
-from flashdraft.models.config_values import shown
 from flashdraft.models.gguf_file import GGUFFile
 from flashdraft.models.gguf_keys import check_keys
 
@@ -303,7 +302,7 @@ def _gemma4_config(file: GGUFFile) -> dict[str, Any]:
     factor = _real(file, "rope.scaling.factor", 1.0, least=0.0)
     if scaling != "none" or factor not in (0.0, 1.0):
         raise UnsupportedModelError(
-            f"{file.path} uses RoPE scaling {shown(scaling)} by {factor:g}; in Gemma 4 none is "
+            f"{file.path} uses RoPE scaling {quoted(scaling)} by {factor:g}; in Gemma 4 none is "
             "supported."
         )
     num_layers = _num_layers(file)

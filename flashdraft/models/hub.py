@@ -103,7 +103,7 @@ def _explain(repository: str, file: str, given: Exception) -> str:
         return f"{repository} on the Hugging Face Hub has no file {file!r}."
     return (
         f"The Hugging Face Hub could not deliver {repository}: {type(error).__name__}: "
-        f"{_printable(str(error))}. Try again, {_OTHERWISE}."
+        f"{' '.join(str(error).split())}. Try again, {_OTHERWISE}."
     )
 
 
@@ -158,12 +158,6 @@ def _explain_no_weights(repository: str) -> str:
         files = []
     found = [file for file in files if file.endswith(".gguf")]
     if found:
-        name = _printable(f"{repository}:{found[0]}")
+        name = f"{repository}:{found[0]}"
         return f"{repository} holds GGUF files; name one of them, as in {name}."
     return f"{repository} holds no safetensors and no GGUF files, the formats flashdraft reads."
-
-
-def _printable(text: str) -> str:
-    """Text of another's making as one line, in which no character commands a terminal."""
-    line = " ".join(text.split())
-    return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in line)

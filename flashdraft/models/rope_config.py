@@ -8,9 +8,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from flashdraft.errors import UnsupportedModelError
+from flashdraft.errors import UnsupportedModelError, quoted
 from flashdraft.models.config_keys import irrelevant
-from flashdraft.models.config_values import POSITIVE, Range, Settings, shown
+from flashdraft.models.config_values import POSITIVE, Range, Settings
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 _LLAMA3_VALUES = (
@@ -59,7 +59,7 @@ def _rope(section: Settings, theta: float, head_dim: int, architecture: str) -> 
     kind = section.word("rope_type", section.word("type", "default"))
     if kind not in _ROPE_VALUES:
         raise UnsupportedModelError(
-            f"{architecture} uses RoPE scaling {shown(kind)}; {', '.join(_ROPE_VALUES)} are "
+            f"{architecture} uses RoPE scaling {quoted(kind)}; {', '.join(_ROPE_VALUES)} are "
             "supported."
         )
     _expect_whole_heads(section, architecture)
@@ -89,7 +89,7 @@ def read_gemma4_rope(text: Settings, architecture: str, kind: str, head_dim: int
         _expect_whole_heads(section, architecture)
     elif rope_type != "proportional":
         raise UnsupportedModelError(
-            f"{architecture} uses RoPE scaling {shown(rope_type)}; default and proportional are "
+            f"{architecture} uses RoPE scaling {quoted(rope_type)}; default and proportional are "
             "supported in Gemma 4."
         )
     share = section.real("partial_rotary_factor", Range(0, 1), 1.0)

@@ -10,7 +10,6 @@ import json
 import logging
 import math
 import re
-import reprlib
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,6 +27,7 @@ from flashdraft.errors import (
     FlashdraftError,
     QueueFullError,
     RequestError,
+    quoted,
 )
 from flashdraft.server.disconnect import ClientDisconnectedError
 from flashdraft.server.field_errors import FIELD
@@ -45,10 +45,6 @@ HELD_BODY = "flashdraft.body"  # where it is what counts the body as long as it 
 _RETRY_AFTER_S = 5.0  # where nobody knows better
 
 _MAX_COMPLAINTS = 64  # looked at, of those that pydantic has
-_SHOWN = 60  # characters of a wrong value
-_BRIEF = reprlib.Repr()
-_BRIEF.maxdict = _BRIEF.maxlist = _SHOWN
-_BRIEF.maxstring = _BRIEF.maxlong = _BRIEF.maxother = 2 * _SHOWN
 
 _OPENAI_KINDS = {429: "rate_limit_error", 401: "authentication_error", 403: "permission_error"}
 _ANTHROPIC_KINDS = {
@@ -258,15 +254,9 @@ def _complaint(complaint: Mapping[str, Any], place: str) -> str:
     if kind == FIELD:
         return f"{place} {complaint['msg']}"
     text = str(complaint["msg"]).removeprefix("Value error, ")
-    shown = _shown(complaint.get("input"))
+    shown = quoted(complaint.get("input"))
     where = place or "The body"
     return f"{where}: {text[:1].lower()}{text[1:]} (it is {shown})."
-
-
-def _shown(value: Any) -> str:
-    """The beginning of a value as Python writes it; the rest, which may be long, is not written."""
-    shown = repr(value[: _SHOWN + 1]) if isinstance(value, str) else _BRIEF.repr(value)
-    return shown if len(shown) <= _SHOWN else shown[: _SHOWN - 3] + "…"
 
 
 async def _check_body(request: Request) -> None:

@@ -49,6 +49,7 @@ def complaint(
     ("words", "said"),
     [
         ("modles", "no command 'modles'. Did you mean models?"),
+        ("bench --taks gsm8k", "has no option --taks. Did you mean --tasks?"),
         ("gen", "Did you mean generate?"),
         ("bench compre a b", "Did you mean compare?"),
         ("generate x --modle y", "no option --modle. Did you mean --model?"),
@@ -88,7 +89,8 @@ def complaint(
         ("generate x --top-k 1.5", "--top-k is '1.5'; it must be a whole number."),
         ("generate x --top-p ''", "--top-p is ''; it must be a number."),
         ("plan --gpu h2oo", "Did you mean h200? For another one give --memory"),
-        ("plan --gpu 6000", "Did you mean a6000 or rtxpro6000?"),
+        ("plan --gpu 6000", "Did you mean a6000 or rtxpro6000 or 6000ada?"),
+        ("plan --gpu 5900", "Did you mean 5090?"),
         ("plan --gpu rtx~6000", "Did you mean rtx6000ada?"),
         ("plan --gpu ''", "The GPU '' is not known; known are"),
     ],

@@ -21,7 +21,7 @@ def test_a_short_value_is_shown_as_python_writes_it(value: Any) -> None:
         "x" * 10**7,
         "\x1b" * 10**6,
         [[0] * 10**6] * 10**6,
-        {number: "x" * 1000 for number in range(1000)},
+        dict.fromkeys(range(1000), "x" * 1000),
         10**10_000,  # more digits than Python writes
         [-(10**10_000)],
     ],

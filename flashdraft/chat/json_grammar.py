@@ -23,7 +23,8 @@ from flashdraft.errors import RequestError
 from flashdraft.text.exact_json import write
 
 MAX_PARTS = 1024 * 1024  # characters of what is left to llguidance, all parts together
-_NOTES = {"default", "example", "examples"}
+_UNBINDING = {"title", "description", "$comment", "default", "example", "examples"}
+_Place = tuple[str, str]  # of a definition: what holds it, and its name
 # White space is one space or a new line with an indent: a weak model would go on with spaces for
 # ever if it could.
 _WHITE_SPACE = r"\x20|\x0A(\x20{0,24}|\x09{0,8})"
@@ -48,13 +49,15 @@ class JsonGrammar:
         self._style = style
         self._prefix = prefix
         self._num_bodies = 0
+        self._num_characters = 0  # of the parts of all bodies
         self.lines: list[str] = []  # the rules that the bodies refer to
 
     def body(self, schema: Mapping[str, Any], where: str = "the schema") -> str:
         """The body of a schema's rule. RequestError where its numbers cannot be kept."""
         if is_literal_kept(schema) and are_all_limits_kept(schema):
             return _part(schema, self._style)
-        rules = SchemaRules(_JsonSyntax(self._style), f"{self._prefix}{self._num_bodies}_")
+        syntax = _JsonSyntax(self._style, schema, self._num_characters)
+        rules = SchemaRules(syntax, f"{self._prefix}{self._num_bodies}_")
         try:
             body = rules.of(schema, where)
         except RequestError:
@@ -65,6 +68,7 @@ class JsonGrammar:
             self.lines.append(f"WHITE_SPACE: /{_WHITE_SPACE}/")
         self.lines += rules.lines
         self._num_bodies += 1
+        self._num_characters = syntax.num_characters
         return body
 
 
@@ -78,22 +82,25 @@ class _JsonSyntax:
     knows_nullable = False
     remedy = "or have no number in this schema that a 64-bit float does not hold"
 
-    def __init__(self, style: Mapping[str, Any]) -> None:
-        self._style = style
+    def __init__(
+        self, style: Mapping[str, Any], root: Mapping[str, Any], num_characters: int
+    ) -> None:
+        """`num_characters` are those of parts before this schema's; they share one limit."""
+        self._style, self._root = style, root
         is_fixed = style is FIXED
         self.gap = "" if is_fixed else "WHITE_SPACE?"
         self.comma = '", "' if is_fixed else 'WHITE_SPACE? "," WHITE_SPACE?'
         self._colon = '": "' if is_fixed else 'WHITE_SPACE? ":" WHITE_SPACE?'
-        self._parts: dict[str, str] = {}  # the rule of each
-        self._num_characters = 0
-        self._kept: set[int] = set()  # schemas, by id, in which nothing would change
-        self._root: Any = None  # of those
+        self._parts: dict[str, str] = {}  # the rule of each, by its text without definitions
+        self._definitions: dict[_Place, tuple[str, list[_Place]]] = {}
+        self._kept = _find_kept(root)
+        self.num_characters = num_characters
 
     def whole(self, rules: SchemaRules, schema: Mapping[str, Any]) -> str | None:
-        return self._add_part(rules, schema) if self._is_kept(rules.root, schema) else None
+        return self._add_part(rules, schema) if id(schema) in self._kept else None
 
     def anything(self, rules: SchemaRules) -> str:
-        return self._add_part(rules, {})
+        return self._parts.get("{}") or self._add_part(rules, {})
 
     def string(self, rules: SchemaRules, schema: Mapping[str, Any], where: str) -> str:
         check_kept(schema, where)
@@ -111,71 +118,95 @@ class _JsonSyntax:
     def any_key(self, rules: SchemaRules) -> str:
         return f"{self._add_part(rules, {'type': 'string'})} {self._colon}"
 
-    def _is_kept(self, root: Any, schema: Mapping[str, Any]) -> bool:
-        """Whether nothing would change in a schema and in all that it refers to."""
-        if root is not self._root:
-            self._root, self._kept = root, set()
-        waiting, seen = [schema], set()
-        while waiting:
-            one = waiting.pop()
-            if id(one) in self._kept or id(one) in seen:
-                continue
-            seen.add(id(one))
-            literals = [one[name] for name in ("const", "enum") if name in one]
-            if not are_limits_kept(one) or not is_literal_kept(literals):
-                return False
-            waiting += subschemas(one)
-            waiting += [t for t in [_target(root, one)] if isinstance(t, Mapping)]
-        self._kept |= seen
-        return True
-
     def _add_part(self, rules: SchemaRules, schema: Mapping[str, Any]) -> str:
-        text = _part(_closed(rules.root, schema), self._style)
-        if text not in self._parts:
-            self._num_characters += len(text)
-            if self._num_characters > MAX_PARTS:
+        own = write(_without_notes(schema), ensure_ascii=True)
+        if own not in self._parts:
+            text = self._with_definitions(own, schema)
+            self.num_characters += len(text)
+            if self.num_characters > MAX_PARTS:
                 raise RequestError(
                     f"The parts of the schema have more than {MAX_PARTS} characters together, each "
                     "with the definitions that it refers to; make the schema shorter."
                 )
-            self._parts[text] = rules.add(text)
-        return self._parts[text]
+            self._parts[own] = rules.add(text)
+        return self._parts[own]
+
+    def _with_definitions(self, own: str, schema: Mapping[str, Any]) -> str:
+        """A part of the schema as a whole one, with all definitions that it comes to."""
+        texts: dict[_Place, str] = {}
+        waiting = self._places(schema)
+        while waiting:
+            place = waiting.pop()
+            if place not in texts:
+                texts[place], places = self._definition(place)
+                waiting += places
+        members = [own[1:-1]] if own != "{}" else []
+        for container in DEFINITIONS:
+            held = [f"{json.dumps(name)}: {texts[c, name]}" for c, name in texts if c == container]
+            members += [f'"{container}": {{{", ".join(held)}}}'] if held else []
+        members.append(f'"x-guidance": {json.dumps(self._style)}')
+        return f"%json {{{', '.join(members)}}}"
+
+    def _definition(self, place: _Place) -> tuple[str, list[_Place]]:
+        """The text of a definition, and those that it refers to itself."""
+        if place not in self._definitions:
+            container, name = place
+            schema = self._root[container][name]
+            text = write(_without_notes(schema), ensure_ascii=True)
+            self._definitions[place] = text, self._places(schema)
+        return self._definitions[place]
+
+    def _places(self, schema: Mapping[str, Any]) -> list[_Place]:
+        """The definitions that a schema refers to."""
+        found: dict[_Place, None] = {}
+        waiting = [schema]
+        while waiting:
+            one = waiting.pop()
+            waiting += subschemas(one)
+            reference = one.get("$ref")
+            if not isinstance(reference, str):
+                continue
+            head, container, name = [*reference.split("/"), "", ""][:3]
+            target = find_reference(self._root, f"#/{container}/{name}")
+            if head != "#" or container not in DEFINITIONS or not isinstance(target, Mapping):
+                raise RequestError(
+                    f"$ref {reference!r:.60} leads to none of the schema's $defs; beside numbers "
+                    "that must be kept exactly, references can only name those."
+                )
+            found[container, name.replace("~1", "/").replace("~0", "~")] = None
+        return list(found)
 
 
-def _target(root: Any, schema: Mapping[str, Any]) -> Any:
-    reference = schema.get("$ref")
-    return find_reference(root, reference) if isinstance(reference, str) else None
-
-
-def _closed(root: Any, schema: Mapping[str, Any]) -> dict[str, Any]:
-    """A part of a schema as a whole one: with the definitions it refers to, without notes."""
-    closed = _without_notes(schema)
-    waiting: list[Mapping[str, Any]] = [schema]
+def _find_kept(root: Mapping[str, Any]) -> set[int]:
+    """The schemas, by id, in which nothing would change, nor in what they refer to."""
+    users: dict[int, list[int]] = {id(root): []}
+    waiting, lost = [root], []
     while waiting:
         one = waiting.pop()
-        waiting += subschemas(one)
+        literals = [one[name] for name in ("const", "enum") if name in one]
+        if not are_limits_kept(one) or (literals and not is_literal_kept(literals)):
+            lost.append(id(one))
         reference = one.get("$ref")
-        if not isinstance(reference, str):
-            continue
-        container, _, rest = reference.removeprefix("#/").partition("/")
-        name = rest.partition("/")[0].replace("~1", "/").replace("~0", "~")
-        target = root.get(container, {}).get(name) if container in DEFINITIONS else None
-        if not isinstance(target, Mapping):
-            raise RequestError(
-                f"$ref {reference!r:.60} leads to none of the schema's $defs; beside numbers that "
-                "must be kept exactly, references can only name those."
-            )
-        if name not in closed.setdefault(container, {}):
-            closed[container][name] = _without_notes(target)
-            waiting.append(target)
-    return closed
+        target = find_reference(root, reference) if isinstance(reference, str) else None
+        for inner in [*subschemas(one), *([target] if isinstance(target, Mapping) else [])]:
+            if id(inner) not in users:
+                users[id(inner)] = []
+                waiting.append(inner)
+            users[id(inner)].append(id(one))
+    kept = set(users)
+    while lost:
+        changed = lost.pop()
+        if changed in kept:
+            kept.remove(changed)
+            lost += users[changed]
+    return kept
 
 
 def _without_notes(schema: Mapping[str, Any]) -> dict[str, Any]:
     """A schema without definitions, and without values that bind nobody and may be any number."""
     made: dict[str, Any] = {}
     for key, value in schema.items():
-        if key in _NOTES or key in DEFINITIONS or str(key).startswith("x-"):
+        if key in _UNBINDING or key in DEFINITIONS or str(key).startswith("x-"):
             continue
         if key in DATA:
             made[key] = value

@@ -60,12 +60,21 @@ def _check_message(index: int, message: Message) -> dict[str, Any]:
     calls = message.get("tool_calls")
     if calls:
         checked["tool_calls"] = _check_calls(where, calls)
+    results = message.get("tool_responses")
+    if results is not None and not _is_list_of_objects(results):
+        raise RequestError(
+            f"{where}.tool_responses is {quoted(results)}; it must be a list of objects."
+        )
     content = message.get("content")
     if content is not None:
         checked["content"] = _check_content(where, content)
-    elif not any(checked.get(name) for name in MAY_STAND_ALONE):
+    elif role == "tool" or not any(checked.get(name) for name in MAY_STAND_ALONE):
         raise RequestError(f"{where} has no content; only a message with tool calls may lack it.")
     return checked
+
+
+def _is_list_of_objects(value: Any) -> bool:
+    return isinstance(value, list | tuple) and all(isinstance(one, Mapping) for one in value)
 
 
 def _check_content(where: str, content: Any) -> str | list[dict[str, Any]]:

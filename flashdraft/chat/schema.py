@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from decimal import Decimal
 from typing import Any, NamedTuple
 
+from flashdraft.errors import RequestError
 from flashdraft.text.exact_json import NegativeZero, Number, exact, levels
 
+_MAX_MULTIPLES = 64  # no number up to 10000 has more divisors
+_MAX_DIGITS = 60  # of a multipleOf, before and after the point
 _MAX_ALTERNATIVES = 64  # of anyOf, oneOf, allOf and $ref together: more are not looked at
 DEFINITIONS = ("$defs", "definitions")
 NAMED = ("properties", "patternProperties", "dependentSchemas")  # whose keys are names
@@ -50,11 +54,26 @@ def multiples(schema: Any) -> set[Multiple]:
         for one in level:
             number = exact(one.get("multipleOf")) if isinstance(one, Mapping) else None
             if number is not None and number > 0:
-                _, digits, exponent = number.normalize().as_tuple()
-                power = min(exponent, 30) if isinstance(exponent, int) else 0
-                whole = int("".join(map(str, digits))) * 10 ** max(0, power)
-                found.add(Multiple(whole, max(0, -power)))
+                found.add(_multiple(number))
+                if len(found) > _MAX_MULTIPLES:
+                    raise RequestError(
+                        f"The schema has more than {_MAX_MULTIPLES} different multipleOf; leave "
+                        "some out."
+                    )
     return found
+
+
+def _multiple(number: Decimal) -> Multiple:
+    """By its digits: to compute with the number would round it, or fail."""
+    _, digits, exponent = number.as_tuple()
+    text = "".join(map(str, digits))
+    power = int(exponent) + len(text) - len(text.rstrip("0"))
+    if not -_MAX_DIGITS <= power <= number.adjusted() < _MAX_DIGITS:
+        raise RequestError(
+            f"multipleOf is {number!s:.60}; it must have at most {_MAX_DIGITS} digits before the "
+            "point and as many after it. Round it or leave it out."
+        )
+    return Multiple(int(text.rstrip("0")) * 10 ** max(0, power), max(0, -power))
 
 
 def subschemas(schema: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

@@ -7,7 +7,7 @@ expression. Other bounds that would change are refused.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from typing import Any
 
@@ -76,7 +76,7 @@ def _is_written_alike(value: Any) -> bool:
         return abs(value) <= MAX_WHOLE and not isinstance(value, NegativeZero)
     text = repr(value)  # llguidance writes 1.0 as 1 and never an exponent
     is_plain = "e" not in text and not text.endswith(".0")
-    return not isinstance(value, Number) and is_plain and is_kept(value)
+    return not isinstance(value, Number) and is_plain and abs(value) <= MAX_WHOLE
 
 
 def check_kept(schema: Mapping[str, Any], where: str) -> None:
@@ -95,19 +95,30 @@ def check_kept(schema: Mapping[str, Any], where: str) -> None:
         )
 
 
-def is_within(schema: Mapping[str, Any], value: Any) -> bool:
-    """Whether a value keeps the type and the bounds beside it; exact for every number."""
-    kinds = schema.get("type")
-    kinds = kinds if isinstance(kinds, list) else [kinds]
-    if None not in kinds and not any(_is_of_type(value, kind) for kind in kinds):
-        return False
-    if isinstance(value, bool) or not isinstance(value, int | float):
+def values_within(schema: Mapping[str, Any], values: Iterable[Any]) -> list[Any]:
+    """The values that keep the type and the bounds beside them; exact for every number."""
+    named = schema.get("type")
+    kinds = {
+        kind if isinstance(kind, str) else None
+        for kind in (named if isinstance(named, list) else [named])
+    }
+    bounds = {name: exact(schema[name]) for name in BOUNDS & schema.keys()}
+    return [
+        value
+        for value in values
+        if (None in kinds or any(_is_of_type(value, kind) for kind in kinds))
+        and _is_within(bounds, value)
+    ]
+
+
+def _is_within(bounds: Mapping[str, Decimal | None], value: Any) -> bool:
+    if not bounds or isinstance(value, bool) or not isinstance(value, int | float):
         return True
     number = exact(value)
     if number is None:  # its exponent is beyond all comparison
-        return not schema.keys() & BOUNDS
-    low, high = exact(schema.get("minimum")), exact(schema.get("maximum"))
-    above, below = exact(schema.get("exclusiveMinimum")), exact(schema.get("exclusiveMaximum"))
+        return False
+    low, high = bounds.get("minimum"), bounds.get("maximum")
+    above, below = bounds.get("exclusiveMinimum"), bounds.get("exclusiveMaximum")
     return (
         (low is None or number >= low)
         and (high is None or number <= high)

@@ -18,13 +18,14 @@ from flashdraft.chat.schema_numbers import (
     are_limits_kept,
     check_kept,
     integer_pattern,
-    is_within,
+    values_within,
 )
-from flashdraft.errors import RequestError
-from flashdraft.text.exact_json import write
+from flashdraft.errors import RequestError, quoted
+from flashdraft.text.exact_json import NegativeZero, Number
 
 _MAX_DEPTH = 64
-_NOTES = {
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False)  # to make one takes time
+_PASSED_OVER = {
     *("title", "description", "default", "example", "examples", "format", "type", "nullable"),
     *("$schema", "$id", "$comment", "$defs", "definitions"),
     *("deprecated", "readOnly", "writeOnly", "strict"),
@@ -78,19 +79,23 @@ class Syntax(Protocol):
 
 
 class SchemaRules:
-    """Grammar rules under construction; `lines` has them all."""
+    """Grammar rules under construction; `lines` has them all.
+
+    No schema is written twice, however many references lead to it: the work grows with its size.
+    """
 
     def __init__(self, syntax: Syntax, prefix: str = "v") -> None:
         """`prefix` begins the names of the rules."""
         self._syntax = syntax
         self._prefix = prefix
-        self._references: dict[str, str] = {}  # of the schema at hand: reference -> rule
+        self._rules: dict[int, str] = {}  # of schemas, by id, inside the one at hand
+        self._open: dict[int, int | None] = {}  # those being written, with the place of their rule
         self.root: Any = None  # the schema at hand
         self.lines: list[str] = []
 
     def of(self, schema: Any, where: str) -> str:
         """The rule of a schema; `where` names it in messages."""
-        self._references, self.root = {}, schema
+        self._rules, self._open, self.root = {}, {}, schema
         return self._value(schema, where, 0)
 
     def add(self, body: str) -> str:
@@ -108,8 +113,23 @@ class SchemaRules:
             return self._syntax.anything(self)
         if not isinstance(schema, Mapping):
             raise RequestError(f"{where}: {schema!r:.60} is no schema that a grammar can follow.")
+        key = id(schema)
+        if key in self._open and key not in self._rules:  # it contains itself
+            self._rules[key], self._open[key] = self.reserve()
+        if key in self._rules:
+            return self._rules[key]
         if depth > _MAX_DEPTH:
             raise RequestError(f"{where} is nested more than {_MAX_DEPTH} levels deep.")
+        self._open[key] = None
+        rule = self._new_value(schema, where, depth)
+        place = self._open.pop(key)
+        if place is None:
+            self._rules[key] = rule
+        else:
+            self.lines[place] = f"{self._rules[key]}: {rule}"
+        return self._rules[key]
+
+    def _new_value(self, schema: Mapping[str, Any], where: str, depth: int) -> str:
         if "$ref" in schema and not _others(schema, {"$ref"}):
             return self._reference(schema["$ref"], where, depth)
         whole = self._syntax.whole(self, schema)
@@ -123,15 +143,10 @@ class SchemaRules:
         return self._typed(schema, where, depth)
 
     def _reference(self, reference: Any, where: str, depth: int) -> str:
-        if reference in self._references:
-            return self._references[reference]
         schema = find_reference(self.root, reference) if isinstance(reference, str) else None
         if schema is None:
             raise RequestError(f"{where}: $ref {reference!r:.60} leads nowhere in this schema.")
-        name, place = self.reserve()
-        self._references[reference] = name
-        self.lines[place] = f"{name}: {self._value(schema, where, depth + 1)}"
-        return name
+        return self._value(schema, where, depth + 1)
 
     def _combination(self, schema: Mapping[str, Any], name: str, where: str, depth: int) -> str:
         self._refuse_others(schema, {name}, where)
@@ -157,7 +172,7 @@ class SchemaRules:
         if not isinstance(values, list) or not values:
             raise RequestError(f"{where}: enum must be a list that is not empty.")
         nullable = {**schema, "type": None} if self._null_if(schema) else schema
-        fitting = [value for value in values if is_within(nullable, value)]
+        fitting = values_within(nullable, values)
         if not fitting:
             raise RequestError(f"{where}: {name} has no value of the type and bounds beside it.")
         return self.add(" | ".join(self._literal(value, where) for value in fitting))
@@ -176,7 +191,7 @@ class SchemaRules:
             known = ", ".join(KEYWORDS)
             raise RequestError(f"{where} has the type {types!r:.60}; known are {known}.")
         self._refuse_others(schema, set().union(*(KEYWORDS[kind] for kind in types)), where)
-        rules = [self._of_type(kind, schema, where, depth) for kind in types]
+        rules = [self._of_type(kind, schema, where, depth) for kind in dict.fromkeys(types)]
         return self.add(" | ".join(rules + self._null_if(schema)))
 
     def _of_type(self, kind: str, schema: Mapping[str, Any], where: str, depth: int) -> str:
@@ -222,13 +237,14 @@ class SchemaRules:
         if not properties:
             has_none = "properties" in schema and "additionalProperties" not in schema
             return self.map(not has_none and schema.get("additionalProperties", True), where, depth)
+        needed = set(required)
         # after[i]: the pairs from i on, where others stand before them; first[i]: where none does
         after = first = '""'
         comma = self._syntax.comma
         for name in reversed(properties):
             value = self._value(properties[name], f"{where}, {name!r:.60}", depth + 1)
             pair = f"{self._syntax.key(name, where)} {value}"
-            if name in required:
+            if name in needed:
                 first = self.add(f"{pair} {after}")
                 after = self.add(f"{comma} {pair} {after}")
             else:
@@ -268,13 +284,22 @@ class SchemaRules:
         if isinstance(value, list | tuple):
             inside = f" {syntax.comma} ".join(self._literal(inner, where) for inner in value)
             return f'"[" {syntax.gap} {inside} {syntax.gap if value else ""} "]"'
-        return lark_text(write(value))
+        return lark_text(_scalar(value))
 
 
 def lark_text(text: str) -> str:
     """A definite text in a Lark rule."""
+    if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
+        raise RequestError(
+            f"The text {quoted(text)} holds half of a surrogate pair, which is no character; "
+            "leave it out."
+        )
     # DEL is the one control character that JSON leaves as it is and Lark does not take
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return _ENCODER.encode(text).replace("\x7f", "\\u007f")
+
+
+def _scalar(value: Any) -> str:
+    return value.text if isinstance(value, Number | NegativeZero) else _ENCODER.encode(value)
 
 
 def counts(schema: Mapping[str, Any], low: str, high: str, where: str) -> tuple[int, int | None]:
@@ -289,5 +314,5 @@ def counts(schema: Mapping[str, Any], low: str, high: str, where: str) -> tuple[
 
 
 def _others(schema: Mapping[str, Any], known: set[str]) -> list[str]:
-    others = map(str, schema.keys() - known - _NOTES)
+    others = map(str, schema.keys() - known - _PASSED_OVER)
     return sorted(name for name in others if not name.startswith("x-"))

@@ -82,7 +82,8 @@ class Parser(argparse.ArgumentParser):
 
     def _describe_unknown(self, word: str) -> str:
         if not word.startswith("-"):
-            return f"{self.prog} does not take {word!r}"
+            hint = "; a model is named by --model" if "--model" in self._long_options() else ""
+            return f"{self.prog} does not take {word!r}{hint}"
         flag = word.split("=")[0]
         for action in self._actions:  # what another command has a flag for
             name = action.metavar if isinstance(action.metavar, str) else action.dest

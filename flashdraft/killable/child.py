@@ -33,11 +33,13 @@ class RefusalError(Exception):
 
 
 def serve(descriptor: int, answer: Callable[[Message], Message]) -> None:
-    """Answer until the other end goes."""
+    """Answer until the other end goes. What is written to stderr from here on is lost."""
     for what, value in ((resource.RLIMIT_CORE, 0), (resource.RLIMIT_FSIZE, 0)):
         resource.setrlimit(what, (value, value))
     _limit(resource.RLIMIT_NOFILE, _MAX_FILES)
     os.nice(_NICENESS)
+    with open(os.devnull, "wb") as nowhere:  # a library that panics prints there
+        os.dup2(nowhere.fileno(), 2)
     base = _memory_bytes()
     with socket.socket(fileno=descriptor) as connection:
         is_first = True

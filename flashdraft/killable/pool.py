@@ -17,16 +17,17 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 from flashdraft.children import module_command, python_environment
-from flashdraft.errors import CapacityError, FlashdraftError
+from flashdraft.errors import CapacityError, FlashdraftError, shortened
 from flashdraft.killable.frames import HEADER, Message, WireError, frame_length, pack, unpack
 
 log = logging.getLogger(__name__)
 
 MIB = 1024 * 1024
 _RECEIVE_BYTES = 1 << 18
+_WORDS_BYTES = 1 << 16  # what a pipe holds
 _MIN_WALL_S = 20.0  # a busy machine may keep a process waiting
 _WALL_PER_CPU = 5.0
 _END_S = 1.0  # from the end of its socket to that of a process
@@ -34,7 +35,9 @@ _END_S = 1.0  # from the end of its socket to that of a process
 _ENVIRONMENT = {
     *("PATH", "LANG", "LC_ALL", "LC_TIME", "TZ", "LD_LIBRARY_PATH"),
     *("PYTHONHOME", "PYTHONPATH", "PYTHONSAFEPATH"),
+    *("HOME", "PYTHONUSERBASE", "PYTHONNOUSERSITE"),  # what is installed for one user alone
 }
+_Found = TypeVar("_Found")
 
 
 @dataclass(frozen=True)
@@ -68,16 +71,37 @@ class RefusedError(FlashdraftError):
         self.kind = kind
 
 
-class Pool:
-    """Processes that run a module with a descriptor; `first` gives the first message of each."""
+class FirstError(FlashdraftError):
+    """A process did not take its first message: no question is at fault.
 
-    def __init__(self, module: str, first: Callable[[], First], size: int = 2) -> None:
+    `kind` is that of its refusal, "limit" where it was stopped. The message ends a sentence.
+    """
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+class StartError(FlashdraftError):
+    """A process ended by itself before it had taken anything: it cannot run here."""
+
+
+class Pool:
+    """Processes that run a module with a descriptor; `first` gives the first message of each.
+
+    `work` is what they do, for messages: "tokenizes".
+    """
+
+    def __init__(
+        self, module: str, first: Callable[[], First], *, work: str, size: int = 2
+    ) -> None:
         assert size >= 2, "a process that is killed must leave another one"
         self.size = size
         self._module = module
         self._first = first
+        self._work = work
         self._is_closed = False
-        self._num_warm = 0
+        self._is_warm = False
         self._all: set[_Process] = set()
         self._reset()
         _POOLS.add(self)
@@ -93,21 +117,22 @@ class Pool:
         """The answer of a process that has nothing else to do. Long questions leave one free.
 
         Raises RefusedError where it says so itself, StoppedError where it went beyond its limits
-        or crashed, CapacityError where none can be started or somebody else has stopped it.
+        or crashed, CapacityError where none can be started or somebody else has stopped it. Where
+        a new one is needed: FirstError, StartError, and what `first` raises.
         """
         frame = _with_limits(message, limits)
         with self._long if is_long else contextlib.nullcontext():
-            try:
-                return self._ask(frame, limits)
-            except _KilledError:  # by somebody else, who may have meant another question
-                pass
-            try:
-                return self._ask(frame, limits)
-            except _KilledError:
-                raise CapacityError(
-                    "A process that tokenizes was killed twice, by the system (out of memory?) or "
-                    "by hand. Try again later."
-                ) from None
+            return self._twice(lambda: self._ask(frame, limits))
+
+    def _twice(self, act: Callable[[], _Found]) -> _Found:
+        """Once more where somebody else has killed a process: it may have been for another."""
+        for _ in range(2):
+            with contextlib.suppress(_KilledError):
+                return act()
+        raise CapacityError(
+            f"A process that {self._work} was killed twice, by the system (out of memory?) or by "
+            "hand. Try again later."
+        )
 
     def _ask(self, frame: bytes, limits: Limits) -> Message:
         process = self._take()
@@ -122,9 +147,13 @@ class Pool:
             self._give(process)
         return _checked(answer)
 
+    def start(self) -> None:
+        """Start a process unless there is one: it shows that the first message is answered."""
+        self._twice(lambda: self._give(self._take()))
+
     def warm(self) -> None:
         """Start all processes now, and those that replace killed ones at once."""
-        self._num_warm = self.size
+        self._is_warm = True
         for _ in range(self.size):
             self._restock_later()
 
@@ -147,7 +176,7 @@ class Pool:
         with self._free:
             while True:
                 if self._is_closed:
-                    raise StoppedError("the program is ending")
+                    raise _ending()
                 self._forget_dead()
                 if self._idle:
                     return self._idle.pop()
@@ -161,14 +190,12 @@ class Pool:
         """A process that has its first answer; a place for it is counted already."""
         process = None
         try:
-            process = _Process(self._module)
+            process = _Process(self._module, self._work)
             with self._free:
                 self._all.add(process)
                 if self._is_closed:
-                    raise StoppedError("the program is ending")
-            first = self._first()
-            frame = _with_limits(first.message, first.limits)
-            _checked(process.ask(frame, first.limits))
+                    raise _ending()
+            process.tell(self._first())
             return process
         except BaseException:
             with self._free:
@@ -179,10 +206,6 @@ class Pool:
                 self._free.notify()
             raise
 
-    def start(self) -> None:
-        """Start a process unless there is one: it shows that the first message is answered."""
-        self._give(self._take())
-
     def _give(self, process: _Process) -> None:
         with self._free:
             self._idle.append(process)
@@ -192,7 +215,7 @@ class Pool:
         with self._free:
             self._forget(process)
             self._free.notify()
-        if self._num_warm:
+        if self._is_warm:
             self._restock_later()
 
     def _forget(self, process: _Process) -> None:
@@ -205,7 +228,7 @@ class Pool:
         for process in [one for one in self._idle if not one.is_alive]:
             self._idle.remove(process)
             self._forget(process)
-            if self._num_warm:
+            if self._is_warm:
                 self._restock_later()
 
     def _restock_later(self) -> None:
@@ -213,7 +236,7 @@ class Pool:
 
     def _restock(self) -> None:
         with self._free:
-            if self._is_closed or self._num >= self._num_warm:
+            if self._is_closed or self._num >= self.size:
                 return
             self._num += 1
         try:
@@ -225,35 +248,50 @@ class Pool:
 
 
 class _Process:
-    """One child and our end of its socket."""
+    """One child, our end of its socket, and until its first answer what it writes to stderr."""
 
-    def __init__(self, module: str) -> None:
-        ours, theirs = socket.socketpair()
-        command = module_command(module, str(theirs.fileno()))
-        try:
-            self._child = subprocess.Popen(
-                command,
-                pass_fds=(theirs.fileno(),),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,  # a library that panics prints there
-                env=_environment(),
-                cwd="/",
-                process_group=0,  # Ctrl-C is ours to hear
-            )
-        except OSError as error:
-            ours.close()
-            raise CapacityError(
-                f"A process for the model's tokenizer cannot be started: {error}. Free some memory "
-                "or raise the limit on processes, and try again."
-            ) from None
-        finally:
-            theirs.close()
-        self._socket = ours
+    def __init__(self, module: str, work: str) -> None:
+        self._work = work
+        with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
+            try:
+                self._socket, end = socket.socketpair()
+                ours.enter_context(self._socket)
+                theirs.enter_context(end)
+                self._words, stderr = _pipe()
+                ours.enter_context(self._words)
+                theirs.enter_context(stderr)
+                self._child = subprocess.Popen(
+                    module_command(module, str(end.fileno())),
+                    pass_fds=(end.fileno(),),
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=stderr,
+                    env=_environment(),
+                    cwd="/",
+                    process_group=0,  # Ctrl-C is ours to hear
+                )
+            except OSError as error:
+                raise CapacityError(
+                    f"A process that {work} cannot be started: {error}. Free some memory or raise "
+                    "the limits on processes and files, and try again."
+                ) from None
+            ours.pop_all()  # they stay open
 
     @property
     def is_alive(self) -> bool:
         return self._child.poll() is None
+
+    def tell(self, first: First) -> None:
+        """Have the first message taken."""
+        try:
+            _checked(self.ask(_with_limits(first.message, first.limits), first.limits))
+        except _KilledError:
+            raise
+        except StoppedError as error:
+            raise FirstError("limit", str(error)) from None
+        except RefusedError as error:
+            raise FirstError(error.kind, str(error)) from None
+        self._words.close()
 
     def ask(self, frame: bytes, limits: Limits) -> Message:
         deadline = time.monotonic() + max(_MIN_WALL_S, _WALL_PER_CPU * limits.cpu_s)
@@ -265,16 +303,13 @@ class _Process:
         except TimeoutError:
             self.kill()
             raise CapacityError(
-                "A process that tokenizes did not answer in time: the machine is too busy, or the "
-                "process was stopped. Try again later."
+                f"A process that {self._work} did not answer in time: the machine is too busy, or "
+                "the process was stopped. Try again later."
             ) from None
         except (OSError, WireError):  # it has ended; what it said last is no answer
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._child.wait(_END_S)
-            was_killed = self._child.returncode == -signal.SIGKILL
+            error = self._how_it_ended(limits)
             self.kill()
-            kind = _KilledError if was_killed else StoppedError
-            raise kind(self._how_it_ended(limits)) from None
+            raise error from None
 
     def _wait_until(self, deadline: float) -> None:
         left = deadline - time.monotonic()
@@ -292,24 +327,54 @@ class _Process:
             data += piece
         return bytes(data)
 
-    def _how_it_ended(self, limits: Limits) -> str:
+    def _how_it_ended(self, limits: Limits) -> FlashdraftError:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._child.wait(_END_S)
         code = self._child.returncode
+        if code is not None and code >= 0 and not self._words.closed:
+            return StartError(
+                f"A process that {self._work} cannot be started: it ended with code {code}"
+                f"{self._last_words()}. Check how flashdraft and its dependencies are installed."
+            )
         if code == -signal.SIGPROF:
-            return f"it ran for more than {limits.cpu_s:.2g} s"
+            return StoppedError(f"it ran for more than {limits.cpu_s:.2g} s")
         name = signal.Signals(-code).name if code is not None and code < 0 else f"code {code}"
-        return f"it needed more than {limits.memory_mib} MiB of memory, or crashed ({name})"
+        kind = _KilledError if code == -signal.SIGKILL else StoppedError
+        return kind(f"it needed more than {limits.memory_mib} MiB of memory, or crashed ({name})")
+
+    def _last_words(self) -> str:
+        """The last line that it wrote to stderr, where there is one."""
+        lines = (self._words.read(_WORDS_BYTES) or b"").decode(errors="replace").split("\n")
+        said = [line.strip() for line in lines if line.strip()]
+        return f" ({shortened(said[-1])})" if said else ""
 
     def kill(self) -> None:
         """End it now, whatever it is doing."""
         with contextlib.suppress(OSError):
             self._child.kill()  # one that has ended by itself keeps its own code
         self._child.wait()
-        self._socket.close()
+        self._close()
 
     def leave(self) -> None:
         """It belongs to the process that we were forked from."""
-        self._socket.close()
+        self._close()
         self._child.returncode = 0
+
+    def _close(self) -> None:
+        self._socket.close()
+        self._words.close()
+
+
+def _pipe() -> tuple[BinaryIO, BinaryIO]:
+    """A pipe that nobody waits at: what it has no room for is lost."""
+    ours, theirs = os.pipe()
+    os.set_blocking(ours, False)
+    os.set_blocking(theirs, False)
+    return os.fdopen(ours, "rb", 0), os.fdopen(theirs, "wb", 0)
+
+
+def _ending() -> CapacityError:
+    return CapacityError("The program is ending and answers no more.")
 
 
 def _checked(answer: Message) -> Message:

@@ -54,6 +54,10 @@ logger = logging.getLogger(__name__)
 Json = Mapping[str, Any]
 _EPSILON = Range(0, 1)
 # what stands for pictures, sounds and films in a prompt; an answer has none of them
+_SEES_LATER = (
+    "its tokens see later ones, so it cannot write an answer token by token. Use a model for "
+    "generation."
+)
 _MEDIA_TOKEN = re.compile(
     r"(image|video|audio|vision|boi|eoi|boa|eoa|vision_start|vision_end)_token_(id|index)"
 )
@@ -198,6 +202,8 @@ def _read_common(whole: Settings, text: Settings, architecture: str, model_type:
         "bos_token_id": bos[0] if bos else None,
         "forbidden_token_ids": _media_tokens(whole, text, vocab_size, stops),
     }
+    if not text.flag("is_causal", True):
+        raise UnsupportedModelError(f"{architecture} has is_causal = false: {_SEES_LATER}")
     kinds = text.words("layer_types") or []
     num_layers = text.whole("num_hidden_layers", LAYERS, len(kinds) or None)
     require(num_layers <= LAYERS.most, "the number of layers", num_layers, str(LAYERS))
@@ -370,8 +376,7 @@ def _read_gemma4(text: Settings, common: _Common) -> ModelConfig:
     seen = text.raw("use_bidirectional_attention")
     if seen not in (None, False, "vision"):  # of pictures alone: text is causal all the same
         raise UnsupportedModelError(
-            f"{architecture} has use_bidirectional_attention = {quoted(seen)}: its tokens see "
-            "later ones, so it cannot write an answer token by token. Use a model for generation."
+            f"{architecture} has use_bidirectional_attention = {quoted(seen)}: {_SEES_LATER}"
         )
     for key in ("hidden_activation", "hidden_act"):
         _expect_word(text, architecture, key, "gelu_pytorch_tanh")

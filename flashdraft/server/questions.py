@@ -5,6 +5,7 @@ Knows no API's shape: messages are in the chat template's form, a tool is OpenAI
 
 from __future__ import annotations
 
+import asyncio
 import random
 import uuid
 from collections.abc import Mapping, Sequence
@@ -81,7 +82,11 @@ async def chat_question(
     try:
         prompt_ids = await conversation_ids(serving, messages, tool_use.offered, switches)
         thinking = switches.get("enable_thinking")
-        grammar = answer_grammar(serving, tool_use, form, prompt_ids, thinking)
+        grammar = None
+        if form is not None or tool_use.tools:  # in a thread: all tools together may be long
+            grammar = await asyncio.to_thread(
+                answer_grammar, serving, tool_use, form, prompt_ids, thinking
+            )
         params = sampling(serving, prompt_ids, given)
     except RequestError as error:
         name = field_of(error)

@@ -6,7 +6,6 @@ python -m flashdraft.text.child DESCRIPTOR; tokenizer.py starts it. It imports n
 from __future__ import annotations
 
 import json
-import math
 import sys
 from functools import cached_property
 from typing import Any
@@ -22,6 +21,18 @@ from flashdraft.text.protocol import MAX_CHARS, identity, pack_ids
 from flashdraft.text.template import MAX_MESSAGE, render
 
 _MAX_GROWTH = 64.0  # of a text, by what decodes it
+_MAX_DECODERS = 32
+_REPLACED = {  # every decoder that is known, and which of its fields it replaces in a text
+    "BPEDecoder": ("suffix",),
+    "ByteFallback": (),
+    "ByteLevel": (),
+    "CTC": ("word_delimiter_token", "pad_token"),
+    "Fuse": (),
+    "Metaspace": (),
+    "Replace": (),
+    "Strip": (),
+    "WordPiece": (),
+}
 
 
 class TextChild:
@@ -99,27 +110,41 @@ def _load(message: Message) -> tokenizers.Tokenizer | None:
     backend.no_truncation()
     backend.no_padding()
     if backend.decoder is not None:
-        growth = _growth(json.loads(backend.decoder.__getstate__()))
-        if growth > _MAX_GROWTH:
-            raise RefusalError("checkpoint", f"its decoder makes a text {growth:.0f} times as long")
+        _check_decoders(_flat(json.loads(backend.decoder.__getstate__())))
     return backend
 
 
-def _growth(decoder: Any) -> float:
-    """How many times as long a decoder can make a text.
+def _flat(decoder: dict[str, Any]) -> list[dict[str, Any]]:
+    if decoder["type"] != "Sequence":
+        return [decoder]
+    return [one for part in decoder["decoders"] for one in _flat(part)]
 
-    Texts are decoded in the engine's own process, token by token: there no pattern may run away.
+
+def _check_decoders(decoders: list[dict[str, Any]]) -> None:
+    """Refuse what could make a text much longer, or a pattern run away.
+
+    Texts are decoded token by token where they are needed, in the engine and in the server, which
+    nobody may kill.
     """
-    parts = decoder.values() if isinstance(decoder, dict) else decoder
-    if not isinstance(decoder, dict | list):
-        return 1.0
-    growth = math.prod(map(_growth, parts))
-    if isinstance(decoder, dict) and decoder.get("type") == "Replace":
-        pattern = decoder["pattern"]
+    growth = 1.0
+    for decoder in decoders:
+        kind = decoder["type"]
+        if kind not in _REPLACED:
+            raise RefusalError("checkpoint", f"its decoder {kind} is not known")
+        pattern = decoder["pattern"] if kind == "Replace" else {}
         if "Regex" in pattern:
             raise RefusalError("checkpoint", "its decoder has a regular expression")
-        growth *= max(1.0, len(decoder["content"]) / max(1, len(pattern["String"])))
-    return growth
+        replaced = [decoder[name] for name in _REPLACED[kind]] + list(pattern.values())
+        if "" in replaced:  # is found before every character
+            raise RefusalError("checkpoint", f"its decoder {kind} replaces an empty text")
+        if pattern:
+            growth *= max(1.0, len(decoder["content"]) / len(pattern["String"]))
+    if growth > _MAX_GROWTH or len(decoders) > _MAX_DECODERS:
+        raise RefusalError(
+            "checkpoint",
+            f"its {len(decoders)} decoders (at most {_MAX_DECODERS} are taken) make a text "
+            f"{growth:.0f} times as long (at most {_MAX_GROWTH:.0f})",
+        )
 
 
 def main() -> int:

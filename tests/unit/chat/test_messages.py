@@ -45,6 +45,23 @@ def test_fields_survive() -> None:
     assert run(template, messages) == ";hm;c1f;"
 
 
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        ({"role": "tool", "tool_call_id": "c", "reasoning_content": "z"}, "has no content"),
+        ({"role": "assistant", "tool_responses": 5}, r"tool_responses is 5; .* list of objects"),
+        ({"role": "assistant", "tool_responses": ["x"]}, "list of objects"),
+    ],
+)
+def test_wrong_results_are_refused_before_they_reach_a_template(
+    message: dict[str, Any], words: str
+) -> None:
+    reads_results = "{% for m in messages %}{{ m.tool_responses }}{% endfor %}"
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    with pytest.raises(RequestError, match=words):
+        run(reads_results, [USER, {"role": "assistant", "tool_calls": [call]}, message])
+
+
 @pytest.mark.parametrize("kind", ["text", "input_text", "output_text"])
 def test_text_parts_of_every_api(kind: str) -> None:
     parts = [{"type": kind, "text": "a"}, {"type": "text", "text": "b"}]

@@ -179,6 +179,17 @@ def test_a_schema_may_contain_itself_beside_such_numbers() -> None:
     assert not as_json(schema, '{"id": 1.50, "next": {"id": 1.5}}')
 
 
+def test_one_rule_serves_all_references_to_a_schema() -> None:
+    place, other = ('{"$ref": "#/properties/a"}', '{"$ref": "#x/properties/a"}')
+    inner = f'"x": {{"const": 1.50}}, "b": {place}, "c": {other}, "d": {place[:-2]}/properties/x"}}'
+    schema = f'{{"type": "object", "properties": {{"a": {{"properties": {{{inner}}}}}}}}}'
+    for value in ('{"x": 1.50}', '{"x": 1.50, "b": {"c": {"d": 1.50}}, "d": 1.50}'):
+        text = f'{{"a": {value}}}'
+        assert as_json(schema, text)
+        assert not as_json(schema, text.replace("1.50", "1.5"))
+        assert not as_json(schema, text.replace('"x"', '"y"'))
+
+
 def test_where_the_way_to_a_number_cannot_be_written_an_equal_number_will_do_but_no_other() -> None:
     schema = '{"allOf": [{"const": NUMBER}, {"type": "number"}]}'
     assert as_json(schema.replace("NUMBER", "1.50"), "1.5")

@@ -51,6 +51,7 @@ def complaint(
         ("modles", "no command 'modles'. Did you mean models?"),
         ("bench --taks gsm8k", "has no option --taks. Did you mean --tasks?"),
         ("gen", "Did you mean generate?"),
+        ("doctor --verify-files folder", "does not take 'folder'; a model is named by --model"),
         ("bench compre a b", "Did you mean compare?"),
         ("generate x --modle y", "no option --modle. Did you mean --model?"),
         ("generate x --temp 1", "Did you mean --temperature?"),

@@ -18,11 +18,16 @@ def answer(message: Message) -> Message:
         case "load":
             if message.get("refuse"):
                 raise RefusalError("checkpoint", "I will not")
+            while message.get("spin"):
+                pass
+            if message.get("die"):
+                os.kill(os.getpid(), signal.SIGKILL)
             return {"pid": os.getpid()}
         case "echo":
             return {"value": message["value"], "pid": os.getpid()}
         case "environment":
-            return {"names": sorted(os.environ), "path": sys.path, "modules": sorted(sys.modules)}
+            kept = dict(os.environ)
+            return {"environment": kept, "path": sys.path, "modules": sorted(sys.modules)}
         case "spin":
             while True:
                 pass
@@ -38,6 +43,8 @@ def answer(message: Message) -> Message:
             os.kill(os.getpid(), signal.SIGKILL)
         case "flood":
             return {"value": "x" * message["bytes"]}
+        case "say":
+            os.write(2, b"x" * message["bytes"])
         case "write":
             with open(message["path"], "w") as file:
                 file.write("x")

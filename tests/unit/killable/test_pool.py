@@ -15,7 +15,15 @@ import pytest
 
 from flashdraft.errors import CapacityError, FlashdraftError
 from flashdraft.killable import pool as pool_module
-from flashdraft.killable.pool import First, Limits, Pool, RefusedError, StoppedError
+from flashdraft.killable.pool import (
+    First,
+    FirstError,
+    Limits,
+    Pool,
+    RefusedError,
+    StartError,
+    StoppedError,
+)
 
 CHILD = "tests.unit.killable.echo_child"
 LIMITS = Limits(0.5, 128)
@@ -33,8 +41,8 @@ def pool() -> Iterator[Pool]:
     made.close()
 
 
-def make_pool(**first: Any) -> Pool:
-    return Pool(CHILD, lambda: First({"type": "load", **first}, LIMITS))
+def make_pool(child: str = CHILD, **first: Any) -> Pool:
+    return Pool(child, lambda: First({"type": "load", **first}, LIMITS), work="echoes")
 
 
 def echo(pool: Pool, value: Any = 1) -> dict[str, Any]:
@@ -159,10 +167,61 @@ def test_a_process_that_keeps_too_much_is_replaced(pool: Pool) -> None:
 def test_a_first_message_can_be_refused() -> None:
     pool = make_pool(refuse=True)
     for _ in range(3):  # more often than there are places
-        with pytest.raises(RefusedError, match="I will not") as refused:
+        with pytest.raises(FirstError, match="I will not") as refused:
             echo(pool)
         assert refused.value.kind == "checkpoint"
     pool.close()
+
+
+def test_a_first_message_that_takes_too_much_is_no_fault_of_the_question() -> None:
+    pool = make_pool(spin=True)
+    with pytest.raises(FirstError, match="it ran for more than 0.5 s") as stopped:
+        echo(pool)
+    assert stopped.value.kind == "limit"
+    pool.close()
+
+
+def test_a_process_that_is_killed_at_its_first_message_is_started_again() -> None:
+    pool = make_pool(die=True)
+    for ask in (pool.start, lambda: echo(pool)):
+        with pytest.raises(CapacityError, match="A process that echoes was killed twice"):
+            ask()
+    pool.close()
+
+
+@pytest.mark.parametrize(
+    ("child", "why"),
+    [
+        (
+            "no_such_package.child",
+            r"code 1.*ModuleNotFoundError: No module named 'no_such_package'",
+        ),
+        ("tests.unit.killable.broken_child", r"code \d+ \(.*nois"),
+    ],
+)
+def test_a_process_that_cannot_begin_tells_why(child: str, why: str) -> None:
+    pool = make_pool(child)
+    with pytest.raises(
+        StartError, match=f"A process that echoes cannot be started: .*{why}"
+    ) as told:
+        echo(pool)
+    assert len(str(told.value)) < 500 and str(told.value).isprintable()
+    pool.close()
+
+
+def test_what_a_process_says_later_is_not_waited_for(pool: Pool) -> None:
+    pid = echo(pool)["pid"]
+    assert pool.ask({"type": "say", "bytes": 1 << 20}, LIMITS)["pid"] == pid
+
+
+def test_a_process_finds_what_is_installed_for_its_user(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = {"HOME": "/other", "PYTHONUSERBASE": "/base", "PYTHONNOUSERSITE": ""}
+    for name, value in names.items():
+        monkeypatch.setenv(name, value)
+    told = pool.ask({"type": "environment"}, LIMITS)["environment"]
+    assert {name: told.get(name) for name in names} == names
 
 
 def test_a_warm_pool_replaces_what_was_killed_at_once(pool: Pool) -> None:
@@ -186,7 +245,7 @@ def test_closing_ends_what_runs_and_tells_whoever_waits(pool: Pool) -> None:
     def ask() -> None:
         try:
             pool.ask({"type": "sleep", "seconds": 60}, Limits(60, 128))
-        except StoppedError as error:
+        except CapacityError as error:
             failures.append(str(error))
 
     threads = [threading.Thread(target=ask) for _ in range(4)]
@@ -198,7 +257,7 @@ def test_closing_ends_what_runs_and_tells_whoever_waits(pool: Pool) -> None:
     for thread in threads:
         thread.join(10)
     assert len(failures) == 4
-    with pytest.raises(StoppedError, match="ending"):
+    with pytest.raises(CapacityError, match="ending"):
         echo(pool)
 
 
@@ -268,7 +327,7 @@ def test_a_child_has_no_secrets_no_torch_and_no_files(
     monkeypatch.setenv("HF_TOKEN", "secret")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["", ".", os.environ["PYTHONPATH"]]))
     told = pool.ask({"type": "environment"}, LIMITS)
-    assert "HF_TOKEN" not in told["names"]
+    assert "HF_TOKEN" not in told["environment"]
     assert "torch" not in told["modules"] and "" not in told["path"] and "." not in told["path"]
     target = tmp_path / "written"
     with pytest.raises(RefusedError, match="File too large"):

@@ -195,6 +195,8 @@ def test_qwen3_slides_from_max_window_layers_on() -> None:
             },
             "differ",
         ),
+        ({**LLAMA, "is_causal": False}, "is_causal = false"),
+        ({**GEMMA4, "is_causal": False}, "is_causal = false"),
         ({**GEMMA4, "use_bidirectional_attention": "all"}, "use_bidirectional_attention"),
         ({**GEMMA4, "hidden_activation": "silu"}, "silu"),
         ({**GEMMA4, "layer_types": ["linear_attention"] * 4}, "linear_attention"),
@@ -230,6 +232,13 @@ SIZES = (
     "max_position_embeddings",
 )
 ODD = [True, "8", [8], {"a": 8}, math.inf, -math.inf, math.nan, 10**30, -1, 0, 8.5]
+
+
+def test_a_trained_length_outside_the_rope_section_has_priority() -> None:
+    """As in transformers, whose Phi-3 has it there."""
+    model = ModelConfig.from_hf({**LLAMA_3_2_1B, "original_max_position_embeddings": 64})
+    scaling = dict(model.layers[0].rope.scaling)
+    assert scaling["original_max_position_embeddings"] == 64 and scaling["factor"] == 32.0
 
 
 @pytest.mark.parametrize("raw", [LLAMA, QWEN3, GEMMA4], ids=["llama", "qwen3", "gemma4"])

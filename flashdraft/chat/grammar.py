@@ -29,7 +29,7 @@ from flashdraft.engine.grammar import (
     GrammarError,
     GrammarTooComplexError,
 )
-from flashdraft.errors import RequestError
+from flashdraft.errors import RequestError, quoted
 from flashdraft.models.tokenizer import Tokenizer
 from flashdraft.text.exact_json import read, write
 
@@ -221,8 +221,8 @@ def check_multiples(schema: Any) -> None:
     whole = math.lcm(*(one.coefficient for one in found))
     if whole > MAX_MULTIPLE:
         raise GrammarTooComplexError(
-            f"{TOO_COMPLEX}: the least common multiple of the schema's multipleOf is {whole}; "
-            f"at most {MAX_MULTIPLE}."
+            f"{TOO_COMPLEX}: the least common multiple of the schema's multipleOf is "
+            f"{quoted(whole)}; at most {MAX_MULTIPLE}."
         )
     decimals = [one.decimals for one in found]
     if len(found) > 1:

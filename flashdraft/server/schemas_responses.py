@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from flashdraft.server.field_errors import check_kind, complaint
 from flashdraft.server.schemas_chat import ReasoningEffort
@@ -19,6 +19,13 @@ def _is_short(value: Any) -> Any:
     size = len(value) if isinstance(value, str) else len(json.dumps(value))
     if size > MAX_ECHOED:
         raise ValueError(f"it has {size} characters; at most {MAX_ECHOED}. Shorten it")
+    return value
+
+
+def _is_no_number(value: Any) -> Any:
+    """In Python 0 is equal to False."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        raise ValueError("it must be false, or left out")
     return value
 
 
@@ -190,7 +197,7 @@ class ResponsesRequest(Extended):
     stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None
     truncation: Literal["disabled"] | None = None
-    background: Literal[False] | None = None
+    background: Annotated[Literal[False], BeforeValidator(_is_no_number)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     include: Many[str] | None = None
     metadata: Echoed

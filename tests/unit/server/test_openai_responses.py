@@ -150,6 +150,7 @@ def test_recorded_request_of_codex_replays() -> None:
         ({"previous_response_id": "resp_1"}, "send the whole conversation"),
         ({"conversation": "conv_1"}, "keeps no state"),
         ({"background": True}, "background"),
+        ({"background": 0}, "background"),
         ({"truncation": "auto"}, "truncation"),
         ({"prompt": {"id": "x"}}, "stored prompts"),
         ({"frobnicate": 1}, "not supported"),

@@ -22,6 +22,13 @@ WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 TARGET = "llama"  # that the drafter folder is tried with
 DRAFTER = "drafter"
 _GROUP = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 16, "symmetric": True}
+_GGUF_SIZES = {
+    "block_count": 2,
+    "context_length": 1024,
+    "embedding_length": 32,
+    "feed_forward_length": 64,
+    "attention.head_count": 4,
+}
 _ROPE_DIVISORS = torch.tensor([1.0] * 4 + [1e30] * 12)  # of a quarter of 32 dimensions
 
 
@@ -128,11 +135,7 @@ def _write_llama_gguf(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     }
     folder.mkdir()
     settings = {
-        "block_count": 2,
-        "context_length": 1024,
-        "embedding_length": 32,
-        "feed_forward_length": 64,
-        "attention.head_count": 4,
+        **_GGUF_SIZES,
         "attention.head_count_kv": 2,
         "attention.key_length": 16,
         "attention.layer_norm_rms_epsilon": 1e-6,
@@ -148,11 +151,7 @@ def _write_gemma4_gguf(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     names["rope_freqs.weight"] = _ROPE_DIVISORS.numpy()
     folder.mkdir()
     settings = {
-        "block_count": 2,
-        "context_length": 1024,
-        "embedding_length": 32,
-        "feed_forward_length": 64,
-        "attention.head_count": 4,
+        **_GGUF_SIZES,
         "attention.head_count_kv": [2, 1],
         "attention.layer_norm_rms_epsilon": 1e-6,
         "attention.sliding_window_pattern": [True, False],

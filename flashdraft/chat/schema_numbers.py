@@ -205,30 +205,22 @@ def _same_length(first: str, last: str) -> str:
     rest = len(first) - 1
     if set(first[1:]) <= {"0"} and set(last[1:]) <= {"9"}:
         return f"{head}[{first[0]}-{last[0]}]{_any_digits(rest)}"
-    parts = [_from(first), _up_to(last)]
+    parts = [_beside(first, is_low=True), _beside(last, is_low=False)]
     if int(last[0]) - int(first[0]) > 1:
         between = f"[{int(first[0]) + 1}-{int(last[0]) - 1}]"
         parts.append(between + _any_digits(rest))
     return f"{head}(?:{'|'.join(parts)})"
 
 
-def _from(first: str) -> str:
-    """The texts that begin with the same digit and are not less."""
-    parts = [first]
-    for place in range(1, len(first)):
-        if first[place] != "9":
-            rest = _any_digits(len(first) - place - 1)
-            parts.append(f"{first[:place]}[{int(first[place]) + 1}-9]{rest}")
-    return "|".join(parts)
-
-
-def _up_to(last: str) -> str:
-    """The texts that begin with the same digit and are not more."""
-    parts = [last]
-    for place in range(1, len(last)):
-        if last[place] != "0":
-            rest = _any_digits(len(last) - place - 1)
-            parts.append(f"{last[:place]}[0-{int(last[place]) - 1}]{rest}")
+def _beside(edge: str, *, is_low: bool) -> str:
+    """The texts that begin with the edge's first digit and are not less, or not more, than it."""
+    parts = [edge]
+    for place in range(1, len(edge)):
+        digit = int(edge[place])
+        first, last = (digit + 1, 9) if is_low else (0, digit - 1)
+        if first <= last:
+            rest = _any_digits(len(edge) - place - 1)
+            parts.append(f"{edge[:place]}[{first}-{last}]{rest}")
     return "|".join(parts)
 
 

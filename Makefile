@@ -17,7 +17,7 @@ TORCH ?= torch==2.13.0
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.stamp
-NATIVE := $(wildcard flashdraft/kernels/native/*.[ch])
+NATIVE := $(wildcard flashdraft/kernels/cpu/native/*.[ch])
 PROMPT := Write a Python function that tells whether a number is prime, and explain how it works.
 
 .PHONY: setup demo check test test-vllm format clean

@@ -19,7 +19,7 @@ SOURCES = (
     "pool",
 )
 HEADERS = ("kernels", "vectors", "panels", "dot8", "rotate", "attention_tile", "pool")
-FOLDER = "flashdraft/kernels/native"
+FOLDER = "flashdraft/kernels/cpu/native"
 CPU = "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"
 
 # No -ffast-math: the kernels promise a fixed order of every sum. gcc's first scheduling pass makes
@@ -29,7 +29,7 @@ FLAGS = ["-O3", CPU, "-pthread", "-ffp-contract=fast", "-fno-math-errno", "-fno-
 setup(
     ext_modules=[
         Extension(
-            "flashdraft.kernels._native",
+            "flashdraft.kernels.cpu._native",
             sources=[f"{FOLDER}/{name}.c" for name in SOURCES],
             depends=[f"{FOLDER}/{name}.h" for name in HEADERS],
             extra_compile_args=FLAGS,

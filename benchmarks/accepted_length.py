@@ -30,13 +30,15 @@ import torch
 
 import flashdraft
 from flashdraft import LLM
-from flashdraft.bench.environment import shown_path
+from flashdraft.bench.run.environment import shown_path
 from flashdraft.engine.engine import Engine
 from flashdraft.files import write_whole
-from flashdraft.models.drafter import Drafter
-from flashdraft.models.drafter_loading import load_drafter
+from flashdraft.models.drafter.loading import load_drafter
+from flashdraft.models.drafter.model import Drafter
 from flashdraft.models.sources import default_drafter, resolve_source
-from flashdraft.train.answers import AnswerSet
+from flashdraft.train.data.answers import AnswerSet
+from flashdraft.train.data.prompts import Prompt, read_prompts
+from flashdraft.train.data.regenerate import AnswerSettings, fingerprint, regenerate
 from flashdraft.train.evaluate import (
     Evaluation,
     RequestResult,
@@ -45,9 +47,7 @@ from flashdraft.train.evaluate import (
     evaluate_offline,
     evaluate_online,
 )
-from flashdraft.train.prompts import Prompt, read_prompts
-from flashdraft.train.regenerate import AnswerSettings, fingerprint, regenerate
-from flashdraft.train.step import TrainingStep
+from flashdraft.train.fit.step import TrainingStep
 
 TASKS = {
     "gsm8k_test": "GSM8K",

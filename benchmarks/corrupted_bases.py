@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tests import tiny
-from tests.unit.models.gguf_factory import write_gguf
+from tests.unit.models.gguf.factory import write_gguf
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 TARGET = "llama"  # that the drafter folder is tried with

@@ -26,7 +26,7 @@ from typing import Any
 from benchmarks.corrupted_bases import DRAFTER, TARGET, Base, build_bases
 from benchmarks.corrupted_cases import Case, make_case
 from benchmarks.corrupted_worker import MAX_BYTES
-from flashdraft.bench.environment import describe_environment
+from flashdraft.bench.run.environment import describe_environment
 from flashdraft.children import module_command, python_environment
 
 MAX_SECONDS = 10.0

@@ -17,8 +17,8 @@ import transformers
 from flashdraft import LLM, SamplingParams
 from flashdraft.children import python_environment
 from flashdraft.core import GenerationStats
-from flashdraft.models.drafter import Drafter
-from flashdraft.models.drafter_loading import read_drafter_config, save_drafter
+from flashdraft.models.drafter.loading import read_drafter_config, save_drafter
+from flashdraft.models.drafter.model import Drafter
 from flashdraft.models.loading import open_checkpoint
 from flashdraft.models.sources import resolve_source
 

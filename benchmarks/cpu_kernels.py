@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from flashdraft.kernels.cpu_backend import CpuKernels
+from flashdraft.kernels.cpu.backend import CpuKernels
 from flashdraft.kernels.interface import CAUSAL, Activation, PageView, QKVSpec, RopeTable
 
 WIDTHS = (1, 2, 4, 8, 16)

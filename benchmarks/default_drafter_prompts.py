@@ -18,7 +18,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from flashdraft.train.prompts import Prompt, drop_overlapping, read_prompts, read_texts
+from flashdraft.train.data.prompts import Prompt, drop_overlapping, read_prompts, read_texts
 
 BOXED = "\nPlease reason step by step, and put your final answer within \\boxed{}."
 MATH_WORDINGS = (

@@ -48,9 +48,9 @@ from benchmarks.formats_table import table, write_docs
 from flashdraft import LLM
 from flashdraft.engine.engine import Engine
 from flashdraft.errors import FlashdraftError, RequestError
-from flashdraft.models.drafter import PackedDrafter
-from flashdraft.models.drafter_loading import load_drafter, read_drafter_config
-from flashdraft.models.gguf_file import GGUFFile
+from flashdraft.models.drafter.loading import load_drafter, read_drafter_config
+from flashdraft.models.drafter.model import PackedDrafter
+from flashdraft.models.gguf.file import GGUFFile
 from flashdraft.models.sources import default_drafter, resolve_source
 from tests.prompts import PROMPTS
 
@@ -58,8 +58,8 @@ MODEL = "smollm2-135m"
 LICENSE = Path(__file__).parents[1] / "LICENSE"
 LICENSE_TOKENS = 900
 MAX_TOKENS = 96
-_TRITON_BACKEND = "flashdraft.kernels.triton_backend"
-_TRITON_LAYOUT = "flashdraft.kernels.triton_quantized_layout"
+_TRITON_BACKEND = "flashdraft.kernels.cuda.backend"
+_TRITON_LAYOUT = "flashdraft.kernels.cuda.quantized.layout"
 
 
 class Bench:

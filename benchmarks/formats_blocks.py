@@ -190,7 +190,7 @@ def _pair(codes: Tensor) -> Tensor:
 
 
 def _six_bits(scale: Tensor, minimum: Tensor) -> Tensor:
-    """Eight scales and eight minimums in twelve bytes, as gguf_blocks.py takes them apart."""
+    """Eight scales and eight minimums in twelve bytes, as gguf/blocks.py takes them apart."""
     first = scale[:, :4] | scale[:, 4:] >> 4 << 6
     second = minimum[:, :4] | minimum[:, 4:] >> 4 << 6
     third = scale[:, 4:] & 15 | (minimum[:, 4:] & 15) << 4

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from benchmarks.formats_blocks import KINDS, encode
 from flashdraft.kernels.quantized import Scheme, quantize, quantized_bytes
-from flashdraft.models.drafter_loading import load_drafter, save_drafter
-from flashdraft.models.gguf_file import GGUFFile
+from flashdraft.models.drafter.loading import load_drafter, save_drafter
+from flashdraft.models.gguf.file import GGUFFile
 
 FALLBACKS = {"Q4_K": "Q5_0", "Q6_K": "Q8_0"}  # llama.cpp's, for rows that 256 does not divide
 _ALIGNMENT = 32

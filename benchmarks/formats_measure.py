@@ -18,12 +18,12 @@ from torch import Tensor
 from benchmarks.gpu_divergence import first_difference
 from flashdraft.core import FinishReason, Generation, Request, SamplingParams
 from flashdraft.engine.config import EngineConfig
+from flashdraft.engine.drafts import Draft
 from flashdraft.engine.engine import Engine
-from flashdraft.engine.policy import Draft
 from flashdraft.engine.scheduler import Work
 from flashdraft.engine.sequence import Sequence as RunningSequence
 from flashdraft.errors import FlashdraftError
-from flashdraft.models.drafter import PackedDrafter
+from flashdraft.models.drafter.model import PackedDrafter
 from flashdraft.models.layers import Target
 from tests import zoo
 

@@ -25,7 +25,7 @@ from flashdraft.core import Generation, Request, SamplingParams
 from flashdraft.engine.config import EngineConfig
 from flashdraft.engine.engine import Engine
 from flashdraft.kernels.select import select_kernels
-from flashdraft.models.drafter import PackedDrafter
+from flashdraft.models.drafter.model import PackedDrafter
 from flashdraft.models.layers import Target
 from flashdraft.models.loading import open_checkpoint
 from flashdraft.models.registry import build_target

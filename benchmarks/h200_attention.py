@@ -23,16 +23,16 @@ from benchmarks.h200_timing import (
     is_refusal,
     num_copies,
 )
-from flashdraft.kernels.interface import BIDIRECTIONAL, CAUSAL, BlockMask, PageView
-from flashdraft.kernels.torch_backend import TorchKernels
-from flashdraft.kernels.triton_attention import paged_attention
-from flashdraft.kernels.triton_backend import _read_limits
-from flashdraft.kernels.triton_plan import (
+from flashdraft.kernels.cuda.attention.paged import paged_attention
+from flashdraft.kernels.cuda.backend import _read_limits
+from flashdraft.kernels.cuda.plan import (
     MAX_SPLITS,
     AttentionPlan,
     plan_attention,
     plan_exact_attention,
 )
+from flashdraft.kernels.interface import BIDIRECTIONAL, CAUSAL, BlockMask, PageView
+from flashdraft.kernels.torch_backend import TorchKernels
 
 CUDA = torch.device("cuda")
 BF16 = torch.bfloat16

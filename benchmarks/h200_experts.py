@@ -27,11 +27,11 @@ from benchmarks.h200_timing import (
     graph_microseconds,
     is_refusal,
 )
-from flashdraft.kernels.interface import Activation, Residual
-from flashdraft.kernels.torch_backend import TorchKernels
-from flashdraft.kernels.triton_backend import TritonKernels
-from flashdraft.kernels.triton_experts import mix_one_row
-from flashdraft.kernels.triton_experts_plan import (
+from flashdraft.kernels.cuda.backend import TritonKernels
+from flashdraft.kernels.cuda.experts.few_rows import mix_few_rows
+from flashdraft.kernels.cuda.experts.grouped import mix_parts, mix_rows, multiply_down, multiply_up
+from flashdraft.kernels.cuda.experts.one_row import mix_one_row
+from flashdraft.kernels.cuda.experts.plan import (
     ALL_ROWS,
     FEW_ROWS,
     SOME_ROWS,
@@ -39,9 +39,9 @@ from flashdraft.kernels.triton_experts_plan import (
     TilePlan,
     plan_experts,
 )
-from flashdraft.kernels.triton_few_rows import mix_few_rows
-from flashdraft.kernels.triton_grouped import mix_parts, mix_rows, multiply_down, multiply_up
-from flashdraft.kernels.triton_routing import sort_pairs
+from flashdraft.kernels.cuda.experts.routing import sort_pairs
+from flashdraft.kernels.interface import Activation, Residual
+from flashdraft.kernels.torch_backend import TorchKernels
 
 HIDDEN, INNER, NUM_EXPERTS, NUM_CHOSEN, NUM_LAYERS = 2816, 704, 128, 8, 3
 ROWS = (1, 8, 16, 32, 64, 128, 256, 512, 2048, 4096)

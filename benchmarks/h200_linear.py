@@ -21,11 +21,11 @@ from benchmarks.h200_timing import (
     is_refusal,
     num_copies,
 )
+from flashdraft.kernels.cuda.backend import MAX_TILES, _read_limits
+from flashdraft.kernels.cuda.dense.best import best_columns
+from flashdraft.kernels.cuda.dense.linear import multiply_rows
+from flashdraft.kernels.cuda.plan import LinearPlan, plan_best, plan_exact_best, plan_exact_linear
 from flashdraft.kernels.interface import Best
-from flashdraft.kernels.triton_backend import MAX_TILES, _read_limits
-from flashdraft.kernels.triton_best import best_columns
-from flashdraft.kernels.triton_linear import multiply_rows
-from flashdraft.kernels.triton_plan import LinearPlan, plan_best, plan_exact_best, plan_exact_linear
 
 CUDA = torch.device("cuda")
 ROWS = (16, 32, 64, 128, 192, 256, 1, 8)  # 1 and 8 try the plans that won at 16

@@ -22,7 +22,7 @@ import torch
 
 from flashdraft.core import Generation, Request, SamplingParams
 from flashdraft.engine.engine import Engine
-from flashdraft.models.config import ModelConfig
+from flashdraft.models.config.target import ModelConfig
 
 AT_SPEED = 1.25  # a first step is at speed if it takes no longer than so many typical ones
 MIN_WARM_UPS, MAX_WARM_UPS = 3, 10  # runs before measuring: until the policy has settled

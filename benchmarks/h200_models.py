@@ -18,11 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flashdraft.bench.plan_pairs import DRAFTERS, TARGETS
+from flashdraft.bench.plan.pairs import DRAFTERS, TARGETS
 from flashdraft.kernels.interface import Kernels
-from flashdraft.models.config import LayerConfig, ModelConfig
-from flashdraft.models.drafter import Drafter, PackedDrafter
-from flashdraft.models.drafter_config import DrafterConfig
+from flashdraft.models.config.target import LayerConfig, ModelConfig
+from flashdraft.models.drafter.config import DrafterConfig
+from flashdraft.models.drafter.model import Drafter, PackedDrafter
 from flashdraft.models.layers import Target
 from flashdraft.models.registry import build_target
 

@@ -17,8 +17,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.h200_measure import random_requests
 from flashdraft.engine.engine import Engine
-from flashdraft.models.config import ModelConfig
-from flashdraft.models.drafter_config import DrafterConfig
+from flashdraft.models.config.target import ModelConfig
+from flashdraft.models.drafter.config import DrafterConfig
 
 NUM_KERNELS = 25  # lines of a table; the rest is one line
 MAX_NAME = 100  # characters of a kernel's name

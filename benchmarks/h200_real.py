@@ -25,7 +25,7 @@ from benchmarks.h200_measure import (
 )
 from flashdraft import LLM
 from flashdraft.core import Generation, Request, SamplingParams
-from flashdraft.engine.accept import accept_length
+from flashdraft.engine.sampling.accept import accept_length
 
 Report = Callable[[str], None]
 CONCURRENCY = (1, 8)

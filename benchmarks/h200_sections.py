@@ -31,7 +31,7 @@ from benchmarks.h200_profile import count_bytes, measure_bandwidth, profile_step
 from benchmarks.h200_real import RealSettings, measure_exact, measure_tasks
 from benchmarks.h200_table import merge_section
 from benchmarks.h200_trial import describe_trial, summarize
-from flashdraft.bench.plan_pairs import expected_length
+from flashdraft.bench.plan.pairs import expected_length
 from flashdraft.engine.config import MAX_VERIFY, EngineConfig
 from flashdraft.engine.engine import Engine
 from flashdraft.kernels.select import select_kernels

@@ -46,7 +46,7 @@ def read_setting(text: str) -> Setting:
     module, dot, name = path.strip().partition(".")
     if not (equals and dot and module.isidentifier() and name.isidentifier()):
         raise argparse.ArgumentTypeError(
-            f"{text!r} is not MODULE.NAME=VALUE, as in triton_launch.MAX_ROWS=16"
+            f"{text!r} is not MODULE.NAME=VALUE, as in overlap.MAX_ROWS=16"
         )
     try:
         home = importlib.import_module(f"{PACKAGE}.{module}")

@@ -1,8 +1,8 @@
 """What `flashdraft plan` predicts beside what the H200 measured: python -m benchmarks.plan_check
 
 Reads the results of h200.py: those in bf16, or with benchmarks/results/h200_quantized.json those in
-few bits. A prediction is told the load, the verify length and, where the
-routing was prescribed, the experts; the card's shares are the same for every row (bench/gpus.py).
+few bits. A prediction is told the load, the verify length and, where the routing was prescribed,
+the experts; the card's shares are the same for every row (bench/plan/gpus.py).
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 
 from benchmarks.h200_models import MODELS
 from benchmarks.h200_table import read_results
-from flashdraft.bench.gpus import find_card
-from flashdraft.bench.plan_pairs import Pair, expected_length, find_pair
-from flashdraft.bench.plan_sizes import BF16, GPU_FORMATS, Format
-from flashdraft.bench.plan_speed import predict
+from flashdraft.bench.plan.gpus import find_card
+from flashdraft.bench.plan.pairs import Pair, expected_length, find_pair
+from flashdraft.bench.plan.sizes import BF16, GPU_FORMATS, Format
+from flashdraft.bench.plan.speed import predict
 
 RESULTS = Path(__file__).parent / "results" / "h200.json"
 PAIRS = {"31b": "google/gemma-4-31B-it", "26b": "google/gemma-4-26B-A4B-it"}

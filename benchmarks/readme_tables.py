@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.marked import replace_between
-from flashdraft.bench.reading import read_document
-from flashdraft.bench.table import (
+from flashdraft.bench.report.reading import read_document
+from flashdraft.bench.report.table import (
     UNKNOWN,
     Line,
     accepted_length,

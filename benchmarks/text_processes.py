@@ -26,11 +26,11 @@ from typing import Any, cast
 import httpx2 as httpx
 
 from benchmarks.accepted_length import write_results
-from flashdraft.bench.environment import describe_environment
+from flashdraft.bench.run.environment import describe_environment
 from flashdraft.models.sources import resolve_source
 from flashdraft.models.tokenizer import Tokenizer
-from flashdraft.server.questions import conversation_ids
-from flashdraft.server.serving import Serving
+from flashdraft.server.answering.questions import conversation_ids
+from flashdraft.server.answering.serving import Serving
 from flashdraft.server.settings import ServerSettings
 
 SENTENCE = "The quick brown fox jumps over the lazy dog and thinks about {} things for a while. "

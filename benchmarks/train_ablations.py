@@ -26,19 +26,19 @@ import torch
 from benchmarks.accepted_length import describe_environment, report_progress, write_results
 from flashdraft.kernels.interface import Kernels
 from flashdraft.kernels.select import select_kernels
-from flashdraft.models.drafter import Drafter
-from flashdraft.models.drafter_loading import load_drafter
+from flashdraft.models.drafter.loading import load_drafter
+from flashdraft.models.drafter.model import Drafter
 from flashdraft.models.loading import Checkpoint, open_checkpoint
 from flashdraft.models.registry import build_target
 from flashdraft.models.sources import resolve_source
 from flashdraft.models.tokenizer import Tokenizer
-from flashdraft.train.answers import AnswerSet
-from flashdraft.train.batches import BatchPlan
+from flashdraft.train.data.answers import AnswerSet
 from flashdraft.train.evaluate import Evaluation, evaluate_offline
+from flashdraft.train.fit.batches import BatchPlan
+from flashdraft.train.fit.loop import Trainer
+from flashdraft.train.fit.schedule import TrainConfig
+from flashdraft.train.fit.step import TrainingStep
 from flashdraft.train.initial import calibrate, choose_mask_token, new_drafter, spread_taps
-from flashdraft.train.loop import Trainer
-from flashdraft.train.schedule import TrainConfig
-from flashdraft.train.step import TrainingStep
 
 SYNTH, REWORDED = "synth", "+reworded"  # how the prompts' sources are named
 Wanted = Callable[[str], bool]

@@ -18,16 +18,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from flashdraft.bench.plan_pairs import TARGETS
+from flashdraft.bench.plan.pairs import TARGETS
 from flashdraft.kernels.select import select_kernels
-from flashdraft.models.config import ModelConfig
-from flashdraft.models.drafter import Drafter
-from flashdraft.models.drafter_config import DrafterConfig
+from flashdraft.models.config.target import ModelConfig
+from flashdraft.models.drafter.config import DrafterConfig
+from flashdraft.models.drafter.model import Drafter
 from flashdraft.models.registry import build_target
 from flashdraft.models.sources import DEFAULT_MODEL
-from flashdraft.train.answers import Answer, AnswerSet
-from flashdraft.train.batches import BatchPlan, PackedBatch, prefetch
-from flashdraft.train.step import TrainingStep
+from flashdraft.train.data.answers import Answer, AnswerSet
+from flashdraft.train.fit.batches import BatchPlan, PackedBatch, prefetch
+from flashdraft.train.fit.step import TrainingStep
 from tests import zoo
 
 TARGET = {**TARGETS[DEFAULT_MODEL], "rms_norm_eps": 1e-5, "eos_token_id": 2}

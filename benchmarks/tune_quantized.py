@@ -31,14 +31,14 @@ from benchmarks import h200_timing as timing
 from benchmarks.accepted_length import describe_environment, write_results
 from benchmarks.h200_linear import SHAPES, error_of
 from benchmarks.h200_profile import measure_bandwidth
-from flashdraft.bench.plan_sizes import LEAST_VALUES
-from flashdraft.kernels import triton_quantized as kernels
+from flashdraft.bench.plan.sizes import LEAST_VALUES
+from flashdraft.kernels.cuda.backend import MAX_TILES
+from flashdraft.kernels.cuda.experts.quantized import MAX_ROWS, mix_quantized
+from flashdraft.kernels.cuda.quantized import linear as kernels
+from flashdraft.kernels.cuda.quantized.layout import PackedWeight, pack_quantized, stack_packed
 from flashdraft.kernels.interface import Activation
 from flashdraft.kernels.quantized import Scheme, quantize
 from flashdraft.kernels.torch_backend import TorchKernels
-from flashdraft.kernels.triton_backend import MAX_TILES
-from flashdraft.kernels.triton_quantized_experts import MAX_ROWS, mix_quantized
-from flashdraft.kernels.triton_quantized_layout import PackedWeight, pack_quantized, stack_packed
 
 LINEARS = {  # name: (out, in); smaller ones stay floats, and a drafter's o is the sliding target's
     **{name: shape for name, shape in SHAPES.items() if math.prod(shape) >= LEAST_VALUES},

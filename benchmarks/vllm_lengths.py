@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from flashdraft.bench.reading import read_document
+from flashdraft.bench.report.reading import read_document
 from flashdraft.bench.results import DRAFT
 
 FOLDER = Path(__file__).parent / "results"

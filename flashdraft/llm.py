@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from flashdraft.chat.grammar import LlguidanceCompiler, grammar_compiler
+from flashdraft.chat.grammar.compiler import LlguidanceCompiler, grammar_compiler
 from flashdraft.chat.templates import encode_chat
 from flashdraft.core import (
     FinishReason,
@@ -27,11 +27,11 @@ from flashdraft.core import (
     SamplingParams,
     TokenEvent,
 )
-from flashdraft.engine.cache import check_keys, stored_dtype
+from flashdraft.engine.cache.memory import check_weights_fit
+from flashdraft.engine.cache.storage import check_keys, stored_dtype
 from flashdraft.engine.config import EngineConfig
 from flashdraft.engine.engine import Engine
 from flashdraft.engine.live import OUT_OF_MEMORY
-from flashdraft.engine.memory import check_weights_fit
 from flashdraft.engine.output import StreamDecoder as Decoder
 from flashdraft.errors import (
     CapacityError,
@@ -40,11 +40,11 @@ from flashdraft.errors import (
 )
 from flashdraft.kernels.interface import Kernels
 from flashdraft.kernels.select import select_kernels
-from flashdraft.models.drafter import PackedDrafter
-from flashdraft.models.drafter_loading import load_drafter
+from flashdraft.models.drafter.loading import load_drafter
+from flashdraft.models.drafter.model import PackedDrafter
+from flashdraft.models.files.opening import reading
 from flashdraft.models.layers import Target
 from flashdraft.models.loading import Checkpoint, loading_progress, open_checkpoint
-from flashdraft.models.model_files import reading
 from flashdraft.models.registry import build_target
 from flashdraft.models.sources import default_drafter, resolve_source
 from flashdraft.models.stream_decoder import StreamDecoder

@@ -6,8 +6,9 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from flashdraft.engine.costs import CostModel, DraftCost
-from flashdraft.engine.policy import Draft, Momentum, VerifyPolicy
+from flashdraft.engine.drafts import Draft
+from flashdraft.engine.policy.costs import CostModel, DraftCost
+from flashdraft.engine.policy.verify import Momentum, VerifyPolicy
 
 NUM_DRAFTS = 15
 WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)

@@ -18,10 +18,10 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 
-from flashdraft.models.drafter import Drafter
-from flashdraft.models.drafter_config import DrafterConfig
-from flashdraft.models.drafter_loading import save_drafter
-from flashdraft.models.rope_config import RopeConfig
+from flashdraft.models.config.rope import RopeConfig
+from flashdraft.models.drafter.config import DrafterConfig
+from flashdraft.models.drafter.loading import save_drafter
+from flashdraft.models.drafter.model import Drafter
 
 VOCAB_SIZE = 300
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")  # ids 0, 1, 2

@@ -9,19 +9,19 @@ import torch
 from torch import Tensor
 
 from flashdraft.core import Generation, Request, SamplingParams
-from flashdraft.engine.cache import bytes_per_token, cache_layers
-from flashdraft.engine.costs import DraftCost
+from flashdraft.engine.cache.storage import bytes_per_token, cache_layers
+from flashdraft.engine.drafts import Draft
 from flashdraft.engine.engine import Engine
-from flashdraft.engine.policy import Draft
-from flashdraft.engine.sampling import RequestSampler
+from flashdraft.engine.policy.costs import DraftCost
+from flashdraft.engine.sampling.process import RequestSampler
 from flashdraft.engine.scheduler import Work
 from flashdraft.engine.sequence import Sequence as RunningSequence
-from flashdraft.kernels.cpu_backend import CpuKernels
+from flashdraft.kernels.cpu.backend import CpuKernels
 from flashdraft.kernels.interface import Kernels
 from flashdraft.kernels.torch_backend import TorchKernels
-from flashdraft.models.config import ModelConfig
-from flashdraft.models.drafter import Drafter, PackedDrafter
-from flashdraft.models.drafter_config import DrafterConfig
+from flashdraft.models.config.target import ModelConfig
+from flashdraft.models.drafter.config import DrafterConfig
+from flashdraft.models.drafter.model import Drafter, PackedDrafter
 from flashdraft.models.layers import Target
 from flashdraft.models.registry import build_target
 

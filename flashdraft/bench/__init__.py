@@ -1,0 +1,1 @@
+"""Benchmarks, plans and diagnoses: what a pair costs, wins, and lacks."""

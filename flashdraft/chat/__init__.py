@@ -1,0 +1,1 @@
+"""Conversations to prompts, and answers to reasoning, text and tool calls."""

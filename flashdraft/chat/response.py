@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from flashdraft.chat.deltas import (
+from flashdraft.chat.answers.deltas import (
     Content,
     Delta,
     PlainParser,
@@ -19,11 +19,11 @@ from flashdraft.chat.deltas import (
     ToolCallEnd,
     join_deltas,
 )
-from flashdraft.chat.formats import answer_format, open_thought, supports_tools
-from flashdraft.chat.machine import MarkedParser
+from flashdraft.chat.answers.formats import answer_format, open_thought, supports_tools
+from flashdraft.chat.answers.machine import MarkedParser
+from flashdraft.chat.grammar.tools import tool_grammar
 from flashdraft.chat.sampling import sampling_defaults
-from flashdraft.chat.schema import tool_functions
-from flashdraft.chat.tool_grammar import tool_grammar
+from flashdraft.chat.schema.reading import tool_functions
 from flashdraft.models.tokenizer import Tokenizer
 
 __all__ = [

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from flashdraft.cli import (
+from flashdraft.cli.commands import (
     bench,
     chat,
     connect,

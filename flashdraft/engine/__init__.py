@@ -1,0 +1,1 @@
+"""Requests in, committed tokens out: schedule, draft, verify, commit."""

@@ -9,6 +9,7 @@ from typing import Any
 from flashdraft.errors import RequestError
 
 MAX_VERIFY = 15  # draft tokens per request and step
+MAX_BUFFERED = 256  # rows of taps a sequence may hold back before they are folded
 KV_DTYPES = ("auto", "fp8")
 KV_KEYS = ("stored", "rebuilt")
 _GPU_SIZES = {"max_batch": 32, "max_step_tokens": 4096, "prefill_chunk": 2048}

@@ -11,29 +11,31 @@ import time
 from collections.abc import Callable, Sequence
 
 from flashdraft.core import FinishReason, Request, StepStats, TokenEvent
-from flashdraft.engine.accept import accept_length, accept_ragged
-from flashdraft.engine.ahead import AHEAD_MARGIN, Ahead, Landed, smallest_batch
-from flashdraft.engine.commit import Committer
+from flashdraft.engine.cache.memory import build_cache
+from flashdraft.engine.cache.pages import PageBook
 from flashdraft.engine.config import MAX_VERIFY, EngineConfig
-from flashdraft.engine.costs import GPU_COSTS, CostModel
-from flashdraft.engine.device_steps import AcceptFunction, DeviceSteps, Drawing
-from flashdraft.engine.draft import BlockProposer, GuardedProposer, Proposer
-from flashdraft.engine.forward_graphs import ForwardGraphs
-from flashdraft.engine.grammar import Constraint, GrammarCompiler
+from flashdraft.engine.draft.block import BlockProposer, GuardedProposer, Proposer
+from flashdraft.engine.draft.ngram import NgramIndex
+from flashdraft.engine.drafts import Draft
 from flashdraft.engine.live import Ending, Live
-from flashdraft.engine.memory import build_cache
-from flashdraft.engine.ngram import NgramIndex
 from flashdraft.engine.output import StreamDecoder, TextOutput
-from flashdraft.engine.pages import PageBook
-from flashdraft.engine.policy import Draft, VerifyPolicy
-from flashdraft.engine.runner import Runner, Verified
-from flashdraft.engine.sampling import RequestSampler, is_sound, sample_rows
+from flashdraft.engine.policy.costs import GPU_COSTS, CostModel
+from flashdraft.engine.policy.verify import VerifyPolicy
+from flashdraft.engine.policy.width import WidthChooser
+from flashdraft.engine.sampling.accept import accept_length, accept_ragged
+from flashdraft.engine.sampling.draw import Drawing
+from flashdraft.engine.sampling.grammar import Constraint, GrammarCompiler
+from flashdraft.engine.sampling.process import RequestSampler, is_sound, sample_rows
 from flashdraft.engine.scheduler import Scheduler, Work
 from flashdraft.engine.sequence import Sequence as RunningSequence
+from flashdraft.engine.step.ahead import AHEAD_MARGIN, Ahead, Landed, smallest_batch
+from flashdraft.engine.step.commit import Committer
+from flashdraft.engine.step.device import AcceptFunction, DeviceSteps
+from flashdraft.engine.step.forward_graphs import ForwardGraphs
+from flashdraft.engine.step.runner import Runner, Verified
 from flashdraft.engine.validate import validate_request
-from flashdraft.engine.width import WidthChooser
 from flashdraft.errors import RequestError
-from flashdraft.models.drafter import PackedDrafter
+from flashdraft.models.drafter.model import PackedDrafter
 from flashdraft.models.layers import Target
 
 log = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ import time
 from collections import deque
 from dataclasses import dataclass, replace
 
-from flashdraft.engine.pages import PageBook
+from flashdraft.engine.cache.pages import PageBook
 from flashdraft.engine.sequence import Sequence
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from flashdraft.core import GrammarSpec, Request
 from flashdraft.engine.config import MAX_VERIFY
-from flashdraft.engine.sampling import validate_for_vocab
+from flashdraft.engine.sampling.process import validate_for_vocab
 from flashdraft.errors import ContextLengthError, RequestError
 
 MAX_PROMPT_LOGPROBS = 20

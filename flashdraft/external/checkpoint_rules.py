@@ -2,7 +2,7 @@
 
 Both published layouts are known: z-lab's, which both engines read, and speculators', which only
 vLLM does. Rules are those of vLLM 0.32 and SGLang 0.5.23. Only headers of weights are read; whether
-flashdraft itself can run the drafter is drafter_loading.py's question.
+flashdraft itself can run the drafter is models/drafter/loading.py's question.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard
 
 from flashdraft.external.tensor_rules import tensor_failures
-from flashdraft.models.config import ModelConfig
-from flashdraft.models.model_files import read_json
+from flashdraft.models.config.target import ModelConfig
+from flashdraft.models.files.opening import read_json
 
 BOTH = ("vllm", "sglang")
 ZLAB, SPECULATORS = "zlab", "speculators"

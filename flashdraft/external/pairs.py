@@ -23,12 +23,12 @@ from flashdraft.errors import (
     UnsupportedModelError,
 )
 from flashdraft.files import put_in_place, write_whole
-from flashdraft.models.config import ModelConfig
-from flashdraft.models.drafter_config import DrafterConfig
-from flashdraft.models.drafter_loading import check_fit, read_drafter_config
+from flashdraft.models.config.target import ModelConfig
+from flashdraft.models.drafter.config import DrafterConfig
+from flashdraft.models.drafter.loading import check_fit, read_drafter_config
+from flashdraft.models.files.opening import read_json, reading
+from flashdraft.models.files.packaged import cache_folder
 from flashdraft.models.loading import loading_progress, open_checkpoint
-from flashdraft.models.model_files import read_json, reading
-from flashdraft.models.packaged import cache_folder
 from flashdraft.models.sources import DEFAULT_MODEL, default_drafter, resolve_source
 from flashdraft.models.tokenizer import Tokenizer
 

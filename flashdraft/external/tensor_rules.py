@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from flashdraft.errors import CheckpointError, printable
-from flashdraft.models.safetensors_reader import SafetensorsFiles, open_safetensors
+from flashdraft.models.files.safetensors import SafetensorsFiles, open_safetensors
 
 _DTYPES = ("BF16", "F16", "F32")
 # what an engine takes from the target, or may find stored again

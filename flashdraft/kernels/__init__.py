@@ -1,1 +1,1 @@
-"""Numeric kernels: one interface, one file per backend, chosen once by `select`."""
+"""Numeric kernels: one interface, chosen once by `select`; a folder for each kind of device."""

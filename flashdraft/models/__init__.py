@@ -1,0 +1,1 @@
+"""Targets and drafters: configs, files, layers, tokenizers."""

@@ -3,7 +3,7 @@
 It gives every quantised weight under its plain name. Only the weights are taken from such a file:
 activations stay in the kernels' own dtype, also where the config would round them, and a scale for
 the key/value cache is left aside. Which of a config's formats a weight is in is told by its own
-tensors; what the config says is quantization_config.py's.
+tensors; what the config says is config/quantization.py's.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from torch import Tensor
 
 from flashdraft.errors import CheckpointError, quoted
 from flashdraft.kernels.quantized import Matrix, Quantized, Scheme
-from flashdraft.models.quantization_config import WeightFormat, unsupported_weights
-from flashdraft.models.safetensors_reader import SafetensorsFiles
+from flashdraft.models.config.quantization import WeightFormat, unsupported_weights
+from flashdraft.models.files.safetensors import SafetensorsFiles
 
 _PACKED, _SCALES, _SHAPE = ".weight_packed", (".weight_scale", ".weight_scale_inv"), ".weight_shape"
 _ZERO_POINT, _GROUP_INDEX = ".weight_zero_point", ".weight_g_idx"

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from flashdraft.kernels.interface import Best, Kernels, Mixture, Residual, RopeTable
-from flashdraft.models.config import ExpertsConfig, ModelConfig
+from flashdraft.models.config.target import ExpertsConfig, ModelConfig
 from flashdraft.models.layers import (
     Attention,
     ForwardBatch,

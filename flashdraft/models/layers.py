@@ -28,7 +28,7 @@ from flashdraft.kernels.interface import (
     RopeTable,
 )
 from flashdraft.kernels.quantized import Matrix
-from flashdraft.models.config import LayerConfig, ModelConfig
+from flashdraft.models.config.target import LayerConfig, ModelConfig
 from flashdraft.models.rope import Rope
 from flashdraft.models.weights import Weights
 

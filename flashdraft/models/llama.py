@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from flashdraft.kernels.interface import Best, Kernels, RopeTable
-from flashdraft.models.config import ModelConfig
+from flashdraft.models.config.target import ModelConfig
 from flashdraft.models.layers import (
     Attention,
     ForwardBatch,

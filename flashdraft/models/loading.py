@@ -21,18 +21,18 @@ from tqdm import tqdm
 from flashdraft.errors import CheckpointError, quoted
 from flashdraft.kernels.quantized import Matrix, Quantized, stack_experts, stack_rows
 from flashdraft.models.compressed_tensors import CompressedTensors
-from flashdraft.models.config import ModelConfig
-from flashdraft.models.gguf_file import GGUFFile
-from flashdraft.models.gguf_reader import GGUFTensors, gguf_config, gguf_generation_config
-from flashdraft.models.model_files import check_model_files, read_json, reading
+from flashdraft.models.config.quantization import read_quantization
+from flashdraft.models.config.target import ModelConfig
+from flashdraft.models.files.opening import check_model_files, read_json, reading
+from flashdraft.models.files.safetensors import open_safetensors
+from flashdraft.models.gguf.file import GGUFFile
+from flashdraft.models.gguf.reader import GGUFTensors, gguf_config, gguf_generation_config
 from flashdraft.models.other_formats import (
     refuse_other_config,
     refuse_other_folder,
     refuse_other_gguf,
     refuse_other_tensors,
 )
-from flashdraft.models.quantization_config import read_quantization
-from flashdraft.models.safetensors_reader import open_safetensors
 from flashdraft.models.weights import GuardedTensors, TensorSource
 
 _TEXT_PREFIXES = (

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from flashdraft.errors import UnsupportedModelError, quoted
-from flashdraft.models.gguf_file import GGUFFile
-from flashdraft.models.model_files import read_json
-from flashdraft.models.quantization_config import unsupported_weights
+from flashdraft.models.config.quantization import unsupported_weights
+from flashdraft.models.files.opening import read_json
+from flashdraft.models.gguf.file import GGUFFile
 
 
 class _Mark(NamedTuple):

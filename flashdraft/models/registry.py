@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from flashdraft.kernels.interface import Kernels
-from flashdraft.models.config import ModelConfig
+from flashdraft.models.config.target import ModelConfig
+from flashdraft.models.files.opening import reading
 from flashdraft.models.gemma4 import Gemma4Target
 from flashdraft.models.layers import Target
 from flashdraft.models.llama import LlamaTarget
-from flashdraft.models.model_files import reading
 from flashdraft.models.weights import TensorSource, Weights
 
 FAMILIES: dict[str, Callable[..., Target]] = {"llama": LlamaTarget, "gemma4": Gemma4Target}

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from flashdraft.kernels.interface import RopeTable
-from flashdraft.models.rope_config import RopeConfig
+from flashdraft.models.config.rope import RopeConfig
 
 BLOCK_POSITIONS = 1024
 

@@ -1,7 +1,7 @@
 """Where a model comes from: a folder, a GGUF file, a built-in name or a Hub id.
 
-It has the files fetched (packaged.py, hub.py) and does not look into them (loading.py does). Run by
-`flashdraft models` and by everything that takes `--model`.
+It has the files fetched (files/packaged.py, files/hub.py) and does not look into them (loading.py
+does). Run by `flashdraft models` and by everything that takes `--model`.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from flashdraft.errors import ModelNotFoundError
-from flashdraft.models import gguf_file, quantization_config
-from flashdraft.models.hub import bytes_on_disk, fetch_from_hub
-from flashdraft.models.packaged import PackagedModel, fetch_packaged
+from flashdraft.models.config import quantization
+from flashdraft.models.files.hub import bytes_on_disk, fetch_from_hub
+from flashdraft.models.files.packaged import PackagedModel, fetch_packaged
+from flashdraft.models.gguf import file as gguf_file
 
 DEFAULT_MODEL = "smollm2-135m"
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -144,4 +145,4 @@ def known_models() -> list[KnownModel]:
 def readable_kinds() -> WeightKinds:
     """The kinds of weights that can be loaded, from the readers' own tables."""
     kinds = tuple(row.name for row in gguf_file.FORMATS.values())
-    return WeightKinds(kinds, quantization_config.FORMATS, quantization_config.SUPPORTED)
+    return WeightKinds(kinds, quantization.FORMATS, quantization.SUPPORTED)

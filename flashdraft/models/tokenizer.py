@@ -36,10 +36,10 @@ from flashdraft.killable.pool import (
     RefusedError,
     StoppedError,
 )
-from flashdraft.models.digests import read_digest
-from flashdraft.models.gguf_file import GGUFFile
-from flashdraft.models.gguf_tokenizer import build_gguf_tokenizer
-from flashdraft.models.model_files import check_model_files, read_json, read_model_bytes, reading
+from flashdraft.models.files.digests import read_digest
+from flashdraft.models.files.opening import check_model_files, read_json, read_model_bytes, reading
+from flashdraft.models.gguf.file import GGUFFile
+from flashdraft.models.gguf.tokenizer import build_gguf_tokenizer
 from flashdraft.text import exact_json
 from flashdraft.text.protocol import MAX_CHARS, identity, unpack_ids
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from flashdraft.errors import CheckpointError, quoted
 from flashdraft.kernels.quantized import Matrix
-from flashdraft.models.model_files import reading
+from flashdraft.models.files.opening import reading
 
 
 class TensorSource(Protocol):

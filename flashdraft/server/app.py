@@ -11,31 +11,27 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from flashdraft.core import VERSION
 from flashdraft.errors import FlashdraftError
-from flashdraft.server import (
-    anthropic,
-    openai_chat,
-    openai_completions,
-    openai_responses,
-    service_routes,
-)
-from flashdraft.server.access import CLIENT_LEFT, Access
-from flashdraft.server.api_errors import as_api_error, error_response
-from flashdraft.server.arrivals import Arrivals
-from flashdraft.server.asgi import shape_of
-from flashdraft.server.connections import Capacity
-from flashdraft.server.disconnect import ClientDisconnectedError
-from flashdraft.server.limits import Limits
-from flashdraft.server.logs import Sink, write_line
-from flashdraft.server.metrics import Metrics
-from flashdraft.server.security import Gate
-from flashdraft.server.serving import Serving
+from flashdraft.server import service_routes
+from flashdraft.server.answering.serving import Serving
+from flashdraft.server.anthropic import messages
+from flashdraft.server.http.asgi import shape_of
+from flashdraft.server.http.body_limits import Limits
+from flashdraft.server.http.body_memory import Arrivals
+from flashdraft.server.http.connection_limits import Capacity
+from flashdraft.server.http.disconnect import ClientDisconnectedError
+from flashdraft.server.http.errors import as_api_error, error_response
+from flashdraft.server.http.request_records import CLIENT_LEFT, Access
+from flashdraft.server.http.security import Gate
+from flashdraft.server.openai import chat, completions, responses
+from flashdraft.server.telemetry.logs import Sink, write_line
+from flashdraft.server.telemetry.metrics import Metrics
 
 _ROUTE_MODULES = (
     service_routes,
-    openai_chat,
-    openai_completions,
-    openai_responses,
-    anthropic,
+    chat,
+    completions,
+    responses,
+    messages,
 )
 
 

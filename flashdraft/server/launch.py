@@ -17,13 +17,13 @@ from starlette.types import ASGIApp
 
 from flashdraft.errors import EngineLostError, FlashdraftError
 from flashdraft.models.tokenizer import Tokenizer
+from flashdraft.server.answering.serving import Serving
 from flashdraft.server.app import create_app
-from flashdraft.server.connections import connection_class
-from flashdraft.server.engine_client import EngineClient, EngineInfo
-from flashdraft.server.logs import Sink, structured_logging, write_line
-from flashdraft.server.metrics import Metrics
-from flashdraft.server.serving import Serving
+from flashdraft.server.http.connection_limits import connection_class
+from flashdraft.server.process.client import EngineClient, EngineInfo
 from flashdraft.server.settings import ServerSettings
+from flashdraft.server.telemetry.logs import Sink, structured_logging, write_line
+from flashdraft.server.telemetry.metrics import Metrics
 
 FLUSH_S = 5  # for responses to reach their clients once the engine is done
 SIGNALS = (signal.SIGINT, signal.SIGTERM)

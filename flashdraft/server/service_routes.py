@@ -12,22 +12,22 @@ from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Res
 
 from flashdraft.core import VERSION
 from flashdraft.errors import RequestError
-from flashdraft.server.api_errors import (
+from flashdraft.server.answering.constraints import ToolUse
+from flashdraft.server.answering.questions import conversation_ids
+from flashdraft.server.answering.serving import Serving
+from flashdraft.server.http.errors import (
     SERVICE_RESPONSES,
     CheckedRoute,
     FieldError,
     json_response,
 )
-from flashdraft.server.constraints import ToolUse
-from flashdraft.server.engine_client import EngineClient, EngineState
-from flashdraft.server.metrics import Metrics
-from flashdraft.server.openai_chat import chat_messages, chat_tools, check_chat_tools
-from flashdraft.server.prometheus import CONTENT_TYPE
-from flashdraft.server.questions import conversation_ids
-from flashdraft.server.schemas_chat import Message
-from flashdraft.server.schemas_common import Body, FunctionTool, Many
-from flashdraft.server.security import page_headers
-from flashdraft.server.serving import Serving
+from flashdraft.server.http.fields import Body, FunctionTool, Many
+from flashdraft.server.http.security import page_headers
+from flashdraft.server.openai.chat import chat_messages, chat_tools, check_chat_tools
+from flashdraft.server.openai.chat_fields import Message
+from flashdraft.server.process.client import EngineClient, EngineState
+from flashdraft.server.telemetry.metrics import Metrics
+from flashdraft.server.telemetry.prometheus import CONTENT_TYPE
 
 MAX_TOKENIZED = 2 * 1024 * 1024  # characters
 PAGE_FOLDER = Path(__file__).parent / "page"

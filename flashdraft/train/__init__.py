@@ -1,0 +1,1 @@
+"""Drafters trained from a target alone, or from given prompts."""

@@ -15,9 +15,9 @@ from pathlib import Path
 import torch
 
 from flashdraft.errors import TrainingError
-from flashdraft.models.config import ModelConfig
-from flashdraft.models.drafter_config import DrafterConfig
-from flashdraft.train.schedule import TrainConfig, known_length
+from flashdraft.models.config.target import ModelConfig
+from flashdraft.models.drafter.config import DrafterConfig
+from flashdraft.train.fit.schedule import TrainConfig, known_length
 
 # dense bf16 products per second, as reached by large ones
 _DEVICE_FLOPS = {

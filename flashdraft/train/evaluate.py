@@ -18,12 +18,12 @@ from flashdraft.core import FinishReason, Generation, Request, SamplingParams
 from flashdraft.engine.config import EngineConfig
 from flashdraft.engine.engine import Engine
 from flashdraft.errors import FlashdraftError, TrainingError
-from flashdraft.models.drafter import Drafter, PackedDrafter
+from flashdraft.models.drafter.model import Drafter, PackedDrafter
 from flashdraft.models.layers import Target
-from flashdraft.train.answers import AnswerSet
-from flashdraft.train.batches import NO_LABEL, PackedBatch, every_block
-from flashdraft.train.regenerate import find_loop
-from flashdraft.train.step import TrainingStep
+from flashdraft.train.data.answers import AnswerSet
+from flashdraft.train.data.regenerate import find_loop
+from flashdraft.train.fit.batches import NO_LABEL, PackedBatch, every_block
+from flashdraft.train.fit.step import TrainingStep
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """A new drafter for any target: its shape, its mask token, and weights that fit the target's scale.
 
-How a drafter runs is models/drafter.py's business; how it learns, the trainer's.
+How a drafter runs is models/drafter/model.py's business; how it learns, the trainer's.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from flashdraft.errors import RequestError
-from flashdraft.models.config import ModelConfig
-from flashdraft.models.drafter import Drafter
-from flashdraft.models.drafter_config import DrafterConfig
-from flashdraft.models.rope_config import RopeConfig
+from flashdraft.models.config.rope import RopeConfig
+from flashdraft.models.config.target import ModelConfig
+from flashdraft.models.drafter.config import DrafterConfig
+from flashdraft.models.drafter.model import Drafter
 from flashdraft.models.tokenizer import Tokenizer
 
 NUM_LAYERS = 5

@@ -10,11 +10,11 @@ from pathlib import Path
 import torch
 
 from flashdraft.errors import FlashdraftError, TrainingError
-from flashdraft.models.config import ModelConfig
-from flashdraft.models.drafter import Drafter
-from flashdraft.models.drafter_config import DrafterConfig
-from flashdraft.models.drafter_loading import check_fit, load_drafter, read_drafter_config
-from flashdraft.train.state import is_state, read_parameters, read_state, states
+from flashdraft.models.config.target import ModelConfig
+from flashdraft.models.drafter.config import DrafterConfig
+from flashdraft.models.drafter.loading import check_fit, load_drafter, read_drafter_config
+from flashdraft.models.drafter.model import Drafter
+from flashdraft.train.fit.state import is_state, read_parameters, read_state, states
 
 
 def read_origin_config(folder: Path) -> DrafterConfig:

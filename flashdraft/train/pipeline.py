@@ -27,17 +27,23 @@ from safetensors import SafetensorError
 from flashdraft.errors import CapacityError, TrainingError
 from flashdraft.kernels.interface import Kernels
 from flashdraft.kernels.select import WeightFormats, select_kernels
-from flashdraft.models.drafter import Drafter
-from flashdraft.models.drafter_config import DrafterConfig
-from flashdraft.models.drafter_loading import save_drafter
+from flashdraft.models.drafter.config import DrafterConfig
+from flashdraft.models.drafter.loading import save_drafter
+from flashdraft.models.drafter.model import Drafter
 from flashdraft.models.loading import Checkpoint, loading_progress, open_checkpoint
 from flashdraft.models.registry import build_target
 from flashdraft.models.sources import resolve_source
-from flashdraft.train.answers import AnswerSet
-from flashdraft.train.batches import BatchPlan
+from flashdraft.train.data.answers import AnswerSet
+from flashdraft.train.data.prompts import Prompt, drop_overlapping, read_prompts, read_texts
+from flashdraft.train.data.regenerate import fingerprint, load_target, regenerate
+from flashdraft.train.data.synth import SynthSettings, synthesize
 from flashdraft.train.estimate import check_disk, estimate
 from flashdraft.train.evaluate import Evaluation, evaluate_offline
 from flashdraft.train.export import provenance, write_provenance
+from flashdraft.train.fit.batches import BatchPlan
+from flashdraft.train.fit.loop import LogRow, Trainer
+from flashdraft.train.fit.plot import LOG_NAME
+from flashdraft.train.fit.step import TrainingStep
 from flashdraft.train.initial import calibrate, new_drafter
 from flashdraft.train.job import (
     TrainingJob,
@@ -47,13 +53,7 @@ from flashdraft.train.job import (
     plan_drafter,
 )
 from flashdraft.train.lock import make_folder, sole_writer
-from flashdraft.train.loop import LogRow, Trainer
 from flashdraft.train.origin import load_origin
-from flashdraft.train.plot import LOG_NAME
-from flashdraft.train.prompts import Prompt, drop_overlapping, read_prompts, read_texts
-from flashdraft.train.regenerate import fingerprint, load_target, regenerate
-from flashdraft.train.step import TrainingStep
-from flashdraft.train.synth import SynthSettings, synthesize
 
 _PATIENCE = timedelta(days=7)  # processes wait for the first one to make the data
 _ANY_WIDTH_SHARE = 0.25  # of the blocks cut short: with fewer a cut block drafts worse than a whole

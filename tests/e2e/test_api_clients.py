@@ -16,10 +16,10 @@ import uvicorn
 from pydantic import BaseModel
 
 from flashdraft.errors import EngineLostError, QueueFullError
+from flashdraft.server.answering.serving import Serving
 from flashdraft.server.app import create_app
-from flashdraft.server.metrics import Metrics
-from flashdraft.server.serving import Serving
 from flashdraft.server.settings import ServerSettings
+from flashdraft.server.telemetry.metrics import Metrics
 from tests.unit.server.scripted import (
     CALL,
     MODEL,

@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from flashdraft.bench.local import LocalRunner
-from flashdraft.bench.measure import OnReply
-from flashdraft.bench.measure import Run as BenchRun
-from flashdraft.bench.reading import read_document
+from flashdraft.bench.report.reading import read_document
 from flashdraft.bench.results import Measurement
+from flashdraft.bench.run.local import LocalRunner
+from flashdraft.bench.run.measure import OnReply
+from flashdraft.bench.run.measure import Run as BenchRun
 from flashdraft.cli import main
 from tests.tiny import make_tiny_checkpoint
-from tests.unit.bench.openai_server import OpenAIServer, answer, chunk, stream_of
+from tests.unit.bench.run.openai_server import OpenAIServer, answer, chunk, stream_of
 
 COMMAND = [sys.executable, "-m", "flashdraft", "bench"]
 QUICK = ("--max-tokens", "12", "--num-prompts", "2", "--concurrency", "1,2")

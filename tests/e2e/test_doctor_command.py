@@ -18,10 +18,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from flashdraft.bench import doctor, doctor_causes, doctor_drafter, doctor_probe
-from flashdraft.bench.doctor import examine_patient
-from flashdraft.bench.doctor_causes import find_causes
-from flashdraft.bench.doctor_probe import (
+from flashdraft.bench.doctor import causes as doctor_causes
+from flashdraft.bench.doctor import drafter as doctor_drafter
+from flashdraft.bench.doctor import examination
+from flashdraft.bench.doctor import probe as doctor_probe
+from flashdraft.bench.doctor.causes import find_causes
+from flashdraft.bench.doctor.examination import examine_patient
+from flashdraft.bench.doctor.expected import expected_range
+from flashdraft.bench.doctor.probe import (
     PROMPTS,
     Accepted,
     Mode,
@@ -30,9 +34,8 @@ from flashdraft.bench.doctor_probe import (
     drafter_for,
     greedy,
 )
-from flashdraft.bench.doctor_replay import Trial, try_drafter
-from flashdraft.bench.doctor_report import Measured, Report, Settings
-from flashdraft.bench.expected import expected_range
+from flashdraft.bench.doctor.replay import Trial, try_drafter
+from flashdraft.bench.doctor.report import Measured, Report, Settings
 from flashdraft.cli import main
 from flashdraft.core import FinishReason, Generation, GenerationStats, SamplingParams
 from flashdraft.models.loading import open_checkpoint
@@ -176,8 +179,8 @@ def test_a_fault_is_found_by_drafting_in_the_default_time_of_a_slow_machine(
         return try_drafter(*arguments)
 
     monkeypatch.setattr(doctor_drafter, "try_drafter", try_slowly)
-    monkeypatch.setattr(doctor, "Probe", lambda *_, **__: slow)
-    for module in (doctor, doctor_causes, doctor_drafter):
+    monkeypatch.setattr(examination, "Probe", lambda *_, **__: slow)
+    for module in (examination, doctor_causes, doctor_drafter):
         monkeypatch.setattr(module, "time", slow)
     settings = Settings(patient.llm.model)
     report = examine_patient(patient, settings)

@@ -77,7 +77,7 @@ class Running:
     @property
     def engine_pid(self) -> int:
         """The engine's process: the server's one child that is a worker."""
-        (pid,) = [pid for pid in self.children if runs(pid, "flashdraft.server.worker")]
+        (pid,) = [pid for pid in self.children if runs(pid, "flashdraft.server.process.worker")]
         return pid
 
     @property
@@ -391,7 +391,7 @@ def test_a_wrong_flag_is_known_before_anything_is_loaded(
     def fail(*_: object) -> None:
         raise AssertionError("the model was being loaded")
 
-    monkeypatch.setattr("flashdraft.cli.serve._load_tokenizer", fail)
+    monkeypatch.setattr("flashdraft.cli.commands.serve._load_tokenizer", fail)
     assert main(["serve", str(folder), "--port", "0", flag, value]) == 2
     error = capsys.readouterr().err
     assert value in error and error.count("\n") == 1

@@ -18,23 +18,23 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from flashdraft import LLM, SamplingParams
-from flashdraft.cli import train as train_command
+from flashdraft.cli.commands import train as train_command
 from flashdraft.errors import CheckpointError, RequestError, TrainingError
 from flashdraft.kernels.interface import Kernels
 from flashdraft.kernels.quantized import Scheme
 from flashdraft.kernels.select import select_kernels
-from flashdraft.models.drafter_loading import save_drafter
+from flashdraft.models.drafter.loading import save_drafter
 from flashdraft.models.loading import open_checkpoint
 from flashdraft.models.tokenizer import Tokenizer
 from flashdraft.train import pipeline
+from flashdraft.train.data.regenerate import fingerprint, load_target
 from flashdraft.train.evaluate import Evaluation
+from flashdraft.train.fit.plot import read_log
+from flashdraft.train.fit.schedule import TrainConfig
+from flashdraft.train.fit.state import latest, read_state
 from flashdraft.train.initial import new_drafter
 from flashdraft.train.job import TrainingJob
 from flashdraft.train.pipeline import train_drafter
-from flashdraft.train.plot import read_log
-from flashdraft.train.regenerate import fingerprint, load_target
-from flashdraft.train.schedule import TrainConfig
-from flashdraft.train.state import latest, read_state
 from tests.tiny import CONFIGS, END_OF_TURN, make_tiny_checkpoint
 
 ROOT = Path(__file__).parents[2]

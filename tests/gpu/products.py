@@ -7,9 +7,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from flashdraft.kernels.cuda.quantized.layout import pack_quantized
 from flashdraft.kernels.interface import Activation
-from flashdraft.kernels.triton_quantized_layout import pack_quantized
-from tests.unit.kernels.test_triton_quantized import FORMATS
+from tests.unit.kernels.cuda.quantized.test_linear import FORMATS
 
 Multiply = Callable[..., Tensor]  # (x, packed weight, activation or nothing)
 

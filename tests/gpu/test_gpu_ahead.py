@@ -13,7 +13,7 @@ from flashdraft.engine.config import EngineConfig
 from flashdraft.engine.engine import Engine
 from flashdraft.kernels.select import select_kernels
 from tests import zoo
-from tests.unit.engine.test_ahead import Oracle, greedy_requests, tokens
+from tests.unit.engine.step.test_ahead import Oracle, greedy_requests, tokens
 
 pytestmark = pytest.mark.gpu
 

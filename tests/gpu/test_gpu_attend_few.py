@@ -7,7 +7,7 @@ import torch
 
 from flashdraft.kernels.interface import BIDIRECTIONAL, CAUSAL
 from flashdraft.kernels.quantized import Scheme
-from tests.unit.kernels.test_cuda_attention import CASES, FULL, expect, make_inputs
+from tests.unit.kernels.cuda.attention.test_few_rows import CASES, FULL, expect, make_inputs
 
 pytestmark = pytest.mark.gpu
 
@@ -33,14 +33,14 @@ def to_device(value):
 
 
 def make_kernels(scheme=None):
-    from flashdraft.kernels.triton_backend import TritonKernels
+    from flashdraft.kernels.cuda.backend import TritonKernels
 
     return TritonKernels(DEVICE, torch.bfloat16, quantize=scheme)
 
 
 def attend(kernels, inputs, scale, window, mask):
     """By the kernel alone."""
-    from flashdraft.kernels.cuda_attention import attend_few
+    from flashdraft.kernels.cuda.attention.few_rows import attend_few
 
     return attend_few(
         *inputs, kernels._meetings, kernels._limits, scale=scale, window=window, mask=mask
@@ -66,9 +66,9 @@ def test_it_is_what_torch_says(case):
 @pytest.mark.parametrize("case", ["31B, sliding", "31B, sliding, block", "31B, full, block"])
 def test_it_starts_while_a_linear_ends(case, monkeypatch):
     """Many steps in a graph, each linear's result prepared and read by the next kernel."""
-    from flashdraft.kernels import cuda_few_rows
+    from flashdraft.kernels.cuda.quantized import few_rows
 
-    monkeypatch.setattr(cuda_few_rows, "MIN_VALUES", 0)  # so that all linears signal early
+    monkeypatch.setattr(few_rows, "MIN_VALUES", 0)  # so that all linears signal early
     *sizes, window, mask, of_spec = REAL[case]
     kernels, scale = make_kernels(Scheme.INT4), sizes[2] ** -0.5
     ours = [to_device(value) for value in make_inputs(*sizes, 0, of_spec)]

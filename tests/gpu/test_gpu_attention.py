@@ -86,7 +86,7 @@ CASES = {
 
 
 def triton_kernels(dtype: torch.dtype, exact: bool = False) -> Any:
-    from flashdraft.kernels.triton_backend import TritonKernels
+    from flashdraft.kernels.cuda.backend import TritonKernels
 
     return TritonKernels(CUDA, dtype, exact)
 
@@ -157,7 +157,7 @@ def test_attention_equals_the_reference(name: str, report: list[str]) -> None:
 def plan_of(
     kernels: Any, query: Tensor, keys: Tensor, values: Tensor, view: PageView, window: int | None
 ) -> Any:
-    from flashdraft.kernels.triton_plan import plan_attention
+    from flashdraft.kernels.cuda.plan import plan_attention
 
     return plan_attention(query, keys, view, window, kernels._limits)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from flashdraft.bench.doctor_checks import check_kernels
-from flashdraft.bench.doctor_report import OK
+from flashdraft.bench.doctor.checks import check_kernels
+from flashdraft.bench.doctor.report import OK
 from flashdraft.kernels.quantized import Scheme
 from flashdraft.kernels.select import select_kernels
 

@@ -19,7 +19,7 @@ RELATIVE = {torch.bfloat16: 8e-3, torch.float16: 1e-3, torch.float32: 2e-5}
 
 
 def triton_kernels(dtype: torch.dtype, exact: bool = False) -> Any:
-    from flashdraft.kernels.triton_backend import TritonKernels
+    from flashdraft.kernels.cuda.backend import TritonKernels
 
     return TritonKernels(CUDA, dtype, exact)
 

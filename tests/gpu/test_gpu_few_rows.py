@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from flashdraft.kernels.cuda.quantized.layout import pack_quantized
 from flashdraft.kernels.interface import Activation, Mixture, Residual
 from flashdraft.kernels.quantized import Scheme, stack_experts
-from flashdraft.kernels.triton_quantized_layout import pack_quantized
 from tests.gpu.products import (
     check_every_fp8_number,
     check_gates,
@@ -15,7 +15,7 @@ from tests.gpu.products import (
     check_sizes,
     distance,
 )
-from tests.unit.kernels.test_triton_quantized import FEW_ROWS_FORMATS, FORMATS
+from tests.unit.kernels.cuda.quantized.test_linear import FEW_ROWS_FORMATS, FORMATS
 
 pytestmark = pytest.mark.gpu
 
@@ -25,20 +25,20 @@ DEVICE = torch.device("cuda", 0)
 @pytest.fixture(autouse=True)
 def in_use(monkeypatch):
     """Also where Triton is faster."""
-    from flashdraft.kernels import cuda_few_rows
+    from flashdraft.kernels.cuda.quantized import few_rows
 
-    monkeypatch.setattr(cuda_few_rows, "MAX_ROWS", dict.fromkeys(cuda_few_rows.MAX_ROWS, 16))
-    monkeypatch.setattr(cuda_few_rows, "MIN_VALUES", 0)
+    monkeypatch.setattr(few_rows, "MAX_ROWS", dict.fromkeys(few_rows.MAX_ROWS, 16))
+    monkeypatch.setattr(few_rows, "MIN_VALUES", 0)
 
 
 def limits():
-    from flashdraft.kernels.triton_backend import _read_limits
+    from flashdraft.kernels.cuda.backend import _read_limits
 
     return _read_limits(DEVICE)
 
 
 def multiply(x, packed, activation=None):
-    from flashdraft.kernels.cuda_few_rows import multiply_few
+    from flashdraft.kernels.cuda.quantized.few_rows import multiply_few
 
     arrivals = torch.zeros(1 << 18, device=DEVICE, dtype=torch.int32)
     found = multiply_few(x, packed, limits(), arrivals, activation)
@@ -65,12 +65,13 @@ def test_gates(name, num_rows, activation):
 
 
 def test_the_backend_takes_it(monkeypatch):
-    from flashdraft.kernels import cuda_few_rows, triton_backend
+    from flashdraft.kernels.cuda import backend as triton_backend
+    from flashdraft.kernels.cuda.quantized import few_rows
 
     monkeypatch.setattr(triton_backend, "MIN_QUANTIZED_VALUES", 0)
-    taken, launch = [], cuda_few_rows.launch
+    taken, launch = [], few_rows.launch
     monkeypatch.setattr(
-        cuda_few_rows, "launch", lambda x, *rest: taken.append(len(x)) or launch(x, *rest)
+        few_rows, "launch", lambda x, *rest: taken.append(len(x)) or launch(x, *rest)
     )
     torch.manual_seed(5)
     weight = FORMATS["q4_0"](out=900, depth=2048)
@@ -115,7 +116,7 @@ def test_a_chain_in_a_graph_is_the_chain(num_rows):
     arrivals = torch.zeros(1 << 18, device=DEVICE, dtype=torch.int32)
 
     def multiply_unchecked(y, weight):
-        from flashdraft.kernels.cuda_few_rows import multiply_few
+        from flashdraft.kernels.cuda.quantized.few_rows import multiply_few
 
         return multiply_few(y, weight, limits(), arrivals)
 
@@ -134,9 +135,9 @@ def test_a_chain_in_a_graph_is_the_chain(num_rows):
 @pytest.mark.parametrize("is_settled", [False, True])
 @pytest.mark.parametrize("inner", [128, 704])
 def test_a_mixture_for_one_row(inner, is_settled):
-    from flashdraft.kernels.cuda_few_rows_plan import Experts
-    from flashdraft.kernels.cuda_mixture import mix_one
-    from flashdraft.kernels.triton_quantized_experts import mix_quantized
+    from flashdraft.kernels.cuda.experts.quantized import mix_quantized
+    from flashdraft.kernels.cuda.experts.quantized_one_row import mix_one
+    from flashdraft.kernels.cuda.quantized.few_rows_plan import Experts
 
     torch.manual_seed(4)
     gate_up = stack_experts([FORMATS["q4_0"](out=2 * inner, depth=2816) for _ in range(16)])
@@ -159,8 +160,8 @@ def test_a_mixture_for_one_row(inner, is_settled):
 @pytest.mark.parametrize("activation", [None, Activation.GELU_TANH])
 @pytest.mark.parametrize("scheme", [Scheme.INT4, Scheme.FP8])
 def test_a_row_that_it_sums_up_and_norms(scheme, activation, hidden, num_deltas):
-    from flashdraft.kernels.cuda_few_rows import multiply_normed
-    from flashdraft.kernels.triton_backend import TritonKernels
+    from flashdraft.kernels.cuda.backend import TritonKernels
+    from flashdraft.kernels.cuda.quantized.few_rows import multiply_normed
 
     torch.manual_seed(num_deltas)
     kernels = TritonKernels(DEVICE, torch.bfloat16, quantize=scheme)
@@ -186,8 +187,8 @@ def test_a_row_that_it_sums_up_and_norms(scheme, activation, hidden, num_deltas)
 def test_a_mixture_in_four_launches(seed):
     """Of 26B's sizes, with fewer experts; that it is taken, and chooses as others do."""
     from flashdraft.kernels.composed import compose_mixture
-    from flashdraft.kernels.cuda_mixture import mix_row
-    from flashdraft.kernels.triton_backend import TritonKernels
+    from flashdraft.kernels.cuda.backend import TritonKernels
+    from flashdraft.kernels.cuda.experts.quantized_one_row import mix_row
 
     torch.manual_seed(seed)
     kernels = TritonKernels(DEVICE, torch.bfloat16, quantize=Scheme.INT4)

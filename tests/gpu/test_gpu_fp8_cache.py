@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from flashdraft.engine.cache import LEAST_FP8_CAPABILITY, stored_dtype
+from flashdraft.engine.cache.memory import GB, build_cache
+from flashdraft.engine.cache.storage import LEAST_FP8_CAPABILITY, stored_dtype
 from flashdraft.engine.config import EngineConfig
 from flashdraft.engine.engine import Engine
-from flashdraft.engine.memory import GB, build_cache
 from flashdraft.errors import RequestError
 from flashdraft.kernels.interface import QKVSpec, RopeTable
 from flashdraft.kernels.select import select_kernels

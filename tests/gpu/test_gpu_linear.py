@@ -20,7 +20,7 @@ VOCABULARY = 100_003  # not a multiple of any tile
 
 
 def triton_kernels(exact: bool = False, dtype: torch.dtype = BF16) -> Any:
-    from flashdraft.kernels.triton_backend import TritonKernels
+    from flashdraft.kernels.cuda.backend import TritonKernels
 
     return TritonKernels(CUDA, dtype, exact)
 
@@ -52,8 +52,8 @@ def test_linears_equal_the_reference(shape: tuple[int, int], exact: bool) -> Non
 
 
 def test_every_tile_form_equals_the_reference() -> None:
-    from flashdraft.kernels.triton_linear import multiply_rows
-    from flashdraft.kernels.triton_plan import LinearPlan
+    from flashdraft.kernels.cuda.dense.linear import multiply_rows
+    from flashdraft.kernels.cuda.plan import LinearPlan
 
     weight, arrivals = random_weight(1000, 2112), torch.zeros(512, device=CUDA, dtype=torch.int32)
     x = random_rows(50, 2112)

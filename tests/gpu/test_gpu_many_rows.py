@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from flashdraft.kernels.cuda.quantized.layout import pack_quantized
 from flashdraft.kernels.interface import Activation
-from flashdraft.kernels.triton_quantized_layout import pack_quantized
 from tests.gpu.products import (
     check_every_fp8_number,
     check_gates,
@@ -14,7 +14,7 @@ from tests.gpu.products import (
     check_sizes,
     distance,
 )
-from tests.unit.kernels.test_triton_quantized import FEW_ROWS_FORMATS, FORMATS
+from tests.unit.kernels.cuda.quantized.test_linear import FEW_ROWS_FORMATS, FORMATS
 
 pytestmark = pytest.mark.gpu
 
@@ -24,23 +24,23 @@ DEVICE = torch.device("cuda", 0)
 @pytest.fixture(autouse=True)
 def only_on_hopper(monkeypatch):
     """Whatever is faster: any number of rows, and small weights."""
-    from flashdraft.kernels import cuda_many_rows
+    from flashdraft.kernels.cuda.quantized import many_rows
 
     if torch.cuda.get_device_capability(DEVICE) != (9, 0):
         pytest.skip("only Hopper has the instructions")
-    monkeypatch.setattr(cuda_many_rows, "MIN_VALUES", 0)
-    monkeypatch.setattr(cuda_many_rows, "MIN_ROWS", 1)
-    monkeypatch.setattr(cuda_many_rows, "MAX_ROWS", 512)
+    monkeypatch.setattr(many_rows, "MIN_VALUES", 0)
+    monkeypatch.setattr(many_rows, "MIN_ROWS", 1)
+    monkeypatch.setattr(many_rows, "MAX_ROWS", 512)
 
 
 def limits():
-    from flashdraft.kernels.triton_backend import _read_limits
+    from flashdraft.kernels.cuda.backend import _read_limits
 
     return _read_limits(DEVICE)
 
 
 def multiply(x, packed, activation=None):
-    from flashdraft.kernels.cuda_many_rows import multiply_many
+    from flashdraft.kernels.cuda.quantized.many_rows import multiply_many
 
     arrivals = torch.zeros(1 << 18, device=DEVICE, dtype=torch.int32)
     found = multiply_many(x, packed, limits(), arrivals, activation)
@@ -85,17 +85,18 @@ def test_gates(name, num_rows, activation):
 
 
 def test_the_backend_takes_it(monkeypatch):
-    from flashdraft.kernels import cuda_many_rows, triton_backend
+    from flashdraft.kernels.cuda import backend as triton_backend
+    from flashdraft.kernels.cuda.quantized import many_rows
 
     monkeypatch.setattr(triton_backend, "MIN_QUANTIZED_VALUES", 0)
-    taken, launch = [], cuda_many_rows.launch
+    taken, launch = [], many_rows.launch
     monkeypatch.setattr(
-        cuda_many_rows, "launch", lambda x, *rest: taken.append(len(x)) or launch(x, *rest)
+        many_rows, "launch", lambda x, *rest: taken.append(len(x)) or launch(x, *rest)
     )
     torch.manual_seed(5)
     weight = FORMATS["q4_0"](out=900, depth=2048)
-    monkeypatch.setattr(cuda_many_rows, "MIN_ROWS", 17)
-    monkeypatch.setattr(cuda_many_rows, "MAX_ROWS", 100)
+    monkeypatch.setattr(many_rows, "MIN_ROWS", 17)
+    monkeypatch.setattr(many_rows, "MAX_ROWS", 100)
     for exact in (False, True):
         backend = triton_backend.TritonKernels(DEVICE, torch.bfloat16, exact=exact)
         for num_rows in (16, 17, 100, 101):
@@ -133,7 +134,7 @@ def test_the_same_bits_every_time(name, num_rows):
 @pytest.mark.parametrize("num_rows", [17, 128])
 def test_a_chain_in_a_graph_is_the_chain(name, num_rows):
     """Kernels that begin before their predecessors end wait for what these write."""
-    from flashdraft.kernels.cuda_many_rows import multiply_many
+    from flashdraft.kernels.cuda.quantized.many_rows import multiply_many
 
     torch.manual_seed(3)
     packed = [pack_quantized(FORMATS[name](out=5376, depth=5376).to(DEVICE)) for _ in range(4)]

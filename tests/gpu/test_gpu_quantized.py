@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from flashdraft.kernels.cuda.quantized.layout import pack_quantized
 from flashdraft.kernels.interface import Activation
 from flashdraft.kernels.quantized import Scheme, quantize, stack_experts
-from flashdraft.kernels.triton_quantized_layout import pack_quantized
 from tests.gpu.products import distance
-from tests.unit.kernels.test_triton_quantized import FORMATS
+from tests.unit.kernels.cuda.quantized.test_linear import FORMATS
 
 pytestmark = pytest.mark.gpu
 
@@ -19,13 +19,13 @@ DEVICE = torch.device("cuda", 0)
 @pytest.fixture(autouse=True)
 def even_small_weights(monkeypatch):
     """What is tested here is small: it must stay in few bits all the same."""
-    from flashdraft.kernels import triton_backend
+    from flashdraft.kernels.cuda import backend as triton_backend
 
     monkeypatch.setattr(triton_backend, "MIN_QUANTIZED_VALUES", 0)
 
 
 def kernels(**settings):
-    from flashdraft.kernels.triton_backend import TritonKernels
+    from flashdraft.kernels.cuda.backend import TritonKernels
 
     return TritonKernels(DEVICE, torch.bfloat16, **settings)
 
@@ -48,7 +48,7 @@ def test_linears_of_every_format(name, num_rows):
 @pytest.mark.parametrize("num_warps", [2, 4])
 @pytest.mark.parametrize("splits", [1, 4])
 def test_tiles_of_every_width(name, num_rows, num_warps, splits):
-    from flashdraft.kernels import triton_quantized as quantized
+    from flashdraft.kernels.cuda.quantized import linear as quantized
 
     torch.manual_seed(9)
     packed = pack_quantized(FORMATS[name](out=900, depth=2048).to(DEVICE))
@@ -78,9 +78,9 @@ def test_gated_linears_are_gates_of_linears(name, num_rows):
 
 @pytest.mark.parametrize("num_rows", [256, 257, 1000])
 def test_prompts_through_a_weight_of_several_pieces(num_rows, monkeypatch):
-    from flashdraft.kernels import triton_quantized_backend
+    from flashdraft.kernels.cuda import quantized_backend
 
-    monkeypatch.setattr(triton_quantized_backend, "FLOAT_BYTES", 1 << 20)  # 256 rows of it
+    monkeypatch.setattr(quantized_backend, "FLOAT_BYTES", 1 << 20)  # 256 rows of it
     torch.manual_seed(6)
     weight, backend = FORMATS["q4_0"](out=900, depth=2048), kernels()
     x = torch.randn(num_rows, 2048, device=DEVICE).bfloat16()
@@ -90,7 +90,7 @@ def test_prompts_through_a_weight_of_several_pieces(num_rows, monkeypatch):
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_stack_in_one_launch_is_its_weights_one_by_one(name):
-    from flashdraft.kernels.triton_quantized import dequantize
+    from flashdraft.kernels.cuda.quantized.linear import dequantize
 
     torch.manual_seed(7)
     weights = [FORMATS[name](out=900, depth=512).to(DEVICE) for _ in range(5)]

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from flashdraft.kernels.cuda.quantized.layout import PackedWeight, pack_quantized
 from flashdraft.kernels.interface import Activation
 from flashdraft.kernels.quantized import Quantized, Scheme, quantize
 from flashdraft.kernels.torch_backend import TorchKernels
-from flashdraft.kernels.triton_quantized_layout import PackedWeight, pack_quantized
 
 pytestmark = pytest.mark.gpu
 CUDA = torch.device("cuda")
@@ -78,7 +78,7 @@ class Mixture:
         self.num_processors = torch.cuda.get_device_properties(CUDA).multi_processor_count
 
     def __call__(self, x: Tensor, chosen: Tensor, weights: Tensor, exact: bool = False) -> Tensor:
-        from flashdraft.kernels.triton_quantized_experts import mix_quantized
+        from flashdraft.kernels.cuda.experts.quantized import mix_quantized
 
         activation = Activation.GELU_TANH
         return mix_quantized(
@@ -124,7 +124,7 @@ def test_quantized_experts_match_float32(name: str) -> None:
 
 @pytest.mark.parametrize("num_rows", [65, 512, 513])
 def test_prompts_of_quantized_experts_match_float32(num_rows: int) -> None:
-    from flashdraft.kernels.triton_backend import TritonKernels
+    from flashdraft.kernels.cuda.backend import TritonKernels
 
     mix, rows = Mixture("int4"), make_rows(num_rows, "uniform")
     x, *choice = rows
@@ -167,7 +167,7 @@ def test_a_graph_of_quantized_experts_follows_new_routing(num_rows: int) -> None
 
 @pytest.mark.parametrize("name", ["int4", "q4_k"])
 def test_dequantized_experts_are_the_weights(name: str) -> None:
-    from flashdraft.kernels.triton_quantized import dequantize
+    from flashdraft.kernels.cuda.quantized.linear import dequantize
 
     gate_up, _, packed, _ = make_weights(name)
     found = dequantize(packed, torch.bfloat16)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from flashdraft.engine.cache import why_no_fp8
+from flashdraft.engine.cache.storage import why_no_fp8
 from flashdraft.engine.config import EngineConfig
 from flashdraft.engine.engine import Engine
 from flashdraft.kernels.interface import KeyRebuild, PageView, QKVSpec, RopeTable

@@ -90,7 +90,7 @@ class Chain:
     """A model's step out of the kernels alone, on one input buffer."""
 
     def __init__(self, num_rows: int, exact: bool, scheme: Scheme | None = None) -> None:
-        from flashdraft.kernels.triton_backend import TritonKernels
+        from flashdraft.kernels.cuda.backend import TritonKernels
 
         torch.manual_seed(0)
         num_pages = -(-(CONTEXT + num_rows) // PAGE_SIZE)
@@ -128,16 +128,16 @@ class Chain:
 
 
 def allow_overlap(monkeypatch: pytest.MonkeyPatch, allowed: bool) -> None:
-    from flashdraft.kernels import triton_launch
+    from flashdraft.kernels.cuda import overlap
 
-    monkeypatch.setattr(triton_launch, "can_overlap", lambda device: allowed)
+    monkeypatch.setattr(overlap, "can_overlap", lambda device: allowed)
     for most in ("MAX_ROWS", "MAX_SMALL_ROWS"):
-        monkeypatch.setattr(triton_launch, most, 1 << 30)  # also where it does not pay
+        monkeypatch.setattr(overlap, most, 1 << 30)  # also where it does not pay
 
 
 @pytest.fixture(autouse=True)
 def hopper() -> None:
-    from flashdraft.kernels.triton_launch import can_overlap
+    from flashdraft.kernels.cuda.overlap import can_overlap
 
     if not can_overlap(CUDA):
         pytest.skip("kernels overlap on compute capability 9.0 and later")
@@ -156,11 +156,12 @@ def test_overlapping_layers_keep_their_bits(
     scheme: Scheme | None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from flashdraft.kernels import cuda_few_rows, cuda_many_rows, triton_backend
+    from flashdraft.kernels.cuda import backend
+    from flashdraft.kernels.cuda.quantized import few_rows, many_rows
 
-    monkeypatch.setattr(triton_backend, "MIN_QUANTIZED_VALUES", 0)
-    monkeypatch.setattr(cuda_few_rows, "MIN_VALUES", 0)
-    monkeypatch.setattr(cuda_many_rows, "MIN_VALUES", 0)
+    monkeypatch.setattr(backend, "MIN_QUANTIZED_VALUES", 0)
+    monkeypatch.setattr(few_rows, "MIN_VALUES", 0)
+    monkeypatch.setattr(many_rows, "MIN_VALUES", 0)
     chain = Chain(num_rows, exact, scheme)
     allow_overlap(monkeypatch, False)
     expected = []
@@ -185,7 +186,7 @@ def test_overlapping_layers_keep_their_bits(
 
 def test_memory_is_handed_on_among_small_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """A long chain of short kernels over few buffers: each is written as soon as it is free."""
-    from flashdraft.kernels.triton_backend import TritonKernels
+    from flashdraft.kernels.cuda.backend import TritonKernels
 
     torch.manual_seed(0)
     kernels, weight = TritonKernels(CUDA, BF16), torch.rand(HIDDEN, device=CUDA).to(BF16) + 0.5

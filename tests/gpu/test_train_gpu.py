@@ -13,16 +13,16 @@ import torch
 from torch import Tensor
 
 from flashdraft.kernels.select import select_kernels
-from flashdraft.models.drafter import Drafter
-from flashdraft.models.drafter_attention import BlockLayout, _attend
-from flashdraft.models.drafter_config import DrafterConfig
-from flashdraft.models.rope_config import RopeConfig
-from flashdraft.train.answers import Answer, AnswerSet
-from flashdraft.train.batches import NO_LABEL, BatchPlan, PackedBatch, prefetch
+from flashdraft.models.config.rope import RopeConfig
+from flashdraft.models.drafter.attention import BlockLayout, _attend
+from flashdraft.models.drafter.config import DrafterConfig
+from flashdraft.models.drafter.model import Drafter
+from flashdraft.train.data.answers import Answer, AnswerSet
 from flashdraft.train.evaluate import evaluate_offline
-from flashdraft.train.features import TargetFeatures
-from flashdraft.train.loss import Head, head_loss, loss_rows
-from flashdraft.train.step import TrainingStep
+from flashdraft.train.fit.batches import NO_LABEL, BatchPlan, PackedBatch, prefetch
+from flashdraft.train.fit.features import TargetFeatures
+from flashdraft.train.fit.loss import Head, head_loss, loss_rows
+from flashdraft.train.fit.step import TrainingStep
 from tests import zoo
 
 pytestmark = pytest.mark.gpu
@@ -90,7 +90,7 @@ def test_flex_attention_equals_dense(
 @pytest.mark.parametrize("cap", [None, 30.0])
 @pytest.mark.parametrize("vocab_size", [49152, 1000])
 def test_loss_kernel_equals_the_reference(vocab_size: int, cap: float | None) -> None:
-    from flashdraft.kernels import triton_loss
+    from flashdraft.kernels.cuda import loss as triton_loss
 
     torch.manual_seed(0)
     logits = (6 * torch.randn(300, vocab_size, device=CUDA)).to(BF16)

@@ -24,9 +24,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from flashdraft.models.loading import Checkpoint, open_checkpoint
 from flashdraft.models.sources import default_drafter, resolve_source
 from flashdraft.models.tokenizer import Tokenizer
+from flashdraft.train.data.prompts import Prompt
+from flashdraft.train.data.regenerate import prompt_ids
 from flashdraft.train.export import export
-from flashdraft.train.prompts import Prompt
-from flashdraft.train.regenerate import prompt_ids
 from tests.prompts import PROMPTS
 
 MODEL = "smollm2-135m"

@@ -19,11 +19,11 @@ import pytest
 
 from flashdraft.cli import main as flashdraft
 from flashdraft.core import Request, SamplingParams
-from flashdraft.engine.draft import GuardedProposer
-from flashdraft.engine.policy import Draft
+from flashdraft.engine.draft.block import GuardedProposer
+from flashdraft.engine.drafts import Draft
 from flashdraft.engine.scheduler import Work
 from flashdraft.kernels.select import select_kernels
-from flashdraft.models.drafter_loading import load_drafter
+from flashdraft.models.drafter.loading import load_drafter
 from flashdraft.models.loading import open_checkpoint
 from flashdraft.models.registry import build_target
 from flashdraft.models.sources import default_drafter, resolve_source

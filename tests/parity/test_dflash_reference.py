@@ -18,9 +18,9 @@ from torch import Tensor
 
 from flashdraft.kernels.interface import BIDIRECTIONAL, CAUSAL, PageView
 from flashdraft.kernels.torch_backend import TorchKernels
-from flashdraft.models.drafter import Drafter, PackedDrafter
-from flashdraft.models.drafter_attention import attend_sequence
-from flashdraft.models.drafter_config import DrafterConfig
+from flashdraft.models.drafter.attention import attend_sequence
+from flashdraft.models.drafter.config import DrafterConfig
+from flashdraft.models.drafter.model import Drafter, PackedDrafter
 from flashdraft.models.rope import Rope
 
 FOLDER = Path(__file__).parent

@@ -10,10 +10,10 @@ import torch
 import transformers
 
 from flashdraft.core import Request, SamplingParams
-from flashdraft.engine.cache import KVCache, Span, cache_layers
-from flashdraft.engine.pages import PageBook
+from flashdraft.engine.cache.pages import PageBook
+from flashdraft.engine.cache.storage import KVCache, Span, cache_layers
 from flashdraft.engine.sequence import Sequence
-from flashdraft.models.config import ModelConfig
+from flashdraft.models.config.target import ModelConfig
 from flashdraft.models.layers import ForwardBatch
 from flashdraft.models.loading import open_checkpoint
 from flashdraft.models.registry import build_target

@@ -28,10 +28,10 @@ from flashdraft.errors import (
     RequestError,
     UnsupportedModelError,
 )
-from flashdraft.models.drafter import Drafter
-from flashdraft.models.drafter_config import DrafterConfig
-from flashdraft.models.drafter_loading import save_drafter
-from flashdraft.models.rope_config import RopeConfig
+from flashdraft.models.config.rope import RopeConfig
+from flashdraft.models.drafter.config import DrafterConfig
+from flashdraft.models.drafter.loading import save_drafter
+from flashdraft.models.drafter.model import Drafter
 from tests.tiny import VOCAB_SIZE, make_tiny_checkpoint
 
 OPTIONS = {"draft": "ngram", "verify": 2, "device": "cpu", "dtype": "float32", "cache_gb": 0.01}

@@ -32,8 +32,8 @@ from flashdraft import LLM
 from flashdraft.core import FinishReason, Generation, GenerationStats, TokenLogprob
 from flashdraft.errors import FlashdraftError, RequestError
 from flashdraft.kernels.quantized import Scheme, quantize
-from flashdraft.models.gguf_blocks import unpack_blocks
-from flashdraft.models.gguf_file import GGUFFile
+from flashdraft.models.gguf.blocks import unpack_blocks
+from flashdraft.models.gguf.file import GGUFFile
 from tests.tiny import CHAT_TEMPLATE, VOCAB_SIZE, make_tiny_drafter, make_tiny_tokenizer
 
 SIMPLE = ("Q4_0", "Q5_0", "Q8_0")
@@ -368,7 +368,7 @@ def test_a_missing_device_is_an_error_in_words(capsys: pytest.CaptureFixture[str
 
 
 def test_on_a_gpu_weights_must_have_stayed_quantised(monkeypatch: pytest.MonkeyPatch) -> None:
-    backend = pytest.importorskip("flashdraft.kernels.triton_backend")
+    backend = pytest.importorskip("flashdraft.kernels.cuda.backend")
     monkeypatch.setattr(backend, "MIN_QUANTIZED_VALUES", 1 << 23)
     formats.hold_small_weights()
     assert backend.MIN_QUANTIZED_VALUES == 0

@@ -20,12 +20,12 @@ from benchmarks.h200_profile import drafter_bytes, target_bytes
 from benchmarks.h200_real import count_divergences
 from benchmarks.h200_table import markdown, merge_section, read_results
 from flashdraft import LLM
-from flashdraft.bench.plan_pairs import expected_length
+from flashdraft.bench.plan.pairs import expected_length
 from flashdraft.core import FinishReason, Generation, GenerationStats, Request, SamplingParams
 from flashdraft.engine.engine import Engine
 from flashdraft.kernels.interface import Activation, Mixture, Residual
 from flashdraft.kernels.torch_backend import TorchKernels
-from flashdraft.models.drafter import Drafter
+from flashdraft.models.drafter.model import Drafter
 from tests.tiny import make_tiny_checkpoint
 
 CPU = torch.device("cpu")

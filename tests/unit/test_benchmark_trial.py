@@ -15,7 +15,7 @@ from benchmarks.h200_models import MODELS, first_layers
 from benchmarks.h200_table import markdown, read_results
 from benchmarks.h200_trial import Setting, describe_trial, read_setting, summarize
 from flashdraft.kernels import quantized, torch_backend
-from flashdraft.models.drafter import Drafter
+from flashdraft.models.drafter.model import Drafter
 
 TINY = ["--tiny", "--device", "cpu", "--dtype", "float32", "--concurrency", "1", "--repeats", "1"]
 TINY += ["--new-tokens-alone", "48", "--cache-gb", "0.05", "--sections", "plain"]
@@ -84,12 +84,12 @@ def test_of_two_constants_of_one_name_and_value_only_the_named_one_is_set() -> N
     code = """
 import triton.language as tl
 from benchmarks.h200_trial import read_setting
-from flashdraft.kernels import triton_launch, triton_quantized, triton_quantized_backend
+from flashdraft.kernels import overlap, triton_quantized, triton_quantized_backend
 from flashdraft.kernels import triton_quantized_experts, triton_quantized_tiles
-triton_launch.MAX_ROWS = triton_quantized_experts.MAX_ROWS  # one object, two constants
+overlap.MAX_ROWS = triton_quantized_experts.MAX_ROWS  # one object, two constants
 read_setting("triton_quantized_experts.MAX_ROWS=32").apply()
 assert triton_quantized_experts.MAX_ROWS == triton_quantized_backend.MAX_ROWS == 32
-assert triton_launch.MAX_ROWS == 64
+assert overlap.MAX_ROWS == 64
 before = triton_quantized_tiles.BLOCK_N.value
 read_setting(f"triton_quantized_tiles.BLOCK_N={before // 2}").apply()
 assert isinstance(triton_quantized_tiles.BLOCK_N, tl.constexpr)

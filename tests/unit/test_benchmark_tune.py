@@ -16,8 +16,8 @@ from tests.interpreted import UNABLE
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from benchmarks import tune_quantized as tune
+from flashdraft.kernels.cuda.quantized.linear import plan_quantized
 from flashdraft.kernels.quantized import Scheme
-from flashdraft.kernels.triton_quantized import plan_quantized
 
 CPU = torch.device("cpu")
 

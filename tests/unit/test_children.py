@@ -14,16 +14,16 @@ import pytest
 import tokenizers
 from tokenizers import models
 
-from flashdraft.bench import sandbox
+from flashdraft.bench.accuracy import sandbox
 from flashdraft.chat.templates import encode_chat
 from flashdraft.children import module_command, python_command, python_environment
 from flashdraft.errors import ModelNotFoundError
 from flashdraft.external import launch
 from flashdraft.external.command import EngineCommand
 from flashdraft.external.versions import VLLM, inspect_engine
-from flashdraft.models.packaged import PackagedModel, fetch_packaged
+from flashdraft.models.files.packaged import PackagedModel, fetch_packaged
 from flashdraft.models.tokenizer import Tokenizer
-from flashdraft.server.engine_process import EngineProcess
+from flashdraft.server.process.life import EngineProcess
 from tests.planted import VARIANTS, plant, ran
 
 ROOT = Path(__file__).parents[2]
@@ -146,4 +146,4 @@ def test_every_child_is_given_an_environment() -> None:
             starts = isinstance(node, ast.Call) and ast.unparse(node.func) in STARTERS
             if starts and "env" not in {keyword.arg for keyword in node.keywords}:
                 without.append(path.relative_to(ROOT).as_posix())
-    assert sorted(without) == ["flashdraft/bench/environment.py", "flashdraft/train/export.py"]
+    assert sorted(without) == ["flashdraft/bench/run/environment.py", "flashdraft/train/export.py"]

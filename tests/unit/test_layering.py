@@ -1,19 +1,38 @@
-"""Imports point one way: a module imports its own package and what stands to its left in ORDER."""
+"""Imports point one way, between packages and inside them."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).parents[2] / "flashdraft"
-ORDER = (
-    "children, errors, files, interrupts, svg | core | killable | text | kernels | models | engine"
-    " | chat | llm | server, bench, train, external | cli | __main__"
-)
-RANK = {name: i for i, group in enumerate(ORDER.split(" | ")) for name in group.split(", ")}
+from benchmarks.structure import ROOT, arrows, circles, read_imports
+
+PACKAGE = ROOT / "flashdraft"
+
+# A room of a folder imports what stands to its left in the folder's line; rooms between two bars do
+# not know each other.
+ORDER = {
+    "": "children, errors, files, interrupts, svg | core | killable | text | kernels | models"
+    " | engine | chat | llm | server, bench, train, external | cli | __main__",
+    "bench": "accuracy, plan, tasks | doctor, results | run | report",
+    "chat": "messages, sampling, schema | answers, templates | grammar | response",
+    "cli": "files, parser, statistics | arguments, conversation, display | answer | commands",
+    "engine": "config, drafts, output, sequence, streams | cache, policy, sampling"
+    " | scheduler, validate | draft | live | step | engine",
+    "external": "command, pairs, processes, tensor_rules, vllm_plugin"
+    " | checkpoint_rules, launch, versions | memory | sglang, vllm",
+    "kernels": "quantized | interface | composed | cpu, torch_backend | cuda, select",
+    "kernels.cuda": "driver, loss, overlap, plan | attention, dense | quantized | experts"
+    " | quantized_backend | backend",
+    "models": "config | files, rope | compressed_tensors, gguf, weights"
+    " | layers, other_formats, sources, tokenizer"
+    " | drafter, gemma4, llama, loading, stream_decoder | registry",
+    "server": "settings, telemetry | http, process | answering | anthropic, openai"
+    " | service_routes | app | launch",
+    "train": "export, initial, lock | data | fit | estimate, evaluate, origin | job | pipeline",
+}
 TREES = {
     path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text(encoding="utf-8"))
     for path in sorted(PACKAGE.rglob("*.py"))
@@ -22,7 +41,7 @@ TORCH_FREE = (
     "errors.py",
     "core.py",
     "engine/scheduler.py",
-    "engine/pages.py",
+    "engine/cache/pages.py",
     "text/child.py",
 )
 
@@ -41,13 +60,36 @@ def imported_ours(tree: ast.AST) -> list[list[str]]:
     return [parts[1:] for parts in imported(tree) if parts[0] == "flashdraft"]
 
 
-@pytest.mark.parametrize("name", [name for name in TREES if name != "__init__.py"])
-def test_imports_point_left(name: str) -> None:
-    own = name.split("/")[0].removesuffix(".py")
-    assert own in RANK, f"{own} has no place in ORDER"
-    for parts in imported_ours(TREES[name]):
-        assert parts, "import a module of flashdraft, not flashdraft itself"
-        assert parts[0] == own or RANK.get(parts[0], len(RANK)) < RANK[own], ".".join(parts)
+IMPORTS = read_imports(PACKAGE)
+FOLDERS = {".".join(p.relative_to(PACKAGE).parts[:-1]) for p in PACKAGE.rglob("*.py")}
+
+
+def ranks(order: str) -> dict[str, int]:
+    groups = order.split(" | ")
+    return {name: i for i, group in enumerate(groups) for name in group.split(", ")}
+
+
+def test_every_folder_with_folders_has_an_order() -> None:
+    parents = {name.rpartition(".")[0] for name in FOLDERS - {""}}
+    assert parents == ORDER.keys()
+
+
+@pytest.mark.parametrize("folder", ORDER)
+def test_imports_point_left(folder: str) -> None:
+    rank, graph = ranks(ORDER[folder]), arrows(IMPORTS, folder)
+    assert graph.keys() == rank.keys()
+    wrong = [f"{a} -> {b}" for a, others in graph.items() for b in others if rank[b] >= rank[a]]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("folder", sorted(FOLDERS))
+def test_no_circle(folder: str) -> None:
+    assert circles(arrows(IMPORTS, folder)) == []
+
+
+def test_the_package_itself_is_not_imported_within() -> None:
+    for name, tree in TREES.items():
+        assert all(imported_ours(tree)), f"{name}: import a module of flashdraft"
 
 
 @pytest.mark.parametrize("name", TREES)

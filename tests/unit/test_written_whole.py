@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from flashdraft.cli.connect import _write_secret
+from flashdraft.cli.commands.connect import _write_secret
 from flashdraft.cli.files import write_text
 from flashdraft.external.pairs import export_target
 from flashdraft.files import put_in_place, write_whole
-from flashdraft.models import digests, packaged
-from flashdraft.models.packaged import PackagedModel, fetch_packaged
-from flashdraft.train.answer_writer import _write_shard
-from flashdraft.train.state import RunState, save_state
+from flashdraft.models.files import digests, packaged
+from flashdraft.models.files.packaged import PackagedModel, fetch_packaged
+from flashdraft.train.data.answer_writer import _write_shard
+from flashdraft.train.fit.state import RunState, save_state
 from tests.tiny import make_tiny_checkpoint, make_tiny_drafter
 
 PACKAGE = Path(__file__).parents[2] / "flashdraft"

@@ -15,17 +15,17 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from flashdraft.kernels.torch_backend import TorchKernels
-from flashdraft.models.config import ModelConfig
-from flashdraft.models.drafter import Drafter
-from flashdraft.models.drafter_attention import attend_sequence
-from flashdraft.models.drafter_config import DrafterConfig
-from flashdraft.models.drafter_loading import load_drafter, save_drafter
+from flashdraft.models.config.target import ModelConfig
+from flashdraft.models.drafter.attention import attend_sequence
+from flashdraft.models.drafter.config import DrafterConfig
+from flashdraft.models.drafter.loading import load_drafter, save_drafter
+from flashdraft.models.drafter.model import Drafter
 from flashdraft.models.layers import Target
 from flashdraft.models.loading import open_checkpoint
 from flashdraft.models.registry import build_target
 from flashdraft.models.rope import Rope
-from flashdraft.train.batches import PackedBatch
-from flashdraft.train.features import TargetFeatures
+from flashdraft.train.fit.batches import PackedBatch
+from flashdraft.train.fit.features import TargetFeatures
 from tests.zoo import CONFIGS, random_tensors
 
 BLOCK_SIZE = 8

@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 
 from flashdraft import LLM, Generation, SamplingParams
-from flashdraft.bench.counters import Page, acceptance_between, look
-from flashdraft.bench.served import find_served
-from flashdraft.bench.stream import Endpoint
+from flashdraft.bench.run.counters import Page, acceptance_between, look
+from flashdraft.bench.run.served import find_served
+from flashdraft.bench.run.stream import Endpoint
 from flashdraft.cli import main
 from flashdraft.core import Request
 from tests import zoo

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from flashdraft.bench.plan_pairs import DRAFTERS, TARGETS
+from flashdraft.bench.plan.pairs import DRAFTERS, TARGETS
 from flashdraft.external import vllm
 from flashdraft.external.command import EngineSettings, Nodes
 from flashdraft.external.pairs import read_pair

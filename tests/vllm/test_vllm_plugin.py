@@ -17,8 +17,8 @@ import torch
 
 from flashdraft.external import vllm_plugin
 from flashdraft.external.vllm_plugin import cpu, scaling
-from flashdraft.models.drafter import AUTOGRAD
-from flashdraft.models.drafter_config import DrafterConfig
+from flashdraft.models.drafter.config import DrafterConfig
+from flashdraft.models.drafter.model import AUTOGRAD
 from tests.vllm.gemma_pair import DRAFTER
 from tests.vllm.vllm_processes import run_python
 

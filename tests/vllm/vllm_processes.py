@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from flashdraft.external.versions import VLLM
-from flashdraft.models.packaged import cache_folder
+from flashdraft.models.files.packaged import cache_folder
 
 VERSION = VLLM.known
 START_S = 240.0

@@ -104,7 +104,7 @@ DEVICE void wait_for_copies() {  // for all groups but the last ones
     asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
 }
 
-// Until all earlier kernels are complete; then the next one may start (see triton_launch.py).
+// Until all earlier kernels are complete; then the next one may start (see overlap.py).
 DEVICE void wait_for_x() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");

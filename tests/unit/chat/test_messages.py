@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import tokenizers
-from chat_factory import GEMMA4_DATA
 from tokenizers import models
 
 from flashdraft.chat.response import sampling_defaults
@@ -15,6 +14,7 @@ from flashdraft.chat.templates import render_chat
 from flashdraft.core import SamplingParams
 from flashdraft.errors import RequestError
 from flashdraft.models.tokenizer import Tokenizer
+from tests.unit.chat.chat_factory import GEMMA4_DATA
 
 USER = {"role": "user", "content": "Hi"}
 ROLES = "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}"

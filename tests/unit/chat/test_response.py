@@ -8,23 +8,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from answer_corpus import (
-    CITY,
-    GEMMA4_ANSWERS,
-    GEMMA4_MALFORMED,
-    HERMES_ANSWERS,
-    SPECIAL_MARKS,
-    TEXT_MARKS,
-    called,
-)
-from chat_factory import (
-    TOOLS,
-    byte_tokenizer,
-    gemma4_tokenizer,
-    pieces_of,
-    qwen3_tokenizer,
-    special_hermes_tokenizer,
-)
 
 from flashdraft.chat.response import (
     Content,
@@ -38,6 +21,23 @@ from flashdraft.chat.response import (
     supports_tools,
 )
 from flashdraft.models.tokenizer import Tokenizer
+from tests.unit.chat.answer_corpus import (
+    CITY,
+    GEMMA4_ANSWERS,
+    GEMMA4_MALFORMED,
+    HERMES_ANSWERS,
+    SPECIAL_MARKS,
+    TEXT_MARKS,
+    called,
+)
+from tests.unit.chat.chat_factory import (
+    TOOLS,
+    byte_tokenizer,
+    gemma4_tokenizer,
+    pieces_of,
+    qwen3_tokenizer,
+    special_hermes_tokenizer,
+)
 
 GEMMA4, QWEN3, SPECIAL = gemma4_tokenizer(), qwen3_tokenizer(), special_hermes_tokenizer()
 FAMILIES = {"gemma4": GEMMA4, "qwen3": QWEN3, "special": SPECIAL}

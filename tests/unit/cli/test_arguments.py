@@ -11,7 +11,7 @@ import pytest
 
 from flashdraft.cli import build_parser, main
 from flashdraft.cli.arguments import model_sampling, sampling_params
-from flashdraft.cli.serve import _llm_arguments
+from flashdraft.cli.commands.serve import _llm_arguments
 from flashdraft.core import SamplingParams
 from flashdraft.errors import CheckpointError
 from flashdraft.llm import LLM

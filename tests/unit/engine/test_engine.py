@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from flashdraft.core import FinishReason, Request, SamplingParams
-from flashdraft.engine.cache import Span
+from flashdraft.engine.cache.storage import Span
 from flashdraft.engine.config import EngineConfig
 from flashdraft.engine.engine import Engine
 from flashdraft.errors import ContextLengthError, RequestError

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from flashdraft.core import FinishReason, Request, SamplingParams
+from flashdraft.engine.cache.pages import NO_PAGE
 from flashdraft.engine.config import EngineConfig
+from flashdraft.engine.drafts import Draft
 from flashdraft.engine.engine import Engine
-from flashdraft.engine.pages import NO_PAGE
-from flashdraft.engine.policy import Draft
-from flashdraft.models.config import ModelConfig
+from flashdraft.models.config.target import ModelConfig
 from flashdraft.models.registry import build_target
 from tests import zoo
 

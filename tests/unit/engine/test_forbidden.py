@@ -11,10 +11,10 @@ import torch
 
 from flashdraft.core import Generation, GrammarSpec, Request, SamplingParams
 from flashdraft.engine.config import EngineConfig
+from flashdraft.engine.draft.ngram import NgramIndex
 from flashdraft.engine.engine import Engine
-from flashdraft.engine.ngram import NgramIndex
-from flashdraft.models.config import ModelConfig
-from flashdraft.models.drafter import Drafter, PackedDrafter
+from flashdraft.models.config.target import ModelConfig
+from flashdraft.models.drafter.model import Drafter, PackedDrafter
 from flashdraft.models.layers import Target
 from flashdraft.models.registry import build_target
 from tests import zoo

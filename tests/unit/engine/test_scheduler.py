@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import pytest
 
 from flashdraft.core import Request, SamplingParams
-from flashdraft.engine.cache import window_pages
-from flashdraft.engine.pages import PageBook, Pool
+from flashdraft.engine.cache.pages import PageBook, Pool
+from flashdraft.engine.cache.storage import window_pages
 from flashdraft.engine.scheduler import Scheduler, Work
 from flashdraft.engine.sequence import Sequence
 
@@ -87,7 +87,7 @@ def random_limits(rng: random.Random) -> Limits:
 
 
 def smallest_book(windows: list[int | None], limits: Limits, spare: int) -> PageBook:
-    """Hardly more pages than a lone sequence of max_context needs, by the rules of memory.py."""
+    """Hardly more pages than a lone sequence of max_context needs, as cache/memory.py has it."""
     slack = min(limits.prefill_chunk, limits.max_step_tokens) + 1 + limits.lookahead
     pools = []
     for window in windows:

@@ -11,15 +11,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from flashdraft.bench.plan_pairs import DRAFTERS
+from flashdraft.bench.plan.pairs import DRAFTERS
 from flashdraft.cli import main
 from flashdraft.errors import CheckpointError
 from flashdraft.external.checkpoint_rules import Report, check_folder
 from flashdraft.external.tensor_rules import expected_shapes
-from flashdraft.models.config import ModelConfig
-from flashdraft.models.drafter import Drafter
-from flashdraft.models.drafter_config import DrafterConfig
-from flashdraft.models.drafter_loading import save_drafter, save_speculators
+from flashdraft.models.config.target import ModelConfig
+from flashdraft.models.drafter.config import DrafterConfig
+from flashdraft.models.drafter.loading import save_drafter, save_speculators
+from flashdraft.models.drafter.model import Drafter
 from tests.tiny import CONFIGS, VOCAB_SIZE, make_tiny_checkpoint
 
 Json = dict[str, Any]

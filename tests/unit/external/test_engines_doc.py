@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from flashdraft.bench.gpus import find_card
-from flashdraft.bench.plan_pairs import DRAFTERS, TARGETS, Pair, find_pair
-from flashdraft.bench.plan_sizes import (
+from flashdraft.bench.plan.gpus import find_card
+from flashdraft.bench.plan.pairs import DRAFTERS, TARGETS, Pair, find_pair
+from flashdraft.bench.plan.sizes import (
     BF16,
     cache_bytes,
     count_drafter,
@@ -20,7 +20,7 @@ from flashdraft.bench.plan_sizes import (
     weight_bytes,
 )
 from flashdraft.cli import build_parser
-from flashdraft.engine.cache import cache_layers
+from flashdraft.engine.cache.storage import cache_layers
 from flashdraft.external.launch import DRAIN_S
 from flashdraft.external.memory import (
     GB,

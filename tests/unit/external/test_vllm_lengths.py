@@ -9,8 +9,8 @@ import pytest
 
 from benchmarks import vllm_lengths
 from benchmarks.vllm_lengths import FOLDER, MOST_APART, Lengths, compare, pool
-from flashdraft.bench.reading import read_document
-from flashdraft.bench.table import Document
+from flashdraft.bench.report.reading import read_document
+from flashdraft.bench.report.table import Document
 
 PAGE = (Path(__file__).parents[3] / "docs" / "bench.md").read_text(encoding="utf-8")
 TASKS = ("gsm8k", "math500", "humaneval", "mbpp", "mt_bench")

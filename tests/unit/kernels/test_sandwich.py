@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from flashdraft.kernels import cpu_backend
+from flashdraft.kernels.cpu import backend
 from flashdraft.kernels.interface import Activation, Residual
 from flashdraft.kernels.torch_backend import TorchKernels
 
@@ -21,9 +21,9 @@ def kernels(request: pytest.FixtureRequest) -> Any:
     torch.manual_seed(0)
     if request.param == "torch":
         return TorchKernels(CPU, torch.float32)
-    if not cpu_backend.available():
+    if not backend.available():
         pytest.skip("the native CPU kernels are not built")
-    return cpu_backend.CpuKernels(quantize=False)
+    return backend.CpuKernels(quantize=False)
 
 
 def norm(x: Tensor, weight: Tensor) -> Tensor:

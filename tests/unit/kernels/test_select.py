@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from flashdraft.errors import FlashdraftError, RequestError
-from flashdraft.kernels import cpu_backend
+from flashdraft.kernels.cpu import backend as cpu_backend
 from flashdraft.kernels.quantized import Scheme
 from flashdraft.kernels.select import select_kernels
 from flashdraft.kernels.torch_backend import TorchKernels
@@ -74,7 +74,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> None:
 def triton(monkeypatch: pytest.MonkeyPatch) -> None:
     module: Any = types.ModuleType("triton_backend")
     module.TritonKernels = FakeTritonKernels
-    monkeypatch.setitem(sys.modules, "flashdraft.kernels.triton_backend", module)
+    monkeypatch.setitem(sys.modules, "flashdraft.kernels.cuda.backend", module)
 
 
 @pytest.mark.usefixtures("no_cuda", "native")
@@ -128,7 +128,7 @@ def test_cuda_comes_first_and_defaults_to_bfloat16() -> None:
 def test_without_triton_cuda_falls_back_to_torch_with_a_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setitem(sys.modules, "flashdraft.kernels.triton_backend", None)
+    monkeypatch.setitem(sys.modules, "flashdraft.kernels.cuda.backend", None)
     kernels = select_kernels("cuda", "auto")
     assert isinstance(kernels, TorchKernels)
     assert (kernels.device.type, kernels.dtype) == ("cuda", torch.bfloat16)
@@ -164,7 +164,7 @@ def test_the_cpu_is_exact_in_any_case(dtype: str) -> None:
 
 @pytest.mark.usefixtures("cuda")
 def test_exact_without_triton_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "flashdraft.kernels.triton_backend", None)
+    monkeypatch.setitem(sys.modules, "flashdraft.kernels.cuda.backend", None)
     with pytest.raises(RequestError, match="exact=True.*flashdraft\\[gpu\\].*device='cpu'"):
         select_kernels("cuda", "auto", exact=True)
 
@@ -225,7 +225,7 @@ def test_unknown_schemes_are_errors_on_any_device(value: Any) -> None:
 
 @pytest.mark.usefixtures("cuda")
 def test_quantize_without_triton_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "flashdraft.kernels.triton_backend", None)
+    monkeypatch.setitem(sys.modules, "flashdraft.kernels.cuda.backend", None)
     with pytest.raises(RequestError, match=r"quantize needs.*flashdraft\[gpu\].*leave it out"):
         select_kernels("cuda", "auto", quantize="int4")
 

@@ -14,11 +14,11 @@ from torch import Tensor
 from flashdraft.errors import CheckpointError, UnsupportedModelError
 from flashdraft.kernels.quantized import Quantized, Scheme
 from flashdraft.models.compressed_tensors import CompressedTensors
-from flashdraft.models.config import ModelConfig
+from flashdraft.models.config.quantization import read_quantization
+from flashdraft.models.config.target import ModelConfig
+from flashdraft.models.files.safetensors import SafetensorsFiles
 from flashdraft.models.loading import open_checkpoint
-from flashdraft.models.quantization_config import read_quantization
 from flashdraft.models.registry import build_target
-from flashdraft.models.safetensors_reader import SafetensorsFiles
 from tests import zoo
 
 GROUP_4 = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32, "symmetric": True}

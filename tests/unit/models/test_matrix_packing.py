@@ -10,7 +10,7 @@ import torch
 from flashdraft.errors import CheckpointError, FlashdraftError, RequestError
 from flashdraft.kernels.quantized import Matrix
 from flashdraft.kernels.torch_backend import TorchKernels
-from flashdraft.models.config import ModelConfig
+from flashdraft.models.config.target import ModelConfig
 from flashdraft.models.registry import build_target
 from flashdraft.models.weights import Weights
 from tests import zoo

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 import torch
-from gguf_factory import random_values, write_gguf
 from safetensors.torch import save_file
-from test_gguf import write_llama
 
 from flashdraft import cli
 from flashdraft.errors import CheckpointError, FlashdraftError, UnsupportedModelError
 from flashdraft.llm import LLM
-from flashdraft.models.drafter_loading import load_drafter
+from flashdraft.models.drafter.loading import load_drafter
 from flashdraft.models.loading import open_checkpoint
 from tests.tiny import CONFIGS, make_tiny_drafter
+from tests.unit.models.gguf.factory import random_values, write_gguf
+from tests.unit.models.gguf.test_file import write_llama
 
 CONFIG = CONFIGS["llama"]
 WEIGHTS = {"model.norm.weight": torch.zeros(4)}

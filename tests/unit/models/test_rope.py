@@ -8,8 +8,8 @@ from transformers import Gemma4TextConfig, LlamaConfig
 from transformers.models.gemma4.modeling_gemma4 import Gemma4TextRotaryEmbedding
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
+from flashdraft.models.config.rope import RopeConfig
 from flashdraft.models.rope import BLOCK_POSITIONS, Rope, rotate
-from flashdraft.models.rope_config import RopeConfig
 
 CPU = torch.device("cpu")
 POSITIONS = torch.tensor([[0, 1, 2, 77, 1023, 1024, 5000]])

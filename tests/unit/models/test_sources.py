@@ -18,9 +18,11 @@ from huggingface_hub import errors as hub_errors
 
 from flashdraft.cli import main
 from flashdraft.errors import CheckpointError, ModelNotFoundError
-from flashdraft.models import gguf_file, packaged, sources
-from flashdraft.models.packaged import PackagedModel, fetch_packaged
-from flashdraft.models.quantization_config import read_quantization
+from flashdraft.models import sources
+from flashdraft.models.config.quantization import read_quantization
+from flashdraft.models.files import packaged
+from flashdraft.models.files.packaged import PackagedModel, fetch_packaged
+from flashdraft.models.gguf import file as gguf_file
 from flashdraft.models.sources import (
     default_drafter,
     known_models,

@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 import tokenizers
-from gguf_factory import LLAMA, random_values, write_gguf
 from tokenizers import Regex, decoders, models, pre_tokenizers
 
 from flashdraft.chat.templates import encode_chat
 from flashdraft.errors import CheckpointError, RequestError, UnsupportedModelError
-from flashdraft.models.gguf_file import GGUFFile
-from flashdraft.models.gguf_tokenizer import build_gguf_tokenizer
+from flashdraft.models.gguf.file import GGUFFile
+from flashdraft.models.gguf.tokenizer import build_gguf_tokenizer
 from flashdraft.models.sources import resolve_source
 from flashdraft.models.stream_decoder import StreamDecoder
 from flashdraft.models.tokenizer import Tokenizer
+from tests.unit.models.gguf.factory import LLAMA, random_values, write_gguf
 
 GEMMA4 = Path(__file__).parents[4] / "shared" / "data" / "gemma4"
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from flashdraft.models.tokenizer import Tokenizer
+from flashdraft.server.answering.serving import Serving
 from flashdraft.server.app import create_app
-from flashdraft.server.arrivals import Arrivals
-from flashdraft.server.engine_client import EngineClient
+from flashdraft.server.http.body_memory import Arrivals
 from flashdraft.server.launch import make_server
-from flashdraft.server.logs import structured_logging
-from flashdraft.server.serving import Serving
+from flashdraft.server.process.client import EngineClient
 from flashdraft.server.settings import ServerSettings
+from flashdraft.server.telemetry.logs import structured_logging
 from tests.tiny import CHAT_TEMPLATE, SPECIAL_TOKENS, make_tiny_tokenizer
 
 FAKE = (sys.executable, str(Path(__file__).with_name("fake_worker.py")))

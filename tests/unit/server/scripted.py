@@ -27,10 +27,11 @@ from flashdraft.core import (
 from flashdraft.engine.output import TextOutput
 from flashdraft.models.stream_decoder import StreamDecoder
 from flashdraft.models.tokenizer import Tokenizer
-from flashdraft.server import anthropic, openai_chat, openai_completions, openai_responses
-from flashdraft.server.engine_client import EngineInfo
-from flashdraft.server.places import Hold, Places
-from flashdraft.server.serving import Serving
+from flashdraft.server.answering.serving import Serving
+from flashdraft.server.anthropic import messages as anthropic
+from flashdraft.server.openai import chat, completions, responses
+from flashdraft.server.process.client import EngineInfo
+from flashdraft.server.process.queue_places import Hold, Places
 from flashdraft.server.settings import ServerSettings
 from tests.tiny import END_OF_TURN, make_tiny_tokenizer
 
@@ -218,7 +219,7 @@ class Scripted:
         self.metrics = CountedMetrics()
         self.serving = Serving(self.engine, tokenizer, ServerSettings(**settings), self.metrics)
         self.app = FastAPI()
-        for module in (openai_chat, openai_completions, openai_responses, anthropic):
+        for module in (chat, completions, responses, anthropic):
             self.app.include_router(module.router(self.serving))
 
     def post(self, path: str, body: Any) -> httpx2.Response:

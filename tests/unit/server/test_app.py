@@ -17,9 +17,9 @@ from fastapi import FastAPI
 
 from flashdraft.core import VERSION
 from flashdraft.models.tokenizer import Tokenizer
+from flashdraft.server.answering.serving import Serving
 from flashdraft.server.app import create_app
-from flashdraft.server.engine_client import EngineClient, EngineState
-from flashdraft.server.serving import Serving
+from flashdraft.server.process.client import EngineClient, EngineState
 from flashdraft.server.settings import ServerSettings
 from tests.tiny import CHAT_TEMPLATE, SPECIAL_TOKENS, make_tiny_tokenizer
 from tests.unit.server.asgi_client import Answer, call_async

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from flashdraft.server import anthropic_messages, openai_chat, responses_input
-from flashdraft.server.schemas_chat import ChatRequest
-from flashdraft.server.schemas_messages import MessagesRequest
-from flashdraft.server.schemas_responses import ResponsesRequest
+from flashdraft.server.anthropic import conversation
+from flashdraft.server.anthropic.fields import MessagesRequest
+from flashdraft.server.openai import chat as openai_chat
+from flashdraft.server.openai import responses_input
+from flashdraft.server.openai.chat_fields import ChatRequest
+from flashdraft.server.openai.responses_fields import ResponsesRequest
 
 USER = {"role": "user", "content": "Hi"}
 ODD = '{"x":1.50}'
@@ -20,7 +22,7 @@ def chat(*messages: dict[str, Any]) -> list[dict[str, Any]]:
 
 def anthropic(*messages: dict[str, Any]) -> list[dict[str, Any]]:
     given = {"model": "m", "max_tokens": 1, "messages": [USER, *messages, USER]}
-    return anthropic_messages.chat_messages(MessagesRequest.model_validate(given))[1:-1]
+    return conversation.chat_messages(MessagesRequest.model_validate(given))[1:-1]
 
 
 def responses(*items: dict[str, Any]) -> list[dict[str, Any]]:

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from flashdraft.core import GrammarSpec
-from flashdraft.server.api_errors import json_text
+from flashdraft.server.http.errors import json_text
+from tests.unit.server.openai.test_structured import matches
 from tests.unit.server.scripted import MODEL, Scripted
 from tests.unit.server.sse_reading import read_events
-from tests.unit.server.test_openai_structured import matches
 
 NUMBERS = ["9007199254740993", "123456789012345678", "1.50", "1e400", "-0", str(2**128 - 1)]
 SCHEMA = '{"type": "object", "properties": {"id": {"const": NUMBER}}, "required": ["id"]}'

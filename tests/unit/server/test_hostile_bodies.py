@@ -10,7 +10,7 @@ import pytest
 from starlette.types import ASGIApp
 
 from flashdraft.server.app import create_app
-from flashdraft.server.structure import MAX_TOKEN_VALUES, MAX_VALUES
+from flashdraft.server.http.body_structure import MAX_TOKEN_VALUES, MAX_VALUES
 from tests.unit.server.asgi_client import Answer, call, call_and_watch
 from tests.unit.server.scripted import MODEL
 from tests.unit.server.test_loop_lag import HEADERS, make_serving

@@ -16,7 +16,7 @@ def nothing_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("the model was being loaded")
 
     monkeypatch.delenv(KEY, raising=False)
-    monkeypatch.setattr("flashdraft.cli.serve._load_tokenizer", fail)
+    monkeypatch.setattr("flashdraft.cli.commands.serve._load_tokenizer", fail)
 
 
 def test_an_empty_key_is_refused_and_not_taken_for_none(
@@ -37,7 +37,7 @@ def test_a_flag_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> No
         seen.append(settings)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("flashdraft.cli.serve._listen", remember)
+    monkeypatch.setattr("flashdraft.cli.commands.serve._listen", remember)
     monkeypatch.setenv(KEY, "")
     assert main(["serve", "--api-key", "given"]) == 0
     monkeypatch.setenv(KEY, "named")

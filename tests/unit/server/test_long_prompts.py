@@ -11,9 +11,9 @@ import pytest
 from flashdraft.core import GrammarSpec
 from flashdraft.errors import ContextLengthError
 from flashdraft.models.tokenizer import Tokenizer
-from flashdraft.server.constraints import _lark
-from flashdraft.server.engine_process import WORKER_COMMAND
-from flashdraft.server.serving import Serving
+from flashdraft.server.answering.constraints import _lark
+from flashdraft.server.answering.serving import Serving
+from flashdraft.server.process.life import WORKER_COMMAND
 
 
 class Counted:

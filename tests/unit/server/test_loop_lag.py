@@ -13,11 +13,11 @@ from tokenizers import processors
 
 from flashdraft.core import GrammarSpec
 from flashdraft.models.tokenizer import LONG_TEXT, Tokenizer
+from flashdraft.server.answering.constraints import answer_grammar
+from flashdraft.server.answering.serving import LONG_AT_ONCE, Serving
 from flashdraft.server.app import create_app
-from flashdraft.server.constraints import answer_grammar
-from flashdraft.server.metrics import Metrics
-from flashdraft.server.serving import LONG_AT_ONCE, Serving
 from flashdraft.server.settings import ServerSettings
+from flashdraft.server.telemetry.metrics import Metrics
 from tests.tiny import make_tiny_tokenizer
 from tests.unit.server.asgi_client import call_and_watch, call_async
 from tests.unit.server.scripted import MODEL, ScriptedEngine, make_tokenizer
@@ -107,7 +107,7 @@ def test_long_tools_are_long(monkeypatch: pytest.MonkeyPatch) -> None:
         assert named["waits"] is (named["tools"] is not None)
         return [1]
 
-    monkeypatch.setattr("flashdraft.server.serving.encode_chat", encode)
+    monkeypatch.setattr("flashdraft.server.answering.serving.encode_chat", encode)
     for offered in (None, tools):
         asyncio.run(serving.tokenize_chat([{"role": "user", "content": "x"}], offered, None, True))
     assert "short" in names[0] and "long" in names[1]
@@ -121,7 +121,7 @@ def test_the_grammar_of_tools_is_written_in_a_thread(monkeypatch: pytest.MonkeyP
         threads.append(threading.current_thread())
         return answer_grammar(*arguments)
 
-    monkeypatch.setattr("flashdraft.server.questions.answer_grammar", write)
+    monkeypatch.setattr("flashdraft.server.answering.questions.answer_grammar", write)
     function = {"name": "f", "strict": True, "parameters": {"type": "object"}}
     body: dict[str, Any] = {
         "model": MODEL,

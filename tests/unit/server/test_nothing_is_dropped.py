@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from flashdraft.models.tokenizer import Tokenizer
+from flashdraft.server.answering.serving import Serving
 from flashdraft.server.app import create_app
-from flashdraft.server.serving import Serving
 from tests.tiny import CHAT_TEMPLATE, make_tiny_tokenizer
 from tests.unit.server.scripted import WEATHER, Scripted, ScriptedEngine
 

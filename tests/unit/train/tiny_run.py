@@ -9,16 +9,16 @@ import torch
 import torch.distributed as dist
 
 from flashdraft.kernels.select import select_kernels
-from flashdraft.models.drafter import Drafter
+from flashdraft.models.drafter.model import Drafter
 from flashdraft.models.layers import Target
 from flashdraft.models.loading import open_checkpoint
 from flashdraft.models.registry import build_target
-from flashdraft.train.answers import Answer, AnswerSet
-from flashdraft.train.batches import BatchPlan
+from flashdraft.train.data.answers import Answer, AnswerSet
+from flashdraft.train.fit.batches import BatchPlan
+from flashdraft.train.fit.loop import Trainer
+from flashdraft.train.fit.schedule import TrainConfig
+from flashdraft.train.fit.step import TrainingStep
 from flashdraft.train.initial import new_drafter
-from flashdraft.train.loop import Trainer
-from flashdraft.train.schedule import TrainConfig
-from flashdraft.train.step import TrainingStep
 from tests.tiny import VOCAB_SIZE, make_tiny_checkpoint
 
 BLOCK_SIZE = 4

@@ -1,0 +1,1 @@
+"""Whether answers to a benchmark's tasks are right."""

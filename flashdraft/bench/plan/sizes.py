@@ -1,0 +1,304 @@
+"""What a pair weighs: parameters, bytes of its weights in a format, and bytes of keys and values.
+
+Counted from configs, and from a file's tensors where it stores them in few bits. How many pages of
+the cache fit a budget follows the engine's own rule (engine/cache/memory.py), with the engine's own
+constants; a test holds the two together. What becomes of a weight on a GPU follows
+kernels/cuda/backend.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import torch
+
+from flashdraft.bench.plan.pairs import Pair
+from flashdraft.engine.cache.memory import LOOKAHEAD, plan_pools
+from flashdraft.engine.cache.storage import CacheLayer, bytes_per_token, cache_layers, window_pages
+from flashdraft.engine.config import MAX_BUFFERED, EngineConfig
+from flashdraft.kernels.quantized import FILLED_BITS, filled_depth
+from flashdraft.models.config.target import LayerConfig, ModelConfig
+from flashdraft.models.drafter.config import DrafterConfig
+from flashdraft.models.drafter.model import Drafter
+
+# Fewer values than this stay floats on a GPU: kernels/cuda/backend.py has the same number, but is
+# not imported where there is no Triton. A test holds the two together.
+LEAST_VALUES = 1 << 22
+FLOAT, INT8, FP8, INT4 = 16.0, 8.5, 8.0, 4.5  # bits; integers have a 16-bit scale for 32 values
+
+
+@dataclass(frozen=True)
+class Format:
+    """How a pair is stored on the device, in bits per value with scales, and the flags for it."""
+
+    name: str
+    bits: float  # of the target's matrices, those of experts included
+    head_bits: float
+    drafter_bits: float
+    flags: tuple[str, ...] = ()
+    expert_bits: float | None = None  # where a file has them in another format
+    table_bits: float | None = None  # of an embedding table beside the head; None = a float's
+    is_cpu: bool = False  # whose kernels quantise small weights too, and keep a table in any case
+    cache_dtype: torch.dtype = torch.bfloat16
+    kv_keys: str = EngineConfig.kv_keys
+
+    @property
+    def float_bits(self) -> float:
+        """Of what is not worth quantising."""
+        return 32.0 if self.is_cpu else FLOAT
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether steps were timed in it: the shares of bandwidth were fitted to these alone."""
+        widths = (self.bits, self.head_bits, self.drafter_bits)
+        timed = ((FLOAT, FLOAT, FLOAT), (INT4, INT8, INT8), (FP8, FP8, FP8))
+        is_plain_cache = self.cache_dtype is torch.bfloat16 and self.kv_keys == "stored"
+        return widths in timed and self.expert_bits in (None, self.bits) and is_plain_cache
+
+
+BF16 = Format("bf16", FLOAT, FLOAT, FLOAT)
+# the most exact first; beside int4 the head and the drafter have a byte, unless the head is said
+GPU_FORMATS = (
+    BF16,
+    Format("int8", INT8, INT8, INT8, ("--quantize", "int8")),
+    Format("fp8", FP8, FP8, FP8, ("--quantize", "fp8")),
+    Format("int4, int8 head", INT4, INT8, INT8, ("--quantize", "int4")),
+    Format("int4, fp8 head", INT4, FP8, INT8, ("--quantize", "int4", "--quantize-head", "fp8")),
+)
+# the CPU's kernels pack the head apart from the embedding table
+_ON_CPU: dict[str, Any] = {"is_cpu": True, "cache_dtype": torch.float32}
+CPU_FORMATS = (
+    Format("int8", 8, 8, 8, ("--device", "cpu", "--dtype", "int8"), **_ON_CPU),
+    Format("float32", 32, 32, 32, ("--device", "cpu", "--dtype", "float32"), **_ON_CPU),
+)
+
+
+@dataclass(frozen=True)
+class TargetSize:
+    """A target's parameters by what a step does with them."""
+
+    layers: int  # matrices that every step reads: attention and dense MLP
+    light: int  # more of these, too small to be worth quantising on a GPU
+    small: int  # router, norms and biases: read too, and never quantised
+    experts: int  # of one expert in all layers; a step reads those that its rows chose
+    num_experts: int
+    head: int
+    table: int  # an embedding table of its own; 0 = it is the head
+    spare: int  # more, that fill up rows of 4-bit codes on a GPU
+
+    @property
+    def total(self) -> int:
+        body = self.layers + self.light + self.small + self.experts * self.num_experts
+        return body + self.head + self.table
+
+    def layer_bytes(self, form: Format) -> float:
+        """What every step reads of the layers, experts aside."""
+        light = form.bits if form.is_cpu else form.float_bits
+        return (self.layers * form.bits + self.light * light + self.small * form.float_bits) / 8
+
+    def head_bytes(self, form: Format) -> float:
+        """The same of the head."""
+        is_coded = form.is_cpu or self.head >= LEAST_VALUES
+        return self.head * (form.head_bits if is_coded else form.float_bits) / 8
+
+
+@dataclass(frozen=True)
+class DrafterSize:
+    """A drafter's parameters; where it has no head of its own it reads the target's."""
+
+    total: int
+    fold: int  # of these, what makes context out of taps
+    copies: int  # key and value matrices that are kept twice: for the block and for the context
+    own_head: int
+    coded: int  # of these and the copies, what a GPU quantises if asked to
+
+
+@cache
+def count_target(config: ModelConfig) -> TargetSize:
+    """A target's parameters, to the last one."""
+    hidden, experts, count = config.hidden_size, config.experts, len(config.layers)
+    packs = [sum(pack.values()) for pack in _packs(config)]
+    heavy = sum(size for size in packs if size >= LEAST_VALUES)
+    small = hidden + sum(_attention_vectors(config, layer) for layer in config.layers)
+    # a Gemma 4 layer has four norms and a scalar; beside its experts three more and a router
+    small += count * (4 * hidden + 1 if config.family == "gemma4" else 2 * hidden)
+    each = num_experts = 0
+    if experts is not None:
+        num_experts = experts.num_experts
+        small += count * (4 * hidden + (hidden + 1) * num_experts)
+        each = count * 3 * hidden * experts.intermediate_size
+    head = config.vocab_size * hidden
+    inner = [config.intermediate_size]
+    if experts is not None:
+        inner += [experts.intermediate_size] * num_experts
+    return TargetSize(
+        layers=heavy,
+        light=sum(packs) - heavy,
+        small=small,
+        experts=each,
+        num_experts=num_experts,
+        head=head,
+        table=0 if config.tie_embeddings else head,
+        spare=count * hidden * sum(filled_depth(depth) - depth for depth in inner),
+    )
+
+
+def _packs(config: ModelConfig) -> Iterator[dict[str, int]]:
+    """Values of the matrices of all layers, by name; those that are packed as one together."""
+    hidden, wide = config.hidden_size, config.hidden_size * config.intermediate_size
+    for index, layer in enumerate(config.layers):
+        attention, mlp = (f"model.layers.{index}.{part}" for part in ("self_attn", "mlp"))
+        query = hidden * layer.num_heads * layer.head_dim
+        key = hidden * layer.num_kv_heads * layer.head_dim
+        value = {} if layer.share_kv else {f"{attention}.v_proj.weight": key}
+        yield {f"{attention}.q_proj.weight": query, f"{attention}.k_proj.weight": key} | value
+        yield {f"{attention}.o_proj.weight": query}
+        yield {f"{mlp}.gate_proj.weight": wide, f"{mlp}.up_proj.weight": wide}
+        yield {f"{mlp}.down_proj.weight": wide}
+
+
+def _attention_vectors(config: ModelConfig, layer: LayerConfig) -> int:
+    heads = layer.num_heads + layer.num_kv_heads * (1 if layer.share_kv else 2)
+    biases = heads * layer.head_dim + config.hidden_size if config.attention_bias else 0
+    return biases + (2 * layer.head_dim if config.qk_norm else 0)
+
+
+@cache
+def count_drafter(config: DrafterConfig) -> DrafterSize:
+    """A drafter's parameters, as its module has them."""
+    with torch.device("meta"):
+        module = Drafter(config)
+    hidden = config.hidden_size
+    key, query = (config.head_dim * n for n in (config.num_kv_heads, config.num_heads))
+    copies = config.num_layers * 2 * key * hidden
+    own_head = (config.draft_vocab_size or 0) * hidden
+    wide = config.intermediate_size * hidden
+    layer = [(query + 2 * key) * hidden, query * hidden, 2 * wide, wide]
+    packs = [module.fc.weight.numel(), copies, own_head, *layer * config.num_layers]
+    return DrafterSize(
+        total=sum(one.numel() for one in module.parameters()),
+        fold=module.fc.weight.numel(),
+        copies=copies,
+        own_head=own_head,
+        coded=sum(size for size in packs if size >= LEAST_VALUES),
+    )
+
+
+def stored_formats(pair: Pair) -> tuple[Format, ...]:
+    """The formats of a target whose file has its weights in few bits; they stay as they are."""
+    plain = _stored_format(pair, "as stored", FLOAT, ())
+    other = _stored_format(pair, "as stored, rest int8", INT8, ("--quantize", "int8"))
+    size = None if pair.drafter is None else count_drafter(pair.drafter)
+    target = count_target(pair.target)
+    sizes = [weight_bytes(target, form) + drafter_bytes(size, form) for form in (plain, other)]
+    return (plain, other) if sizes[1] < sizes[0] else (plain,)
+
+
+def _stored_format(pair: Pair, name: str, rest: float, flags: tuple[str, ...]) -> Format:
+    """With `rest` bits for the drafter and for what the file has as floats."""
+    stored, size = pair.stored, count_target(pair.target)
+
+    def mean_bits(values: Mapping[str, int], floats: float) -> float:
+        bits = [8 * stored[one] if one in stored else floats * n for one, n in values.items()]
+        return sum(bits) / max(1, sum(values.values()))
+
+    heavy: dict[str, int] = {}
+    for pack in _packs(pair.target):
+        heavy |= pack if sum(pack.values()) >= LEAST_VALUES else {}
+    experts: dict[str, int] = {}
+    for index in range(len(pair.target.layers) if size.experts else 0):
+        part = size.experts * size.num_experts // (3 * len(pair.target.layers))
+        prefix = f"model.layers.{index}.experts"
+        experts |= {f"{prefix}.gate_up_proj": 2 * part, f"{prefix}.down_proj": part}
+    table = {"model.embed_tokens.weight": size.head}
+    return Format(
+        name,
+        mean_bits(heavy, rest) if heavy else FLOAT,
+        mean_bits({"lm_head.weight": size.head} if size.table else table, rest),
+        rest,
+        flags,
+        expert_bits=mean_bits(experts, rest) if experts else None,
+        table_bits=mean_bits(table, FLOAT),
+    )
+
+
+def weight_bytes(size: TargetSize, form: Format) -> float:
+    """What the target's weights take on the device."""
+    bits = form.expert_bits or form.bits
+    experts = size.experts * size.num_experts * bits
+    if not form.is_cpu and bits < FILLED_BITS:
+        experts += size.spare * bits
+    table_bits = form.float_bits
+    if form.table_bits is not None and size.table >= LEAST_VALUES:
+        table_bits = form.table_bits
+    table = size.head if form.is_cpu else size.table
+    return size.layer_bytes(form) + size.head_bytes(form) + (experts + table * table_bits) / 8
+
+
+def drafter_bytes(size: DrafterSize | None, form: Format) -> float:
+    """What the drafter takes on the device."""
+    if size is None:
+        return 0.0
+    total = size.total + size.copies
+    coded = total if form.is_cpu else size.coded
+    return (coded * form.drafter_bits + (total - coded) * form.float_bits) / 8
+
+
+def cache_bytes(layers: Sequence[CacheLayer], dtype: torch.dtype, context: int) -> int:
+    """Keys and values of one sequence; a layer with a window stops growing there."""
+    costs = bytes_per_token(layers, dtype)
+    return sum(cost * min(context, window or context) for window, cost in costs.items())
+
+
+@dataclass(frozen=True)
+class CachePlan:
+    """The cache an engine would build, and what a load needs of it; pages by window."""
+
+    pages: Mapping[int | None, int]
+    needed: Mapping[int | None, int]
+    needed_bytes: int
+    reserved_bytes: int
+
+    @property
+    def fits(self) -> bool:
+        return all(self.needed[window] <= count for window, count in self.pages.items())
+
+
+def plan_cache(
+    pair: Pair, dtype: torch.dtype, budget: int, config: EngineConfig, context: int
+) -> CachePlan:
+    """The pages of an engine with `config.max_batch` sequences of up to `context` tokens."""
+    layers = cache_layers(pair.target, pair.drafter, config.kv_keys)
+    costs, size = bytes_per_token(layers, dtype), config.page_size
+    slack = min(config.prefill_chunk, max(config.max_step_tokens, config.max_batch)) + LOOKAHEAD
+    lag = 0
+    if pair.drafter is not None:
+        lag = MAX_BUFFERED + max(0, pair.drafter.block_size - LOOKAHEAD)
+    asked = replace(config, max_context=context)
+    pages = plan_pools(layers, dtype, budget, asked, context, slack + lag)
+    needed = _needed(costs, config, context, lag)
+    return CachePlan(
+        pages,
+        needed,
+        sum(count * size * costs[window] for window, count in needed.items()),
+        sum(count * size * costs[window] for window, count in pages.items()),
+    )
+
+
+def _needed(
+    costs: Mapping[int | None, int], config: EngineConfig, context: int, lag: int
+) -> dict[int | None, int]:
+    """Pages while every sequence decodes at its full length, beside one step's worth of prompts."""
+    batch, size = config.max_batch, config.page_size
+    whole = batch * -(-context // size)
+    prompts = -(-min(batch * config.prefill_chunk, config.max_step_tokens) // size)
+    needed = {}
+    for window in costs:
+        needed[window] = whole
+        if window is not None:
+            decoding = batch * window_pages(window, LOOKAHEAD + lag, size)
+            needed[window] = min(whole, decoding + prompts)
+    return needed

@@ -1,0 +1,1 @@
+"""A run as a table, a page, pictures, or beside another run."""

@@ -1,0 +1,1 @@
+"""The sweep itself: in this process, or at an endpoint."""

@@ -1,0 +1,1 @@
+"""The formats in which families write thoughts and calls, and how they are read."""

@@ -1,0 +1,194 @@
+"""Answers of Qwen3 and other ChatML models: `<think>…</think>`, `<tool_call>{json}</tool_call>`.
+
+Some tokenizers have these marks as special tokens, most have them as text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from flashdraft.chat.answers.arguments import NULLS, JsonWriter, read_json
+from flashdraft.chat.answers.loose_json import LooseScanner
+from flashdraft.chat.answers.marks import CallReader, Format, Mark
+from flashdraft.chat.schema.reading import Shape, is_tool_name
+from flashdraft.models.tokenizer import Tokenizer
+
+THINK_SPELLINGS = {Mark.THINK: "<think>", Mark.END_THINK: "</think>"}
+CALL_SPELLINGS = {Mark.CALL: "<tool_call>", Mark.END_CALL: "</tool_call>"}
+_ARGUMENTS = ("arguments", "parameters")
+
+
+def spellings(tokenizer: Tokenizer) -> dict[Mark, str]:
+    """The marks that the model knows: tokens of its own, or words of its template."""
+    known: dict[Mark, str] = {}
+    for pair in (THINK_SPELLINGS, CALL_SPELLINGS):
+        if all(
+            tokenizer.token_id(text) is not None or text in (tokenizer.chat_template or "")
+            for text in pair.values()
+        ):
+            known |= pair
+    return known
+
+
+def answer_format(tokenizer: Tokenizer, functions: Mapping[str, Any] | None) -> Format:
+    """How the model marks its answers; without functions, calls are content."""
+    known = spellings(tokenizer)
+    tokens = {
+        index: mark
+        for mark, text in known.items()
+        if (index := tokenizer.token_id(text)) is not None and index in tokenizer.special_ids
+    }
+
+    def new_call() -> CallReader:
+        return HermesCall(functions or {})
+
+    return Format(
+        known,
+        tokens,
+        new_call if functions and Mark.CALL in known else None,
+        openings={
+            text: mark
+            for mark, text in known.items()
+            if mark in THINK_SPELLINGS and mark not in tokens.values()
+        },
+    )
+
+
+class HermesCall:
+    """Reads `{"name": …, "arguments": {…}}`."""
+
+    def __init__(self, functions: Mapping[str, Any]) -> None:
+        self._envelope = _Envelope(functions)
+        self._scanner = LooseScanner(self._envelope)
+        self._begun = False
+        self.name: str | None = None
+        self.failed = False
+        self.done = False
+
+    @property
+    def in_string(self) -> bool:
+        return self._scanner.in_string
+
+    def feed(self, text: str, start: int) -> int:
+        if not self._begun and text[start] != "{":
+            self.failed = not text[start].isspace()
+            return start + 1
+        self._begun = True
+        end = self._scanner.feed(text, start)
+        self._settle(self._scanner.done)
+        return end
+
+    def quote(self) -> None:
+        """There is no quote token in this format."""
+
+    def close(self, is_complete: bool) -> None:
+        if not self._begun or (self.name is None and not is_complete):
+            self.failed = True
+            return
+        self._scanner.finish()
+        self._settle(is_done=True)
+
+    def take(self) -> str:
+        writer = self._envelope.writer
+        return "" if writer is None else writer.take()
+
+    def _settle(self, is_done: bool) -> None:
+        """Decide whether this is a call, as soon as it can be told."""
+        envelope = self._envelope
+        if is_done and envelope.writer is None:
+            envelope.write({})  # a call without arguments
+        if envelope.writer is not None and not envelope.failed:
+            self.name = envelope.name
+        self.failed = envelope.failed or (is_done and self.name is None)
+        self.done = is_done and not self.failed
+
+
+class _Envelope:
+    """The `Sink` of a call's object: finds the name, hands the arguments on to a writer.
+
+    Arguments may come before the name, be called parameters, be null or missing (none), or be an
+    object's JSON text in a string. Arguments of any other form fail; other keys are passed over.
+    """
+
+    def __init__(self, functions: Mapping[str, Any]) -> None:
+        self._functions = functions
+        self._key = ""
+        self._string: list[str] | None = None  # the name, or arguments in a string
+        self._depth = 0
+        self._in_arguments = False
+        self.name: str | None = None
+        self.writer: JsonWriter | None = None  # once the arguments have begun
+        self.failed = False
+
+    def write(self, arguments: Mapping[str, Any]) -> None:
+        """Take arguments that are known whole."""
+        self.writer = JsonWriter(Shape.of(None))
+        self.writer.whole(arguments)
+
+    @property
+    def _inner(self) -> JsonWriter | None:
+        return self.writer if self._in_arguments else None
+
+    @property
+    def _is_at_arguments(self) -> bool:
+        return self._depth == 1 and self._key in _ARGUMENTS and self.writer is None
+
+    def open(self, bracket: str) -> None:
+        if self._is_at_arguments:
+            self.failed |= bracket != "{"
+            self.writer = JsonWriter(Shape.of(self._functions.get(self.name or "")))
+            self._in_arguments = True
+        self._depth += 1
+        if self._inner is not None:
+            self._inner.open(bracket)
+
+    def close(self) -> None:
+        self._depth -= 1
+        if self._inner is not None:
+            self._inner.close()
+            self._in_arguments = self._depth > 1
+
+    def key(self, text: str) -> None:
+        if self._inner is not None:
+            self._inner.key(text)
+        elif self._depth == 1:
+            self._key = text
+
+    def begin_string(self) -> None:
+        if self._inner is not None:
+            self._inner.begin_string()
+        elif self._depth == 1 and (self._key == "name" or self._is_at_arguments):
+            self._string = []
+
+    def text(self, text: str) -> None:
+        if self._inner is not None:
+            self._inner.text(text)
+        elif self._string is not None:
+            self._string.append(text)
+
+    def end_string(self) -> None:
+        if self._inner is not None:
+            self._inner.end_string()
+        elif self._string is not None:
+            text, self._string = "".join(self._string), None
+            if self._key == "name":
+                self._take_name(text.strip())
+            else:
+                arguments = read_json(text)
+                self.failed |= not isinstance(arguments, dict)
+                self.write(arguments if isinstance(arguments, dict) else {})
+
+    def bare(self, text: str) -> None:
+        if self._inner is not None:
+            self._inner.bare(text)
+        elif self._is_at_arguments:
+            self.failed |= text not in NULLS
+            self.write({})
+        elif self._depth == 1 and self._key == "name":
+            self._take_name(text)
+
+    def _take_name(self, text: str) -> None:
+        if self.name is None:
+            self.failed |= not is_tool_name(text, self._functions)
+            self.name = text

@@ -1,0 +1,1 @@
+"""What an answer must match, compiled for the engine."""

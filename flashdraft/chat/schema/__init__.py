@@ -1,0 +1,1 @@
+"""JSON schemas: what they say, and as rules of a grammar."""

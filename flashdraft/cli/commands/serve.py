@@ -1,0 +1,231 @@
+"""`flashdraft serve [MODEL]`: the HTTP server, for OpenAI and Anthropic clients and browsers.
+
+With `--engine vllm` or `sglang` it is theirs, and serve_external.py starts it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+from flashdraft.cli.arguments import Commands, add_model_arguments
+from flashdraft.cli.commands import serve_external
+from flashdraft.cli.display import Screen
+from flashdraft.engine.config import EngineConfig
+from flashdraft.errors import FlashdraftError, RequestError
+from flashdraft.interrupts import terminate_as_interrupt
+from flashdraft.models.sources import DEFAULT_MODEL, resolve_source
+from flashdraft.models.tokenizer import Tokenizer
+from flashdraft.server.settings import ServerSettings
+
+ENDING = "Finishing the running answers; the same signal again ends at once."
+NOT_LOADED = "Stopped before the model was loaded."
+KEY_VARIABLE = "FLASHDRAFT_API_KEY"  # a flag shows in the list of processes; this does not
+
+
+def add_command(commands: Commands) -> None:
+    """Add `serve` to the command line."""
+    parser = commands.add_parser(
+        "serve",
+        help="serve a model over HTTP",
+        description="Serve a model with OpenAI's and Anthropic's APIs, and a web page at /. Ends "
+        "with Ctrl-C or SIGTERM once the running answers are done; a second one ends at once.",
+        epilog="What follows -- goes to the outside engine as it is.",
+    )
+    parser.takes_rest = True
+    parser.add_argument(
+        "name",
+        nargs="?",
+        metavar="MODEL",
+        help=f"a known name, a Hub id, a folder or a GGUF file (default: {DEFAULT_MODEL})",
+    )
+    add_model_arguments(parser)
+    parser.add_argument(
+        "--max-batch",
+        type=int,
+        metavar="N",
+        help="answers written at once; more wait (default: 8, and 32 on a GPU)",
+    )
+    _add_server_arguments(parser)
+    serve_external.add_arguments(parser)
+    parser.set_defaults(run=run)
+
+
+def _add_server_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("server")
+    group.add_argument(
+        "--host", default=ServerSettings.host, help="address to listen on (default: %(default)s)"
+    )
+    group.add_argument(
+        "--port",
+        type=int,
+        default=ServerSettings.port,
+        metavar="N",
+        help="0 takes any free one (default: %(default)s)",
+    )
+    group.add_argument(
+        "--api-key",
+        metavar="KEY",
+        help=f"clients must send it; {KEY_VARIABLE} in the environment does the same",
+    )
+    group.add_argument(
+        "--no-auth", action="store_true", help="let other machines in without an API key"
+    )
+    for flag, metavar, text in (
+        ("--allow-host", "NAME", "a further name of this server, as clients' Host header has it"),
+        ("--allow-origin", "ORIGIN", "an origin whose web pages may use this server"),
+        ("--served-model-name", "NAME", "what clients call the model"),
+    ):
+        text += "; may be given several times"
+        group.add_argument(flag, action="append", default=[], metavar=metavar, help=text)
+    group.add_argument(
+        "--max-queue",
+        type=int,
+        default=ServerSettings.max_queue,
+        metavar="N",
+        help="requests that may wait; one more is refused (default: %(default)s)",
+    )
+    group.add_argument(
+        "--log-prompts", action="store_true", help="log what clients send, word for word"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Serve until a signal comes."""
+    model = _model_name(arguments)
+    settings = ServerSettings(
+        host=arguments.host,
+        port=arguments.port,
+        api_key=_api_key(arguments),
+        no_auth=arguments.no_auth,
+        allow_hosts=tuple(arguments.allow_host),
+        allow_origins=tuple(arguments.allow_origin),
+        served_model_names=tuple(arguments.served_model_name) or (_public_name(model),),
+        max_queue=arguments.max_queue,
+        log_prompts=arguments.log_prompts,
+    )
+    _check_values(arguments)
+    if arguments.engine != serve_external.NATIVE:
+        return serve_external.run(arguments, model, settings, lambda: _free_port(settings))
+    serve_external.refuse_engine_flags(arguments)
+    if arguments.draft not in ("auto", "none", "ngram"):
+        resolve_source(arguments.draft)
+    launch = _load_server()
+    screen = Screen.detect()
+    try:
+        # what is wrong with a port or a flag is better known before the model is loaded
+        with _listen(settings) as listener, terminate_as_interrupt():
+            address = _address(listener)
+            tokenizer = _load_tokenizer(model)
+            screen.note(f"Loading {model} …")
+            asyncio.run(
+                launch.serve(
+                    listener,
+                    settings,
+                    _llm_arguments(arguments, model),
+                    tokenizer,
+                    on_ready=lambda info: screen.note(f"Serving {model} on {address}"),
+                    on_stop=lambda is_loaded: screen.note(ENDING if is_loaded else NOT_LOADED),
+                )
+            )
+    except KeyboardInterrupt:  # a signal before the server could hear it
+        screen.note(NOT_LOADED)
+    return 0
+
+
+def _api_key(arguments: argparse.Namespace) -> str | None:
+    """The key as it was given: an empty one is refused later and does not mean none."""
+    given: str | None = arguments.api_key
+    return os.environ.get(KEY_VARIABLE) if given is None else given
+
+
+def _check_values(arguments: argparse.Namespace) -> None:
+    """Refuse what the engine would refuse, before its process begins to load."""
+    given = {
+        name: getattr(arguments, name)
+        for name in ("max_batch", "max_context", "cache_gb", "kv_dtype", "kv_keys")
+    }
+    if isinstance(arguments.verify, int):
+        given["verify"] = arguments.verify
+    EngineConfig(**{name: value for name, value in given.items() if value is not None})
+
+
+def _model_name(arguments: argparse.Namespace) -> str:
+    if arguments.name is None or arguments.name == arguments.model:
+        return str(arguments.model)
+    if arguments.model != DEFAULT_MODEL:
+        raise RequestError(f"Two models are named, {arguments.name!r} and {arguments.model!r}.")
+    return str(arguments.name)
+
+
+def _public_name(model: str) -> str:
+    """A folder's or a file's own name: where it lies is nobody's business."""
+    path = Path(model)
+    return path.resolve().name if path.exists() else model
+
+
+def _llm_arguments(arguments: argparse.Namespace, model: str) -> dict[str, Any]:
+    names = (
+        "verify",
+        "device",
+        "dtype",
+        "quantize",
+        "quantize_head",
+        "max_context",
+        "max_batch",
+        "cache_gb",
+        "kv_dtype",
+        "kv_keys",
+    )
+    draft = None if arguments.draft == "none" else arguments.draft
+    return {"model": model, "draft": draft, **{name: getattr(arguments, name) for name in names}}
+
+
+def _load_server() -> Any:
+    try:
+        return importlib.import_module("flashdraft.server.launch")
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("flashdraft"):
+            raise
+        raise FlashdraftError(
+            f'The server needs the package {error.name}: pip install "flashdraft[serve]".'
+        ) from None
+
+
+def _load_tokenizer(model: str) -> Tokenizer:
+    tokenizer = Tokenizer.from_checkpoint(resolve_source(model).path)
+    if tokenizer is None:
+        raise RequestError(
+            f"{model} has no tokenizer; the server needs one. LLM.generate in Python takes token "
+            "ids."
+        )
+    return tokenizer
+
+
+def _listen(settings: ServerSettings) -> socket.socket:
+    host, port = settings.host, settings.port
+    try:
+        family, *_, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        return socket.create_server(address[:2], family=family, backlog=2048)
+    except OSError as error:
+        raise FlashdraftError(
+            f"Cannot listen on {host}:{port}: {error.strerror or error}. Is another server running "
+            "there? Choose another --port."
+        ) from None
+
+
+def _free_port(settings: ServerSettings) -> int:
+    with _listen(settings) as listener:
+        return int(listener.getsockname()[1])
+
+
+def _address(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -1,0 +1,1 @@
+"""Pages: who holds them, where they lie, and how many fit."""

@@ -1,0 +1,315 @@
+"""The key/value cache's storage: pools of pages for the target's and the drafter's layers.
+
+Layers with the same window share one pool, so one page table serves them all, and a page holds the
+target's and the drafter's keys and values of the same tokens. Who holds which page is pages.py's
+business; this module sizes the pools, owns the tensors and builds the views kernels read.
+
+With kv_dtype "fp8" both models' keys and values are stored as float8_e4m3fn: half the bytes of
+bfloat16, three bits of mantissa, +-448 for anything beyond. There are no scales. Gemma 4 needs
+none: its keys and values are normed per head, so that the weights of the norms bound them, whatever
+the text. Other families norm no values (nor Llama its keys): what they project beyond 448 is cut
+off and what is below 2^-10 is lost. Every row is attended through what was stored of it, the step's
+own rows too, so drafted and plain text are equal as ever: both are that of the target with this
+cache, which is not that of the target with another.
+
+With kv_keys "rebuilt" the layers of a target that share one projection for key and value (Gemma 4's
+full layers) keep the value alone: half the bytes there. Attention makes the keys as it reads, as
+RoPE(k_norm's weight * value). In float32 on a CPU they are the very keys that would have been
+stored; in bfloat16 the value was rounded once before, and in fp8 the key is made of the rounded
+value and not itself rounded to 8 bits. Again drafted and plain text are equal, and are that of the
+target with this cache. The drafter's layers share nothing and keep both.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from flashdraft.engine.cache.pages import PageBook, Pool
+from flashdraft.engine.config import EngineConfig
+from flashdraft.engine.sequence import Sequence as RunningSequence
+from flashdraft.errors import CapacityError, RequestError
+from flashdraft.kernels.interface import Kernels, PageView
+from flashdraft.models.config.target import LayerConfig, ModelConfig
+from flashdraft.models.drafter.config import DrafterConfig
+from flashdraft.models.layers import LayerCache
+
+LEAST_FP8_CAPABILITY = (8, 9)  # Ada: older cards have no instruction between fp8 and floats
+
+
+@dataclass(frozen=True)
+class CacheLayer:
+    """What one layer keeps per token."""
+
+    num_kv_heads: int
+    head_dim: int
+    window: int | None
+    has_keys: bool = True  # False: they are made of the values
+
+    @classmethod
+    def of(cls, layer: LayerConfig, kv_keys: str) -> CacheLayer:
+        """A target's layer, with its keys stored or, where they can be, rebuilt."""
+        is_rebuilt = layer.share_kv and kv_keys == "rebuilt"
+        return cls(layer.num_kv_heads, layer.head_dim, layer.window, not is_rebuilt)
+
+    @property
+    def num_tensors(self) -> int:
+        return 2 if self.has_keys else 1
+
+
+@dataclass(frozen=True)
+class Span:
+    """Rows of one sequence in a forward pass: positions start .. start + count - 1."""
+
+    sequence: RunningSequence
+    start: int
+    count: int
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A forward pass's rows: their positions, and one view per pool."""
+
+    positions: Tensor
+    end_position: int
+    views: list[PageView]
+    offsets: list[int]  # where each span's rows begin; one more entry than spans
+
+
+@dataclass(frozen=True)
+class HostRows:
+    """A forward pass's rows before they are on the device; one table and its slots per pool."""
+
+    positions: NDArray[np.int64]
+    offsets: NDArray[np.int64]  # where each span's rows begin; one more entry than spans
+    context_lens: NDArray[np.int64]
+    tables: list[NDArray[np.int32]]
+    slots: list[NDArray[np.int64]]
+
+    @property
+    def max_query_len(self) -> int:
+        return int(np.diff(self.offsets).max())
+
+    @property
+    def end_position(self) -> int:
+        return int((self.context_lens + np.diff(self.offsets)).max())
+
+
+class KVCache:
+    """Pages of keys and values for a list of layers."""
+
+    def __init__(
+        self,
+        layers: Sequence[CacheLayer],
+        pages: dict[int | None, int],
+        page_size: int,
+        kernels: Kernels,
+        dtype: torch.dtype | None = None,  # the kernels' own
+    ) -> None:
+        self.page_size = page_size
+        self.windows = list(pages)  # one pool each, in this order
+        self._pool_of = [self.windows.index(layer.window) for layer in layers]
+        self._device = kernels.device
+        self._storage: list[tuple[Tensor | None, Tensor]] = []  # keys and values
+        try:
+            for layer in layers:
+                # one more: the page that rows of nobody are written to
+                heads = (pages[layer.window] + 1, page_size, layer.num_kv_heads, layer.head_dim)
+                shape = (layer.num_tensors, *heads)
+                # zeros, not empty: a masked key must never be NaN
+                one = torch.zeros(shape, device=kernels.device, dtype=dtype or kernels.dtype)
+                self._storage.append((one[0] if layer.has_keys else None, one[-1]))
+        except (RuntimeError, MemoryError) as error:
+            counts = bytes_per_token(layers, dtype or kernels.dtype)
+            size = sum(count * page_size * counts[window] for window, count in pages.items())
+            raise CapacityError(
+                f"The key/value cache does not fit in memory (it takes {size / 10**9:.3f} GB); "
+                "lower cache_gb, max_context or max_batch."
+            ) from error
+        self.book_pools = [Pool(pages[window], window) for window in self.windows]
+        self.scratch_pages = [pages[window] for window in self.windows]
+
+    def rows(self, book: PageBook, spans: Sequence[Span]) -> Rows:
+        """Positions and views for the rows of these spans, in order."""
+        return self.place(self.host_rows(book, spans))
+
+    def host_rows(self, book: PageBook, spans: Sequence[Span]) -> HostRows:
+        """The same, still on the host."""
+        counts = [span.count for span in spans]
+        ranges = [np.arange(s.start, s.start + s.count, dtype=np.int64) for s in spans]
+        positions = np.concatenate(ranges)
+        owner = np.repeat(np.arange(len(spans)), counts)
+        tables, slots = [], []
+        for pool in range(len(self.windows)):
+            each = [np.frombuffer(book.table(s.sequence, pool), dtype=np.int32) for s in spans]
+            merged = np.zeros((len(spans), max(len(table) for table in each)), dtype=np.int32)
+            for row, table in zip(merged, each, strict=True):
+                row[: len(table)] = table
+            page = merged[owner, positions // self.page_size].astype(np.int64)
+            tables.append(merged)
+            slots.append(page * self.page_size + positions % self.page_size)
+        return HostRows(
+            positions,
+            np.concatenate([[0], np.cumsum(counts)]),
+            np.asarray([span.start for span in spans]),
+            tables,
+            slots,
+        )
+
+    def place(self, rows: HostRows) -> Rows:
+        """Rows on the device."""
+        views = self.views(
+            self._int32(rows.offsets),
+            self._int32(rows.context_lens),
+            [self._int32(table) for table in rows.tables],
+            [torch.from_numpy(slots).to(self._device) for slots in rows.slots],
+            rows.max_query_len,
+            rows.end_position,
+        )
+        positions = torch.from_numpy(rows.positions).to(self._device)
+        return Rows(positions, rows.end_position, views, rows.offsets.tolist())
+
+    def views(
+        self,
+        query_start: Tensor,
+        context_lens: Tensor,
+        tables: Iterable[Tensor],
+        slots: Iterable[Tensor],
+        max_query_len: int,
+        max_key_len: int,
+    ) -> list[PageView]:
+        """One view per pool, of its table and its slots."""
+        return [
+            PageView(
+                query_start=query_start,
+                context_lens=context_lens,
+                block_table=table,
+                slots=place,
+                page_size=self.page_size,
+                max_query_len=max_query_len,
+                max_key_len=max_key_len,
+            )
+            for table, place in zip(tables, slots, strict=True)
+        ]
+
+    def layers(self, views: Sequence[PageView], first: int, last: int) -> list[LayerCache]:
+        """Storage and view of layers first .. last - 1."""
+        return [
+            LayerCache(*self._storage[index], views[self._pool_of[index]])
+            for index in range(first, last)
+        ]
+
+    def _int32(self, values: NDArray[Any]) -> Tensor:
+        return torch.from_numpy(values.astype(np.int32, copy=False)).to(self._device)
+
+
+def stored_dtype(kernels: Kernels, kv_dtype: str) -> torch.dtype:
+    """What keys and values are stored as; refuses what the kernels cannot read."""
+    if kv_dtype == "auto":
+        return kernels.dtype
+    missing = why_no_fp8(kernels)
+    if missing is not None:
+        raise RequestError(f"kv_dtype is 'fp8', but {missing}; or use kv_dtype='auto'.")
+    return torch.float8_e4m3fn
+
+
+def why_no_fp8(kernels: Kernels) -> str | None:
+    """What keeps these kernels from reading an fp8 cache, with the remedy."""
+    if kernels.name.startswith("cpu-"):
+        return (
+            f"flashdraft's native CPU kernels ({kernels.name}) read float32 only; use a GPU, or "
+            "dtype='bfloat16', which is plain torch on a CPU and slow"
+        )
+    if kernels.name == "triton" and kernels.device.type == "cuda":
+        capability = torch.cuda.get_device_capability(kernels.device)
+        if capability < LEAST_FP8_CAPABILITY:
+            found, least = (".".join(map(str, c)) for c in (capability, LEAST_FP8_CAPABILITY))
+            return (
+                f"this GPU has compute capability {found}, and reading 8-bit floats needs {least} "
+                "(Ada) or newer; use a newer GPU"
+            )
+    return None
+
+
+def check_keys(kernels: Kernels, kv_keys: str, target: ModelConfig | None = None) -> None:
+    """Refuse to rebuild keys where the kernels cannot, or the target, once known, shares none."""
+    if kv_keys == "stored":
+        return
+    missing = None
+    if target is not None and not shares_keys(target):
+        missing = (
+            f"{target.architecture} has a projection of its own for values, of which no key can "
+            "be made (Gemma 4's full layers share one);"
+        )
+    elif kernels.name.startswith("cpu-"):
+        missing = (
+            f"flashdraft's native CPU kernels ({kernels.name}) read stored keys only; for a Gemma "
+            "4 whose full layers share key and value use a GPU, or dtype='bfloat16', which is "
+            "plain torch on a CPU and slow; for any other model"
+        )
+    if missing is not None:
+        raise RequestError(f"kv_keys is 'rebuilt', but {missing} use kv_keys='stored'.")
+
+
+def shares_keys(target: ModelConfig) -> bool:
+    """Whether a target has layers whose keys can be made of their values."""
+    return any(layer.share_kv for layer in target.layers)
+
+
+def cache_layers(
+    target: ModelConfig, drafter: DrafterConfig | None, kv_keys: str = EngineConfig.kv_keys
+) -> list[CacheLayer]:
+    """The target's layers, then the drafter's."""
+    layers = [CacheLayer.of(layer, kv_keys) for layer in target.layers]
+    if drafter is not None:
+        layers += [CacheLayer(drafter.num_kv_heads, drafter.head_dim, w) for w in drafter.windows]
+    return layers
+
+
+def bytes_per_token(layers: Sequence[CacheLayer], dtype: torch.dtype) -> dict[int | None, int]:
+    """Bytes one token takes in each pool, by window."""
+    totals: dict[int | None, int] = {}
+    for layer in layers:
+        size = layer.num_tensors * layer.num_kv_heads * layer.head_dim * dtype.itemsize
+        totals[layer.window] = totals.get(layer.window, 0) + size
+    return totals
+
+
+def window_pages(window: int, slack: int, page_size: int) -> int:
+    """Pages that one sequence may need at once in a windowed pool.
+
+    Beside the window these are for `slack` tokens: those a step writes, and those that the
+    drafter's context lags behind by.
+    """
+    return -(-(window + slack) // page_size) + 1  # one more: the range may begin inside a page
+
+
+def plan_pages(
+    layers: Sequence[CacheLayer],
+    dtype: torch.dtype,
+    page_size: int,
+    budget: int,
+    most: Mapping[int | None, int],
+) -> dict[int | None, int]:
+    """Pages per pool that fit `budget` bytes, and no more than `most` in each.
+
+    Every token needs a page in every pool until a pool with a window has its `most`, so the pools
+    grow together.
+    """
+    costs = bytes_per_token(layers, dtype)
+
+    def pages_at(count: int) -> dict[int | None, int]:
+        return {window: min(count, most[window]) for window in costs}
+
+    def size(count: int) -> int:
+        return sum(n * page_size * costs[window] for window, n in pages_at(count).items())
+
+    counts = range(max(most.values()) + 1)
+    return pages_at(bisect.bisect_right(counts, budget, key=size) - 1)

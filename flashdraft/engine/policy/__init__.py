@@ -1,0 +1,1 @@
+"""How many draft tokens to verify, from measured costs and estimated survival."""

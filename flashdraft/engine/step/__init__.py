@@ -1,0 +1,1 @@
+"""A step: rows laid out, run, read, and committed."""

@@ -1,0 +1,1 @@
+"""The CPU backend: C kernels in native/, and their Python face."""

@@ -1,0 +1,1 @@
+"""Linears in floats, the head, and what stands between linears."""

@@ -1,0 +1,1 @@
+"""Mixtures of experts, in floats and in few bits."""

@@ -1,0 +1,1 @@
+"""Linears whose weights stay in few bits."""

@@ -1,0 +1,1 @@
+"""The block drafter: its config, its files, its forward pass."""

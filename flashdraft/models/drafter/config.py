@@ -1,0 +1,341 @@
+"""What a block drafter is, read from either published layout of config.json. Frozen.
+
+z-lab's layout is the native one (`from_hf`, `to_hf`); speculators' layout is read as well. Every
+key that changes the forward pass is named here or in ModelConfig, which reads the decoder's part:
+a drafter's layers are Qwen3 layers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from flashdraft.errors import CheckpointError, UnsupportedModelError, quoted
+from flashdraft.models.config.keys import DRAFTER, SPECULATORS, irrelevant
+from flashdraft.models.config.rope import FULL, SLIDING, RopeConfig
+from flashdraft.models.config.target import Json, ModelConfig
+from flashdraft.models.config.values import (
+    LAYERS,
+    POSITIONS,
+    POSITIVE,
+    VOCABULARY,
+    WIDTH,
+    Range,
+    Settings,
+)
+
+ARCHITECTURE = "DFlashDraftModel"
+_BLOCK, _TAP, _TOKEN = Range(0, 4096), Range(-1, LAYERS.most), Range(0, VOCABULARY.most)
+_SECOND_GENERATION_KEYS = (
+    "conv_kernel_size",
+    "conv_group_size",
+    "selector_rank",
+    "selector_top_k",
+)
+# speculators stores only what differs from these defaults of transformers' Qwen3Config
+_QWEN3_DEFAULTS: Json = {
+    "vocab_size": 151936,
+    "hidden_size": 4096,
+    "intermediate_size": 22016,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "head_dim": 128,
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 32768,
+    "use_sliding_window": False,
+    "sliding_window": 4096,
+    "max_window_layers": 28,
+}
+
+
+@dataclass(frozen=True)
+class DrafterConfig:
+    """A block drafter. Its embedding table and (unless reduced) its head are the target's."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    num_layers: int
+    vocab_size: int
+    max_position: int
+    norm_eps: float
+    rope: RopeConfig
+    windows: tuple[int | None, ...]  # per layer; None = full attention
+    causal: tuple[bool, ...]  # per layer: may a row see only earlier rows of its own block?
+    block_size: int  # the anchor and the masked slots
+    mask_token_id: int
+    tap_layers: tuple[int, ...]  # 0-based target layers whose outputs are the context
+    num_target_layers: int | None = None  # None = not recorded
+    embed_scale: float | None = None  # times the raw embedding; None = the target's own scale
+    output_multiplier: float = 1.0
+    logit_softcap: float | None = None
+    draft_vocab_size: int | None = None  # a reduced vocabulary, with a head of its own
+    any_width: bool = False  # trained on shorter blocks too, so a cut one drafts as well
+
+    def __post_init__(self) -> None:
+        if self.num_kv_heads < 1 or self.num_heads % self.num_kv_heads:
+            raise CheckpointError(
+                f"The drafter has {self.num_heads} query heads and {self.num_kv_heads} key heads; "
+                "the first must be a multiple of the second."
+            )
+        if self.block_size < 2:
+            raise CheckpointError(
+                f"The drafter's block_size is {self.block_size}; it must be at least 2: the anchor "
+                "and one masked slot."
+            )
+        if not 0 <= self.mask_token_id < self.vocab_size:
+            raise CheckpointError(
+                f"The drafter's mask_token_id {self.mask_token_id} lies outside its vocabulary of "
+                f"{self.vocab_size}."
+            )
+        if not self.tap_layers or min(self.tap_layers) < 0:
+            raise CheckpointError(
+                f"The drafter's target layers are {list(self.tap_layers)}; it must name at least "
+                "one, counted from 0."
+            )
+
+    @classmethod
+    def from_hf(cls, config: Json) -> DrafterConfig:
+        """Read z-lab's layout."""
+        settings = Settings(config)
+        architectures = settings.words("architectures") or []
+        nested = settings.section("dflash_config")
+        options = Settings({}) if nested is None else nested
+        _refuse_second_generation(architectures, settings, options)
+        if ARCHITECTURE not in architectures and not options.names():
+            raise UnsupportedModelError(
+                f"{', '.join(architectures) or 'The model'} is not a block drafter: its "
+                f"config.json has no dflash_config and its architecture is not {ARCHITECTURE}."
+            )
+
+        def holder(key: str) -> Settings:
+            """dflash_config, or the top level where older files keep the key."""
+            settings.raw(key)
+            return options if key in options else settings
+
+        kinds = _layer_kinds(settings)
+        taps, scale = "target_layer_ids", "input_embedding_scale"
+        multiplier, softcap = "output_multiplier", "final_logit_softcapping"
+        own: dict[str, Any] = {
+            "causal": _causality(settings, options, kinds),
+            "block_size": holder("block_size").whole("block_size", _BLOCK),
+            "mask_token_id": holder("mask_token_id").whole("mask_token_id", _TOKEN),
+            "tap_layers": tuple(holder(taps).wholes(taps, _TAP)),
+            "num_target_layers": settings.maybe_whole("num_target_layers", LAYERS),
+            "embed_scale": holder(scale).maybe_real(scale, POSITIVE),
+            "output_multiplier": holder(multiplier).real(multiplier, POSITIVE, 1.0),
+            "logit_softcap": holder(softcap).real(softcap, Range(0, math.inf), 0.0) or None,
+            "any_width": options.flag("any_width"),
+        }
+        options.finish(ARCHITECTURE, irrelevant(DRAFTER), "config.json")
+        return cls(**_decoder_fields(settings, kinds), **own)
+
+    @classmethod
+    def from_speculators(cls, config: Json) -> DrafterConfig:
+        """Read speculators' layout."""
+        settings = Settings(config)
+        kind = settings.word("speculators_model_type")
+        if kind != "dflash":
+            raise UnsupportedModelError(
+                f"The drafter is of speculators' type {quoted(kind)}; only 'dflash' is supported."
+            )
+        if settings.flag("sample_from_anchor"):
+            raise UnsupportedModelError(
+                "The drafter was trained with sample_from_anchor, which is not supported: its "
+                "anchor slot would predict a token too."
+            )
+        stored = Settings(settings.raw("transformer_layer_config"), "transformer_layer_config")
+        decoder = {**_QWEN3_DEFAULTS, **stored.unasked()}
+        rope = stored.section("rope_parameters")
+        if rope is not None and SLIDING in rope:  # one for each kind: speculators uses this one
+            decoder["rope_parameters"] = rope.raw(SLIDING)
+        layers = Settings(decoder)
+        fields = _decoder_fields(layers, _layer_kinds(layers))
+        target_hidden = settings.whole("target_hidden_size", WIDTH, fields["hidden_size"])
+        if target_hidden != fields["hidden_size"]:
+            raise UnsupportedModelError(
+                f"The drafter's hidden size is {fields['hidden_size']}, its target's "
+                f"{target_hidden}; drafters of another width than their target are not supported."
+            )
+        draft_vocab = settings.whole("draft_vocab_size", VOCABULARY)
+        non_causal = settings.flag("sliding_window_non_causal")
+        taps = "aux_hidden_state_layer_ids"
+        own: dict[str, Any] = {
+            "causal": tuple(w is not None and not non_causal for w in fields["windows"]),
+            "block_size": settings.whole("block_size", _BLOCK),
+            "mask_token_id": settings.whole("mask_token_id", _TOKEN),
+            # there 0 is the embedding's output and i + 1 the output of layer i
+            "tap_layers": tuple(tap - 1 for tap in settings.wholes(taps, _TAP)),
+            "embed_scale": 1.0,  # trained on raw embeddings, whatever the target multiplies
+            "draft_vocab_size": None if draft_vocab == fields["vocab_size"] else draft_vocab,
+            "any_width": settings.flag("any_width"),  # a key of our own
+        }
+        for key in ("architectures", "model_type"):
+            settings.raw(key)
+        settings.finish("The drafter", irrelevant(DRAFTER, SPECULATORS), "config.json")
+        return cls(**fields, **own)
+
+    def to_hf(self) -> dict[str, Any]:
+        """z-lab's config.json."""
+        if self.draft_vocab_size is not None:
+            raise UnsupportedModelError(
+                f"A reduced vocabulary (here of {self.draft_vocab_size}) has no place in z-lab's "
+                "layout; export a drafter with the target's whole vocabulary."
+            )
+        options: dict[str, Any] = {
+            "block_size": self.block_size,
+            "mask_token_id": self.mask_token_id,
+            "target_layer_ids": list(self.tap_layers),
+        }
+        if self.embed_scale is not None:
+            options["input_embedding_scale"] = self.embed_scale
+        if self.output_multiplier != 1.0:
+            options["output_multiplier"] = self.output_multiplier
+        if self.any_width:
+            options["any_width"] = True  # a key of our own; other readers pass over it
+        config = {
+            "architectures": [ARCHITECTURE],
+            "model_type": "qwen3",
+            "attention_bias": False,
+            "attention_dropout": 0.0,
+            "block_size": self.block_size,  # older readers look here, newer ones in dflash_config
+            "dflash_config": options,
+            "head_dim": self.head_dim,
+            "hidden_act": "silu",
+            "hidden_size": self.hidden_size,
+            "initializer_range": 0.02,
+            "intermediate_size": self.intermediate_size,
+            "max_position_embeddings": self.max_position,
+            "num_attention_heads": self.num_heads,
+            "num_hidden_layers": self.num_layers,
+            "num_key_value_heads": self.num_kv_heads,
+            "rms_norm_eps": self.norm_eps,
+            "rope_theta": self.rope.theta,
+            "rope_scaling": _rope_scaling(self.rope),
+            "tie_word_embeddings": False,
+            "use_cache": True,
+            "vocab_size": self.vocab_size,
+            **self._attention_keys(),
+        }
+        if self.num_target_layers is not None:
+            config["num_target_layers"] = self.num_target_layers
+        if self.logit_softcap is not None:
+            config["final_logit_softcapping"] = self.logit_softcap
+        return config
+
+    def _attention_keys(self) -> dict[str, Any]:
+        windows = {window for window in self.windows if window is not None}
+        if len(windows) > 1:
+            raise UnsupportedModelError(
+                f"The drafter's layers have windows of {sorted(windows)}; the layout has one key "
+                "for all, sliding_window."
+            )
+        keys: dict[str, Any] = {
+            "layer_types": [FULL if window is None else SLIDING for window in self.windows],
+            "max_window_layers": self.num_layers,
+            "use_sliding_window": bool(windows),
+            "sliding_window": max(windows, default=None),
+        }
+        if self.causal != tuple(window is not None for window in self.windows):
+            if len(set(self.causal)) > 1:
+                raise UnsupportedModelError(
+                    f"The drafter's layers are causal within a block as {list(self.causal)}; the "
+                    "layout knows one answer for all layers, or 'the sliding ones'."
+                )
+            keys["is_causal"] = self.causal[0]
+        return keys
+
+
+def _refuse_second_generation(architectures: Sequence[str], *places: Settings) -> None:
+    found = [name for name in architectures if name.startswith("DFlash2")]
+    found += [key for key in _SECOND_GENERATION_KEYS if any(place.raw(key) for place in places)]
+    if found:
+        raise UnsupportedModelError(
+            f"The drafter uses DFlash 2 ({', '.join(found)}), which is not supported; use a "
+            f"{ARCHITECTURE} checkpoint."
+        )
+
+
+def _layer_kinds(settings: Settings) -> list[str]:
+    count = settings.whole("num_hidden_layers", LAYERS)
+    first_sliding = settings.whole("max_window_layers", Range(0, LAYERS.most), 0)
+    uses_window = settings.flag("use_sliding_window") and bool(settings.raw("sliding_window"))
+    kinds = settings.words("layer_types") or [
+        SLIDING if uses_window and index >= first_sliding else FULL for index in range(count)
+    ]
+    if len(kinds) != count:
+        raise CheckpointError(
+            f"The drafter's layer_types has {len(kinds)} entries for {count} layers."
+        )
+    for kind in kinds:
+        if kind not in (FULL, SLIDING):
+            raise UnsupportedModelError(
+                f"The drafter has a layer of type {quoted(kind)}; {FULL} and {SLIDING} are "
+                "supported."
+            )
+    return kinds
+
+
+def _causality(settings: Settings, options: Settings, kinds: Sequence[str]) -> tuple[bool, ...]:
+    """A key for all layers decides; without one sliding layers are causal and full ones are not."""
+    for value in (settings.maybe_flag("is_causal"), options.maybe_flag("causal")):
+        if value is not None:
+            return (value,) * len(kinds)
+    return tuple(kind == SLIDING for kind in kinds)
+
+
+def _decoder_fields(settings: Settings, kinds: Sequence[str]) -> dict[str, Any]:
+    """The decoder's part of the config, read as a Qwen3 model's."""
+    model_type = settings.word("model_type", "qwen3")
+    if model_type != "qwen3":
+        raise UnsupportedModelError(
+            f"The drafter's layers are of type {quoted(model_type)}; only 'qwen3' is supported."
+        )
+    # sliding_window says nothing where use_sliding_window is false, whatever the layers' kinds are
+    window = None
+    if SLIDING in kinds and settings.flag("use_sliding_window", default=True):
+        window = settings.whole("sliding_window", POSITIONS)
+    is_spare = irrelevant(DRAFTER)
+    rest = {key: value for key, value in settings.unasked().items() if not is_spare(key)}
+    decoder = ModelConfig.from_hf(
+        {
+            **rest,
+            "architectures": [ARCHITECTURE],
+            "model_type": model_type,
+            "num_hidden_layers": len(kinds),
+            "layer_types": [FULL] * len(kinds) if window is None else list(kinds),
+            "use_sliding_window": window is not None,
+            "sliding_window": window,
+        }
+    )
+    if decoder.attention_bias:
+        raise UnsupportedModelError("The drafter has attention_bias, which is not supported.")
+    layer = decoder.layers[0]
+    return {
+        "hidden_size": decoder.hidden_size,
+        "intermediate_size": decoder.intermediate_size,
+        "num_heads": layer.num_heads,
+        "num_kv_heads": layer.num_kv_heads,
+        "head_dim": layer.head_dim,
+        "num_layers": len(decoder.layers),
+        "vocab_size": decoder.vocab_size,
+        "max_position": decoder.max_position,
+        "norm_eps": decoder.norm_eps,
+        "rope": layer.rope,
+        "windows": tuple(layer.window for layer in decoder.layers),
+    }
+
+
+def _rope_scaling(rope: RopeConfig) -> dict[str, Any] | None:
+    if not rope.scaling:
+        return None
+    values: dict[str, Any] = dict(rope.scaling)
+    if "low_freq_factor" not in values:
+        return {"rope_type": "linear", **values}
+    context = int(values["original_max_position_embeddings"])
+    return {"rope_type": "llama3", **values, "original_max_position_embeddings": context}

@@ -1,0 +1,1 @@
+"""Files of checkpoints: found, fetched, checked, opened."""

@@ -1,0 +1,328 @@
+"""A GGUF file's header and raw tensor bytes, bounds-checked. It knows no model and no tensor names.
+
+The header is parsed here rather than by the `gguf` package: a vocabulary of a few hundred thousand
+strings then loads in well under a second, and a damaged file is reported with its offset. What is
+inside the quantised blocks is blocks.py's.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from flashdraft.errors import CheckpointError, quoted
+from flashdraft.kernels.quantized import Matrix
+from flashdraft.models.files.opening import map_model_file, reading
+from flashdraft.models.gguf.blocks import unpack_blocks
+
+_MAGIC = b"GGUF"
+_VERSIONS = (2, 3)
+_MAX_DIMS = 4
+_STRING, _ARRAY = 8, 9
+_SCALARS = {
+    0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d",
+}  # fmt: skip
+
+
+class _Format(NamedTuple):
+    name: str  # as in gguf.GGMLQuantizationType
+    block_size: int  # values in a block
+    block_bytes: int
+
+
+FORMATS = {
+    0: _Format("F32", 1, 4),
+    1: _Format("F16", 1, 2),
+    2: _Format("Q4_0", 32, 18),
+    3: _Format("Q4_1", 32, 20),
+    6: _Format("Q5_0", 32, 22),
+    7: _Format("Q5_1", 32, 24),
+    8: _Format("Q8_0", 32, 34),
+    12: _Format("Q4_K", 256, 144),
+    13: _Format("Q5_K", 256, 176),
+    14: _Format("Q6_K", 256, 210),
+    30: _Format("BF16", 1, 2),
+}
+_UNREAD = {  # what else files are stored in
+    10: "Q2_K",
+    11: "Q3_K",
+    15: "Q8_K",
+    16: "IQ2_XXS",
+    17: "IQ2_XS",
+    18: "IQ3_XXS",
+    19: "IQ1_S",
+    20: "IQ4_NL",
+    21: "IQ3_S",
+    22: "IQ2_S",
+    23: "IQ4_XS",
+    29: "IQ1_M",
+    34: "TQ1_0",
+    35: "TQ2_0",
+    39: "MXFP4",
+    40: "NVFP4",
+}
+_LARGEST = 2**32 - 1  # sizes, counts and token ids are stored in 32 bits
+_MAX_ENTRIES = 2**16  # metadata keys, and tensors; published files have some thousands
+_MAX_VALUES = 2**22  # in all arrays together; published files have 1.3 million
+_MAX_STRING_BYTES = 2**24  # templates are the longest
+_LENGTH = struct.Struct("<Q")
+_REMEDY = "Fetch it again, or name another file."
+_PLAIN_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class GGUFTensor:
+    """Where one tensor lies. `shape` is in torch's order, the fastest dimension last."""
+
+    name: str
+    shape: tuple[int, ...]
+    format: _Format
+    start: int
+    num_bytes: int
+
+
+class GGUFFile:
+    """An open GGUF file: `metadata` by key, `tensors` by name, `read` for the values.
+
+    A key may hold a value of any type: what must be a number is asked for as one.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with reading(path):
+            self._data = map_model_file(path)
+        cursor = _Cursor(path, self._data)
+        if cursor.take(4) != _MAGIC:
+            raise CheckpointError(
+                f"{path} is not a GGUF file: it does not start with 'GGUF'. {_REMEDY}"
+            )
+        version = cursor.scalar("I")
+        if version not in _VERSIONS:
+            raise CheckpointError(
+                f"{path} is GGUF version {version}; versions {_VERSIONS} in little-endian order "
+                "are read. Convert it with a current llama.cpp."
+            )
+        num_tensors, num_keys = cursor.scalar("Q"), cursor.scalar("Q")
+        if max(num_tensors, num_keys) > _MAX_ENTRIES:
+            raise CheckpointError(
+                f"{path} is damaged: it claims {num_tensors} tensors and {num_keys} metadata keys; "
+                f"at most {_MAX_ENTRIES} are allowed. {_REMEDY}"
+            )
+        self.metadata: dict[str, Any] = {}
+        for _ in range(num_keys):
+            key = cursor.string()
+            if key in self.metadata:
+                raise CheckpointError(f"{path} has the metadata key {quoted(key)} twice. {_REMEDY}")
+            self.metadata[key] = cursor.value(cursor.scalar("I"))
+        self.tensors = self._read_table(cursor, num_tensors)
+
+    def _read_table(self, cursor: _Cursor, num_tensors: int) -> dict[str, GGUFTensor]:
+        rows = []
+        for _ in range(num_tensors):
+            name = cursor.string()
+            num_dims = cursor.scalar("I")
+            if num_dims > _MAX_DIMS:
+                raise CheckpointError(
+                    f"{self.path}: tensor {quoted(name)} has {num_dims} dimensions, the format "
+                    f"allows {_MAX_DIMS}; the file is damaged."
+                )
+            shape = tuple(reversed([cursor.scalar("Q") for _ in range(num_dims)]))
+            rows.append((name, shape, cursor.scalar("I"), cursor.scalar("Q")))
+        alignment = self.metadata.get("general.alignment", 32)
+        if type(alignment) is not int or alignment < 8 or alignment % 8:
+            raise self._invalid("general.alignment", "it must be a multiple of 8")
+        base = -(-cursor.position // alignment) * alignment
+        tensors: dict[str, GGUFTensor] = {}
+        for name, shape, type_id, offset in rows:
+            if name in tensors:
+                raise CheckpointError(f"{self.path} holds the tensor {quoted(name)} twice.")
+            if offset % alignment:
+                raise CheckpointError(
+                    f"{self.path} is damaged: tensor {quoted(name)} begins at {offset}, which is "
+                    f"no multiple of {alignment}. {_REMEDY}"
+                )
+            tensors[name] = self._locate(name, shape, type_id, base + offset)
+        return tensors
+
+    def _locate(self, name: str, shape: tuple[int, ...], type_id: int, start: int) -> GGUFTensor:
+        layout = FORMATS.get(type_id)
+        if layout is None:
+            kind = _UNREAD.get(type_id, f"GGML type {type_id}")
+            raise CheckpointError(
+                f"{self.path}: tensor {quoted(name)} is stored as {kind}, which is not "
+                f"supported; use a file in {', '.join(row.name for row in FORMATS.values())}."
+            )
+        if not shape or 0 in shape or shape[-1] % layout.block_size:
+            raise CheckpointError(
+                f"{self.path}: tensor {quoted(name)} of shape {list(shape)} does not divide "
+                f"into the {layout.block_size}-value blocks of {layout.name}."
+            )
+        count = 1
+        for size in shape:
+            count *= size
+        num_bytes = count // layout.block_size * layout.block_bytes
+        if start + num_bytes > len(self._data):
+            raise CheckpointError(
+                f"{self.path} is truncated: tensor {quoted(name)} ends at byte "
+                f"{start + num_bytes}, the file has {len(self._data)}. Fetch it again."
+            )
+        return GGUFTensor(name, shape, layout, start, num_bytes)
+
+    def whole_numbers(self, key: str, least: int = 1) -> list[int]:
+        """The whole numbers that `key` lists, or the one that it is."""
+        value = self._value(key)
+        numbers = value if isinstance(value, list) else [value]
+        fit = [isinstance(n, int) and least <= n <= _LARGEST for n in numbers]
+        if not numbers or not all(fit) or any(isinstance(n, bool) for n in numbers):
+            raise self._invalid(
+                key, f"it must be a whole number from {least} to {_LARGEST}, or a list of them"
+            )
+        return numbers
+
+    def number(self, key: str, least: float | None = None) -> float:
+        """The finite number of `key`; an integer stays one."""
+        value = self._value(key)
+        if (
+            not isinstance(value, int | float)
+            or isinstance(value, bool)
+            or not math.isfinite(value)
+            or (least is not None and value < least)
+        ):
+            limit = "" if least is None else f" of at least {least:g}"
+            raise self._invalid(key, f"it must be a finite number{limit}")
+        return value
+
+    def _invalid(self, key: str, rule: str) -> CheckpointError:
+        """An error about what the file says under `key`."""
+        return CheckpointError(
+            f"{self.path} is not valid: {key} is {quoted(self.metadata[key])}; {rule}. Fetch or "
+            "convert it again."
+        )
+
+    def _value(self, key: str) -> Any:
+        if key not in self.metadata:
+            raise CheckpointError(f"{self.path} has no metadata key {key!r}.")
+        return self.metadata[key]
+
+    def read(self, name: str) -> Tensor:
+        """The tensor's values: float32, or float16/bfloat16 where it is stored so."""
+        tensor = self.tensors[name]
+        dtype = _PLAIN_DTYPES.get(tensor.format.name)
+        if dtype is not None:
+            return self.read_blocks(name).view(dtype)
+        rows = self.read_blocks(name).unsqueeze(0)  # a matrix, even of a single dimension
+        return unpack_blocks(rows, tensor.format.name).dequantize().view(tensor.shape)
+
+    def read_matrix(self, name: str, device: torch.device | None = None) -> Matrix:
+        """A tensor on `device`; a quantised one of two or more dimensions stays so."""
+        tensor = self.tensors[name]
+        if tensor.format.name in _PLAIN_DTYPES or len(tensor.shape) < 2:
+            return self.read(name).to(device)
+        # the bytes travel, and are taken apart where they arrive
+        return unpack_blocks(self.read_blocks(name).to(device), tensor.format.name)
+
+    def quantized_bytes(self, name: str) -> int | None:
+        """What `read_matrix` gives, packed; None for floats. Some formats grow as they are read."""
+        tensor = self.tensors[name]
+        if tensor.format.name in _PLAIN_DTYPES or len(tensor.shape) < 2:
+            return None
+        block = torch.zeros(1, tensor.format.block_bytes, dtype=torch.uint8)
+        num_blocks = tensor.num_bytes // tensor.format.block_bytes
+        return num_blocks * unpack_blocks(block, tensor.format.name).num_bytes
+
+    def read_blocks(self, name: str) -> Tensor:
+        """The tensor as it is stored: uint8 [..., bytes of a row]."""
+        tensor = self.tensors[name]
+        raw = torch.frombuffer(
+            self._data, dtype=torch.uint8, count=tensor.num_bytes, offset=tensor.start
+        )
+        return raw.view(*tensor.shape[:-1], -1)
+
+
+class _Cursor:
+    """Reads the header front to back; running off the file's end is a CheckpointError."""
+
+    def __init__(self, path: Path, data: mmap.mmap) -> None:
+        self._path = path
+        self._data = data
+        self._room = _MAX_VALUES
+        self.position = 0
+
+    def take(self, count: int) -> bytes:
+        start, self.position = self.position, self.position + count
+        if self.position > len(self._data):
+            raise CheckpointError(
+                f"{self._path} is truncated or damaged: its header asks for {count} bytes at "
+                f"{start}, the file has {len(self._data)}. {_REMEDY}"
+            )
+        return self._data[start : self.position]
+
+    def scalar(self, code: str) -> Any:
+        size = struct.calcsize("<" + code)
+        return struct.unpack("<" + code, self.take(size))[0]
+
+    def count(self, most: int) -> int:
+        """A number of things to come; one that no file has is refused before they are read."""
+        start, found = self.position, self.scalar("Q")
+        if found > most:
+            raise CheckpointError(
+                f"{self._path} is damaged: the count at byte {start} is {found}, at most {most} is "
+                f"allowed. {_REMEDY}"
+            )
+        return int(found)
+
+    def string(self) -> str:
+        start = self.position
+        try:
+            return self.take(self.count(_MAX_STRING_BYTES)).decode()
+        except UnicodeDecodeError:
+            raise CheckpointError(
+                f"{self._path} is damaged: the string at byte {start} is not UTF-8. {_REMEDY}"
+            ) from None
+
+    def value(self, kind: int) -> Any:
+        if kind == _STRING:
+            return self.string()
+        if kind == _ARRAY:
+            return self._array()
+        return self.scalar(self._code(kind))
+
+    def _array(self) -> list[Any]:
+        kind, count = self.scalar("I"), self.count(self._room)
+        self._room -= count
+        if kind == _STRING:
+            return self._strings(count)
+        code = self._code(kind)  # arrays of arrays are in no model file and are refused here
+        size = struct.calcsize("<" + code)
+        return list(struct.unpack(f"<{count}{code}", self.take(count * size)))
+
+    def _strings(self, count: int) -> list[str]:
+        """As `string` gives them, one by one; a vocabulary has hundreds of thousands."""
+        data, end, found = self._data, len(self._data) - _LENGTH.size, []
+        for _ in range(count):
+            start = self.position
+            size = _LENGTH.unpack_from(data, start)[0] if start <= end else 0
+            stop = start + _LENGTH.size + size
+            if size > _MAX_STRING_BYTES or stop > len(data):
+                self.string()  # which says what is wrong
+            try:
+                found.append(data[start + _LENGTH.size : stop].decode())
+            except UnicodeDecodeError:
+                self.string()
+            self.position = stop
+        return found
+
+    def _code(self, kind: int) -> str:
+        if kind not in _SCALARS:
+            raise CheckpointError(
+                f"{self._path} is damaged: metadata type {kind} at byte {self.position} is "
+                f"unknown. {_REMEDY}"
+            )
+        return _SCALARS[kind]

@@ -1,0 +1,1 @@
+"""What every API shares between a request and its answer."""

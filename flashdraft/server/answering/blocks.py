@@ -1,0 +1,134 @@
+"""Whole answers, and the blocks they consist of: runs of reasoning, of text, and calls."""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from collections.abc import AsyncGenerator, Iterable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from flashdraft.chat.answers.deltas import (
+    Content,
+    Delta,
+    Reasoning,
+    ToolCallArguments,
+    ToolCallBegin,
+    ToolCallEnd,
+)
+from flashdraft.server.answering.answers import End, Part, Token
+
+
+def new_id(prefix: str) -> str:
+    """A fresh id, as clients expect it to begin."""
+    return f"{prefix}{uuid.uuid4().hex}"
+
+
+@dataclass
+class Block:
+    """A run of one kind in an answer; a call's text is its arguments."""
+
+    kind: Literal["reasoning", "content", "call"]
+    name: str = ""
+    pieces: list[str] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        return "".join(self.pieces)
+
+
+@dataclass(frozen=True)
+class BlockChange:
+    """A block begins, grows or ends."""
+
+    change: Literal["begin", "grow", "end"]
+    index: int
+    block: Block
+    text: str = ""
+
+
+class Blocks:
+    """The blocks of an answer, and how each delta changes them."""
+
+    def __init__(self) -> None:
+        self.blocks: list[Block] = []
+        self._is_open = False
+
+    def push(self, deltas: Iterable[Delta]) -> list[BlockChange]:
+        """Take deltas; what happens to the blocks, in order."""
+        return [change for delta in deltas for change in self._changes(delta)]
+
+    def close(self) -> list[BlockChange]:
+        """End the block that is open."""
+        if not self._is_open:
+            return []
+        self._is_open = False
+        return [BlockChange("end", len(self.blocks) - 1, self.blocks[-1])]
+
+    def _changes(self, delta: Delta) -> list[BlockChange]:
+        match delta:
+            case Reasoning(text=text):
+                return [*self._open("reasoning"), self._grow(text)]
+            case Content(text=text):
+                return [*self._open("content"), self._grow(text)]
+            case ToolCallBegin(name=name):
+                return self._open("call", name)
+            case ToolCallArguments(text=text):
+                return [self._grow(text)]
+            case ToolCallEnd():
+                return self.close()
+
+    def _open(
+        self, kind: Literal["reasoning", "content", "call"], name: str = ""
+    ) -> list[BlockChange]:
+        if self._is_open and kind != "call" and self.blocks[-1].kind == kind:
+            return []
+        ended = self.close()
+        self.blocks.append(Block(kind, name))
+        self._is_open = True
+        return [*ended, BlockChange("begin", len(self.blocks) - 1, self.blocks[-1])]
+
+    def _grow(self, text: str) -> BlockChange:
+        self.blocks[-1].pieces.append(text)
+        return BlockChange("grow", len(self.blocks) - 1, self.blocks[-1], text)
+
+
+@dataclass
+class Answer:
+    """A whole answer."""
+
+    parsed: Blocks = field(default_factory=Blocks)
+    tokens: list[Token] = field(default_factory=list)
+    finished: End | None = None
+
+    def add(self, part: Part) -> list[BlockChange]:
+        """Take the next part; how it changes the blocks."""
+        self.tokens += part.tokens
+        self.finished = part.end
+        return self.parsed.push(part.deltas)
+
+    @property
+    def blocks(self) -> list[Block]:
+        return self.parsed.blocks
+
+    @property
+    def end(self) -> End:
+        assert self.finished is not None, "an answer is complete when its stream has ended"
+        return self.finished
+
+    def text(self, kind: Literal["reasoning", "content"]) -> str:
+        """All text of a kind."""
+        return "".join(block.text for block in self.blocks if block.kind == kind)
+
+    @property
+    def calls(self) -> list[Block]:
+        return [block for block in self.blocks if block.kind == "call"]
+
+
+async def collect(parts: AsyncGenerator[Part], count: int) -> list[Answer]:
+    """All answers, when they are complete."""
+    found = [Answer() for _ in range(count)]
+    async with contextlib.aclosing(parts):
+        async for part in parts:
+            found[part.index].add(part)
+    return found

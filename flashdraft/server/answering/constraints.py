@@ -1,0 +1,229 @@
+"""What an answer is bound to: the tools it may call, and the form its text must have.
+
+Knows no API's shape: a tool is OpenAI's function tool, a form is a schema, a pattern or a list.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from flashdraft.chat.answers.formats import answer_format, open_thought, thinks_by_default
+from flashdraft.chat.answers.marks import Mark
+from flashdraft.chat.grammar.compiler import check_multiples, lark_choice
+from flashdraft.chat.response import supports_tools, tool_grammar
+from flashdraft.chat.schema.json_rule import FIXED, JsonGrammar
+from flashdraft.chat.schema.reading import is_deeper_than
+from flashdraft.core import GrammarSpec
+from flashdraft.errors import RequestError
+from flashdraft.models.tokenizer import Tokenizer
+from flashdraft.server.answering.serving import Serving
+from flashdraft.server.http.body_structure import MAX_CHOICES, MAX_TOOLS
+from flashdraft.server.http.errors import FieldError
+from flashdraft.text import exact_json
+
+Tool = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class ToolUse:
+    """Which tools the model is told of, and whether it must call one."""
+
+    tools: tuple[Tool, ...] = ()
+    choice: str = "auto"  # "auto", "none", "required", or a function's name
+    parallel: bool = True
+
+    @property
+    def offered(self) -> list[Tool] | None:
+        """The tools for the prompt and the parser."""
+        return list(self.tools) if self.tools and self.choice != "none" else None
+
+    @property
+    def is_forced(self) -> bool:
+        return self.choice not in ("auto", "none")
+
+    @property
+    def is_strict(self) -> bool:
+        """Whether a tool asks that calls of it follow its schema even where none is forced."""
+        return any(tool["function"].get("strict") for tool in self.offered or ())
+
+
+def check_schema(serving: Serving, schema: Any, where: str) -> str:
+    """A JSON schema as text, within the limits of size and depth."""
+    settings = serving.settings
+    if is_deeper_than(schema, settings.max_schema_depth):
+        raise FieldError(
+            where, f"{where} is nested deeper than {settings.max_schema_depth} levels."
+        )
+    try:
+        text = exact_json.write(schema)
+    except ValueError:
+        raise FieldError(where, f"{where} holds NaN or an infinity, which JSON has not.") from None
+    size = _num_bytes(text, where)
+    if size > settings.max_schema_bytes:
+        raise FieldError(
+            where, f"{where} has {size} bytes; at most {settings.max_schema_bytes}. Shorten it."
+        )
+    return text
+
+
+def _num_bytes(text: str, where: str) -> int:
+    try:
+        return len(text.encode("utf-8"))
+    except UnicodeEncodeError:
+        raise FieldError(where, f"{where} must be text of valid Unicode.") from None
+
+
+def json_schema_grammar(serving: Serving, schema: Any, where: str) -> GrammarSpec:
+    """The grammar of a schema, given as an object or as its JSON text."""
+    if isinstance(schema, str):
+        if len(schema) > serving.settings.max_schema_bytes:
+            raise FieldError(where, f"{where} has {len(schema)} characters; it is too long.")
+        try:
+            schema = exact_json.read(schema)
+        except (ValueError, RecursionError):
+            raise FieldError(where, f"{where} is not valid JSON.") from None
+    if not isinstance(schema, Mapping | bool):
+        raise FieldError(where, f"{where} must be a JSON schema, which is an object.")
+    text = check_schema(serving, schema, where)
+    check_multiples(schema)
+    if isinstance(schema, Mapping):
+        try:
+            JsonGrammar(FIXED).body(schema, where)
+        except RequestError as error:  # a number that cannot be kept
+            raise FieldError(where, str(error)) from None
+    return GrammarSpec("json_schema", text)
+
+
+def regex_grammar(serving: Serving, pattern: str, where: str) -> GrammarSpec:
+    """The grammar of a regular expression."""
+    size, limit = _num_bytes(pattern, where), serving.settings.max_regex_bytes
+    if not 0 < size <= limit:
+        raise FieldError(where, f"{where} has {size} bytes; it must have from 1 to {limit}.")
+    return GrammarSpec("regex", pattern)
+
+
+def choice_grammar(serving: Serving, choices: Sequence[str], where: str) -> GrammarSpec:
+    """The grammar of a list of texts, one of which is the answer."""
+    if not 0 < len(choices) <= MAX_CHOICES or not all(choices):
+        raise FieldError(where, f"{where} must be a list of 1 to {MAX_CHOICES} non-empty strings.")
+    check_schema(serving, list(choices), where)
+    return GrammarSpec("choice", json.dumps(list(choices)))
+
+
+def answer_grammar(
+    serving: Serving,
+    tool_use: ToolUse,
+    form: GrammarSpec | None,
+    prompt_ids: Sequence[int],
+    thinking: bool | None = None,
+) -> GrammarSpec | None:
+    """The one grammar of an answer: that of its form, of the calls it may or must make, or both.
+
+    Where it says nothing of `thinking`, the model does as it is used to.
+    """
+    tokenizer = serving.tokenizer
+    thinks = thinks_by_default(tokenizer) if thinking is None else thinking
+    grammar = calls = None
+    knows_calls = supports_tools(tokenizer)
+    if tool_use.is_forced and not knows_calls:
+        raise FieldError(
+            "tool_choice",
+            "tool_choice asks for a call, and this model has no format for calls that is known "
+            'here; use "auto" or "none".',
+        )
+    # a model that never calls keeps to every schema: clients set strict without being asked
+    is_strict = tool_use.is_strict and knows_calls
+    if tool_use.is_forced or is_strict or form is not None:
+        check_multiples(tool_use.offered)
+    if tool_use.is_forced or (is_strict and form is None):
+        grammar = tool_grammar(
+            tokenizer, tool_use.tools, tool_use.choice, tool_use.parallel, prompt_ids, thinks
+        )
+    elif form is not None:
+        if tool_use.offered and knows_calls:
+            calls = tool_grammar(
+                tokenizer, tool_use.tools, "required", tool_use.parallel, prompt_ids, thinks
+            )
+        grammar = form_grammar(tokenizer, form, prompt_ids, thinks, calls)
+    if grammar is not None and not serving.engine.info.supports_grammar:
+        raise RequestError(
+            "Constrained answers need the package llguidance, which the server does not have: "
+            'pip install "flashdraft[serve]".'
+        )
+    return grammar
+
+
+def form_grammar(
+    tokenizer: Tokenizer,
+    form: GrammarSpec,
+    prompt_ids: Sequence[int],
+    thinking: bool,
+    calls: GrammarSpec | None = None,
+) -> GrammarSpec:
+    """A form, after thoughts that stay free where the model is to think, or `calls` instead."""
+    thoughts = _free_thoughts(tokenizer, prompt_ids, thinking)
+    if not thoughts and calls is None:
+        return form
+    body, rules = _lark(form)
+    lines = [f"formed: {thoughts} answer_form", f"answer_form: {body}", *rules]
+    if thoughts:
+        lines.append("ANY_THOUGHT: /(?s:.+)/")
+    if calls is None:
+        return GrammarSpec("lark", "\n".join(["start: formed", *lines]))
+    head, _, rest = calls.text.partition("\n")
+    called = head.replace("start:", "called:", 1)
+    return GrammarSpec("lark", "\n".join(["start: called | formed", called, rest, *lines]))
+
+
+def _free_thoughts(tokenizer: Tokenizer, prompt_ids: Sequence[int], thinking: bool) -> str:
+    """What may stand before a form, as the beginning of a Lark rule; "" where nothing may."""
+    is_open = open_thought(tokenizer, prompt_ids) is not None
+    marks = answer_format(tokenizer, None)
+    if marks is None or Mark.THINK not in marks.spellings or not (thinking or is_open):
+        return ""
+    ids = [tokenizer.token_id(marks.spellings[mark]) for mark in (Mark.THINK, Mark.END_THINK)]
+    if not tokenizer.special_ids.issuperset(ids):
+        return ""  # marks that are plain text cannot be told from the form's own
+    begin, end = (f"<[{index}]>" for index in ids)
+    return f"ANY_THOUGHT? {end}" if is_open else f"({begin} ANY_THOUGHT? {end})?"
+
+
+def _lark(form: GrammarSpec) -> tuple[str, list[str]]:
+    """A form as the body of a Lark rule, in llguidance's dialect, and the rules it refers to."""
+    if form.kind == "regex":
+        # a slash that is escaped already stays as it is
+        pattern = re.sub(r"(\\.)|/", lambda found: found[1] or "\\/", form.text, flags=re.DOTALL)
+        pattern = pattern.replace("\n", "\\n")
+        return f"/(?:{pattern})/", []
+    if form.kind == "choice":
+        return lark_choice(json.loads(form.text)), []
+    schema = exact_json.read(form.text) if form.kind == "json_schema" else {"type": "object"}
+    grammar = JsonGrammar(FIXED, "form")
+    body = grammar.body(schema if isinstance(schema, dict) else {})
+    return body, grammar.lines
+
+
+def check_tools(serving: Serving, tool_use: ToolUse, places: Sequence[str]) -> None:
+    """Tools within the limits, and a choice that is one of them.
+
+    `places` say where in the body each tool's schema stands.
+    """
+    names = [str(tool["function"]["name"]) for tool in tool_use.tools]
+    if len(names) > MAX_TOOLS:
+        raise FieldError("tools", f"tools has {len(names)} entries; at most {MAX_TOOLS}.")
+    if len(set(names)) < len(names):
+        raise FieldError("tools", "tools has two functions of the same name.")
+    for tool, place in zip(tool_use.tools, places, strict=True):
+        check_schema(serving, tool["function"].get("parameters"), place)
+    if not tool_use.is_forced:
+        return
+    if not names:
+        raise FieldError("tool_choice", "tool_choice asks for a call, but there are no tools.")
+    if tool_use.choice != "required" and tool_use.choice not in names:
+        raise FieldError(
+            "tool_choice", f"tool_choice names {tool_use.choice!r}, which is not one of the tools."
+        )

@@ -1,0 +1,201 @@
+"""From the fields of any API to what the engine is asked: prompt, settings, grammar, limits.
+
+Knows no API's shape: messages are in the chat template's form, a tool is OpenAI's function tool.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from flashdraft.core import GrammarSpec, Request, SamplingParams
+from flashdraft.errors import ContextLengthError, RequestError
+from flashdraft.server.answering.constraints import Tool, ToolUse, answer_grammar
+from flashdraft.server.answering.serving import Serving
+from flashdraft.server.http.body_structure import MAX_STOP_TOKEN_IDS
+from flashdraft.server.http.errors import FieldError, field_of
+
+MAX_STOP_CHARACTERS = 1024
+
+
+@dataclass(frozen=True)
+class Question:
+    """One answer to be generated."""
+
+    prompt_ids: list[int]
+    params: SamplingParams
+    tool_use: ToolUse | None = None  # None: a raw continuation, nothing is parsed
+    grammar: GrammarSpec | None = None
+    verify: int | None = None
+    prompt_logprobs: int | None = None
+    request_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+    def request(self) -> Request:
+        """What the engine is sent; `spread` has made the seed a definite one."""
+        assert self.params.seed is not None
+        return Request(
+            self.request_id,
+            self.prompt_ids,
+            self.params,
+            self.params.seed,
+            self.verify,
+            grammar=self.grammar,
+            prompt_logprobs=self.prompt_logprobs,
+        )
+
+
+async def conversation_ids(
+    serving: Serving,
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Tool] | None,
+    switches: Mapping[str, Any] | None = None,
+    *,
+    add_generation_prompt: bool = True,
+) -> list[int]:
+    """The token ids of a conversation within the limits."""
+    limit = serving.settings.max_messages
+    if not messages:
+        raise FieldError("messages", "messages is empty; it needs at least one message.")
+    if len(messages) > limit:
+        raise FieldError("messages", f"messages has {len(messages)} entries; at most {limit}.")
+    return await serving.tokenize_chat(messages, tools, switches, add_generation_prompt)
+
+
+async def chat_question(
+    serving: Serving,
+    messages: Sequence[Mapping[str, Any]],
+    tool_use: ToolUse,
+    form: GrammarSpec | None,
+    switches: Mapping[str, Any],
+    given: Mapping[str, Any],
+    verify: int | None,
+    names: Mapping[str, str],
+) -> Question:
+    """What the engine is asked to answer a conversation; `given` are the request's settings.
+
+    `names` has what the API calls fields that have another name here.
+    """
+    try:
+        prompt_ids = await conversation_ids(serving, messages, tool_use.offered, switches)
+        thinking = switches.get("enable_thinking")
+        grammar = None
+        if form is not None or tool_use.tools:  # in a thread: all tools together may be long
+            grammar = await asyncio.to_thread(
+                answer_grammar, serving, tool_use, form, prompt_ids, thinking
+            )
+        params = sampling(serving, prompt_ids, given)
+    except RequestError as error:
+        name = field_of(error)
+        if name is None or name not in names:
+            raise
+        raise FieldError(names[name], str(error).replace(name, names[name], 1)) from None
+    return Question(prompt_ids, params, tool_use, grammar, verify)
+
+
+def room_for_answer(serving: Serving, prompt_ids: Sequence[int]) -> int:
+    """How many tokens the context has left; ContextLengthError if there are none."""
+    room = serving.engine.info.max_context - len(prompt_ids)
+    if room < 1:
+        raise ContextLengthError(
+            f"The prompt has {len(prompt_ids)} tokens; the context holds "
+            f"{serving.engine.info.max_context} with at least one for the answer. Shorten it."
+        )
+    return room
+
+
+def sampling(
+    serving: Serving, prompt_ids: Sequence[int], given: Mapping[str, Any]
+) -> SamplingParams:
+    """The settings of an answer: what the request says, else what the checkpoint recommends."""
+    room = room_for_answer(serving, prompt_ids)
+    chosen = {**serving.sampling_defaults, **{k: v for k, v in given.items() if v is not None}}
+    if chosen.get("top_k") == -1:  # how vLLM's clients switch it off
+        chosen["top_k"] = 0
+    if chosen.get("max_tokens") is None:
+        chosen["max_tokens"] = min(room, serving.settings.max_tokens_default or room)
+    chosen["stop"] = check_stop(serving, chosen.get("stop", ()))
+    if "stop_token_ids" in chosen:
+        check_stop_ids(serving, chosen["stop_token_ids"])
+    if "logit_bias" in chosen:
+        chosen["logit_bias"] = check_bias(serving, chosen["logit_bias"])
+    return SamplingParams(**chosen)
+
+
+def check_stop(serving: Serving, stop: str | Sequence[str]) -> tuple[str, ...]:
+    """Stop strings within the limits; an empty one would end every answer at once."""
+    many = (stop,) if isinstance(stop, str) else tuple(stop)
+    limit = serving.settings.max_stop
+    if len(many) > limit:
+        raise FieldError("stop", f"stop has {len(many)} strings; at most {limit}.")
+    for one in many:
+        if not one:
+            raise FieldError("stop", "stop holds an empty string; it must have non-empty ones.")
+        if len(one) > MAX_STOP_CHARACTERS:
+            raise FieldError(
+                "stop", f"A stop string has {len(one)} characters; at most {MAX_STOP_CHARACTERS}."
+            )
+    return many
+
+
+def check_stop_ids(serving: Serving, ids: Sequence[int]) -> None:
+    """Stop tokens within the limit and the vocabulary."""
+    where, size = "stop_token_ids", serving.engine.info.vocab_size
+    if len(ids) > MAX_STOP_TOKEN_IDS:
+        raise FieldError(where, f"{where} has {len(ids)} entries; at most {MAX_STOP_TOKEN_IDS}.")
+    if (wrong := next((token for token in ids if not 0 <= token < size), None)) is not None:
+        raise FieldError(where, f"{where} holds {wrong}; token ids are from 0 to {size - 1}.")
+
+
+def check_bias(serving: Serving, bias: Mapping[str, float]) -> dict[int, float]:
+    """logit_bias by token id; JSON has it by text."""
+    limit = serving.settings.max_logit_bias
+    if len(bias) > limit:
+        raise FieldError("logit_bias", f"logit_bias has {len(bias)} entries; at most {limit}.")
+    checked, size = {}, serving.engine.info.vocab_size
+    for token, value in bias.items():
+        if not (token.isascii() and token.isdigit() and len(token) <= 10):
+            raise FieldError("logit_bias", f"logit_bias has the key {token!r}; keys are token ids.")
+        if int(token) >= size:
+            raise FieldError(
+                "logit_bias", f"logit_bias has the key {token}; token ids end at {size - 1}."
+            )
+        checked[int(token)] = value
+    return checked
+
+
+def spread(serving: Serving, question: Question, n: int | None) -> list[Question]:
+    """The question n times, with the seeds seed, seed + 1, … ; a fresh seed where there is none."""
+    limit = serving.settings.max_n
+    count = 1 if n is None else n
+    if not 1 <= count <= limit:
+        raise FieldError("n", f"n is {count}; it must be from 1 to {limit}.")
+    given = question.params.seed
+    first = random.getrandbits(62) if given is None else given
+    seeds = [(first + number + 2**63) % 2**64 - 2**63 for number in range(count)]
+    return [
+        replace(question, params=replace(question.params, seed=seed), request_id=uuid.uuid4().hex)
+        for seed in seeds
+    ]
+
+
+def thinking_switches(
+    serving: Serving, thinking: bool | None, given: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """The template's switches: those on the list, and thinking on or off where the API says so."""
+    allowed = serving.settings.template_kwargs
+    for name, value in (given or {}).items():
+        if name not in allowed:
+            raise FieldError(
+                "chat_template_kwargs",
+                f"chat_template_kwargs has {name!r}; allowed are {', '.join(allowed)}.",
+            )
+        if not isinstance(value, bool | None):
+            raise FieldError(
+                "chat_template_kwargs", f"chat_template_kwargs.{name} must be true or false."
+            )
+    switches = {} if thinking is None else {"enable_thinking": thinking}
+    return {**switches, **(given or {})}

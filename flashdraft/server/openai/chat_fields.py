@@ -1,0 +1,137 @@
+"""The body of /v1/chat/completions."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from flashdraft.server.http.field_errors import check_kind, complaint
+from flashdraft.server.http.fields import (
+    Advisory,
+    Body,
+    FunctionTool,
+    Many,
+    SamplingFields,
+    one_of,
+    text_only,
+)
+
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
+_TEXT_PARTS = ("text", "refusal")
+
+
+class ContentPart(Body):
+    """A part of a message's content; only text has a meaning for now."""
+
+    type: Annotated[str, one_of(*_TEXT_PARTS), text_only(_TEXT_PARTS)]
+    text: str | None = None
+    refusal: str | None = None
+    cache_control: Advisory
+    annotations: Advisory
+    image_url: Any = None
+    input_audio: Any = None
+    file: Any = None
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> ContentPart:
+        check_kind(self, self.type, (self.type,), ("cache_control", "annotations"))
+        return self
+
+
+Content = str | Many[ContentPart] | None
+
+
+class TextMessage(Body):
+    """What the user, the system or the developer says."""
+
+    role: Literal["system", "developer", "user"]
+    content: str | Many[ContentPart]
+    name: Advisory
+    cache_control: Advisory
+
+
+class CalledFunction(Body):
+    """The function of a past call; arguments are JSON text."""
+
+    name: str
+    arguments: str | dict[str, Any] = "{}"
+
+
+class PastCall(Body):
+    """A call the model made earlier."""
+
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: CalledFunction
+    index: Advisory
+
+
+class AssistantMessage(Body):
+    """What the model said earlier. SDKs send back every field they were given."""
+
+    role: Literal["assistant"]
+    content: Content = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: Many[PastCall] | None = None
+    refusal: str | None = None
+    name: Advisory
+    annotations: Advisory
+    audio: Advisory
+    function_call: Advisory
+    cache_control: Advisory
+    reasoning_details: Advisory
+    provider_specific_fields: Advisory
+    thinking_blocks: Advisory
+
+    @model_validator(mode="after")
+    def _says_something(self) -> AssistantMessage:
+        said = (self.content, self.refusal, self.reasoning_content, self.reasoning)
+        if all(one is None for one in said) and not self.tool_calls:
+            raise complaint("content", "is missing; a message without tool_calls needs it.")
+        return self
+
+
+class ToolMessage(Body):
+    """What a tool returned."""
+
+    role: Literal["tool"]
+    content: str | Many[ContentPart]
+    tool_call_id: str | None = None
+    name: str | None = None
+    cache_control: Advisory
+
+
+Message = Annotated[TextMessage | AssistantMessage | ToolMessage, Field(discriminator="role")]
+
+
+class ChosenFunction(Body):
+    """The function that must be called."""
+
+    name: str
+
+
+class NamedTool(Body):
+    """tool_choice that names one function."""
+
+    type: Literal["function"]
+    function: ChosenFunction
+
+
+class ChatRequest(SamplingFields):
+    """/v1/chat/completions."""
+
+    messages: Many[Message]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    tools: Many[FunctionTool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: ReasoningEffort | None = None
+    modalities: Many[Literal["text"]] | None = None
+    verbosity: Advisory
+    prediction: Advisory

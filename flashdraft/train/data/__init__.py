@@ -1,0 +1,1 @@
+"""Prompts, and the target's answers to them."""

@@ -1,0 +1,145 @@
+"""`flashdraft plan`: what it prints, its JSON, and that it asks nobody."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import socket
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import pytest
+
+from flashdraft.cli.commands import plan
+from flashdraft.errors import FlashdraftError, RequestError
+
+DENSE, MOE = "google/gemma-4-31B-it", "google/gemma-4-26B-A4B-it"
+
+
+@pytest.fixture(autouse=True)
+def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise AssertionError("plan asked the network")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", refuse)
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", refuse)
+
+
+def run(*words: str) -> int:
+    parser = argparse.ArgumentParser()
+    plan.add_command(parser.add_subparsers())
+    arguments = parser.parse_args(["plan", *words])
+    code: int = arguments.run(arguments)
+    return code
+
+
+def test_a_plan_that_fits(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(DENSE, "--gpu", "h200", "--context", "32768") == 0
+    out = capsys.readouterr().out
+    assert "drafted by z-lab/gemma-4-31B-it-DFlash" in out
+    assert "32,768 × 86,016 B + 1,024 × 819,200 B (window) + 2,048 × 16,384 B (window)" in out
+    assert "GB ÷ (0.91 × 4.8 TB/s)" in out and "624 × 3.2 µs" in out
+    assert "accepted length: 8.6 at 15 draft tokens" in out and "measured on this card" in out
+    assert out.count("--quantize") == 5 and "was not measured" not in out
+    assert f"Run: flashdraft serve {DENSE} --max-context 32768 --max-batch 1" in out
+
+
+def test_a_plan_that_does_not_fit(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(DENSE, "--gpu", "rtx3090", "--context", "131072") == 0
+    out = capsys.readouterr().out
+    assert "Run:" not in out and "It fits in no format. What would:" in out
+    assert "expected in format" not in out
+
+
+def test_a_plan_in_few_bits(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(DENSE, "--gpu", "rtx5090", "--kv-dtype", "fp8") == 0
+    out = capsys.readouterr().out
+    assert "expected in format 'int4, int8 head'" in out and "≈ " in out
+    assert "this format was not measured" in out and "assumed here" in out
+    assert "÷ (0.6 × 1.792 TB/s) + " in out and "÷ (0.78 × 1.792 TB/s) + " in out
+    assert "8,192 × 43,008 B" in out
+    assert f"Run: flashdraft serve {DENSE} --quantize int4 --kv-dtype fp8 --max-context" in out
+
+
+def test_a_plan_without_stored_keys(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(DENSE, "--gpu", "h200", "--context", "32768", "--kv-keys", "rebuilt") == 0
+    out = capsys.readouterr().out
+    assert (
+        "32,768 × 45,056 B + 1,024 × 819,200 B (window)" in out
+    )  # of 86,016 the drafter's is 4096
+    assert "this format was not measured" in out
+    assert f"Run: flashdraft serve {DENSE} --kv-keys rebuilt --max-context 32768" in out
+
+
+def test_experts_and_partial_loads(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(MOE, "--gpu", "h200", "--concurrency", "2") == 0
+    assert "128 × (1 − (1 − 8/128)^rows) = 15.5 for 2 rows" in capsys.readouterr().out
+    assert run(DENSE, "--gpu", "rtx5090", "--concurrency", "8") == 0
+    out = capsys.readouterr().out
+    assert "of 8 at once" in out and "For the whole load:" in out
+
+
+def test_json_holds_the_same(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    words = (DENSE, "--gpu", "h200", "--concurrency", "4")
+    assert run(*words, "--json", str(path)) == 0 and run(*words, "--json") == 0
+    found = json.loads(path.read_text())
+    assert found == json.loads(capsys.readouterr().out)
+    assert found["parameters"] == {"target": 30697345340, "drafter": 1535967488}
+    assert found["fits"] and found["format"] == "bf16" and found["advice"] == []
+    assert found["card"]["is_measured"] and found["card"]["bandwidth_tb_s"] == 4.8
+    first = found["formats"][0]
+    assert first["weights_gb"] == pytest.approx(61.395, abs=0.001)
+    assert first["cache_gb"] <= first["reserved_gb"] <= first["room_gb"]
+    assert first["drafted"]["verify"] == 15 and "GB ÷" in first["drafted"]["formula"]
+    assert first["plain"]["step_ms"] > first["plain"]["floor_ms"]
+    assert first["flags"] == [] and first["speed_note"] is None
+    assert all(one["flags"][0] == "--quantize" for one in found["formats"][1:])
+    notes = {one["name"]: one["speed_note"] for one in found["formats"]}
+    assert notes["fp8"] is None and notes["int4, int8 head"] is None
+    assert "not measured" in notes["int8"] and "not measured" in notes["int4, fp8 head"]
+
+
+def test_drafters_without_a_known_length(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(DENSE, "--gpu", "h200", "--draft", "none") == 0
+    out = capsys.readouterr().out
+    assert "plain decoding" in out and "--draft none" in out and "drafted:" not in out
+    assert run("smollm2-135m", "--gpu", "h200") == 0
+    out = capsys.readouterr().out
+    assert "its included drafter" in out and "/drafters/" not in out
+
+
+def test_this_machine_is_the_default(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run() == 0
+    assert "Run: flashdraft serve smollm2-135m" in capsys.readouterr().out
+
+
+def test_a_card_by_its_figures(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("Qwen/Qwen3-8B", "--memory", "24") == 0
+    assert "give --bandwidth" in capsys.readouterr().out
+    assert run("Qwen/Qwen3-8B", "--memory", "24", "--bandwidth", "1.0") == 0
+    assert "÷ (0.91 × 1 TB/s)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("no/such",), "known are smollm2-135m"),
+        ((DENSE, "--gpu", "voodoo2"), "'voodoo2' is not known; known are rtx3090"),
+        ((DENSE, "--gpu", "h200", "--context", "300000"), "takes 2 to 262144"),
+        ((DENSE, "--gpu", "h200", "--concurrency", "0"), "--concurrency is 0; it must be 1 to"),
+        ((DENSE, "--memory", "-4"), "--memory is -4; it must be above 0"),
+        ((DENSE, "--memory", "4", "--bandwidth", "0"), "--bandwidth is 0"),
+    ],
+)
+def test_bad_input_is_refused(words: tuple[str, ...], reason: str) -> None:
+    with pytest.raises(FlashdraftError) as caught:
+        run(*words)
+    assert reason in str(caught.value)
+
+
+def test_a_result_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="no folder"):
+        run("--json", str(tmp_path / "none" / "plan.json"))

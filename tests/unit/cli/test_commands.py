@@ -1,0 +1,389 @@
+"""The commands over a scripted model: history, interruption, comparison, and how errors end."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import signal
+from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from flashdraft.cli import main
+from flashdraft.cli.commands import generate, models
+from flashdraft.cli.commands.chat import Chat
+from flashdraft.cli.conversation import Conversation
+from flashdraft.cli.display import Screen
+from flashdraft.core import (
+    FinishReason,
+    Generation,
+    GenerationStats,
+    SamplingParams,
+    TokenEvent,
+)
+from flashdraft.errors import (
+    ContextLengthError,
+    FlashdraftError,
+    RequestError,
+    UnsupportedModelError,
+)
+from flashdraft.kernels.select import QUANTIZE
+from flashdraft.models.config.quantization import read_quantization
+from flashdraft.models.sources import KnownModel, readable_kinds
+from flashdraft.models.tokenizer import Tokenizer
+from tests.tiny import CHAT_TEMPLATE, make_tiny_tokenizer
+
+
+class ScriptedLLM:
+    """Answers with given words, one a step; `plain_words` when asked to decode plainly."""
+
+    model = "scripted"
+
+    def __init__(self, words: Sequence[str], plain_words: Sequence[str] | None = None) -> None:
+        self.words = words
+        self.plain_words = words if plain_words is None else plain_words
+        self.tokenizer: Tokenizer | None = Tokenizer(
+            make_tiny_tokenizer(), chat_template=CHAT_TEMPLATE
+        )
+        self.kernels = SimpleNamespace(name="torch", device=SimpleNamespace(type="cpu"))
+        self.engine = SimpleNamespace(max_context=1000, config=SimpleNamespace(ngram=True))
+        self.drafter_name: str | None = None
+        self.generation_config: dict[str, Any] = {}
+        self.prompts: list[Any] = []
+        self.params: list[SamplingParams] = []
+        self.num_cancelled = 0
+        self.error: str | None = None
+
+    def chat_prompt(self, messages: list[dict[str, str]]) -> Any:
+        return [dict(message) for message in messages]
+
+    def stream(
+        self, prompt: Any, params: SamplingParams, verify: int | None = None
+    ) -> Iterator[TokenEvent]:
+        self.prompts.append(prompt)
+        self.params.append(params)
+        words = self.plain_words if verify == 0 else self.words
+        stats = GenerationStats(steps=len(words), decode_tokens=len(words), decode_s=1.0)
+        stats.histogram = {1: len(words)}
+        reason = FinishReason.STOP if self.error is None else FinishReason.ERROR
+        ids = [ord(word[0]) for word in words]
+        try:
+            for word, token in zip(words, ids, strict=True):
+                yield TokenEvent("1", (token,), word, (False,))
+            generation = Generation("".join(words), ids, reason, stats, error=self.error)
+            yield TokenEvent("1", (), "", (), generation=generation)
+        except GeneratorExit:
+            self.num_cancelled += 1
+            raise
+
+
+class InterruptingStream(io.StringIO):
+    """A screen in front of which somebody presses Ctrl-C when a word appears."""
+
+    word = "two"
+
+    def write(self, text: str) -> int:
+        if self.word in text:
+            signal.raise_signal(signal.SIGINT)
+        return super().write(text)
+
+
+def new_chat(llm: ScriptedLLM, out: io.StringIO | None = None, colours: bool = False) -> Chat:
+    screen = Screen(out or io.StringIO(), io.StringIO(), colours, False, colours)
+    model: Any = llm
+    return Chat(model, SamplingParams(), screen, Conversation())
+
+
+def notes(chat: Chat) -> str:
+    assert isinstance(chat._screen.err, io.StringIO)
+    return chat._screen.err.getvalue()
+
+
+def use(monkeypatch: pytest.MonkeyPatch, llm: ScriptedLLM, command: str = "generate") -> None:
+    monkeypatch.setattr(f"flashdraft.cli.{command}.load_model", lambda _: llm)
+
+
+# -- chat --------------------------------------------------------------------------------------
+
+
+def test_history_grows_by_turns() -> None:
+    llm = ScriptedLLM(["fine", " thanks"])
+    chat = new_chat(llm)
+    assert chat.take("how are you?") and chat.take("  ") and chat.take("good")
+    assert [m["content"] for m in llm.prompts[-1]] == ["how are you?", "fine thanks", "good"]
+
+
+def test_ctrl_c_cancels_the_answer_and_keeps_what_was_said() -> None:
+    llm = ScriptedLLM(["one ", "two ", "three ", "four"])
+    chat = new_chat(llm, InterruptingStream())
+    before = signal.getsignal(signal.SIGINT)
+    chat.take("count")
+    assert signal.getsignal(signal.SIGINT) is before
+    assert llm.num_cancelled == 1 and "interrupted" in notes(chat)
+    llm.words = ["yes"]
+    chat.take("go on")
+    assert [m["content"] for m in llm.prompts[-1]] == ["count", "one two ", "go on"]
+    chat.take("/stats")
+    assert "2 answers (1 interrupted) · 3 tokens" in notes(chat)
+
+
+def test_a_second_ctrl_c_leaves_and_the_request_is_cancelled() -> None:
+    class Impatient(InterruptingStream):
+        def write(self, text: str) -> int:
+            super().write(text)
+            return super().write(text)
+
+    llm = ScriptedLLM(["one ", "two ", "three"])
+    chat = new_chat(llm, Impatient())
+    with pytest.raises(KeyboardInterrupt):
+        chat.take("count")
+    assert llm.num_cancelled == 1 and chat._conversation.turns == []
+
+
+def test_a_failed_turn_is_not_history() -> None:
+    llm = ScriptedLLM(["oops"])
+    llm.error = "The device ran out of memory."
+    chat = new_chat(llm)
+    with pytest.raises(FlashdraftError, match="out of memory"):
+        chat.take("first")
+    llm.error = None
+    chat.take("second")
+    assert [m["content"] for m in llm.prompts[-1]] == ["second"]
+
+
+def test_old_turns_are_left_out_visibly() -> None:
+    llm = ScriptedLLM(["ok"])
+    llm.engine.max_context = 8  # the scripted model counts a message as a token
+    chat = new_chat(llm)
+    chat.take("/system be brief")
+    for n in range(4):
+        chat.take(f"q{n}")
+    assert [m["content"] for m in llm.prompts[-1]] == ["be brief", "q2", "ok", "q3"]
+    assert notes(chat).count("the oldest turn was left out") == 2
+    chat.take("/reset")
+    chat.take("new")
+    assert [m["content"] for m in llm.prompts[-1]] == ["be brief", "new"]
+
+
+def test_commands_change_the_conversation() -> None:
+    llm = ScriptedLLM(["ok"])
+    chat = new_chat(llm)
+    for line in ("/system be brief", "one", "two", "/undo", "/undo", "/undo", "/system", "three"):
+        assert chat.take(line)
+    assert [m["content"] for m in llm.prompts[-1]] == ["three"]
+    assert "Took back: two" in notes(chat) and "Nothing to undo." in notes(chat)
+    assert not chat.take("/exit")
+
+
+@pytest.mark.parametrize("line", ["/nope", "/colour", "/colour red", "/save", "/colour on"])
+def test_wrong_commands_are_errors(line: str) -> None:
+    with pytest.raises(RequestError):
+        new_chat(ScriptedLLM(["x"])).take(line)
+
+
+def test_a_path_is_no_command() -> None:
+    llm = ScriptedLLM(["x"])
+    new_chat(llm).take("/etc/hosts is what?")
+    assert llm.prompts[-1][0]["content"] == "/etc/hosts is what?"
+
+
+def test_colour_on_shows_a_legend_and_colours() -> None:
+    out = io.StringIO()
+    chat = new_chat(ScriptedLLM(["one"]), out, colours=True)
+    chat.take("/colour on")
+    assert "drafted" in notes(chat) and "chosen by the target" in notes(chat)
+    chat.take("x")
+    assert out.getvalue() == "\x1b[33mone\x1b[0m\n"
+    chat.take("/colour off")
+    chat.take("x")
+    assert out.getvalue().endswith("\none\n")
+
+
+def test_help_names_every_command() -> None:
+    chat = new_chat(ScriptedLLM(["x"]))
+    chat.take("/help")
+    for name in (*chat._commands, "exit"):
+        assert f"/{name}" in notes(chat)
+
+
+def test_in_a_terminal_errors_end_their_turn_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    typed: list[Any] = ["/nope", KeyboardInterrupt(), "hello", EOFError()]
+
+    def type_next(_prompt: str) -> str:
+        line = typed.pop(0)
+        if isinstance(line, BaseException):
+            raise line
+        assert isinstance(line, str)
+        return line
+
+    monkeypatch.setattr("builtins.input", type_next)
+    llm = ScriptedLLM(["hi"])
+    chat = new_chat(llm)
+    chat.talk_in_terminal()
+    assert "There is no command /nope" in notes(chat) and "Ctrl-D" in notes(chat)
+    assert len(llm.prompts) == 1 and not typed
+
+
+def test_an_error_of_a_turn_names_flags(monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = ScriptedLLM(["x"])
+    llm.error = "The prompt is too long; raise max_context."
+    typed = ["hello", "/exit"]
+    monkeypatch.setattr("builtins.input", lambda _: typed.pop(0))
+    screen = Screen(io.StringIO(), io.StringIO(), False, False, False)
+    model: Any = llm
+    flags = {"max_context": "--max-context"}
+    chat = Chat(model, SamplingParams(), screen, Conversation(), flags)
+    chat.talk_in_terminal()
+    assert "too long; raise --max-context." in notes(chat)
+
+
+def test_chat_samples_as_the_model_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = ScriptedLLM(["hi"])
+    llm.generation_config = {"do_sample": True, "temperature": 0.6, "top_k": 20}
+    use(monkeypatch, llm, "chat")
+    monkeypatch.setattr("sys.stdin", io.StringIO("hello\n/exit\nnever\n"))
+    assert main(["chat", "--top-k", "5", "--system", "be brief"]) == 0
+    assert llm.params == [SamplingParams(temperature=0.6, top_k=5)]
+    assert [m["content"] for m in llm.prompts[0]] == ["be brief", "hello"]
+
+
+# -- generate ----------------------------------------------------------------------------------
+
+
+def test_compare_prints_speeds_and_identity(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    llm = ScriptedLLM(["a", "b", "c", "d"])
+    use(monkeypatch, llm)
+    assert main(["generate", "x", "--compare", "--temperature", "1"]) == 0
+    out = capsys.readouterr().out
+    assert "plain" in out and "drafted" in out and "1.00x" in out and "identical" in out
+    assert llm.params[1].seed is not None and llm.params[1] == llm.params[2]
+
+
+def test_compare_fails_on_a_cpu_where_tokens_differ(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    llm = ScriptedLLM(["a", "b", "c"], plain_words=["a", "b", "d"])
+    use(monkeypatch, llm)
+    assert main(["generate", "x", "--compare"]) == 1
+    assert "differ from token 2 on" in capsys.readouterr().out
+    llm.kernels.device.type = "cuda"
+    assert main(["generate", "x", "--compare"]) == 0
+    llm.kernels.device.type, llm.plain_words = "cpu", ["a", "b"]
+    assert main(["generate", "x", "--compare"]) == 1
+    assert "differ from token 2 on" in capsys.readouterr().out
+
+
+def test_a_request_that_fails_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    llm = ScriptedLLM(["a"])
+    llm.error = "The device ran out of memory."
+    use(monkeypatch, llm)
+    assert main(["generate", "x"]) == 2
+    assert "flashdraft: error: The device ran out of memory." in capsys.readouterr().err
+
+
+def test_without_chat_template_raw_is_suggested(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    llm = ScriptedLLM(["a"])
+    llm.tokenizer = Tokenizer(make_tiny_tokenizer())
+    for command in ("generate", "chat"):
+        use(monkeypatch, llm, command)
+    for argv in (["generate", "x"], ["chat"]):
+        assert main(argv) == 2
+        assert "generate --raw" in capsys.readouterr().err
+    assert main(["generate", "x", "--raw"]) == 0
+    assert llm.prompts == ["x"]
+
+
+# -- the frame ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (ContextLengthError("too long"), 2, "flashdraft: error: too long\n"),
+        (KeyboardInterrupt(), 130, ""),
+    ],
+)
+def test_how_errors_end(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    error: BaseException,
+    code: int,
+    said: str,
+) -> None:
+    def fail(_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(generate, "load_model", fail)
+    assert main(["generate", "x"]) == code
+    assert capsys.readouterr().err == said
+
+
+def test_warnings_of_the_library_are_visible_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def warn() -> list[KnownModel]:
+        logging.getLogger("flashdraft.kernels.select").warning("the native kernels are missing")
+        return []
+
+    monkeypatch.setattr(models, "known_models", warn)
+    for _ in range(2):
+        assert main(["models"]) == 0
+        assert capsys.readouterr().err == "flashdraft: the native kernels are missing\n"
+
+
+def test_models_as_table_and_as_json(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [
+        KnownModel("small", "A small one", "PyPI x 1", True, None, "GGUF Q4_0", 98_400_000),
+        KnownModel("org/large", "A large one", "Hugging Face Hub", False, "org/large-draft"),
+        KnownModel("Qwen/Qwen3-4B", "Known to plan", "Hugging Face Hub", False, None, "bfloat16"),
+    ]
+    monkeypatch.setattr(models, "known_models", lambda: rows)
+    assert main(["models"]) == 0
+    shown, _, below = capsys.readouterr().out.partition("\n\n")
+    table = [line.split("  ") for line in shown.splitlines()]
+    cells = [[cell.strip() for cell in line if cell] for line in table]
+    assert cells == [
+        ["MODEL", "CACHED", "FORMAT", "SIZE", "DRAFTER", "DESCRIPTION"],
+        ["small", "yes", "GGUF Q4_0", "98 MB", "n-gram lookup", "A small one"],
+        ["org/large", "no", "-", "-", "org/large-draft", "A large one"],
+        ["Qwen/Qwen3-4B", "no", "bfloat16", "~8.0 GB", "n-gram lookup", "Known to plan"],
+    ]
+    words = below.replace(",", " ").replace(".", " ").split()
+    kinds = readable_kinds()
+    assert {*kinds.gguf, *QUANTIZE, *models.REFUSED, "compressed-tensors"} <= set(words)
+    assert main(["models", "--json"]) == 0
+    content = json.loads(capsys.readouterr().out)
+    assert content["formats"]["gguf"] == list(kinds.gguf)
+    assert content["formats"]["quantize"] == list(QUANTIZE)
+    assert content["formats"]["compressed_tensors"] == list(kinds.compressed_tensors)
+    listed = content["models"]
+    assert listed[0]["num_bytes"] == 98_400_000 and 8.0e9 < listed[2]["num_bytes"] < 8.1e9
+    assert listed[1] == {
+        "name": "org/large",
+        "description": "A large one",
+        "source": "Hugging Face Hub",
+        "cached": False,
+        "drafter": "org/large-draft",
+        "format": None,
+        "num_bytes": None,
+        "is_estimate": False,
+    }
+    assert [row["is_estimate"] for row in listed] == [False, False, True]
+
+
+@pytest.mark.parametrize("name", models.REFUSED)
+def test_the_formats_that_models_calls_refused_are(name: str) -> None:
+    for said in ({"quant_method": name.lower()}, {"quant_algo": name}):
+        with pytest.raises(UnsupportedModelError, match=rf"(?i)\b{name}\b"):
+            read_quantization({"quantization_config": said})

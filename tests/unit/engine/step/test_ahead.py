@@ -1,0 +1,448 @@
+"""Running ahead: steps on the device, read one behind, change no token and lose no request.
+
+On the CPU the same steps run without being captured; tests/gpu runs them as CUDA graphs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import time
+from collections import Counter
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from flashdraft.core import FinishReason, Request, SamplingParams
+from flashdraft.engine.config import EngineConfig
+from flashdraft.engine.drafts import Draft
+from flashdraft.engine.engine import Engine
+from flashdraft.engine.sampling.accept import Acceptance
+from flashdraft.engine.step import ahead
+from flashdraft.engine.step.device import DeviceSteps
+from flashdraft.engine.streams import Graphs
+from tests import zoo
+
+PLAIN = EngineConfig(verify=0, ngram=False, cache_gb=0.01, run_ahead=False)
+AHEAD = EngineConfig(verify=7, ngram=False, cache_gb=0.01, run_ahead=True)
+
+
+def greedy_requests(count, max_tokens=40, seed=5, **settings):
+    """Greedy requests of many prompt lengths; every third one goes on after its stop token."""
+    source = random.Random(seed)
+    requests = []
+    for i in range(count):
+        length = source.choice([1, 2, 15, 16, 17, 33, 50])
+        prompt = [source.randrange(4, zoo.VOCAB) for _ in range(length)]
+        params = SamplingParams(
+            max_tokens=source.randrange(1, max_tokens), ignore_eos=i % 3 == 0, **settings
+        )
+        requests.append(Request(f"r{i}", prompt, params, seed=i))
+    return requests
+
+
+def tokens(generations):
+    return {key: generation.token_ids for key, generation in generations.items()}
+
+
+def plain_tokens(target, requests):
+    return tokens(zoo.run(Engine(target, config=PLAIN), requests))
+
+
+class Oracle:
+    """Stands in for the drafter's pass of a step: drafts known answers, corrupted at a rate."""
+
+    def __init__(self, engine, answers, wrong):
+        self.engine, self.answers, self.wrong = engine, answers, wrong
+        self.random = random.Random(11)
+        self.num_steps = 0
+        engine._ahead._steps._draft = self.draft
+        if wrong == 1.0:  # nor may the drafter be right by chance, in steps that the host takes
+            propose, empty = engine.proposer.propose, Draft([], [])
+            engine.proposer.propose = lambda works, *rest: [empty for _ in propose(works, *rest)]
+
+    def draft(self, anchors, lengths, tables, shape):
+        self.num_steps += 1
+        width = shape.width
+        drafts = torch.zeros(len(anchors), width, dtype=torch.int64)
+        for slot, sequence in enumerate(self.engine._ahead._slots[: len(anchors)]):
+            if sequence is None:
+                continue
+            done = int(lengths[slot]) + 1 - sequence.num_prompt
+            known = self.answers[sequence.request.id][done : done + width]
+            said = set(self.answers[sequence.request.id])
+            never = next(token for token in range(zoo.VOCAB) if token not in said)
+            for place, token in enumerate(known):
+                is_wrong = self.random.random() < self.wrong
+                drafts[slot, place] = never if is_wrong else token
+        confidence = torch.rand(len(anchors), width)
+        return drafts, confidence
+
+
+def build(backend="float32", family="gemma4", config=AHEAD, **settings):
+    target = zoo.tiny_target(family, zoo.kernels(backend), taps=(0, 2))
+    drafter = zoo.tiny_drafter(target.kernels, 8)
+    return target, Engine(target, drafter, dataclasses.replace(config, **settings))
+
+
+@pytest.mark.parametrize("backend", ["float32", "int8"])
+@pytest.mark.parametrize("family", list(zoo.CONFIGS))
+@pytest.mark.parametrize("wrong", [0.0, 0.4, 1.0])
+def test_the_law_holds_one_step_behind(family, backend, wrong):
+    target, engine = build(backend, family, max_batch=4)
+    requests = greedy_requests(9)
+    free = [
+        dataclasses.replace(r, params=dataclasses.replace(r.params, ignore_eos=True, max_tokens=60))
+        for r in requests
+    ]
+    oracle = Oracle(engine, plain_tokens(target, free), wrong)
+    drafted = zoo.run(engine, requests)
+    assert tokens(drafted) == plain_tokens(target, requests)
+    assert oracle.num_steps > 0
+    long = [g for g in drafted.values() if g.stats.decode_tokens > 16]
+    if wrong == 0.0:
+        assert long and all(g.stats.mean_accepted_length > 3 for g in long)
+    if wrong == 1.0:
+        assert all(g.stats.accepted == 0 for g in drafted.values())
+
+
+@pytest.mark.parametrize("verify", [None, 0, 1, 3, 7])
+@pytest.mark.parametrize("max_batch", [1, 3, 8])
+def test_every_batch_and_verify_length(verify, max_batch):
+    target, engine = build(verify=verify, max_batch=max_batch)
+    requests = greedy_requests(7)
+    assert tokens(zoo.run(engine, requests)) == plain_tokens(target, requests)
+
+
+def test_a_target_alone_runs_ahead_too():
+    target = zoo.tiny_target("gemma4_moe", zoo.kernels("float32"))
+    engine = Engine(target, config=dataclasses.replace(AHEAD, verify=None, max_batch=2))
+    requests = greedy_requests(5)
+    assert tokens(zoo.run(engine, requests)) == plain_tokens(target, requests)
+    assert engine._ahead._num_launched > 20
+
+
+def test_greedy_and_sampled_requests_take_turns():
+    target, engine = build(max_batch=3)
+    requests = greedy_requests(5)
+    requests += [dataclasses.replace(r, id=f"m{r.id}") for r in zoo.mixed_requests(6)]
+    random.Random(2).shuffle(requests)
+    assert tokens(zoo.run(engine, requests)) == plain_tokens(target, requests)
+
+
+@pytest.mark.parametrize("verify", [None, 0, 7])
+def test_sampled_requests_run_ahead_with_the_same_noise(verify):
+    target, engine = build(max_batch=4, verify=verify)
+    settings = [
+        {"temperature": 1.0},
+        {"temperature": 0.7, "top_k": 20, "top_p": 0.9},
+        {},
+        {"temperature": 1.3, "top_k": 12, "min_p": 0.05},
+    ]
+    requests = [
+        Request(f"r{i}", [5 + i, 9, 30], SamplingParams(max_tokens=40, **settings[i % 4]), i)
+        for i in range(8)
+    ]
+    assert tokens(zoo.run(engine, requests)) == plain_tokens(target, requests)
+    assert engine._ahead._num_launched > 20
+
+
+def test_drafts_of_sampled_requests_are_drawn_with_the_targets_noise():
+    target, engine = build(max_batch=2)
+    params = SamplingParams(max_tokens=60, temperature=1.0, ignore_eos=True)
+    requests = [Request(f"r{i}", [5 + i, 9], params, i) for i in range(2)]
+    free = plain_tokens(target, requests)
+    Oracle(engine, free, wrong=0.0)
+    drafted = zoo.run(engine, requests)
+    assert tokens(drafted) == free
+    assert all(g.stats.mean_accepted_length > 4 for g in drafted.values())
+
+
+def test_requests_that_come_late_join():
+    target, engine = build(max_batch=4)
+    requests = greedy_requests(8)
+    expected, done = plain_tokens(target, requests), {}
+    waiting = list(requests)
+    for step in range(400):
+        if waiting and step % 3 == 0:
+            engine.submit(waiting.pop(0))
+        for event in engine.step():
+            if event.generation is not None:
+                done[event.request_id] = event.generation.token_ids
+        engine.check_integrity()
+    assert done == expected
+
+
+def test_too_few_pages_only_cost_time():
+    target, engine = build(max_batch=6)
+    small = zoo.cache_for(target, zoo.tiny_drafter(target.kernels, 8), 14)
+    target, engine = build(max_batch=6, cache_gb=small)
+    requests = [
+        Request(f"r{i}", [5 + i] * 30, SamplingParams(max_tokens=60, ignore_eos=True), i)
+        for i in range(6)
+    ]
+    generations = zoo.run(engine, requests)
+    assert tokens(generations) == plain_tokens(target, requests)
+    assert sum(g.stats.preemptions for g in generations.values()) > 0
+    assert engine._ahead._num_launched > 0
+
+
+def test_a_cancelled_request_leaves_the_others_alone():
+    target, engine = build(max_batch=4)
+    params = SamplingParams(max_tokens=50, ignore_eos=True)
+    requests = [Request(f"r{i}", [7 + i, 9], params, i) for i in range(4)]
+    for request in requests:
+        engine.submit(request)
+    done = {}
+    for step in range(200):
+        if step == 8:
+            assert engine._ahead.is_flying
+            engine.cancel("r1")
+            engine.cancel("r3")
+        for event in engine.step():
+            if event.generation is not None:
+                done[event.request_id] = event.generation
+        engine.check_integrity()
+    assert done["r1"].finish_reason is FinishReason.CANCELLED
+    expected = plain_tokens(target, requests)
+    for key in ("r0", "r2"):
+        assert done[key].token_ids == expected[key]
+    for key in ("r1", "r3"):
+        assert done[key].token_ids == expected[key][: len(done[key].token_ids)]
+    assert not engine.has_work
+    assert all(pool.num_available == pool.num_pages for pool in engine.book.pools)
+
+
+def test_a_prefix_hit_on_pages_written_ahead_is_sound():
+    target, engine = build(max_batch=2)
+    params = SamplingParams(max_tokens=60, ignore_eos=True)
+    first = Request("a", [9, 8, 7], params, 0)
+    answer = zoo.run(engine, [first])["a"].token_ids
+    turn = Request("b", [9, 8, 7, *answer, 11, 12], params, 0)
+    second = zoo.run(engine, [turn])["b"]
+    assert second.stats.cached_tokens >= 48
+    assert second.token_ids == plain_tokens(target, [turn])["b"]
+
+
+def test_the_accept_function_is_the_callers():
+    target = zoo.tiny_target("gemma4", zoo.kernels("float32"), taps=(0, 2))
+    drafter = zoo.tiny_drafter(target.kernels, 8)
+
+    def two(samples, tokens, query_start, max_width):
+        start = query_start[:-1].long()
+        return Acceptance(torch.full_like(start, 2), samples[start + 2])
+
+    engine = Engine(target, drafter, AHEAD, accept=two)
+    params = SamplingParams(max_tokens=31, ignore_eos=True)
+    generation = zoo.run(engine, [Request("a", [5, 6], params, 0)])["a"]
+    assert len(generation.token_ids) == 31
+    assert generation.stats.histogram == {3: 10}
+
+
+@pytest.mark.parametrize("fails_at", [1, 4])
+def test_a_step_that_fails_costs_no_request(fails_at, monkeypatch):
+    target, engine = build(max_batch=3)
+    requests = greedy_requests(4, max_tokens=30)
+    launch, count = DeviceSteps.launch, 0
+
+    def fail(self, shape):
+        nonlocal count
+        count += 1
+        if count == fails_at:
+            raise RuntimeError("the device is on fire")
+        return launch(self, shape)
+
+    monkeypatch.setattr(DeviceSteps, "launch", fail)
+    assert tokens(zoo.run(engine, requests)) == plain_tokens(target, requests)
+    assert count > fails_at
+
+
+def test_a_row_without_a_token_ends_its_request_alone():
+    target, engine = build(max_batch=2, verify=0)
+    params = SamplingParams(max_tokens=30, ignore_eos=True)
+    requests = [Request("good", [5, 6], params, 0), Request("bad", [7, 8], params, 0)]
+    expected = plain_tokens(target, requests)
+    greedy, count = target.greedy, 0
+
+    def broken(hidden):
+        nonlocal count
+        count += 1
+        best = greedy(hidden)
+        if count >= 5 and len(hidden) == 2:
+            best.index[1] = -1
+        return best
+
+    target.greedy = broken
+    done = zoo.run(engine, requests)
+    assert done["bad"].finish_reason is FinishReason.ERROR and "NaN" in done["bad"].error
+    assert done["bad"].token_ids == expected["bad"][: len(done["bad"].token_ids)]
+    assert done["good"].token_ids == expected["good"]
+
+
+def test_requests_with_verify_lengths_of_their_own():
+    target, engine = build(max_batch=4, verify=None)
+    requests = [dataclasses.replace(r, verify=0) for r in greedy_requests(3)]
+    generations = zoo.run(engine, requests)
+    assert all(g.stats.drafted == 0 for g in generations.values())
+    mixed = [dataclasses.replace(r, verify=i % 3) for i, r in enumerate(greedy_requests(6))]
+    assert tokens(zoo.run(engine, mixed)) == plain_tokens(target, mixed)
+
+
+def test_a_lookup_without_a_drafter_needs_the_host():
+    target = zoo.tiny_target("llama", zoo.kernels("float32"))
+    engine = Engine(target, config=EngineConfig(ngram=True, cache_gb=0.01, run_ahead=True))
+    assert engine._ahead is None
+
+
+class SlowToBegin:
+    """Graphs as they are on a GPU: a shape's first two runs take the host long."""
+
+    def __init__(self):
+        self.runs = Counter()
+        self.failed = set()
+
+    def __iter__(self):
+        return (key for key, runs in self.runs.items() if runs > 1)
+
+    def is_ready(self, key):
+        return self.runs[key] > 1
+
+    def call(self, key, function):
+        time.sleep(0.0 if self.is_ready(key) else 0.02)
+        self.runs[key] += 1
+        return function()
+
+
+@pytest.mark.parametrize("share", [0.0, 1e9])
+def test_what_is_captured_is_used_while_new_shapes_cost_too_much(share, monkeypatch):
+    monkeypatch.setattr(ahead, "NEW_S", 0.0)
+    monkeypatch.setattr(ahead, "NEW_SHARE", share)
+    target, engine = build(max_batch=4)
+    requests = [
+        Request(f"r{i}", [5 + i], SamplingParams(max_tokens=30 - 6 * i, ignore_eos=True), seed=i)
+        for i in range(4)
+    ]
+    engine._ahead._steps.graphs = graphs = SlowToBegin()
+    assert tokens(zoo.run(engine, requests)) == plain_tokens(target, requests)
+    batches = {shape.batch for shape in graphs.runs}
+    assert batches == ({4} if share == 0.0 else {1, 2, 3, 4})
+
+
+def test_prepared_steps_are_not_captured_again_and_change_nothing():
+    target, engine = build(max_batch=4, verify=None)
+    engine._ahead._steps.graphs = graphs = SlowToBegin()
+    engine.prepare(4, seconds=60.0)
+    prepared = set(graphs)
+    assert {shape.batch for shape in prepared} == {1, 2, 3, 4}
+    assert {shape.num_slots // shape.batch for shape in prepared} >= {0, 1, 7}
+    requests = greedy_requests(9)
+    assert tokens(zoo.run(engine, requests)) == plain_tokens(target, requests)
+    assert set(graphs.runs) == prepared
+
+
+def test_preparing_stops_in_time_with_the_likeliest_of_every_batch(monkeypatch):
+    _, engine = build(max_batch=4)
+    engine._ahead._steps.graphs = graphs = SlowToBegin()
+    clock = iter(range(1000))
+    monkeypatch.setattr(ahead, "time", SimpleNamespace(perf_counter=lambda: float(next(clock))))
+    engine.prepare(4, seconds=8.5)  # two steps for each of the four batches
+    assert {shape.batch for shape in graphs} == {1, 2, 3, 4} and len(set(graphs)) == 4
+
+
+def test_steps_are_prepared_behind_one_that_nobody_reads_any_more():
+    target, engine = build(max_batch=2, verify=None)
+    engine._ahead._steps.graphs = graphs = SlowToBegin()
+    requests = greedy_requests(2)
+    free = Request("r0", [5, 6, 7], SamplingParams(max_tokens=90, ignore_eos=True), seed=0)
+    spoken = plain_tokens(target, [free])["r0"]
+    ends = dataclasses.replace(free.params, stop_token_ids=(spoken[4],))
+    zoo.run(engine, [dataclasses.replace(free, params=ends)])
+    assert engine._ahead.is_flying  # the step behind the one with the stop token
+    engine.prepare(2, seconds=60.0)
+    prepared = set(graphs)
+    assert tokens(zoo.run(engine, requests)) == plain_tokens(target, requests)
+    assert set(graphs) == prepared
+
+
+def test_nothing_is_prepared_while_requests_run():
+    _, engine = build(max_batch=4)
+    engine._ahead._steps.graphs = graphs = SlowToBegin()
+    engine.submit(greedy_requests(1)[0])
+    engine.prepare(4, seconds=60.0)
+    assert not graphs.runs
+
+
+def test_a_step_that_cannot_be_prepared_is_no_failure(monkeypatch, caplog):
+    target, engine = build(max_batch=4)
+    engine._ahead._steps.graphs = graphs = SlowToBegin()
+
+    def fail(key, function):
+        raise torch.OutOfMemoryError("no room")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(graphs, "call", fail)
+        engine.prepare(4, seconds=60.0)
+    assert "cannot be prepared: no room" in caplog.text
+    requests = greedy_requests(3)
+    assert tokens(zoo.run(engine, requests)) == plain_tokens(target, requests)
+
+
+class FailsToCapture(Graphs):
+    """Graphs on a device that has no memory for one of them."""
+
+    def __init__(self, batch):
+        super().__init__(torch.device("cpu"))
+        self.captures, self.batch, self.asked = True, batch, []
+
+    def call(self, key, function):
+        self.asked.append(key)
+        return super().call(key, function)
+
+    def _record(self, function):
+        if self.asked[-1].batch == self.batch:
+            raise torch.OutOfMemoryError("no room")
+        return SimpleNamespace(replay=function), None
+
+
+def test_a_step_that_cannot_be_captured_costs_the_others_nothing(caplog):
+    target, engine = build(max_batch=4)
+    engine._ahead._steps.graphs = graphs = FailsToCapture(batch=2)
+    requests = [
+        Request(f"r{i}", [5 + i], SamplingParams(max_tokens=30 - 6 * i, ignore_eos=True), seed=i)
+        for i in range(4)
+    ]
+    assert tokens(zoo.run(engine, requests)) == plain_tokens(target, requests)
+    assert {shape.batch for shape in graphs.failed} == {2} and "no room" in caplog.text
+    assert {shape.batch for shape in graphs} >= {1, 4}
+
+
+def test_preparing_ends_where_the_memory_does():
+    _, engine = build(max_batch=4, verify=None)
+    engine._ahead._steps.graphs = graphs = FailsToCapture(batch=2)
+    engine.prepare(4, seconds=60.0)
+    assert {shape.batch for shape in graphs} == {4, 3} and len(graphs.failed) == 1
+
+
+def test_preparing_leaves_room_for_what_nobody_foresaw(monkeypatch):
+    monkeypatch.setattr(ahead, "MOST_PREPARED", 3)
+    _, engine = build(max_batch=4, verify=None)
+    engine._ahead._steps.graphs = graphs = SlowToBegin()
+    engine.prepare(4, seconds=60.0)
+    assert len(set(graphs)) == 3
+
+
+def test_preparing_writes_to_the_page_of_nobody_alone():
+    _, engine = build(max_batch=4, verify=None)
+    engine._ahead._steps._tables.random_(1, 5)  # as other requests have left them
+    engine._ahead._steps.graphs = SlowToBegin()
+    layers = engine.runner._cache._storage
+    before = [torch.stack(layer) for layer in layers]
+    engine.prepare(4, seconds=60.0)
+    changes = [
+        (torch.stack(now) != old).any(-1).any(-1).any(-1).any(0)
+        for now, old in zip(layers, before, strict=True)
+    ]
+    assert not any(pages[:-1].any() for pages in changes)  # the last page is nobody's
+    changed = any(pages[-1] for pages in changes)
+    assert changed  # the steps did run

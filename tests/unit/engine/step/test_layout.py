@@ -1,0 +1,67 @@
+"""Rows laid out by tensor operations are those that one would lay out by hand."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from flashdraft.engine.step.layout import lay_out_rows, pad_rows, share_slots
+
+
+def by_hand(blocks, lengths, counts, tables, page_size):
+    tokens, positions, starts, slots = [], [], [0], [[] for _ in tables]
+    for s, block in enumerate(blocks):
+        for place in range(counts[s] + 1):
+            position = lengths[s] + place
+            tokens.append(block[place])
+            positions.append(position)
+            for pool, table in enumerate(tables):
+                page = table[s][position // page_size]
+                slots[pool].append(page * page_size + position % page_size)
+        starts.append(len(tokens))
+    return tokens, positions, starts, slots
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("whole", [False, True])
+def test_rows_are_those_by_hand(seed, whole):
+    source = random.Random(seed)
+    num_seqs, width, page_size, max_pages = source.randint(1, 6), source.randint(1, 9), 4, 9
+    blocks = [[source.randrange(99) for _ in range(width)] for _ in range(num_seqs)]
+    lengths = [source.randrange(20) for _ in range(num_seqs)]
+    counts = [width - 1 if whole else source.randrange(width) for _ in range(num_seqs)]
+    tables = [
+        [[source.randrange(50) for _ in range(max_pages)] for _ in range(num_seqs)]
+        for _ in range(3)
+    ]
+    rows = lay_out_rows(
+        torch.tensor(blocks),
+        torch.tensor(lengths, dtype=torch.int32),
+        None if whole else torch.tensor(counts),
+        torch.tensor(tables, dtype=torch.int32),
+        page_size,
+        num_seqs + sum(counts),
+    )
+    expected = by_hand(blocks, lengths, counts, tables, page_size)
+    assert tuple(part.tolist() for part in rows[:4]) == expected
+    assert rows.owner.tolist() == [s for s in range(num_seqs) for _ in range(counts[s] + 1)]
+    assert [part.dtype for part in rows[:4]] == [torch.int64, torch.int64, torch.int32, torch.int64]
+    padded = pad_rows(rows.tokens, rows.query_start, width).tolist()
+    for s in range(num_seqs):
+        assert padded[s][: counts[s] + 1] == blocks[s][: counts[s] + 1]
+
+
+@pytest.mark.parametrize("num_slots", [0, 1, 4, 7, 12])
+def test_the_likeliest_slots_win(num_slots):
+    survival = torch.tensor([[0.9, 0.5, 0.1, 0.05], [0.3, 0.2, 0.15, 0.15], [0.0, 0.0, 0.0, 0.0]])
+    counts = share_slots(survival, num_slots)
+    assert counts.sum() == num_slots
+    taken = [value for s, n in enumerate(counts.tolist()) for value in survival[s, :n].tolist()]
+    left = [value for s, n in enumerate(counts.tolist()) for value in survival[s, n:].tolist()]
+    assert min(taken, default=1.0) >= max(left, default=0.0)
+
+
+def test_whole_blocks_need_no_contest():
+    assert share_slots(torch.rand(2, 3), 6).tolist() == [3, 3]

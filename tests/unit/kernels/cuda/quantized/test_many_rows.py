@@ -1,0 +1,179 @@
+"""The CUDA C++ kernel for many rows against the dequantised weight, emulated on a CPU."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+from flashdraft.kernels.cuda.quantized import few_rows, many_rows
+from flashdraft.kernels.cuda.quantized.few_rows_plan import Product, describe_product
+from flashdraft.kernels.cuda.quantized.layout import Code, pack_quantized
+from flashdraft.kernels.cuda.quantized.many_rows import (
+    MAX_ROWS,
+    MIN_ROWS,
+    ManyPlan,
+    multiply_many,
+    plan_many,
+)
+from flashdraft.kernels.interface import Activation
+from tests.unit.kernels.cuda.cross_compile import CARDS
+from tests.unit.kernels.cuda.emulated import check_product
+from tests.unit.kernels.cuda.emulated_many_rows import multiply
+from tests.unit.kernels.cuda.quantized.test_few_rows import KINDS, products
+from tests.unit.kernels.cuda.quantized.test_linear import FEW_ROWS_FORMATS, FORMATS
+
+H200 = CARDS["sm_90"].limits
+SMALL = ManyPlan(rows=32, tiles=1, pieces=1, stages=3, num_blocks=3)
+
+
+def make_x(num_rows, depth):
+    """Rows with something between them that must not be read."""
+    wide = torch.full((num_rows, depth + 24), math.nan).bfloat16()
+    wide[:, 8 : 8 + depth] = torch.randn(num_rows, depth)
+    return wide[:, 8 : 8 + depth]
+
+
+def check(name, num_rows, plan, activation=None, **sizes):
+    torch.manual_seed(0)
+    weight = FORMATS[name](**sizes)
+    x = make_x(num_rows, weight.shape[1])
+    found = multiply(x, pack_quantized(weight), plan, activation)
+    check_product(found, x, weight, activation)
+
+
+@pytest.mark.parametrize("name", FEW_ROWS_FORMATS)
+def test_every_format(name):
+    """Two tiles of x, the second nearly empty; columns that fill no tile."""
+    tiles = 2 if name.endswith("row") else 1
+    check(name, 39, SMALL._replace(tiles=tiles), out=200, depth=512)
+
+
+@pytest.mark.parametrize("name", FEW_ROWS_FORMATS)
+def test_gates(name):
+    """Also where a warpgroup has no columns left."""
+    tiles = 2 if name.endswith("row") else 1
+    activation = Activation.SILU if name == "q8_0" else Activation.GELU_TANH
+    check(name, 17, SMALL._replace(tiles=tiles), activation, out=2 * 160, depth=384)
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "tiles", "pieces", "stages"),
+    [
+        ("q4_0", 128, 1, 2, 4),
+        ("q4_0", 64, 2, 2, 2),
+        ("w4a16 128", 128, 1, 2, 3),
+        ("w4a16 64", 64, 1, 1, 12),
+        ("q8_0", 128, 1, 2, 5),
+        ("fp8 row", 128, 2, 1, 3),
+        ("int8 row", 64, 1, 1, 2),
+        ("fp8 block", 128, 1, 2, 4),
+    ],
+)
+def test_tiles_of_every_size(name, rows, tiles, pieces, stages):
+    plan = ManyPlan(rows, tiles, pieces, stages, num_blocks=3)
+    check(name, 100, plan, out=136, depth=640)
+
+
+@pytest.mark.parametrize("name", ["q4_0", "fp8 row"])
+@pytest.mark.parametrize("num_blocks", [1, 2, 4, 5, 11, 16])
+def test_every_way_to_share_the_work(name, num_blocks):
+    """Four tiles of four steps: whole tiles, halves, what fits nowhere, and single units."""
+    tiles, out = (2, 512) if name == "fp8 row" else (1, 256)
+    plan = SMALL._replace(tiles=tiles, num_blocks=num_blocks)
+    check(name, 50, plan, out=out, depth=512)
+
+
+@pytest.mark.parametrize(("out", "depth"), [(101, 704), (30, 128), (260, 640)])
+def test_sizes_that_fill_nothing(out, depth):
+    check("q4_0", 33, SMALL._replace(num_blocks=2), out=out, depth=depth)
+
+
+def test_three_warpgroups():
+    check("fp8 row", 40, SMALL._replace(warps=16), out=200, depth=512)
+
+
+@pytest.mark.parametrize("name", ["q4_0", "fp8 row"])
+def test_large_and_small_numbers_are_exact(name):
+    """Codes are tiny numbers on their way: none may be lost, whatever the range of x."""
+    torch.manual_seed(0)
+    weight = FORMATS[name](out=128, depth=256)
+    x = torch.randn(18, 256).bfloat16() * torch.logspace(-12, 12, 18)[:, None].bfloat16()
+    found = multiply(x, pack_quantized(weight), SMALL._replace(num_blocks=2))
+    expected = x.float() @ weight.dequantize().T
+    distance = (found.float() - expected).norm(dim=1) / expected.norm(dim=1)
+    assert float(distance.max()) < 0.003
+
+
+def test_a_row_does_not_depend_on_others():
+    torch.manual_seed(0)
+    weight = pack_quantized(FORMATS["q4_0"](out=200, depth=512))
+    x = torch.randn(40, 512).bfloat16()
+    whole = multiply(x, weight, SMALL)
+    assert torch.equal(multiply(x, weight, SMALL), whole)
+    x[[1, 39]] = math.nan
+    found = multiply(x, weight, SMALL)
+    assert bool(found[[1, 39]].isnan().all())
+    rest = [row for row in range(40) if row not in (1, 39)]
+    assert torch.equal(found[rest], whole[rest])
+
+
+@pytest.mark.parametrize("num_rows", [MIN_ROWS, 128, 129, MAX_ROWS])
+@pytest.mark.parametrize("code", KINDS)
+def test_plans_fit_the_card_and_keep_it_busy(code, num_rows):
+    for product in products(code):
+        if product.experts:
+            continue
+        plan = plan_many(num_rows, product, H200)
+        columns, row_tiles = plan.count_tiles(num_rows, product)
+        assert plan.shared_bytes(product) <= H200.shared_bytes and plan.stages >= 8
+        assert plan.rows * row_tiles - num_rows < 128 and plan.rows * row_tiles >= num_rows
+        assert 0.95 * H200.num_processors <= plan.num_blocks <= H200.num_processors
+        assert columns * row_tiles * product.num_steps >= plan.num_blocks
+
+
+def test_blocks_that_share_tiles_alike_are_preferred():
+    int4 = KINDS[Code.INT4]
+    shapes = {(16384, 5376): 128, (5376, 21504): 126, (5376, 8192): 132}
+    found = {
+        shape: plan_many(128, Product(*int4, shape[0], 0, shape[1] // 128), H200).num_blocks
+        for shape in shapes
+    }
+    assert found == shapes
+
+
+def test_a_card_with_no_room_has_no_plan():
+    product = Product(*KINDS[Code.INT4], 16384, 0, 42)
+    assert plan_many(128, product, H200._replace(shared_bytes=64 << 10)) is None
+
+
+def test_what_it_leaves_to_others(monkeypatch):
+    small = pack_quantized(FORMATS["q4_0"](out=128, depth=256))
+    weight = replace(small, shape=(1 << 17, 256))
+    narrow = pack_quantized(FORMATS["q4_0"](out=128, depth=192))
+    six = pack_quantized(FORMATS["q6_k"](out=128, depth=256))
+
+    def is_launched(num_rows, weight):
+        x = torch.zeros(num_rows, weight.shape[1]).bfloat16()
+        return multiply_many(x, weight, H200, torch.zeros(1)) is not None
+
+    assert not is_launched(128, weight)  # on a CPU
+    monkeypatch.setattr(few_rows, "can_compile", lambda device: True)
+    monkeypatch.setattr(many_rows, "_is_hopper", lambda device: True)
+    monkeypatch.setattr(many_rows, "launch", lambda x, *rest: x)
+    numbers = (0, 1, MIN_ROWS - 1, MIN_ROWS, MAX_ROWS, MAX_ROWS + 1)
+    assert [n for n in numbers if is_launched(n, weight)] == [MIN_ROWS, MAX_ROWS]
+    assert not is_launched(128, small)
+    monkeypatch.setattr(many_rows, "MIN_VALUES", 0)
+    assert is_launched(128, small)
+    assert not is_launched(128, narrow) and not is_launched(128, six)
+    x = torch.zeros(100, 264).bfloat16()
+    shifted = multiply_many(x[:, 1:257], weight, H200, torch.zeros(1))
+    floats = multiply_many(x[:, :256].float(), weight, H200, torch.zeros(1))
+    assert shifted is None and floats is None
+    gated = describe_product(replace(weight, shape=(80, 256)), gated=True)
+    assert gated is None

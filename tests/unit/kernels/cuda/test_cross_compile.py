@@ -1,0 +1,390 @@
+"""Every Triton kernel compiles for every generation of cards, and fits it, on a machine without.
+
+One line of CASES is one call of the backend, with the plan that it chooses on that card. A kernel
+that no line launches is a failure: whoever writes one adds a line.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from flashdraft.kernels.cuda.plan import (
+    plan_attention,
+    plan_best,
+    plan_exact_linear,
+    plan_linear,
+)
+from flashdraft.kernels.interface import (
+    BIDIRECTIONAL,
+    CAUSAL,
+    Activation,
+    BlockMask,
+    KeyRebuild,
+    PageView,
+    QKVSpec,
+    Residual,
+    RopeTable,
+)
+from tests.unit.kernels.cuda.cross_compile import (
+    CARDS,
+    Case,
+    Found,
+    compile_cases,
+    launched_kernels,
+    report,
+)
+
+pytestmark = pytest.mark.timeout(900)  # the first test of a card waits for all of its kernels
+
+BF16, FP16, FP32, FP8 = torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn
+LEAST_FP8_CAPABILITY = 89  # the engine refuses such a cache on older cards
+STREAMING = {  # these read memory in a loop, and must copy while they compute
+    "triton_attention._attend",
+    "triton_linear._multiply",
+    "triton_best._best_of_tile",
+    "triton_few_rows._up_few",
+    "triton_few_rows._down_few",
+    "triton_grouped._up",
+    "triton_grouped._down",
+    "triton_quantized._multiply",
+}
+MAX_SPILLED = 128  # a few registers cost nothing; a tile of the wrong size takes hundreds of bytes
+# heads, key heads, window
+HEADS = {64: (9, 3, None), 128: (64, 8, 2048), 256: (32, 16, 1024), 512: (32, 4, None)}
+# columns, depth
+LINEARS = {
+    "26B qkv": (8192, 2816),
+    "26B full qkv": (9216, 2816),
+    "26B output": (2816, 4096),
+    "26B full output": (2816, 8192),
+    "26B gate": (4224, 2816),
+    "26B down": (2816, 2112),
+    "26B router": (128, 2816),
+    "31B qkv": (16384, 5376),
+    "31B full qkv": (18432, 5376),
+    "31B output": (5376, 8192),
+    "31B full output": (5376, 16384),
+    "31B gate": (43008, 5376),
+    "31B down": (5376, 21504),
+    "drafter taps": (5376, 32256),
+}
+SMALL_LINEARS = {"SmolLM2 qkv": (960, 576), "SmolLM2 down": (576, 1536)}
+
+
+def make(*shape: int, dtype: torch.dtype = BF16) -> Tensor:
+    return torch.empty(*shape, dtype=dtype, device="meta")
+
+
+def kernels(dtype: torch.dtype = BF16, exact: bool = False) -> Any:
+    from flashdraft.kernels.cuda.backend import TritonKernels
+
+    return TritonKernels(torch.device("meta"), dtype, exact)
+
+
+def make_attention(
+    head_dim: int,
+    num_rows: int,
+    dtype: torch.dtype = BF16,
+    cache_dtype: torch.dtype | None = None,
+) -> tuple[Tensor, Tensor, PageView, int | None]:
+    """Queries of one sequence, a cache, where its 4096 keys lie in it, and the window."""
+    num_heads, num_kv_heads, window = HEADS[head_dim]
+    view = PageView(
+        query_start=make(2, dtype=torch.int32),
+        context_lens=make(1, dtype=torch.int32),
+        block_table=make(1, 256, dtype=torch.int32),
+        slots=make(num_rows, dtype=torch.int64),
+        page_size=16,
+        max_query_len=num_rows,
+        max_key_len=4096,
+    )
+    query = make(num_rows, num_heads, head_dim, dtype=dtype)
+    return query, make(64, 16, num_kv_heads, head_dim, dtype=cache_dtype or dtype), view, window
+
+
+def attend(
+    head_dim: int,
+    num_rows: int,
+    dtype: torch.dtype = BF16,
+    cache_dtype: torch.dtype | None = None,
+    mask: BlockMask = CAUSAL,
+    exact: bool = False,
+) -> None:
+    query, cache, view, window = make_attention(head_dim, num_rows, dtype, cache_dtype)
+    kernels(dtype, exact).attention(query, cache, cache, view, scale=1.0, window=window, mask=mask)
+
+
+def attend_values(
+    num_rows: int,
+    dtype: torch.dtype = BF16,
+    cache_dtype: torch.dtype | None = None,
+    mask: BlockMask = CAUSAL,
+    exact: bool = False,
+) -> None:
+    """Gemma 4's full layers with keys made of values; 64 pairs of 256 rotate."""
+    query, values, view, window = make_attention(512, num_rows, dtype, cache_dtype)
+    rope = RopeTable(*(make(4096, 256, dtype=FP32) for _ in range(2)))
+    rule: dict[str, Any] = {"scale": 1.0, "window": window, "mask": mask}
+    rebuild = KeyRebuild(make(512, dtype=dtype), rope, 64)
+    kernels(dtype, exact).attention(query, None, values, view, rebuild=rebuild, **rule)
+
+
+def multiply(
+    num_rows: int, shape: tuple[int, int], dtype: torch.dtype = BF16, exact: bool = False
+) -> None:
+    kernels(dtype, exact).linear(make(num_rows, shape[1], dtype=dtype), make(*shape, dtype=dtype))
+
+
+def find_best(
+    num_rows: int, shape: tuple[int, int], dtype: torch.dtype = BF16, exact: bool = False
+) -> None:
+    x, weight = make(num_rows, shape[1], dtype=dtype), make(*shape, dtype=dtype)
+    kernels(dtype, exact).best_columns(x, weight, 1.0, 30.0)
+
+
+def mix(num_rows: int, dtype: torch.dtype = BF16, exact: bool = False) -> None:
+    """Gemma 4 26B's experts."""
+    gate_up, down = make(128, 2 * 704, 2816, dtype=dtype), make(128, 2816, 704, dtype=dtype)
+    chosen, weights = make(num_rows, 8, dtype=torch.int64), make(num_rows, 8, dtype=FP32)
+    x = make(num_rows, 2816, dtype=dtype)
+    kernels(dtype, exact).experts(x, gate_up, down, chosen, weights, Activation.GELU_TANH)
+
+
+def make_quantized(scheme: str, *shape: int) -> Any:
+    """A weight in few bits, packed, of no more than a shape."""
+    from flashdraft.kernels.cuda.quantized.layout import pack_quantized
+    from flashdraft.kernels.quantized import Quantized, Scheme
+
+    found, (*rows, depth) = Scheme(scheme.removesuffix("_k")), shape
+    numbers = {"int4": 32, "int4_k": 32, "int6": 16, "int8": 32, "fp8": depth}
+    group, kind = numbers[scheme], {"int6": torch.int8, "int4_k": torch.uint8}.get(scheme)
+    scale = make(*rows, depth // group, dtype=kind or FP16)
+    over = None if kind is None else make(*rows, depth // 256, dtype=FP16)
+    lows = (scale, over) if scheme == "int4_k" else (None, None)
+    codes = make(*shape, dtype=found.dtype)
+    return pack_quantized(Quantized(found, codes, scale, group, 0, lows[0], over, lows[1]))
+
+
+def multiply_few_bits(scheme: str, num_rows: int, shape: tuple[int, int]) -> None:
+    kernels().linear(make(num_rows, shape[1]), make_quantized(scheme, *shape))
+
+
+def gate_few_bits(scheme: str, num_rows: int, inner: int, depth: int) -> None:
+    weight = make_quantized(scheme, 2 * inner, depth)
+    kernels().gated_linear(make(num_rows, depth), weight, Activation.GELU_TANH)
+
+
+def mix_few_bits(scheme: str, num_rows: int) -> None:
+    """Gemma 4 26B's experts; few of them, for nothing depends on their number but memory."""
+    weights = (make_quantized(scheme, 16, *shape) for shape in ((2 * 704, 2816), (2816, 704)))
+    chosen, shares = make(num_rows, 8, dtype=torch.int64), make(num_rows, 8, dtype=FP32)
+    kernels().experts(make(num_rows, 2816), *weights, chosen, shares, Activation.GELU_TANH)
+
+
+def dequantize_stack(scheme: str) -> None:
+    """Gemma 4 26B's gates and ups."""
+    from flashdraft.kernels.cuda.quantized.linear import dequantize
+
+    dequantize(make_quantized(scheme, 128, 2 * 704, 2816), BF16)
+
+
+def route(num_rows: int, dtype: torch.dtype = BF16) -> None:
+    """Gemma 4 26B's router."""
+    x, router = make(num_rows, 2816, dtype=dtype), make(128, 2816, dtype=dtype)
+    kernels(dtype).route(x, router, 8, make(128, dtype=FP32))
+
+
+def prepare(spec: QKVSpec, cache_dtype: torch.dtype = BF16, stores_keys: bool = True) -> None:
+    rope = RopeTable(*(make(9, spec.head_dim // 2, dtype=FP32) for _ in range(2)))
+    cache = make(64, 16, spec.num_kv_heads, spec.head_dim, dtype=cache_dtype)
+    rows = make(16, dtype=torch.int64)
+    keys = cache if stores_keys else None
+    kernels().prepare_qkv(make(16, spec.width), spec, rope, rows, keys, cache, rows)
+
+
+def norm_residual(hidden: int, num_deltas: int, num_outputs: int) -> None:
+    x, weight = make(1, hidden), make(hidden)
+    deltas, post = [(x, weight)] * num_deltas, weight if num_deltas == 2 else None
+    residual = Residual(x, deltas, post, make(1))
+    kernels().residual_norms(residual, [weight] * num_outputs, 1e-6)
+
+
+def lose(vocab_size: int, softcap: float | None) -> None:
+    from flashdraft.kernels.cuda.loss import loss_rows
+
+    labels, best = make(8, dtype=torch.int64), make(8, dtype=torch.int64)
+    loss, chance = make(8, dtype=FP32), make(8, dtype=FP32)
+    loss_rows(make(8, vocab_size), labels, 1.0, softcap, loss, chance, best)
+
+
+def explicit() -> BlockMask:
+    return BlockMask(explicit=make(1, 16, 16, dtype=torch.bool))
+
+
+NORM = make(512)
+SHARED = QKVSpec(32, 4, 512, 1e-6, q_norm=NORM, k_norm=NORM, v_norm=True, share_kv=True)
+CASES: dict[str, Case] = {
+    "norm of 2816, no weight": lambda: kernels().rms_norm(make(1, 2816), None, 1e-6),
+    "norm of a sum of 5376": lambda: kernels().add_rms_norm(
+        make(64, 5376), make(64, 5376), make(5376), 1e-6
+    ),
+    "gate, silu": lambda: kernels().gated(make(16, 3072), Activation.SILU),
+    "gate, gelu": lambda: kernels().gated(make(16, 43008), Activation.GELU_TANH),
+    "residual norms of 5376": lambda: norm_residual(5376, 1, 1),
+    "residual norms of 2816": lambda: norm_residual(2816, 2, 3),
+    "heads of 64": lambda: prepare(QKVSpec(9, 3, 64, 1e-6)),
+    "heads of 512, shared": lambda: prepare(SHARED),
+    "heads of 512, values alone": lambda: prepare(SHARED, stores_keys=False),
+    "heads of a drafter's context": lambda: prepare(QKVSpec(0, 8, 128, 1e-6, k_norm=NORM[:128])),
+    "heads of 512, fp8 cache": lambda: prepare(SHARED, FP8),
+    "routing of one row": lambda: kernels().choose_experts(make(1, 128), 8, make(128, dtype=FP32)),
+    **{f"route of {m} rows": lambda m=m: route(m) for m in (1, 2, 4)},
+    "route of 4 rows, float32": lambda: route(4, FP32),
+    "int4 linear of a prompt": lambda: multiply_few_bits("int4", 257, LINEARS["31B gate"]),
+    "loss over 49152": lambda: lose(49152, None),
+    "loss over 262144, capped": lambda: lose(262144, 30.0),
+    "attention of 64, explicit mask": lambda: attend(64, 16, FP16, mask=explicit()),
+    "attention of 128, bidirectional, exact": lambda: attend(
+        128, 16, mask=BIDIRECTIONAL, exact=True
+    ),
+    "attention of 256, exact": lambda: attend(256, 16, exact=True),
+    "attention of 256, 16 rows, fp8 cache": lambda: attend(256, 16, cache_dtype=FP8),
+    "attention of 512, 1 row, fp8 cache": lambda: attend(512, 1, cache_dtype=FP8),
+    "attention of 512, 16 rows, fp8 cache": lambda: attend(512, 16, cache_dtype=FP8),
+    "attention over values, exact": lambda: attend_values(16, exact=True),
+    "attention over values, explicit mask": lambda: attend_values(16, mask=explicit()),
+    "attention over values, float32": lambda: attend_values(16, FP32),
+    "attention over values, 1 row, fp8 cache": lambda: attend_values(1, cache_dtype=FP8),
+    "attention over values, 16 rows, fp8 cache": lambda: attend_values(16, cache_dtype=FP8),
+    "attention of 64, float32": lambda: attend(64, 16, FP32),
+    "attention of 512, float32": lambda: attend(512, 16, FP32),
+    "linear 26B gate, 1 row": lambda: multiply(1, LINEARS["26B gate"]),
+    "head, exact": lambda: find_best(1, (262144, 2816), exact=True),
+    "head, float32": lambda: find_best(16, (49152, 576), FP32),
+    "head of 256 rows": lambda: find_best(256, (49152, 576)),
+    "experts, exact": lambda: mix(1024, exact=True),
+    "experts of 1 row, float32": lambda: mix(1, FP32),
+    "experts of 16 rows, float32": lambda: mix(16, FP32),
+}
+for _scheme in ("int4", "int4_k", "int6", "int8", "fp8"):
+    for _rows in (1, 16, 64):
+        CASES[f"{_scheme} linear, {_rows} rows"] = lambda n=_scheme, m=_rows: multiply_few_bits(
+            n, m, (5376, 8192)
+        )
+    CASES[f"{_scheme} table"] = lambda n=_scheme: kernels().embed(
+        make(16, dtype=torch.int64), make_quantized(n, 49152, 512)
+    )
+    CASES[f"{_scheme} stack as floats"] = lambda n=_scheme: dequantize_stack(n)
+for _scheme in ("int4", "int8", "fp8"):
+    for _rows in (1, 16):
+        CASES[f"{_scheme} gated linear, {_rows} rows"] = lambda n=_scheme, m=_rows: gate_few_bits(
+            n, m, 21504, 5376
+        )
+    for _rows in (1, 16, 64):
+        CASES[f"{_scheme} experts, {_rows} rows"] = lambda n=_scheme, m=_rows: mix_few_bits(n, m)
+for _dim in HEADS:
+    for _rows in (1, 16, 64, 2048):
+        CASES[f"attention of {_dim}, {_rows} rows"] = lambda d=_dim, m=_rows: attend(d, m)
+for _rows in (1, 16, 2048):
+    CASES[f"attention over values, {_rows} rows"] = lambda m=_rows: attend_values(m)
+for _name, _shape in LINEARS.items():
+    for _rows in (16, 32):
+        CASES[f"linear {_name}, {_rows} rows"] = lambda m=_rows, s=_shape: multiply(m, s)
+for _name, _shape in (LINEARS | SMALL_LINEARS).items():
+    CASES[f"linear {_name}, exact"] = lambda s=_shape: multiply(64, s, exact=True)
+    CASES[f"linear {_name}, float32"] = lambda s=_shape: multiply(16, s, FP32, exact=True)
+for _rows in (16, 32, 64, 128):
+    CASES[f"head of {_rows} rows"] = lambda m=_rows: find_best(m, (262144, 5376))
+for _rows in (1, 2, 16, 64, 1024, 4096):
+    CASES[f"experts of {_rows} rows"] = lambda m=_rows: mix(m)
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[dict[str, Future[dict[str, Found]]]]:
+    """Every card's kernels, being compiled."""
+    pytest.importorskip("triton", reason="Triton is not installed")
+    with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+        yield {card: pool.submit(compile_cases, __file__, card) for card in CARDS}
+
+
+@pytest.mark.parametrize(
+    ("card", "name"),
+    [
+        (card, name)
+        for card in CARDS
+        for name in CASES
+        if "fp8" not in name or CARDS[card].capability >= LEAST_FP8_CAPABILITY
+    ],
+)
+def test_compiles_and_fits(
+    card: str, name: str, running: dict[str, Future[dict[str, Found]]]
+) -> None:
+    found = running[card].result()[name]
+    assert not found.failure, found.failure
+    assert found.compiled, "nothing was launched"
+    for each in found.compiled:
+        assert each.shared_bytes <= CARDS[card].limits.shared_bytes, each
+        assert each.spilled_bytes <= MAX_SPILLED or "explicit" in name, each
+        if each.kernel in STREAMING and each.is_half:
+            assert each.copies_ahead, f"{each.kernel} waits for its copies"
+
+
+@pytest.mark.parametrize("card", CARDS)
+def test_no_kernel_is_left_out(card: str, running: dict[str, Future[dict[str, Found]]]) -> None:
+    found = running[card].result().values()
+    missing = launched_kernels() - {each.kernel for case in found for each in case.compiled}
+    assert not missing, f"{missing}: add a line to CASES that launches them"
+
+
+@pytest.mark.parametrize("card", CARDS)
+def test_kernels_start_early_where_the_card_can(
+    card: str, running: dict[str, Future[dict[str, Found]]]
+) -> None:
+    found = running[card].result()
+    can = CARDS[card].capability >= 90
+    for name in ("norm of 2816, no weight", "attention of 128, 1 rows", "linear 26B gate, 1 row"):
+        assert {each.starts_early for each in found[name].compiled} == {can}
+    assert can or not any(each.starts_early for case in found.values() for each in case.compiled)
+
+
+@pytest.mark.parametrize("card", CARDS)
+def test_routing_and_prompts_take_few_launches(
+    card: str, running: dict[str, Future[dict[str, Found]]]
+) -> None:
+    found = running[card].result()
+    launched = {name: [each.kernel for each in found[name].compiled] for name in found}
+    assert launched["route of 4 rows"] == ["triton_routing._route"]
+    assert launched["int4 stack as floats"] == ["triton_quantized._dequantize"]
+    assert launched["int4 linear of a prompt"] == ["triton_quantized._dequantize"] * 4
+
+
+@pytest.mark.parametrize("card", CARDS)
+def test_streams_are_never_starved(card: str) -> None:
+    """A linear or head that reads memory has two copies on their way while it computes."""
+    limits = CARDS[card].limits
+    plans = [plan_best(num_rows, 2, limits) for num_rows in (1, 32, 64, 128)]
+    plans += [plan_exact_linear(*shape, 2, limits) for shape in LINEARS.values()]
+    plans += [plan_linear(m, *shape, 2, limits) for m in (1, 32) for shape in LINEARS.values()]
+    assert all(plan is not None and plan.num_stages >= 3 for plan in plans)
+
+
+@pytest.mark.parametrize("card", CARDS)
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_blocks_and_prompts_fill_the_tensor_cores(card: str, head_dim: int) -> None:
+    """Heads of 512 too, but for the cards with 99 KB."""
+    limits = CARDS[card].limits
+    for num_rows in (64, 2048):
+        query, cache, view, window = make_attention(head_dim, num_rows)
+        assert plan_attention(query, cache, view, window, limits).block_m >= 64
+
+
+if __name__ == "__main__":
+    report(sys.argv[1], CASES)

@@ -1,7 +1,0 @@
-// flashdraft/kernels/cuda/attend_few.cu for a CPU.
-#include "attend_few.cu"
-
-extern "C" int shared_bytes() { return sizeof(Memory); }
-extern "C" void run(const Work *work, int num_blocks) {
-    run_blocks(num_blocks, SPLITS, sizeof(Memory), [work] { attend_few(*work); });
-}

@@ -1,0 +1,268 @@
+"""The drafter's config, from both published layouts and back to the native one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from flashdraft.errors import CheckpointError, FlashdraftError, UnsupportedModelError
+from flashdraft.models.config.rope import RopeConfig
+from flashdraft.models.drafter.config import DrafterConfig
+from flashdraft.models.drafter.model import Drafter
+
+SLIDING, FULL = "sliding_attention", "full_attention"
+GEMMA: dict[str, Any] = {  # the published config of the Gemma 4 26B-A4B drafter
+    "architectures": ["DFlashDraftModel"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "block_size": 16,
+    "dflash_config": {"mask_token_id": 4, "target_layer_ids": [1, 6, 11, 17, 22, 27]},
+    "dtype": "bfloat16",
+    "final_logit_softcapping": 30.0,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "hidden_size": 2816,
+    "intermediate_size": 5632,
+    "layer_types": [SLIDING] * 4 + [FULL],
+    "max_position_embeddings": 262144,
+    "max_window_layers": 5,
+    "model_type": "qwen3",
+    "num_attention_heads": 32,
+    "num_hidden_layers": 5,
+    "num_key_value_heads": 8,
+    "num_target_layers": 30,
+    "rms_norm_eps": 1e-06,
+    "sliding_window": 2048,
+    "tie_word_embeddings": False,
+    "use_sliding_window": True,
+    "vocab_size": 262144,
+    "rope_theta": 1000000,
+    "rope_scaling": None,
+}
+SPECULATORS: dict[str, Any] = {
+    "speculators_model_type": "dflash",
+    "architectures": ["DFlashSpeculator"],
+    "aux_hidden_state_layer_ids": [1, 17, 29, 47, 58],
+    "block_size": 8,
+    "draft_vocab_size": 32000,
+    "mask_token_id": 4,
+    "sliding_window_non_causal": False,
+    "sample_from_anchor": False,
+    "transformer_layer_config": {  # only what differs from the defaults of its class
+        "model_type": "qwen3",
+        "hidden_size": 5376,
+        "intermediate_size": 21504,
+        "num_hidden_layers": 2,
+        "num_key_value_heads": 16,
+        "layer_types": [SLIDING, FULL],
+        "use_sliding_window": True,
+        "sliding_window": 2048,
+        "vocab_size": 262144,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+    },
+}
+TINY = replace(DrafterConfig.from_hf(GEMMA), num_layers=2, windows=(5, None), causal=(True, False))
+
+
+def changed(base: dict[str, Any], options: dict[str, Any] | None = None, **keys: Any) -> Any:
+    """A config with some keys changed, those of dflash_config given as `options`."""
+    nested = base.get("dflash_config", {})
+    return {**base, "dflash_config": {**nested, **(options or {})}, **keys}
+
+
+class TestZLabConfig:
+    def test_published_gemma_config(self) -> None:
+        config = DrafterConfig.from_hf(GEMMA)
+        assert (config.hidden_size, config.intermediate_size) == (2816, 5632)
+        assert (config.num_heads, config.num_kv_heads, config.head_dim) == (32, 8, 128)
+        assert config.windows == (2048, 2048, 2048, 2048, None)
+        assert config.causal == (True, True, True, True, False)
+        assert config.tap_layers == (1, 6, 11, 17, 22, 27)
+        assert (config.block_size, config.mask_token_id) == (16, 4)
+        assert (config.vocab_size, config.num_target_layers) == (262144, 30)
+        assert config.rope == RopeConfig(1e6, 128, 128)
+        assert (config.logit_softcap, config.output_multiplier) == (30.0, 1.0)
+        assert config.embed_scale is None and config.draft_vocab_size is None
+
+    def test_any_width_is_a_property_of_the_checkpoint(self) -> None:
+        assert not DrafterConfig.from_hf(GEMMA).any_width
+        config = DrafterConfig.from_hf(changed(GEMMA, {"any_width": True}))
+        assert config.any_width
+        assert DrafterConfig.from_hf(config.to_hf()) == config
+        assert "any_width" not in DrafterConfig.from_hf(GEMMA).to_hf()["dflash_config"]
+
+    def test_dflash_config_goes_before_the_top_level(self) -> None:
+        options = {
+            "block_size": 8,
+            "final_logit_softcapping": 15.0,
+            "input_embedding_scale": 2.5,
+            "output_multiplier": 0.5,
+        }
+        config = DrafterConfig.from_hf(changed(GEMMA, options))
+        assert (config.block_size, config.logit_softcap) == (8, 15.0)
+        assert (config.embed_scale, config.output_multiplier) == (2.5, 0.5)
+
+    @pytest.mark.parametrize(
+        ("options", "keys", "causal"),
+        [
+            ({}, {"is_causal": False}, (False,) * 5),
+            ({}, {"is_causal": True}, (True,) * 5),
+            ({"causal": True}, {}, (True,) * 5),
+            ({"causal": True}, {"is_causal": False}, (False,) * 5),
+            ({}, {"use_sliding_window": False}, (True,) * 4 + (False,)),
+        ],
+    )
+    def test_causality_within_a_block(
+        self, options: dict[str, Any], keys: dict[str, Any], causal: tuple[bool, ...]
+    ) -> None:
+        assert DrafterConfig.from_hf(changed(GEMMA, options, **keys)).causal == causal
+
+    def test_layer_types_may_be_left_to_max_window_layers(self) -> None:
+        without = {key: value for key, value in GEMMA.items() if key != "layer_types"}
+        config = DrafterConfig.from_hf({**without, "max_window_layers": 3})
+        assert config.windows == (None, None, None, 2048, 2048)
+        config = DrafterConfig.from_hf({**without, "use_sliding_window": False})
+        assert config.windows == (None,) * 5 and config.causal == (False,) * 5
+
+    @pytest.mark.parametrize(
+        ("bad", "words"),
+        [
+            ({**GEMMA, "architectures": ["DFlash2DraftModel"]}, "DFlash 2"),
+            (changed(GEMMA, {"conv_kernel_size": 2}), "conv_kernel_size"),
+            (changed(GEMMA, {"selector_rank": 256}), "selector_rank"),
+            ({**GEMMA, "hidden_act": "gelu"}, "silu"),
+            ({**GEMMA, "attention_bias": True}, "attention_bias"),
+            ({**GEMMA, "model_type": "llama"}, "qwen3"),
+            ({**GEMMA, "layer_types": ["chunked_attention"] * 5}, "chunked_attention"),
+            ({"architectures": ["Qwen3ForCausalLM"]}, "not a block drafter"),
+        ],
+    )
+    def test_what_is_not_supported_is_named(self, bad: dict[str, Any], words: str) -> None:
+        with pytest.raises(UnsupportedModelError, match=words):
+            DrafterConfig.from_hf(bad)
+
+    @pytest.mark.parametrize(
+        ("bad", "words"),
+        [
+            ({**GEMMA, "block_size": 1}, "at least 2"),
+            (changed(GEMMA, {"mask_token_id": 262144}), "262144"),
+            (changed(GEMMA, {"target_layer_ids": []}), "at least"),
+            ({**GEMMA, "num_key_value_heads": 5}, "multiple"),
+            ({**GEMMA, "layer_types": [FULL]}, "1 entries for 5"),
+        ],
+    )
+    def test_contradictions_are_named(self, bad: dict[str, Any], words: str) -> None:
+        with pytest.raises(CheckpointError, match=words):
+            DrafterConfig.from_hf(bad)
+
+    @pytest.mark.parametrize(
+        "config",
+        [
+            DrafterConfig.from_hf(GEMMA),
+            DrafterConfig.from_hf(changed(GEMMA, is_causal=False)),
+            DrafterConfig.from_hf(changed(GEMMA, is_causal=True)),
+            TINY,
+            replace(TINY, num_target_layers=None, embed_scale=1.0, output_multiplier=0.25),
+            replace(TINY, windows=(None, None), causal=(False, False), logit_softcap=30.0),
+            replace(TINY, rope=RopeConfig(10000.0, 128, 128, (("factor", 4.0),))),
+            replace(
+                TINY,
+                rope=RopeConfig(
+                    500000.0,
+                    128,
+                    128,
+                    (
+                        ("factor", 8.0),
+                        ("high_freq_factor", 4.0),
+                        ("low_freq_factor", 1.0),
+                        ("original_max_position_embeddings", 8192.0),
+                    ),
+                ),
+            ),
+        ],
+    )
+    def test_written_and_read_again(self, config: DrafterConfig) -> None:
+        assert DrafterConfig.from_hf(config.to_hf()) == config
+
+    def test_written_where_other_readers_look(self) -> None:
+        written = TINY.to_hf()
+        assert written["architectures"] == ["DFlashDraftModel"]
+        assert written["model_type"] == "qwen3"
+        assert written["rope_theta"] == 1e6
+        assert written["block_size"] == written["dflash_config"]["block_size"] == 16
+        assert written["dflash_config"]["target_layer_ids"] == [1, 6, 11, 17, 22, 27]
+        assert written["layer_types"] == [SLIDING, FULL]
+        assert "is_causal" not in written
+
+    @pytest.mark.parametrize(
+        "config",
+        [
+            replace(TINY, draft_vocab_size=20),
+            replace(TINY, windows=(5, 6)),
+            replace(TINY, causal=(False, True)),
+        ],
+    )
+    def test_what_the_layout_cannot_say_is_not_written(self, config: DrafterConfig) -> None:
+        with pytest.raises(UnsupportedModelError):
+            config.to_hf()
+
+
+class TestSpeculatorsConfig:
+    def test_sparse_config(self) -> None:
+        config = DrafterConfig.from_speculators(SPECULATORS)
+        assert config.tap_layers == (0, 16, 28, 46, 57)
+        assert (config.num_heads, config.num_kv_heads, config.head_dim) == (32, 16, 128)
+        assert config.windows == (2048, None)
+        assert config.causal == (True, False)
+        assert config.embed_scale == 1.0
+        assert (config.draft_vocab_size, config.vocab_size) == (32000, 262144)
+        assert config.rope == RopeConfig(10000.0, 128, 128)
+        assert config.num_target_layers is None
+
+    def test_whole_vocabulary_and_bidirectional_windows(self) -> None:
+        config = DrafterConfig.from_speculators(
+            {**SPECULATORS, "draft_vocab_size": 262144, "sliding_window_non_causal": True}
+        )
+        assert config.draft_vocab_size is None
+        assert config.causal == (False, False)
+
+    def test_our_own_key_is_read_where_it_stands(self) -> None:
+        assert not DrafterConfig.from_speculators(SPECULATORS).any_width
+        assert DrafterConfig.from_speculators({**SPECULATORS, "any_width": True}).any_width
+
+    def test_rope_per_layer_kind(self) -> None:
+        nested = {SLIDING: {"rope_theta": 5000.0}, FULL: {"rope_theta": 7.0}}
+        layer = {**SPECULATORS["transformer_layer_config"], "rope_parameters": nested}
+        config = DrafterConfig.from_speculators({**SPECULATORS, "transformer_layer_config": layer})
+        assert config.rope.theta == 5000.0
+
+    @pytest.mark.parametrize(
+        "keys",
+        [
+            {"speculators_model_type": "eagle3"},
+            {"sample_from_anchor": True},
+            {"target_hidden_size": 4096},
+            {"aux_hidden_state_layer_ids": [0, 3]},
+        ],
+    )
+    def test_what_is_not_supported_raises(self, keys: dict[str, Any]) -> None:
+        with pytest.raises(FlashdraftError):
+            DrafterConfig.from_speculators({**SPECULATORS, **keys})
+
+
+def test_parameters_are_named_as_in_the_checkpoints() -> None:
+    with torch.device("meta"):
+        shapes = {
+            name: list(tensor.shape)
+            for name, tensor in Drafter(DrafterConfig.from_hf(GEMMA)).state_dict().items()
+        }
+    assert len(shapes) == 11 * 5 + 3
+    assert sum(torch.Size(shape).numel() for shape in shapes.values()) == 429_689_088
+    assert shapes["fc.weight"] == [2816, 16896]
+    assert shapes["layers.4.self_attn.q_proj.weight"] == [4096, 2816]
+    assert shapes["layers.4.self_attn.k_norm.weight"] == [128]
+    assert shapes["layers.0.mlp.down_proj.weight"] == [2816, 5632]
+    assert {"hidden_norm.weight", "norm.weight"} < shapes.keys()

@@ -1,0 +1,335 @@
+"""GGUF files as Hugging Face checkpoints: block formats, names, row order, config."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+
+from flashdraft.errors import CheckpointError, UnsupportedModelError
+from flashdraft.models.gguf.file import GGUFFile
+from flashdraft.models.loading import open_checkpoint
+from tests.unit.models.gguf.factory import (
+    EXPERTS,
+    GEMMA4,
+    LLAMA,
+    Array,
+    Types,
+    gemma4_tensors,
+    llama_tensors,
+    random_values,
+    write_gguf,
+)
+
+ROPE_FREQS = "rope_freqs.weight"
+
+
+def gguf_names(tensors: dict[str, Array], architecture: str) -> dict[str, Array]:
+    """Hugging Face names to llama.cpp's, by the gguf package's own table."""
+    kind = {"gemma4": gguf.MODEL_ARCH.GEMMA4, "qwen3": gguf.MODEL_ARCH.QWEN3}.get(
+        architecture, gguf.MODEL_ARCH.LLAMA
+    )
+    table = gguf.get_tensor_name_map(kind, 2)
+    renamed = {}
+    for name, values in tensors.items():
+        layer = re.sub(r"\D", "", name.split(".")[2]) if ".layers." in name else ""
+        if name.endswith("router.scale"):
+            renamed[f"blk.{layer}.ffn_gate_inp.scale"] = values
+        elif name.endswith("per_expert_scale"):
+            renamed[f"blk.{layer}.ffn_down_exps.scale"] = values
+        else:
+            stored = name if name.endswith(".weight") else name + ".weight"
+            found = table.get_name(stored, try_suffixes=(".weight",))
+            assert found is not None, name
+            renamed[found] = values
+    return renamed
+
+
+def interleave(values: Array, num_heads: int) -> Array:
+    """The row order llama.cpp's converter gives the query and key weights of a Llama."""
+    halves = values.reshape(num_heads, 2, values.shape[0] // num_heads // 2, *values.shape[1:])
+    return halves.swapaxes(1, 2).reshape(values.shape)
+
+
+def write_llama(path: Path, **options: Any) -> dict[str, Array]:
+    tensors = llama_tensors()
+    stored = {
+        name: interleave(values, 4 if "q_proj" in name else 2)
+        if "q_proj" in name or "k_proj" in name
+        else values
+        for name, values in tensors.items()
+    }
+    extra = options.pop("extra_tensors", {})
+    metadata = options.pop("metadata", LLAMA)
+    write_gguf(path, "llama", metadata, {**gguf_names(stored, "llama"), **extra}, **options)
+    return tensors
+
+
+def write_gemma4(path: Path, experts: bool, **options: Any) -> dict[str, Array]:
+    tensors = gemma4_tensors(experts)
+    factors = np.array([1.0] * 4 + [1e30] * 12, dtype=np.float32)
+    stored = {**gguf_names(tensors, "gemma4"), ROPE_FREQS: factors}
+    metadata = options.pop("metadata", {**GEMMA4, **(EXPERTS if experts else {})})
+    write_gguf(path, "gemma4", metadata, stored, **options)
+    return tensors
+
+
+def assert_same_tensors(path: Path, tensors: dict[str, Array]) -> None:
+    source = open_checkpoint(path).source
+    assert set(source.names()) == set(tensors)
+    for name, values in tensors.items():
+        assert source.shape(name) == values.shape
+        assert np.array_equal(source.read(name).numpy(), values), name
+
+
+def test_llama_rows_come_back_in_hub_order(tmp_path: Path) -> None:
+    assert_same_tensors(tmp_path / "m.gguf", write_llama(tmp_path / "m.gguf"))
+
+
+def test_qwen3_rows_stay(tmp_path: Path) -> None:
+    tensors = llama_tensors("qwen3")
+    path = write_gguf(tmp_path / "m.gguf", "qwen3", LLAMA, gguf_names(tensors, "qwen3"))
+    assert_same_tensors(path, tensors)
+    assert open_checkpoint(path).config.qk_norm
+
+
+@pytest.mark.parametrize("experts", [False, True])
+def test_gemma4_tensors(tmp_path: Path, experts: bool) -> None:
+    assert_same_tensors(tmp_path / "m.gguf", write_gemma4(tmp_path / "m.gguf", experts))
+
+
+def test_llama_config(tmp_path: Path) -> None:
+    write_llama(
+        tmp_path / "m.gguf",
+        general={
+            "tokenizer.ggml.eos_token_id": 2,
+            "tokenizer.ggml.eot_token_id": 3,
+            "tokenizer.ggml.bos_token_id": 1,
+            "general.sampling.temp": 0.5,
+            "general.sampling.top_k": 64,
+        },
+    )
+    checkpoint = open_checkpoint(tmp_path / "m.gguf")
+    config = checkpoint.config
+    assert (config.family, config.vocab_size, config.hidden_size) == ("llama", 32, 64)
+    assert len(config.layers) == 2 and config.layers[0].head_dim == 16
+    assert config.layers[0].num_kv_heads == 2 and not config.qk_norm
+    assert config.norm_eps == pytest.approx(1e-5)
+    assert config.tie_embeddings and config.max_position == 128
+    assert config.eos_token_ids == (2, 3) and config.bos_token_id == 1
+    assert checkpoint.generation_config == {"do_sample": True, "temperature": 0.5, "top_k": 64}
+
+
+def test_untied_head(tmp_path: Path) -> None:
+    head = random_values(32, 64, seed=99)
+    write_llama(tmp_path / "m.gguf", extra_tensors={"output.weight": head})
+    checkpoint = open_checkpoint(tmp_path / "m.gguf")
+    assert not checkpoint.config.tie_embeddings
+    assert np.array_equal(checkpoint.source.read("lm_head.weight").numpy(), head)
+
+
+def test_biases_are_permuted_too(tmp_path: Path) -> None:
+    bias = random_values(64, seed=7)
+    write_llama(tmp_path / "m.gguf", extra_tensors={"blk.0.attn_q.bias": interleave(bias, 4)})
+    checkpoint = open_checkpoint(tmp_path / "m.gguf")
+    assert checkpoint.config.attention_bias
+    read = checkpoint.source.read("model.layers.0.self_attn.q_proj.bias")
+    assert np.array_equal(read.numpy(), bias)
+
+
+def llama3_divisors(factor: float) -> Array:
+    """Llama 3.1's rule (low 1, high 4, 8192 original positions) for 8 frequencies of base 1e4."""
+    wavelengths = 2 * np.pi * 10000.0 ** (np.arange(8) / 8)
+    smooth = (8192 / wavelengths - 1) / 3
+    middle = 1 / ((1 - smooth) / factor + smooth)
+    values = np.where(wavelengths < 2048, 1.0, np.where(wavelengths > 8192, factor, middle))
+    return values.astype(np.float32)
+
+
+def test_llama3_rope_scaling_is_recognised(tmp_path: Path) -> None:
+    divisors = llama3_divisors(32.0)
+    write_llama(tmp_path / "m.gguf", extra_tensors={ROPE_FREQS: divisors})
+    scaling = dict(open_checkpoint(tmp_path / "m.gguf").config.layers[0].rope.scaling)
+    assert scaling["factor"] == 32.0 and scaling["original_max_position_embeddings"] == 8192
+    divisors[2] *= 1.5
+    write_llama(tmp_path / "m.gguf", extra_tensors={ROPE_FREQS: divisors})
+    with pytest.raises(UnsupportedModelError, match="rope_freqs"):
+        open_checkpoint(tmp_path / "m.gguf")
+
+
+def test_gemma4_config(tmp_path: Path) -> None:
+    tokens = ["<pad>", "<eos>", "<bos>", "<turn|>", "<|tool_response>", "a"]
+    write_gemma4(
+        tmp_path / "m.gguf",
+        experts=True,
+        general={"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.eos_token_id": 3},
+    )
+    config = open_checkpoint(tmp_path / "m.gguf").config
+    sliding, full = config.layers
+    assert (sliding.window, sliding.head_dim, sliding.num_kv_heads) == (8, 16, 2)
+    assert (full.window, full.head_dim, full.num_kv_heads, full.share_kv) == (None, 32, 1, True)
+    assert sliding.rope.theta == 1e4 and full.rope.theta == 1e6
+    assert full.rope.rotary_dims == 8 and sliding.rope.rotary_dims == 16
+    assert config.logit_softcap == 30.0 and config.embed_scale == 8.0
+    assert config.experts is not None
+    assert (config.experts.num_experts, config.experts.num_chosen) == (4, 2)
+    assert config.experts.intermediate_size == 24
+    assert sorted(config.eos_token_ids) == [1, 3, 4]  # all three, though the file names one
+
+
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"])
+def test_formats_the_package_can_write(tmp_path: Path, kind: str) -> None:
+    values = random_values(6, 64)
+    write_gguf(tmp_path / "m.gguf", "llama", {}, {"x": values}, {"x": Types[kind]})
+    read = GGUFFile(tmp_path / "m.gguf").read("x")
+    blocks = gguf.quants.quantize(values, Types[kind])
+    assert np.array_equal(read.float().numpy(), gguf.quants.dequantize(blocks, Types[kind]))
+    plain = {"F16": torch.float16, "BF16": torch.bfloat16}
+    assert read.shape == (6, 64) and read.dtype == plain.get(kind, torch.float32)
+
+
+def test_unsupported_format_is_named(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "m.gguf", "llama", {}, {"some.weight": np.zeros((2, 4), dtype=np.int32)})
+    with pytest.raises(CheckpointError, match=r"some\.weight.*GGML type 26.*Q4_K"):
+        GGUFFile(tmp_path / "m.gguf")
+
+
+@pytest.mark.parametrize("kind", ["Q2_K", "Q3_K", "IQ4_XS", "TQ1_0", "MXFP4"])
+def test_unread_formats_have_their_names(tmp_path: Path, kind: str) -> None:
+    stored = {"Q2_K": 84, "Q3_K": 110, "IQ4_XS": 136, "TQ1_0": 54, "MXFP4": 17}
+    blocks = np.zeros((2, stored[kind]), dtype=np.uint8)
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
+    writer.add_tensor("some.weight", blocks, raw_dtype=Types[kind])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(CheckpointError, match=f"is stored as {kind}, which is not supported"):
+        GGUFFile(tmp_path / "m.gguf")
+
+
+def test_unknown_tensor_and_architecture(tmp_path: Path) -> None:
+    write_llama(tmp_path / "m.gguf", extra_tensors={"blk.0.odd.weight": random_values(4)})
+    with pytest.raises(CheckpointError, match=r"blk\.0\.odd\.weight"):
+        open_checkpoint(tmp_path / "m.gguf")
+    write_gguf(tmp_path / "m.gguf", "mamba", {}, {"x": random_values(4)})
+    with pytest.raises(UnsupportedModelError, match="mamba.*llama, qwen3, gemma4"):
+        open_checkpoint(tmp_path / "m.gguf")
+
+
+@pytest.mark.parametrize(
+    ("metadata", "error", "message"),
+    [
+        ({k: v for k, v in LLAMA.items() if k != "block_count"}, CheckpointError, "block_count"),
+        ({**LLAMA, "attention.head_count": 0}, CheckpointError, "not valid"),
+        ({**LLAMA, "embedding_length": "wide"}, CheckpointError, "not valid"),
+        ({**LLAMA, "expert_count": 8}, UnsupportedModelError, "mixture of experts"),
+        ({**LLAMA, "feed_forward_length": [96, 192]}, UnsupportedModelError, "differs"),
+        (
+            {**LLAMA, "rope.scaling.type": "yarn", "rope.scaling.factor": 4.0},
+            UnsupportedModelError,
+            "yarn",
+        ),
+    ],
+)
+def test_bad_metadata(
+    tmp_path: Path, metadata: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    write_llama(tmp_path / "m.gguf", metadata=metadata)
+    with pytest.raises(error, match=message):
+        open_checkpoint(tmp_path / "m.gguf")
+
+
+def test_one_part_of_several_is_refused(tmp_path: Path) -> None:
+    write_llama(tmp_path / "m.gguf", general={"split.count": 3})
+    with pytest.raises(UnsupportedModelError, match="one of 3 parts"):
+        open_checkpoint(tmp_path / "m.gguf")
+
+
+def test_not_a_gguf_file(tmp_path: Path) -> None:
+    (tmp_path / "m.gguf").write_bytes(b"PK\x03\x04" + bytes(64))
+    with pytest.raises(CheckpointError, match="not a GGUF file"):
+        open_checkpoint(tmp_path / "m.gguf")
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        open_checkpoint(tmp_path / "absent.gguf")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"attention.scale": 0.5}, "attention.scale"),
+        ({"attention.sliding_window": 8}, "attention.sliding_window"),
+        ({"attention.causal": False}, "attention.causal"),
+        ({"attention.value_length": 8}, "value_length"),
+        ({"rope.dimension_count": 8}, "rope.dimension_count"),
+        ({"rope.scale_linear": 2.0}, "rope.scale_linear"),
+        ({"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}, "yarn"),
+        ({"final_logit_softcapping": 30.0}, "final_logit_softcapping"),
+        ({"logit_scale": 0.1}, "logit_scale"),
+        ({"residual_scale": 0.2}, "residual_scale"),
+        ({"pooling_type": 3}, "pooling_type"),
+        ({"use_parallel_residual": True}, "use_parallel_residual"),
+    ],
+)
+def test_keys_that_change_something_are_refused(
+    tmp_path: Path, changes: dict[str, Any], words: str
+) -> None:
+    write_llama(tmp_path / "m.gguf", metadata={**LLAMA, **changes})
+    with pytest.raises(UnsupportedModelError, match=words):
+        open_checkpoint(tmp_path / "m.gguf")
+
+
+def test_keys_that_change_nothing_pass(tmp_path: Path) -> None:
+    write_llama(tmp_path / "m.gguf")
+    spare = {
+        "vocab_size": 32,
+        "rope.dimension_count": 16,
+        "attention.key_length": 16,
+        "attention.value_length": 16,
+        "attention.sliding_window": 128,
+        "attention.causal": True,
+        "expert_count": 0,
+        "expert_used_count": 0,
+        "logit_scale": 1.0,
+        "rope.scaling.finetuned": False,
+        "rope.scaling.original_context_length": 64,
+        "pooling_type": 0,
+    }
+    write_llama(tmp_path / "n.gguf", metadata={**LLAMA, **spare})
+    first, second = (open_checkpoint(tmp_path / name).config for name in ("m.gguf", "n.gguf"))
+    assert first == second
+
+
+def test_a_rope_factor_without_a_type_is_linear(tmp_path: Path) -> None:
+    write_llama(tmp_path / "m.gguf", metadata={**LLAMA, "rope.scaling.factor": 4.0})
+    rope = open_checkpoint(tmp_path / "m.gguf").config.layers[0].rope
+    assert rope.scaling == (("factor", 4.0),)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"rope.scaling.type": "linear", "rope.scaling.factor": 8.0}, "RoPE scaling"),
+        ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
+        ({"rope.dimension_count_swa": 8}, "rope.dimension_count_swa"),
+        ({"expert_gating_func": 2}, "expert_gating_func"),
+    ],
+)
+def test_gemma4_keys_that_change_something_are_refused(
+    tmp_path: Path, changes: dict[str, Any], words: str
+) -> None:
+    write_gemma4(tmp_path / "m.gguf", False, metadata={**GEMMA4, **changes})
+    with pytest.raises(UnsupportedModelError, match=words):
+        open_checkpoint(tmp_path / "m.gguf")
+
+
+def test_gemma4_placeholders_of_media_are_known_by_name(tmp_path: Path) -> None:
+    names = ["<pad>", "<eos>", "<bos>", "<|image>", "<|image|>", "a", "<image|>", "<|audio|>"]
+    tokens = [*names, *(f"t{i}" for i in range(24))]
+    write_gemma4(tmp_path / "m.gguf", False, general={"tokenizer.ggml.tokens": tokens})
+    assert open_checkpoint(tmp_path / "m.gguf").config.forbidden_token_ids == (3, 4, 6, 7)

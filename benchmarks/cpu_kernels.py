@@ -17,7 +17,15 @@ from typing import Any
 import torch
 
 from flashdraft.kernels.cpu.backend import CpuKernels
-from flashdraft.kernels.interface import CAUSAL, Activation, PageView, QKVSpec, RopeTable
+from flashdraft.kernels.interface import (
+    CAUSAL,
+    Activation,
+    Heads,
+    PagedKeys,
+    PageView,
+    QKVSpec,
+    RopeTable,
+)
 
 WIDTHS = (1, 2, 4, 8, 16)
 LAYERS = 30
@@ -71,10 +79,10 @@ def make_step(
             hidden, normed = kernels.add_rms_norm(hidden, delta, norm, 1e-5)
             keys, values = caches[layer]
             query = kernels.prepare_qkv(
-                kernels.linear(normed, qkv), spec, rope, positions, keys, values, view.slots
+                kernels.linear(normed, qkv), Heads(spec, rope, positions), keys, values, view.slots
             )
             mixed = kernels.attention(
-                query, keys, values, view, scale=0.125, window=None, mask=CAUSAL
+                query, PagedKeys(keys, values, view, scale=0.125, window=None, mask=CAUSAL)
             )
             hidden, normed = kernels.add_rms_norm(hidden, kernels.linear(mixed, out), norm, 1e-5)
             gates = kernels.gated(kernels.linear(normed, gate_up), Activation.SILU)

@@ -31,7 +31,7 @@ from flashdraft.kernels.cuda.plan import (
     plan_attention,
     plan_exact_attention,
 )
-from flashdraft.kernels.interface import BIDIRECTIONAL, CAUSAL, BlockMask, PageView
+from flashdraft.kernels.interface import BIDIRECTIONAL, CAUSAL, BlockMask, PagedKeys, PageView
 from flashdraft.kernels.torch_backend import TorchKernels
 
 CUDA = torch.device("cuda")
@@ -123,13 +123,15 @@ class Batch:
         """One call under a plan."""
         return paged_attention(
             self.query,
-            self.keys,
-            self.values,
-            view,
+            PagedKeys(
+                self.keys,
+                self.values,
+                view,
+                scale=self.layer.head_dim**-0.5,
+                window=self.layer.window,
+                mask=self.layer.mask,
+            ),
             plan,
-            scale=self.layer.head_dim**-0.5,
-            window=self.layer.window,
-            mask=self.layer.mask,
         )
 
 
@@ -183,10 +185,8 @@ def rule_plans(layer: Layer, num_seqs: int, rows: int, context: int) -> list[Att
     lens = torch.empty(num_seqs, device="meta", dtype=torch.int32)
     view = PageView(lens, lens, lens, lens, PAGE_SIZE, rows, context + rows)
     limits = _read_limits(CUDA)
-    return [
-        make_plan(query, cache, view, layer.window, limits)
-        for make_plan in (plan_attention, plan_exact_attention)
-    ]
+    keys = PagedKeys(cache, cache, view, 1.0, layer.window, layer.mask)
+    return [make_plan(query, keys, limits) for make_plan in (plan_attention, plan_exact_attention)]
 
 
 def all_plans(layer: Layer, num_seqs: int, rows: int, context: int) -> list[AttentionPlan]:
@@ -274,12 +274,14 @@ def reference(batch: Batch) -> Tensor:
     layer = batch.layer
     return TorchKernels(CUDA, torch.float32).attention(
         batch.query.float(),
-        batch.keys.float(),
-        batch.values.float(),
-        batch.views[0],
-        scale=layer.head_dim**-0.5,
-        window=layer.window,
-        mask=layer.mask,
+        PagedKeys(
+            batch.keys.float(),
+            batch.values.float(),
+            batch.views[0],
+            scale=layer.head_dim**-0.5,
+            window=layer.window,
+            mask=layer.mask,
+        ),
     )
 
 

@@ -16,15 +16,12 @@ from torch import Tensor
 from flashdraft.kernels.interface import (
     Activation,
     Best,
-    BlockMask,
     Choice,
+    Heads,
     Kernels,
-    KeyRebuild,
     Mixture,
-    PageView,
-    QKVSpec,
+    PagedKeys,
     Residual,
-    RopeTable,
 )
 from flashdraft.kernels.quantized import Matrix, Quantized, join_floats
 
@@ -102,32 +99,9 @@ class ComposedKernels(Kernels):
     def gated_linear(self, x: Tensor, weight: Any, activation: Activation) -> Tensor:
         return self.gated(self.linear(x, weight), activation)
 
-    def attend(
-        self,
-        qkv: Tensor,
-        spec: QKVSpec,
-        rope: RopeTable,
-        positions: Tensor,
-        key_cache: Tensor | None,
-        value_cache: Tensor,
-        view: PageView,
-        *,
-        scale: float,
-        window: int | None,
-        mask: BlockMask,
-        rebuild: KeyRebuild | None = None,
-    ) -> Tensor:
-        query = self.prepare_qkv(qkv, spec, rope, positions, key_cache, value_cache, view.slots)
-        return self.attention(
-            query,
-            key_cache,
-            value_cache,
-            view,
-            scale=scale,
-            window=window,
-            mask=mask,
-            rebuild=rebuild,
-        )
+    def attend(self, qkv: Tensor, heads: Heads, keys: PagedKeys) -> Tensor:
+        caches = keys.key_cache, keys.value_cache
+        return self.attention(self.prepare_qkv(qkv, heads, *caches, keys.view.slots), keys)
 
     def mixture(self, residual: Residual, parts: Mixture) -> tuple[Tensor, Tensor, Tensor]:
         return compose_mixture(self, residual, parts)

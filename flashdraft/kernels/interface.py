@@ -147,6 +147,32 @@ class QKVSpec:
 
 
 @dataclass(frozen=True)
+class Heads:
+    """How rows of a fused projection become heads."""
+
+    spec: QKVSpec
+    rope: RopeTable
+    positions: Tensor  # [num_rows] int64
+
+
+@dataclass(frozen=True)
+class PagedKeys:
+    """The keys and values of one layer that rows attend to, and which of them a row sees.
+
+    With a window, a row at index p (its own key's index) sees key j only if p - j < window, and,
+    where the mask is not causal, j - p < window.
+    """
+
+    key_cache: Tensor | None  # [num_pages, page_size, kv_heads, head_dim], as value_cache
+    value_cache: Tensor
+    view: PageView
+    scale: float
+    window: int | None
+    mask: BlockMask
+    rebuild: KeyRebuild | None = None  # given exactly where there is no key_cache
+
+
+@dataclass(frozen=True)
 class Best:
     """What a greedy head says of every row, [num_rows] each."""
 
@@ -242,55 +268,26 @@ class Kernels(Protocol):
     def prepare_qkv(
         self,
         qkv: Tensor,
-        spec: QKVSpec,
-        rope: RopeTable,
-        positions: Tensor,
+        heads: Heads,
         key_cache: Tensor | None,
         value_cache: Tensor,
         slots: Tensor,
     ) -> Tensor:
         """Split, norm and rotate; write keys and values to their slots; return q.
 
-        positions [num_rows] int64. The caches are [num_pages, page_size, kv_heads, head_dim]; where
-        there is none for keys, values alone are written. Returns [num_rows, num_heads, head_dim].
+        The caches are [num_pages, page_size, kv_heads, head_dim]; where there is none for keys,
+        values alone are written. Returns [num_rows, num_heads, head_dim].
         """
         ...
 
-    def attention(
-        self,
-        query: Tensor,
-        key_cache: Tensor | None,
-        value_cache: Tensor,
-        view: PageView,
-        *,
-        scale: float,
-        window: int | None,
-        mask: BlockMask,
-        rebuild: KeyRebuild | None = None,
-    ) -> Tensor:
+    def attention(self, query: Tensor, keys: PagedKeys) -> Tensor:
         """Attention of every row over its sequence's pages: [num_rows, num_heads * head_dim].
 
-        Queries are grouped: query head h reads key head h // (heads / kv_heads). With a window, a
-        row at index p (its own key's index) sees key j only if p - j < window, and, where the mask
-        is not causal, j - p < window. `rebuild` is given exactly where there is no key_cache.
+        Queries are grouped: query head h reads key head h // (heads / kv_heads).
         """
         ...
 
-    def attend(
-        self,
-        qkv: Tensor,
-        spec: QKVSpec,
-        rope: RopeTable,
-        positions: Tensor,
-        key_cache: Tensor | None,
-        value_cache: Tensor,
-        view: PageView,
-        *,
-        scale: float,
-        window: int | None,
-        mask: BlockMask,
-        rebuild: KeyRebuild | None = None,
-    ) -> Tensor:
+    def attend(self, qkv: Tensor, heads: Heads, keys: PagedKeys) -> Tensor:
         """`attention` of what `prepare_qkv` makes of a fused projection, over the view's slots."""
         ...
 

@@ -17,10 +17,10 @@ from flashdraft.kernels.composed import ComposedKernels
 from flashdraft.kernels.interface import (
     Activation,
     BlockMask,
+    Heads,
     KeyRebuild,
+    PagedKeys,
     PageView,
-    QKVSpec,
-    RopeTable,
 )
 from flashdraft.kernels.quantized import LARGEST_FP8, Matrix, join_floats
 
@@ -78,17 +78,16 @@ class TorchKernels(ComposedKernels):
     def prepare_qkv(
         self,
         qkv: Tensor,
-        spec: QKVSpec,
-        rope: RopeTable,
-        positions: Tensor,
+        heads: Heads,
         key_cache: Tensor | None,
         value_cache: Tensor,
         slots: Tensor,
     ) -> Tensor:
-        heads = qkv.view(qkv.shape[0], -1, spec.head_dim)
-        query = heads[:, : spec.num_heads]
-        key = heads[:, spec.num_heads : spec.num_heads + spec.num_kv_heads]
-        value = key if spec.share_kv else heads[:, spec.num_heads + spec.num_kv_heads :]
+        spec, rope, positions = heads.spec, heads.rope, heads.positions
+        rows = qkv.view(qkv.shape[0], -1, spec.head_dim)
+        query = rows[:, : spec.num_heads]
+        key = rows[:, spec.num_heads : spec.num_heads + spec.num_kv_heads]
+        value = key if spec.share_kv else rows[:, spec.num_heads + spec.num_kv_heads :]
         if spec.q_norm is not None and spec.num_heads:
             query = self.rms_norm(query, spec.q_norm, spec.eps)
         if spec.v_norm:
@@ -101,18 +100,8 @@ class TorchKernels(ComposedKernels):
             _write_slots(key_cache, slots, _rotate(key, cos, sin))
         return _rotate(query, cos, sin)
 
-    def attention(
-        self,
-        query: Tensor,
-        key_cache: Tensor | None,
-        value_cache: Tensor,
-        view: PageView,
-        *,
-        scale: float,
-        window: int | None,
-        mask: BlockMask,
-        rebuild: KeyRebuild | None = None,
-    ) -> Tensor:
+    def attention(self, query: Tensor, keys: PagedKeys) -> Tensor:
+        view, scale = keys.view, keys.scale
         starts, contexts = view.query_start.tolist(), view.context_lens.tolist()
         outputs = []
         for s, context in enumerate(contexts):
@@ -120,18 +109,18 @@ class TorchKernels(ComposedKernels):
             if rows.shape[0] == 0:
                 continue
             num_keys = context + rows.shape[0]
-            values = _read_pages(value_cache, view, s, num_keys)
-            if rebuild is None:
-                assert key_cache is not None, "neither keys nor how to make them"
-                keys = _read_pages(key_cache, view, s, num_keys)
+            values = _read_pages(keys.value_cache, view, s, num_keys)
+            if keys.rebuild is None:
+                assert keys.key_cache is not None, "neither keys nor how to make them"
+                found = _read_pages(keys.key_cache, view, s, num_keys)
             else:
-                keys = _rebuild_keys(values, rebuild, query.dtype)
-            visible = _visible(rows.shape[0], context, window, mask, s, query.device)
+                found = _rebuild_keys(values, keys.rebuild, query.dtype)
+            visible = _visible(rows.shape[0], context, keys.window, keys.mask, s, query.device)
             if self._row_by_row:
                 for i in range(rows.shape[0]):
-                    outputs.append(_attend_row(rows[i], keys, values, visible[i], scale))
+                    outputs.append(_attend_row(rows[i], found, values, visible[i], scale))
             else:
-                outputs.append(_attend(rows, keys, values, visible, scale))
+                outputs.append(_attend(rows, found, values, visible, scale))
         merged = torch.cat(outputs) if outputs else query
         return merged.reshape(query.shape[0], query.shape[1] * query.shape[2])
 

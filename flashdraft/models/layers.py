@@ -20,8 +20,10 @@ from flashdraft.kernels.interface import (
     Activation,
     Best,
     BlockMask,
+    Heads,
     Kernels,
     KeyRebuild,
+    PagedKeys,
     PageView,
     QKVSpec,
     Residual,
@@ -235,16 +237,16 @@ class Attention:
             qkv = qkv + self._qkv_bias
         mixed = kernels.attend(
             qkv,
-            self._spec,
-            rope,
-            batch.positions,
-            cache.key,
-            cache.value,
-            cache.view,
-            scale=self._scale,
-            window=self._window,
-            mask=batch.mask,
-            rebuild=self._rebuild(rope) if cache.key is None else None,
+            Heads(self._spec, rope, batch.positions),
+            PagedKeys(
+                cache.key,
+                cache.value,
+                cache.view,
+                scale=self._scale,
+                window=self._window,
+                mask=batch.mask,
+                rebuild=self._rebuild(rope) if cache.key is None else None,
+            ),
         )
         out = kernels.linear(mixed, self._output)
         return out if self._output_bias is None else out + self._output_bias

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from flashdraft.kernels.interface import BIDIRECTIONAL, CAUSAL
+from flashdraft.kernels.interface import BIDIRECTIONAL, CAUSAL, Heads, PagedKeys
 from flashdraft.kernels.quantized import Scheme
 from tests.unit.kernels.cuda.attention.test_few_rows import CASES, FULL, expect, make_inputs
 
@@ -42,9 +42,8 @@ def attend(kernels, inputs, scale, window, mask):
     """By the kernel alone."""
     from flashdraft.kernels.cuda.attention.few_rows import attend_few
 
-    return attend_few(
-        *inputs, kernels._meetings, kernels._limits, scale=scale, window=window, mask=mask
-    )
+    keys = PagedKeys(*inputs[4:], scale=scale, window=window, mask=mask)
+    return attend_few(inputs[0], Heads(*inputs[1:4]), keys, kernels._meetings, kernels._limits)
 
 
 @pytest.mark.parametrize("case", CASES | REAL)
@@ -77,8 +76,8 @@ def test_it_starts_while_a_linear_ends(case, monkeypatch):
     xs = [torch.randn(num_rows, 1024, device=DEVICE).bfloat16() for _ in range(20)]
 
     def run():
-        options = {"scale": scale, "window": window, "mask": mask}
-        return [kernels.attend(kernels.linear(x, weight), *ours[1:], **options) for x in xs]
+        keys = PagedKeys(*ours[4:], scale=scale, window=window, mask=mask)
+        return [kernels.attend(kernels.linear(x, weight), Heads(*ours[1:4]), keys) for x in xs]
 
     view, positions = ours[6], ours[3]
     tables = (view.context_lens, view.slots, positions, view.block_table)

@@ -19,6 +19,8 @@ from flashdraft.kernels.interface import (
     CAUSAL,
     Activation,
     BlockMask,
+    Heads,
+    PagedKeys,
     PageView,
     QKVSpec,
     RopeTable,
@@ -134,7 +136,7 @@ def reference(
 ) -> Tensor:
     safe = replace(view, block_table=view.block_table.clamp(0, keys.shape[0] - 1))
     caches = (keys.float().nan_to_num(), values.float().nan_to_num())
-    return TorchKernels(CUDA, FP32).attention(query.float(), *caches, safe, **rule)
+    return TorchKernels(CUDA, FP32).attention(query.float(), PagedKeys(*caches, safe, **rule))
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -142,7 +144,7 @@ def test_attention_equals_the_reference(name: str, report: list[str]) -> None:
     case = CASES[name]
     batch, rule = make_batch(case), make_rule(case)
     kernels = triton_kernels(case.dtype)
-    found = kernels.attention(*batch, **rule)
+    found = kernels.attention(batch[0], PagedKeys(*batch[1:], **rule))
     expected = reference(*batch, rule)
     error = found.float() - expected
     largest, relative = error.abs().max().item(), (error.norm() / expected.norm()).item()
@@ -151,7 +153,9 @@ def test_attention_equals_the_reference(name: str, report: list[str]) -> None:
     assert found.dtype == case.dtype and not found.isnan().any()
     assert largest <= LARGEST[case.dtype]
     assert relative <= RELATIVE[case.dtype]
-    assert torch.equal(found, kernels.attention(*batch, **rule)), "two runs differ"
+    assert torch.equal(found, kernels.attention(batch[0], PagedKeys(*batch[1:], **rule))), (
+        "two runs differ"
+    )
 
 
 def plan_of(
@@ -159,7 +163,8 @@ def plan_of(
 ) -> Any:
     from flashdraft.kernels.cuda.plan import plan_attention
 
-    return plan_attention(query, keys, view, window, kernels._limits)
+    given = PagedKeys(keys, values, view, 1.0, window, CAUSAL)
+    return plan_attention(query, given, kernels._limits)
 
 
 @pytest.mark.parametrize("name", ["widths 64", "widths 256 window", "widths 512"])
@@ -167,7 +172,7 @@ def test_exact_attention_of_a_row_does_not_depend_on_its_block(name: str) -> Non
     case = CASES[name]
     query, keys, values, view = make_batch(case)
     kernels, rule = triton_kernels(case.dtype, exact=True), make_rule(case)
-    together = kernels.attention(query, keys, values, view, **rule)
+    together = kernels.attention(query, PagedKeys(keys, values, view, **rule))
     error = together.float() - reference(query, keys, values, view, rule)
     assert error.abs().max() <= LARGEST[case.dtype]
     owner = torch.tensor([s for s, rows in enumerate(case.rows) for _ in range(rows)]).to(CUDA)
@@ -179,7 +184,7 @@ def test_exact_attention_of_a_row_does_not_depend_on_its_block(name: str) -> Non
         block_table=view.block_table[owner],
         max_query_len=1,
     )
-    assert torch.equal(kernels.attention(query, keys, values, alone, **rule), together)
+    assert torch.equal(kernels.attention(query, PagedKeys(keys, values, alone, **rule)), together)
 
 
 @pytest.mark.parametrize("window", [None, 1024])
@@ -189,10 +194,10 @@ def test_attention_can_be_captured_and_replayed_with_other_lengths(window: int |
     query, keys, values, view = make_batch(case)
     keys, values, rule = keys.nan_to_num(), values.nan_to_num(), make_rule(case)
     kernels = triton_kernels(case.dtype)
-    kernels.attention(query, keys, values, view, **rule)
+    kernels.attention(query, PagedKeys(keys, values, view, **rule))
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        found = kernels.attention(query, keys, values, view, **rule)
+        found = kernels.attention(query, PagedKeys(keys, values, view, **rule))
     view.block_table.clamp_(0, keys.shape[0] - 1)
     for contexts in ((40000, 500), (17, 0), (1, 400), (9000, 499)):
         view.context_lens.copy_(torch.tensor(contexts))
@@ -241,7 +246,7 @@ def test_prepare_qkv_equals_the_reference(kind: str, dtype: torch.dtype) -> None
     for kernels in (triton_kernels(dtype), TorchKernels(CUDA, dtype)):
         shape = (2, 20, PAGE_SIZE, spec.num_kv_heads, spec.head_dim)
         caches = torch.zeros(shape, device=CUDA, dtype=dtype)
-        query = kernels.prepare_qkv(qkv, spec, rope, positions, caches[0], caches[1], slots)
+        query = kernels.prepare_qkv(qkv, Heads(spec, rope, positions), caches[0], caches[1], slots)
         results.append((query, caches))
     close = {"atol": 3e-2, "rtol": 1.6e-2} if dtype == BF16 else {"atol": 1e-5, "rtol": 1e-5}
     for found, expected in zip(*results, strict=True):
@@ -296,10 +301,12 @@ def test_attention_is_faster_than_the_reference(
     kernels, plain = triton_kernels(BF16), TorchKernels(CUDA, BF16)
 
     def attend() -> Tensor:
-        return kernels.attention(batch[0], keys, values, safe, **rule)
+        return kernels.attention(batch[0], PagedKeys(keys, values, safe, **rule))
 
     ours, launched = microseconds(graphed(attend, 20), 5) / 20, microseconds(attend, 50)
-    theirs = microseconds(lambda: plain.attention(batch[0], keys, values, safe, **rule), 3)
+    theirs = microseconds(
+        lambda: plain.attention(batch[0], PagedKeys(keys, values, safe, **rule)), 3
+    )
     seen = min(8192, window or 8192) + width
     num_bytes = 2 * num_seqs * seen * heads[1] * head_dim * 2
     report.append(

@@ -17,7 +17,7 @@ from flashdraft.engine.cache.storage import LEAST_FP8_CAPABILITY, stored_dtype
 from flashdraft.engine.config import EngineConfig
 from flashdraft.engine.engine import Engine
 from flashdraft.errors import RequestError
-from flashdraft.kernels.interface import QKVSpec, RopeTable
+from flashdraft.kernels.interface import Heads, PagedKeys, QKVSpec, RopeTable
 from flashdraft.kernels.select import select_kernels
 from flashdraft.kernels.torch_backend import TorchKernels
 from tests import zoo
@@ -62,12 +62,17 @@ def test_attention_equals_the_reference(name: str, exact: bool) -> None:
     case = CASES[name]
     batch, rule = rounded(case), make_rule(case)
     kernels = triton_kernels(case.dtype, exact)
-    found, expected = kernels.attention(*batch, **rule), reference(*batch, rule)
+    found, expected = (
+        kernels.attention(batch[0], PagedKeys(*batch[1:], **rule)),
+        reference(*batch, rule),
+    )
     error = found.float() - expected
     assert found.dtype == case.dtype and not found.isnan().any()
     assert error.abs().max() <= LARGEST[case.dtype]
     assert error.norm() / expected.norm() <= RELATIVE[case.dtype]
-    assert torch.equal(found, kernels.attention(*batch, **rule)), "two runs differ"
+    assert torch.equal(found, kernels.attention(batch[0], PagedKeys(*batch[1:], **rule))), (
+        "two runs differ"
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
@@ -91,7 +96,7 @@ def test_prepare_qkv_stores_what_the_reference_stores(
     for kernels in (triton_kernels(dtype), TorchKernels(CUDA, dtype)):
         shape = (2, 20, PAGE_SIZE, spec.num_kv_heads, spec.head_dim)
         caches = torch.zeros(shape, device=CUDA, dtype=FP8)
-        kernels.prepare_qkv(qkv, spec, rope, positions, caches[0], caches[1], slots)
+        kernels.prepare_qkv(qkv, Heads(spec, rope, positions), caches[0], caches[1], slots)
         stored.append(caches.float())
     found, expected = stored
     assert found.isfinite().all()
@@ -110,7 +115,7 @@ def test_nan_and_infinity() -> None:
     qkv[0], qkv[1], qkv[2] = torch.nan, torch.inf, -1e30
     caches = torch.zeros(2, 1, PAGE_SIZE, 1, 64, device=CUDA, dtype=FP8)
     rows = torch.arange(4, device=CUDA)
-    triton_kernels(torch.bfloat16).prepare_qkv(qkv, spec, rope, rows, *caches, rows)
+    triton_kernels(torch.bfloat16).prepare_qkv(qkv, Heads(spec, rope, rows), *caches, rows)
     values = caches[1].float()[0, :4, 0]
     assert values[0].isnan().all()
     assert values[1:, 0].tolist() == [448.0, -448.0, 1.0]
@@ -171,7 +176,7 @@ def test_long_contexts_are_not_slower_than_in_16_bits(
         caches = (keys.to(dtype), values.to(dtype))
 
         def attend(caches: tuple[Tensor, Tensor] = caches) -> Tensor:
-            return kernels.attention(query, *caches, view, **rule)
+            return kernels.attention(query, PagedKeys(*caches, view, **rule))
 
         times.append(microseconds(graphed(attend, 20), 5) / 20)
     num_values = 2 * num_seqs * 32_000 * heads[1] * head_dim

@@ -15,7 +15,7 @@ from torch import Tensor
 from flashdraft.engine.cache.storage import why_no_fp8
 from flashdraft.engine.config import EngineConfig
 from flashdraft.engine.engine import Engine
-from flashdraft.kernels.interface import KeyRebuild, PageView, QKVSpec, RopeTable
+from flashdraft.kernels.interface import Heads, KeyRebuild, PagedKeys, PageView, QKVSpec, RopeTable
 from flashdraft.kernels.torch_backend import TorchKernels
 from tests import zoo
 from tests.gpu.test_gpu_attention import (
@@ -69,7 +69,7 @@ def reference(
     safe = replace(view, block_table=view.block_table.clamp(0, values.shape[0] - 1))
     seen = values.float().nan_to_num()
     kernels = TorchKernels(CUDA, FP32)
-    return kernels.attention(query.float(), None, seen, safe, rebuild=rebuild, **rule)
+    return kernels.attention(query.float(), PagedKeys(None, seen, safe, rebuild=rebuild, **rule))
 
 
 @pytest.mark.parametrize("stored", [None, FP8], ids=["whole", "fp8"])
@@ -84,14 +84,14 @@ def test_attention_equals_the_reference(
     query, _, values, view = make_batch(case)
     values, rebuild = values.to(stored or case.dtype), make_rebuild(case.head_dim, case.dtype)
     rule = {**make_rule(case), "scale": 1.0}  # as Gemma 4 has it
-    found = kernels.attention(query, None, values, view, rebuild=rebuild, **rule)
+    found = kernels.attention(query, PagedKeys(None, values, view, rebuild=rebuild, **rule))
     error = found.float() - (expected := reference(query, values, view, rebuild, rule))
     largest, relative = error.abs().max().item(), (error.norm() / expected.norm()).item()
     report.append(f"{name:16} {stored or case.dtype} max {largest:.1e}  relative {relative:.1e}")
     assert found.dtype == case.dtype and not found.isnan().any()
     assert largest <= LARGEST[case.dtype]
     assert relative <= RELATIVE[case.dtype]
-    again = kernels.attention(query, None, values, view, rebuild=rebuild, **rule)
+    again = kernels.attention(query, PagedKeys(None, values, view, rebuild=rebuild, **rule))
     assert torch.equal(found, again), "two runs differ"
 
 
@@ -100,7 +100,7 @@ def test_exact_attention_of_a_row_does_not_depend_on_its_block() -> None:
     query, _, values, view = make_batch(case)
     kernels = triton_kernels(case.dtype, exact=True)
     rule = {**make_rule(case), "scale": 1.0, "rebuild": make_rebuild(512, case.dtype)}
-    together = kernels.attention(query, None, values, view, **rule)
+    together = kernels.attention(query, PagedKeys(None, values, view, **rule))
     owner = torch.tensor([s for s, rows in enumerate(case.rows) for _ in range(rows)]).to(CUDA)
     place = torch.arange(len(owner)).to(CUDA) - view.query_start[owner]
     alone = replace(
@@ -110,7 +110,7 @@ def test_exact_attention_of_a_row_does_not_depend_on_its_block() -> None:
         block_table=view.block_table[owner],
         max_query_len=1,
     )
-    assert torch.equal(kernels.attention(query, None, values, alone, **rule), together)
+    assert torch.equal(kernels.attention(query, PagedKeys(None, values, alone, **rule)), together)
 
 
 @pytest.mark.parametrize("dtype", [BF16, FP32])
@@ -121,8 +121,8 @@ def test_values_are_written_as_ever_without_keys(dtype: torch.dtype) -> None:
     qkv = torch.randn(33, spec.width, device=CUDA).to(dtype)
     places, kernels = torch.randperm(320, device=CUDA)[:33], triton_kernels(dtype)
     caches = torch.zeros(3, 20, 16, 2, 512, device=CUDA, dtype=dtype)
-    both = kernels.prepare_qkv(qkv, spec, rope, places, caches[0], caches[1], places)
-    alone = kernels.prepare_qkv(qkv, spec, rope, places, None, caches[2], places)
+    both = kernels.prepare_qkv(qkv, Heads(spec, rope, places), caches[0], caches[1], places)
+    alone = kernels.prepare_qkv(qkv, Heads(spec, rope, places), None, caches[2], places)
     assert torch.equal(both, alone) and torch.equal(caches[1], caches[2]) and caches[2].any()
 
 
@@ -155,10 +155,10 @@ def test_speed_beside_that_of_stored_keys(width: int, context: int, report: list
     rebuild = make_rebuild(512, BF16, context + width)
 
     def stored() -> Tensor:
-        return kernels.attention(query, keys, values, view, **rule)
+        return kernels.attention(query, PagedKeys(keys, values, view, **rule))
 
     def rebuilt() -> Tensor:
-        return kernels.attention(query, None, values, view, rebuild=rebuild, **rule)
+        return kernels.attention(query, PagedKeys(None, values, view, rebuild=rebuild, **rule))
 
     times = [microseconds(graphed(call, 20), 5) / 20 for call in (stored, rebuilt)]
     report.append(

@@ -16,7 +16,9 @@ from torch import Tensor
 from flashdraft.kernels.interface import (
     CAUSAL,
     Activation,
+    Heads,
     Mixture,
+    PagedKeys,
     PageView,
     QKVSpec,
     Residual,
@@ -115,8 +117,8 @@ class Chain:
     def run_layer(self, layer: Layer, residual: Residual) -> Residual:
         k, view, caches = self.kernels, self.view, (layer.keys, layer.values)
         x, qkv = k.residual_linear(residual, layer.norm, EPS, layer.qkv)
-        places = (self.rope, view.slots, *caches, view)
-        mixed = k.attend(qkv, SPEC, *places, scale=1.0, window=WINDOW, mask=CAUSAL)
+        keys = PagedKeys(*caches, view, scale=1.0, window=WINDOW, mask=CAUSAL)
+        mixed = k.attend(qkv, Heads(SPEC, self.rope, view.slots), keys)
         deltas = [(k.linear(mixed, layer.output), layer.norm)]
         attended = Residual(x, deltas)
         mlp, experts = (layer.gate_up, layer.down), (layer.experts_up, layer.experts_down)

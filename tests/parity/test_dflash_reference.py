@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor
 
-from flashdraft.kernels.interface import BIDIRECTIONAL, CAUSAL, PageView
+from flashdraft.kernels.interface import BIDIRECTIONAL, CAUSAL, Heads, PagedKeys, PageView
 from flashdraft.kernels.torch_backend import TorchKernels
 from flashdraft.models.drafter.attention import attend_sequence
 from flashdraft.models.drafter.config import DrafterConfig
@@ -109,9 +109,7 @@ class PagedDraft:
             spec = self.drafter.context_spec(layer)
             self.drafter.kernels.prepare_qkv(
                 rows[layer],
-                spec,
-                self.rope,
-                positions,
+                Heads(spec, self.rope, positions),
                 self.keys[layer],
                 self.values[layer],
                 self.slots(positions),
@@ -134,15 +132,17 @@ class PagedDraft:
         def attend(layer: int, qkv: Tensor) -> Tensor:
             cache = self.keys[layer], self.values[layer]
             query = kernels.prepare_qkv(
-                qkv, self.drafter.qkv_spec(layer), self.rope, positions, *cache, view.slots
+                qkv, Heads(self.drafter.qkv_spec(layer), self.rope, positions), *cache, view.slots
             )
             return kernels.attention(
                 query,
-                *cache,
-                view,
-                scale=config.head_dim**-0.5,
-                window=config.windows[layer],
-                mask=CAUSAL if config.causal[layer] else BIDIRECTIONAL,
+                PagedKeys(
+                    *cache,
+                    view,
+                    scale=config.head_dim**-0.5,
+                    window=config.windows[layer],
+                    mask=CAUSAL if config.causal[layer] else BIDIRECTIONAL,
+                ),
             )
 
         return self.drafter.forward(embeddings, attend)

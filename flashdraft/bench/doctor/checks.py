@@ -29,9 +29,11 @@ from flashdraft.kernels.interface import (
     CAUSAL,
     Activation,
     BlockMask,
+    Heads,
     Kernels,
     KeyRebuild,
     Mixture,
+    PagedKeys,
     PageView,
     QKVSpec,
     Residual,
@@ -296,16 +298,10 @@ def _attend(
     )
     return kernels.attend(
         rows,
-        spec,
-        rope,
-        places,
-        stored,
-        values,
-        view,
-        scale=head_dim**-0.5,
-        window=None,
-        mask=mask,
-        rebuild=rebuild,
+        Heads(spec, rope, places),
+        PagedKeys(
+            stored, values, view, scale=head_dim**-0.5, window=None, mask=mask, rebuild=rebuild
+        ),
     )
 
 

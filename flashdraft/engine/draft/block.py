@@ -29,7 +29,7 @@ from flashdraft.engine.sampling.process import RequestSampler, draft_rows
 from flashdraft.engine.scheduler import Work
 from flashdraft.engine.sequence import Sequence as RunningSequence
 from flashdraft.engine.streams import Mark
-from flashdraft.kernels.interface import BIDIRECTIONAL, CAUSAL
+from flashdraft.kernels.interface import BIDIRECTIONAL, CAUSAL, Heads, PagedKeys
 from flashdraft.models.drafter.model import Attend, PackedDrafter
 from flashdraft.models.layers import LayerCache, Target
 
@@ -186,9 +186,7 @@ class BlockProposer:
         for index, layer in enumerate(self._layers(rows)):
             kernels.prepare_qkv(
                 keys_values[index],
-                self.drafter.context_spec(index),
-                table,
-                rows.positions,
+                Heads(self.drafter.context_spec(index), table, rows.positions),
                 layer.key,
                 layer.value,
                 layer.view.slots,
@@ -271,15 +269,15 @@ class BlockProposer:
             layer, spec = layers[index], drafter.qkv_spec(index)
             return kernels.attend(
                 qkv,
-                spec,
-                table,
-                rows.positions,
-                layer.key,
-                layer.value,
-                layer.view,
-                scale=spec.head_dim**-0.5,
-                window=drafter.config.windows[index],
-                mask=CAUSAL if drafter.config.causal[index] else BIDIRECTIONAL,
+                Heads(spec, table, rows.positions),
+                PagedKeys(
+                    layer.key,
+                    layer.value,
+                    layer.view,
+                    scale=spec.head_dim**-0.5,
+                    window=drafter.config.windows[index],
+                    mask=CAUSAL if drafter.config.causal[index] else BIDIRECTIONAL,
+                ),
             )
 
         return attend

@@ -20,14 +20,7 @@ from torch import Tensor
 
 from flashdraft.kernels.composed import ComposedKernels
 from flashdraft.kernels.cpu.weights import FloatWeight, Int8Weight, native
-from flashdraft.kernels.interface import (
-    Activation,
-    BlockMask,
-    KeyRebuild,
-    PageView,
-    QKVSpec,
-    RopeTable,
-)
+from flashdraft.kernels.interface import Activation, Heads, PagedKeys, PageView, QKVSpec, RopeTable
 from flashdraft.kernels.quantized import Matrix, join_floats
 
 
@@ -108,27 +101,25 @@ class CpuKernels(ComposedKernels):
     def prepare_qkv(
         self,
         qkv: Tensor,
-        spec: QKVSpec,
-        rope: RopeTable,
-        positions: Tensor,
+        heads: Heads,
         key_cache: Tensor | None,
         value_cache: Tensor,
         slots: Tensor,
     ) -> Tensor:
         rows, width = qkv.shape
         assert key_cache is not None, "the engine refuses to rebuild keys on these kernels"
-        layer = self._facts.about(spec, _read_spec)
-        table = self._facts.about(rope, _read_rope)
+        layer = self._facts.about(heads.spec, _read_spec)
+        table = self._facts.about(heads.rope, _read_rope)
         cache_size = key_cache.numel()
         if width != layer.width or layer.dim != 2 * table.half or cache_size % layer.stride:
             raise ValueError(
                 f"{layer} does not fit qkv {tuple(qkv.shape)}, {table} and a cache of "
                 f"{tuple(key_cache.shape)}."
             )
-        query = torch.empty(rows, spec.num_heads, layer.dim)
+        query = torch.empty(rows, heads.spec.num_heads, layer.dim)
         native.prepare_qkv(
             _address(qkv),
-            _address(positions, torch.int64, rows),
+            _address(heads.positions, torch.int64, rows),
             _address(slots, torch.int64, rows),
             _address(key_cache),
             _address(value_cache, size=cache_size),
@@ -141,19 +132,9 @@ class CpuKernels(ComposedKernels):
         )
         return query
 
-    def attention(
-        self,
-        query: Tensor,
-        key_cache: Tensor | None,
-        value_cache: Tensor,
-        view: PageView,
-        *,
-        scale: float,
-        window: int | None,
-        mask: BlockMask,
-        rebuild: KeyRebuild | None = None,
-    ) -> Tensor:
+    def attention(self, query: Tensor, keys: PagedKeys) -> Tensor:
         rows, heads, dim = query.shape
+        key_cache, view, window, mask = keys.key_cache, keys.view, keys.window, keys.mask
         assert key_cache is not None, "the engine refuses to rebuild keys on these kernels"
         pages, page_size, kv_heads, cache_dim = key_cache.shape
         batch = self._facts.about(view, _read_view)
@@ -172,7 +153,7 @@ class CpuKernels(ComposedKernels):
         native.attention(
             _address(query),
             _address(key_cache),
-            _address(value_cache, size=key_cache.numel()),
+            _address(keys.value_cache, size=key_cache.numel()),
             out.data_ptr(),
             rows,
             heads,
@@ -181,7 +162,7 @@ class CpuKernels(ComposedKernels):
             pages,
             seen,
             seen_width,
-            scale,
+            keys.scale,
             window or 0,
             mask.causal,
             self._threads,

@@ -47,14 +47,11 @@ from flashdraft.kernels.cuda.quantized_backend import (
 from flashdraft.kernels.interface import (
     Activation,
     Best,
-    BlockMask,
     Choice,
-    KeyRebuild,
+    Heads,
     Mixture,
-    PageView,
-    QKVSpec,
+    PagedKeys,
     Residual,
-    RopeTable,
 )
 from flashdraft.kernels.quantized import Matrix, Quantized, Scheme, join_floats
 from flashdraft.kernels.torch_backend import TorchKernels
@@ -210,76 +207,27 @@ class TritonKernels:
     def prepare_qkv(
         self,
         qkv: Tensor,
-        spec: QKVSpec,
-        rope: RopeTable,
-        positions: Tensor,
+        heads: Heads,
         key_cache: Tensor | None,
         value_cache: Tensor,
         slots: Tensor,
     ) -> Tensor:
         with self._on_device():
-            return prepare_heads(qkv, spec, rope, positions, key_cache, value_cache, slots)
+            return prepare_heads(qkv, heads, key_cache, value_cache, slots)
 
-    def attention(
-        self,
-        query: Tensor,
-        key_cache: Tensor | None,
-        value_cache: Tensor,
-        view: PageView,
-        *,
-        scale: float,
-        window: int | None,
-        mask: BlockMask,
-        rebuild: KeyRebuild | None = None,
-    ) -> Tensor:
+    def attention(self, query: Tensor, keys: PagedKeys) -> Tensor:
         make_plan = plan_exact_attention if self.exact else plan_attention
-        plan = make_plan(query, value_cache, view, window, self._limits, rebuild)
         with self._on_device():
-            return paged_attention(
-                query,
-                key_cache,
-                value_cache,
-                view,
-                plan,
-                scale=scale,
-                window=window,
-                mask=mask,
-                rebuild=rebuild,
-            )
+            return paged_attention(query, keys, make_plan(query, keys, self._limits))
 
-    def attend(
-        self,
-        qkv: Tensor,
-        spec: QKVSpec,
-        rope: RopeTable,
-        positions: Tensor,
-        key_cache: Tensor | None,
-        value_cache: Tensor,
-        view: PageView,
-        *,
-        scale: float,
-        window: int | None,
-        mask: BlockMask,
-        rebuild: KeyRebuild | None = None,
-    ) -> Tensor:
-        if not self.exact and rebuild is None:
-            inputs = (qkv, spec, rope, positions, key_cache, value_cache, view)
-            counts, limits = self._meetings, self._limits
+    def attend(self, qkv: Tensor, heads: Heads, keys: PagedKeys) -> Tensor:
+        if not self.exact:
             with self._on_device():
-                mixed = attend_few(*inputs, counts, limits, scale=scale, window=window, mask=mask)
+                mixed = attend_few(qkv, heads, keys, self._meetings, self._limits)
             if mixed is not None:
                 return mixed
-        query = self.prepare_qkv(qkv, spec, rope, positions, key_cache, value_cache, view.slots)
-        return self.attention(
-            query,
-            key_cache,
-            value_cache,
-            view,
-            scale=scale,
-            window=window,
-            mask=mask,
-            rebuild=rebuild,
-        )
+        caches = keys.key_cache, keys.value_cache
+        return self.attention(self.prepare_qkv(qkv, heads, *caches, keys.view.slots), keys)
 
     def mixture(self, residual: Residual, parts: Mixture) -> tuple[Tensor, Tensor, Tensor]:
         if not self.exact:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from flashdraft.kernels.interface import KeyRebuild, PageView
+from flashdraft.kernels.interface import PagedKeys, PageView
 
 MAX_SPLITS = 64
 MIN_SPLIT_KEYS = 64  # a smaller split costs more in merging than it wins
@@ -83,30 +83,24 @@ class LinearPlan(NamedTuple):
     swap: bool = False  # the weight is the tensor core's left operand, of which it takes 64 rows
 
 
-def plan_attention(
-    query: Tensor,
-    value_cache: Tensor,
-    view: PageView,
-    window: int | None,
-    limits: DeviceLimits,
-    rebuild: KeyRebuild | None = None,
-) -> AttentionPlan:
+def plan_attention(query: Tensor, keys: PagedKeys, limits: DeviceLimits) -> AttentionPlan:
     """Tiles that fit the registers and shared memory, and splits that fill the device.
 
     How long a split is, the device works out from each sequence's own length: the launch is right,
     and fast, for every length up to view.max_key_len.
     """
     num_rows, num_heads, _ = query.shape
-    num_kv_heads, num_seqs = value_cache.shape[2], view.context_lens.shape[0]
+    view = keys.view
+    num_kv_heads, num_seqs = keys.value_cache.shape[2], view.context_lens.shape[0]
     group = num_heads // num_kv_heads
     num_pairs = view.max_query_len * group
-    head = _head_bytes(query, value_cache, rebuild)
+    head = _head_bytes(query, keys)
     plan = _choose_tiles(head, num_pairs, limits)
     num_tiles = min(
         num_seqs * _ceil_div(num_pairs, plan.block_m),
         num_rows * group // plan.block_m + num_seqs,
     )
-    num_keys = most_keys(view, window)
+    num_keys = most_keys(view, keys.window)
     resident = min(MAX_RESIDENT, limits.shared_bytes // _tile_bytes(plan, head, limits))
     room = limits.num_processors * max(1, resident) // max(1, num_tiles * num_kv_heads)
     num_splits = min(room, num_keys // MIN_SPLIT_KEYS, MAX_SPLITS)
@@ -116,16 +110,10 @@ def plan_attention(
     return plan._replace(num_splits=num_splits, split_keys=least, spread=True)
 
 
-def plan_exact_attention(
-    query: Tensor,
-    value_cache: Tensor,
-    view: PageView,
-    window: int | None,
-    limits: DeviceLimits,
-    rebuild: KeyRebuild | None = None,
-) -> AttentionPlan:
+def plan_exact_attention(query: Tensor, keys: PagedKeys, limits: DeviceLimits) -> AttentionPlan:
     """One tile shape for every width, and cuts at fixed places: only their number grows."""
-    plan = _choose_tiles(_head_bytes(query, value_cache, rebuild), 64, limits)
+    plan = _choose_tiles(_head_bytes(query, keys), 64, limits)
+    view, window = keys.view, keys.window
     split_keys = EXACT_SPLIT_KEYS if window is None else EXACT_WINDOW_SPLIT_KEYS
     num_splits = _ceil_div(most_keys(view, window), split_keys)
     if window is not None:  # the first and the last split may both be partly filled
@@ -141,15 +129,16 @@ def most_keys(view: PageView, window: int | None) -> int:
     return min(view.max_key_len, window + 2 * view.max_query_len)
 
 
-def _head_bytes(query: Tensor, value_cache: Tensor, rebuild: KeyRebuild | None) -> HeadBytes:
+def _head_bytes(query: Tensor, keys: PagedKeys) -> HeadBytes:
+    rebuild = keys.rebuild
     block_d = padded_head_dim(query.shape[2])
-    sizes = (query.itemsize, block_d * query.itemsize, block_d * value_cache.itemsize)
+    sizes = (query.itemsize, block_d * query.itemsize, block_d * keys.value_cache.itemsize)
     if rebuild is None:
         return HeadBytes(*sizes)
     block_r = padded_head_dim(rebuild.num_rotated)
     angles = rebuild.rope.cos.itemsize
     return HeadBytes(
-        *sizes, 2 * block_r * query.itemsize, 2 * block_r * (value_cache.itemsize + angles)
+        *sizes, 2 * block_r * query.itemsize, 2 * block_r * (keys.value_cache.itemsize + angles)
     )
 
 

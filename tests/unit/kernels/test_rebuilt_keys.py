@@ -17,7 +17,9 @@ from flashdraft.kernels.interface import (
     BIDIRECTIONAL,
     CAUSAL,
     BlockMask,
+    Heads,
     KeyRebuild,
+    PagedKeys,
     PageView,
     QKVSpec,
     RopeTable,
@@ -103,17 +105,19 @@ def run(
         slots = page * PAGE_SIZE + torch.tensor(places) % PAGE_SIZE
         qkv = torch.stack([inputs[s][place] for s, place in zip(owner, places, strict=True)])
         query = kernels.prepare_qkv(
-            qkv.to(kernels.dtype), SPEC, make_rope(), torch.tensor(places), keys, cache[1], slots
+            qkv.to(kernels.dtype),
+            Heads(SPEC, make_rope(), torch.tensor(places)),
+            keys,
+            cache[1],
+            slots,
         )
         view = replace(view, block_table=whole.block_table, slots=slots)
         rule: dict[str, Any] = {"scale": 1.0, "window": None, "mask": mask}
         found = kernels.attention(
             query,
-            keys,
-            cache[1],
-            view,
-            rebuild=None if stores_keys else rebuild(kernels),
-            **rule,
+            PagedKeys(
+                keys, cache[1], view, rebuild=None if stores_keys else rebuild(kernels), **rule
+            ),
         )
         for s, row in zip(owner, found, strict=True):
             outputs[s].append(row)
@@ -175,10 +179,14 @@ def test_fp8_keys_are_made_of_the_rounded_values() -> None:
     view = make_view([(0, 10)])
     rope, rows = make_rope(), torch.arange(10)
     values = torch.zeros(2, 3, PAGE_SIZE, 2, HEAD_DIM)
-    query = kernels.prepare_qkv(inputs[0], SPEC, rope, rows, values[0], values[1], view.slots)
+    query = kernels.prepare_qkv(
+        inputs[0], Heads(SPEC, rope, rows), values[0], values[1], view.slots
+    )
     rounded = values[1].to(FP8).float()
     rule: dict[str, Any] = {"scale": 1.0, "window": None, "mask": CAUSAL}
-    expected = kernels.attention(query, None, rounded, view, rebuild=rebuild(kernels), **rule)
+    expected = kernels.attention(
+        query, PagedKeys(None, rounded, view, rebuild=rebuild(kernels), **rule)
+    )
     assert torch.equal(found, expected)
     both = run(kernels, inputs, [[10]], stores_keys=True, dtype=FP8)[0]
     assert not torch.equal(found, both), "a cache with both rounds the keys as well"
@@ -200,6 +208,6 @@ def test_rows_do_not_depend_on_their_neighbours_or_chunks() -> None:
 def test_all_that_is_written_is_the_value_and_the_query_is_as_ever() -> None:
     kernels, (rows,) = TorchKernels(CPU, torch.float32), make_inputs(5)
     caches, places = torch.zeros(3, 2, PAGE_SIZE, 2, HEAD_DIM), torch.arange(5)
-    with_keys = kernels.prepare_qkv(rows, SPEC, make_rope(), places, *caches[:2], places)
-    without = kernels.prepare_qkv(rows, SPEC, make_rope(), places, None, caches[2], places)
+    with_keys = kernels.prepare_qkv(rows, Heads(SPEC, make_rope(), places), *caches[:2], places)
+    without = kernels.prepare_qkv(rows, Heads(SPEC, make_rope(), places), None, caches[2], places)
     assert torch.equal(with_keys, without) and torch.equal(caches[1], caches[2])

@@ -15,6 +15,8 @@ from flashdraft.kernels.interface import (
     CAUSAL,
     Activation,
     BlockMask,
+    Heads,
+    PagedKeys,
     PageView,
     QKVSpec,
     RopeTable,
@@ -66,12 +68,9 @@ class Batch:
     def attend(self, window: int | None, mask: BlockMask) -> Tensor:
         return KERNELS.attention(
             self.query,
-            self.key_cache,
-            self.value_cache,
-            self.view,
-            scale=SCALE,
-            window=window,
-            mask=mask,
+            PagedKeys(
+                self.key_cache, self.value_cache, self.view, scale=SCALE, window=window, mask=mask
+            ),
         )
 
     def rows_of(self, s: int) -> slice:
@@ -159,12 +158,14 @@ def test_attention_is_the_same_row_by_row() -> None:
             )
             alone = KERNELS.attention(
                 batch.query[row : row + 1],
-                batch.key_cache,
-                batch.value_cache,
-                view,
-                scale=SCALE,
-                window=window,
-                mask=CAUSAL,
+                PagedKeys(
+                    batch.key_cache,
+                    batch.value_cache,
+                    view,
+                    scale=SCALE,
+                    window=window,
+                    mask=CAUSAL,
+                ),
             )
             assert torch.equal(alone[0], together[row])
 
@@ -202,7 +203,11 @@ def test_prepare_qkv_equals_the_formulas(num_heads: int, norms: bool, share_kv: 
     positions, slots = torch.tensor([39, 0, 7]), torch.tensor([17, 40, 3])
     caches = torch.zeros(2, 3, PAGE_SIZE, KV_HEADS, HEAD_DIM)
     query = KERNELS.prepare_qkv(
-        qkv, spec, RopeTable(angles.cos(), angles.sin()), positions, caches[0], caches[1], slots
+        qkv,
+        Heads(spec, RopeTable(angles.cos(), angles.sin()), positions),
+        caches[0],
+        caches[1],
+        slots,
     )
     heads = qkv.view(3, -1, HEAD_DIM)
     raw_query, raw_key = heads[:, :num_heads], heads[:, num_heads : num_heads + KV_HEADS]

@@ -18,7 +18,7 @@ from torch import Tensor
 from flashdraft.kernels.cuda import overlap
 from flashdraft.kernels.cuda.driver import Kernel, can_compile
 from flashdraft.kernels.cuda.plan import DeviceLimits, most_keys
-from flashdraft.kernels.interface import BlockMask, PageView, QKVSpec, RopeTable
+from flashdraft.kernels.interface import BlockMask, Heads, PagedKeys, QKVSpec
 
 MAX_ROWS = 16
 MAX_KEYS = 2048  # with more of them, more programs than SPLITS have to share them
@@ -64,40 +64,28 @@ class _Work(ctypes.Structure):
 
 
 def attend_few(
-    qkv: Tensor,
-    spec: QKVSpec,
-    rope: RopeTable,
-    positions: Tensor,
-    key_cache: Tensor | None,
-    value_cache: Tensor,
-    view: PageView,
-    meetings: Tensor,
-    limits: DeviceLimits,
-    *,
-    scale: float,
-    window: int | None,
-    mask: BlockMask,
+    qkv: Tensor, heads: Heads, keys: PagedKeys, meetings: Tensor, limits: DeviceLimits
 ) -> Tensor | None:
     """`Kernels.attend`; None where this is not the way.
 
     `meetings`: MAX_MEETINGS int32, zeros before the first call, and of no other use.
     """
-    if key_cache is None or mask.explicit is not None or not can_compile(qkv.device):
+    if keys.key_cache is None or keys.mask.explicit is not None or not can_compile(qkv.device):
         return None
-    tensors = (qkv, key_cache, value_cache, spec.q_norm, spec.k_norm)
+    spec, view = heads.spec, keys.view
+    tensors = (qkv, keys.key_cache, keys.value_cache, spec.q_norm, spec.k_norm)
     are_halves = all(
         x is None or (x.dtype is torch.bfloat16 and x.data_ptr() % 16 == 0) for x in tensors
     )
     is_one = view.context_lens.shape[0] == 1 and 0 < qkv.shape[0] <= MAX_ROWS
-    if not are_halves or not is_one or most_keys(view, window) > MAX_KEYS or limits.generation < 9:
+    num_keys = most_keys(view, keys.window)
+    if not are_halves or not is_one or num_keys > MAX_KEYS or limits.generation < 9:
         return None
     plan = plan_few(qkv.shape[0], spec.num_heads, spec.num_kv_heads, spec.head_dim, limits)
     if plan is None:
         return None
-    work, output, _kept = prepare(
-        qkv, spec, rope, positions, key_cache, value_cache, view, meetings, plan, scale, window
-    )
-    flags = make_flags(plan, spec, window, mask)
+    work, output, _kept = prepare(qkv, heads, keys, meetings, plan)
+    flags = make_flags(plan, spec, keys.window, keys.mask)
     Kernel.load("attention/attend_few.cu", "attend_few", qkv.device, *flags.items()).launch(
         plan.num_blocks,
         32 * plan.warps,
@@ -141,20 +129,13 @@ def _shared_bytes(stored_rows: int, tiles: int, warps: int, num_keys: int, head_
 
 
 def prepare(
-    qkv: Tensor,
-    spec: QKVSpec,
-    rope: RopeTable,
-    positions: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    view: PageView,
-    meetings: Tensor,
-    plan: FewRowsPlan,
-    scale: float,
-    window: int | None,
+    qkv: Tensor, heads: Heads, keys: PagedKeys, meetings: Tensor, plan: FewRowsPlan
 ) -> tuple[_Work, Tensor, list[Tensor]]:
     """The kernel's argument, its result, and what the argument points to besides its inputs."""
+    spec, rope, positions, view = heads.spec, heads.rope, heads.positions, keys.view
+    key_cache, value_cache = keys.key_cache, keys.value_cache
     qkv = qkv.contiguous()
+    assert key_cache is not None
     assert key_cache.stride() == value_cache.stride() and value_cache.stride(3) == 1
     assert rope.cos.is_contiguous() and rope.sin.is_contiguous()
     assert positions.dtype is view.slots.dtype is torch.int64
@@ -189,11 +170,11 @@ def prepare(
         qkv.stride(0),
         rope.cos.stride(0),
         view.page_size,
-        window or 0,
+        keys.window or 0,
         qkv.shape[0],
         view.block_table.shape[1],
         spec.eps,
-        scale * math.log2(math.e),  # the kernel's exponentials are powers of two
+        keys.scale * math.log2(math.e),  # the kernel's exponentials are powers of two
     )
     return work, output, [qkv, parts, states]
 

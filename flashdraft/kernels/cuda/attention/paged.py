@@ -35,22 +35,13 @@ from torch import Tensor
 
 from flashdraft.kernels.cuda.overlap import overlap, stand_by, wait
 from flashdraft.kernels.cuda.plan import MAX_SPLITS, AttentionPlan, padded_head_dim
-from flashdraft.kernels.interface import BlockMask, KeyRebuild, PageView
+from flashdraft.kernels.interface import PagedKeys
 
 
-def paged_attention(
-    query: Tensor,
-    key_cache: Tensor | None,
-    value_cache: Tensor,
-    view: PageView,
-    plan: AttentionPlan,
-    *,
-    scale: float,
-    window: int | None,
-    mask: BlockMask,
-    rebuild: KeyRebuild | None = None,
-) -> Tensor:
+def paged_attention(query: Tensor, keys: PagedKeys, plan: AttentionPlan) -> Tensor:
     """`Kernels.attention` under a given plan. A row that sees no key gives zeros."""
+    key_cache, value_cache, view = keys.key_cache, keys.value_cache, keys.view
+    window, mask, rebuild = keys.window, keys.mask, keys.rebuild
     num_rows, num_heads, head_dim = query.shape
     num_kv_heads, num_seqs = value_cache.shape[2], view.context_lens.shape[0]
     output = torch.empty(num_rows, num_heads * head_dim, device=query.device, dtype=query.dtype)
@@ -84,7 +75,7 @@ def paged_attention(
         view.context_lens,
         view.block_table,
         explicit,
-        scale * math.log2(math.e),  # the kernel's exponentials are powers of two
+        keys.scale * math.log2(math.e),  # the kernel's exponentials are powers of two
         0 if window is None else window,
         plan.split_keys,
         num_seqs,

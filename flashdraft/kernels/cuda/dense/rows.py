@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from flashdraft.kernels.cuda.overlap import overlap, stand_by, wait
-from flashdraft.kernels.interface import Activation, QKVSpec, RopeTable
+from flashdraft.kernels.interface import Activation, Heads
 from flashdraft.kernels.quantized import LARGEST_FP8
 
 GATE_BLOCK = 1024
@@ -87,14 +87,13 @@ def gate_rows(gate_up: Tensor, activation: Activation) -> Tensor:
 
 def prepare_heads(
     qkv: Tensor,
-    spec: QKVSpec,
-    rope: RopeTable,
-    positions: Tensor,
+    heads: Heads,
     key_cache: Tensor | None,
     value_cache: Tensor,
     slots: Tensor,
 ) -> Tensor:
     """`Kernels.prepare_qkv`."""
+    spec, rope, positions = heads.spec, heads.rope, heads.positions
     num_rows = qkv.shape[0]
     shape = (num_rows, spec.num_heads, spec.head_dim)
     query = torch.empty(shape, device=qkv.device, dtype=qkv.dtype)
@@ -104,8 +103,8 @@ def prepare_heads(
     assert key_cache is None or key_cache.stride() == value_cache.stride()
     assert rope.cos.stride() == rope.sin.stride() and rope.cos.stride(1) == 1
     # Heads of one kind share a program: fewer, fuller ones.
-    heads = math.gcd(spec.num_heads, spec.num_kv_heads, MAX_HEADS)
-    _prepare[(num_rows, spec.width // spec.head_dim // heads)](
+    shared = math.gcd(spec.num_heads, spec.num_kv_heads, MAX_HEADS)
+    _prepare[(num_rows, spec.width // spec.head_dim // shared)](
         qkv.contiguous(),
         spec.q_norm,
         spec.k_norm,
@@ -122,13 +121,13 @@ def prepare_heads(
         spec.num_heads,
         spec.num_kv_heads,
         spec.head_dim,
-        heads,
+        shared,
         triton.next_power_of_2(spec.head_dim // 2),
         value_cache.shape[1],
         spec.v_norm,
         spec.share_kv,
         **overlap(qkv, is_small=True),
-        num_warps=min(4, heads * (1 if spec.head_dim <= 256 else 2)),
+        num_warps=min(4, shared * (1 if spec.head_dim <= 256 else 2)),
     )
     return query
 

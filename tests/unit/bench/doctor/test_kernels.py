@@ -14,6 +14,7 @@ from torch import Tensor
 
 from flashdraft.bench.doctor.checks import check_kernels
 from flashdraft.bench.doctor.report import OK, PROBLEM
+from flashdraft.kernels.interface import PagedKeys
 from flashdraft.kernels.quantized import Scheme
 from flashdraft.kernels.torch_backend import TorchKernels
 from tests.interpreted import judge, report
@@ -34,9 +35,9 @@ class WrongRoute(TorchKernels):
 
 
 class WrongRebuild(TorchKernels):
-    def attention(self, *given: Any, rebuild: Any = None, **rule: Any) -> Tensor:
-        found = super().attention(*given, rebuild=rebuild, **rule)
-        return found if rebuild is None else found * 1.01
+    def attention(self, query: Tensor, keys: PagedKeys) -> Tensor:
+        found = super().attention(query, keys)
+        return found if keys.rebuild is None else found * 1.01
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from flashdraft.engine.cache.storage import KVCache, bytes_per_token, cache_laye
 from flashdraft.engine.config import EngineConfig
 from flashdraft.engine.engine import Engine
 from flashdraft.errors import CapacityError, RequestError
-from flashdraft.kernels.interface import CAUSAL, PageView, QKVSpec, RopeTable
+from flashdraft.kernels.interface import CAUSAL, Heads, PagedKeys, PageView, QKVSpec, RopeTable
 from flashdraft.kernels.torch_backend import TorchKernels
 from tests import zoo
 from tests.tiny import make_tiny_checkpoint, make_tiny_drafter
@@ -48,7 +48,7 @@ def write(kernels, qkv, spec, dtype):
     angles = torch.arange(float(len(qkv) * spec.head_dim // 2)).view(len(qkv), -1)
     rope, rows = RopeTable(angles.cos(), angles.sin()), torch.arange(len(qkv))
     keys, values = torch.zeros(2, 2, 4, spec.num_kv_heads, spec.head_dim, dtype=dtype)
-    query = kernels.prepare_qkv(qkv, spec, rope, rows, keys, values, rows)
+    query = kernels.prepare_qkv(qkv, Heads(spec, rope, rows), keys, values, rows)
     return query, keys, values
 
 
@@ -88,8 +88,8 @@ def test_attention_is_that_over_the_rounded_values(window):
     )
     query, keys, values = write(kernels, torch.randn(6, spec.width), spec, FP8)
     rule = {"scale": 0.3, "window": window, "mask": CAUSAL}
-    found = kernels.attention(query[2:], keys, values, view, **rule)
-    expected = kernels.attention(query[2:], keys.float(), values.float(), view, **rule)
+    found = kernels.attention(query[2:], PagedKeys(keys, values, view, **rule))
+    expected = kernels.attention(query[2:], PagedKeys(keys.float(), values.float(), view, **rule))
     assert torch.equal(found, expected)
 
 

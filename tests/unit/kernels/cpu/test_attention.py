@@ -16,6 +16,8 @@ from flashdraft.kernels.interface import (
     BIDIRECTIONAL,
     CAUSAL,
     BlockMask,
+    Heads,
+    PagedKeys,
     PageView,
     QKVSpec,
     RopeTable,
@@ -65,7 +67,7 @@ def test_prepare_qkv(num_heads: int, share_kv: bool, normed: bool, dim: int) -> 
         keys, values = torch.zeros(8, 8, 2, dim), torch.zeros(8, 8, 2, dim)
         parts = [t.split(list(sizes)) for t in (qkv, positions, slots)]
         queries = [
-            by.prepare_qkv(part, spec, rope, position, keys, values, slot)
+            by.prepare_qkv(part, Heads(spec, rope, position), keys, values, slot)
             for part, position, slot in zip(*parts, strict=True)
         ]
         return [torch.cat(queries), keys, values]
@@ -84,7 +86,11 @@ def test_prepare_qkv_refuses_places_that_do_not_exist() -> None:
 
     def prepare(position: int, slot: int) -> None:
         kernels.prepare_qkv(
-            qkv, spec, rope, torch.tensor([position]), cache, cache.clone(), torch.tensor([slot])
+            qkv,
+            Heads(spec, rope, torch.tensor([position])),
+            cache,
+            cache.clone(),
+            torch.tensor([slot]),
         )
 
     prepare(9, 7)
@@ -143,7 +149,8 @@ class Sequences:
         window: int | None,
     ) -> Tensor:
         return kernels.attention(
-            query, self.keys, self.values, view, scale=self.scale, window=window, mask=mask
+            query,
+            PagedKeys(self.keys, self.values, view, scale=self.scale, window=window, mask=mask),
         )
 
     def explicit_mask(self) -> BlockMask:
@@ -305,7 +312,7 @@ def test_wrong_page_views_are_refused() -> None:
 OUT_OF_MEMORY = """
 import resource, torch
 from flashdraft.kernels.cpu.backend import CpuKernels
-from flashdraft.kernels.interface import CAUSAL, PageView
+from flashdraft.kernels.interface import CAUSAL, PagedKeys, PageView
 size, count = 2**16, 2**9
 cache, query = torch.zeros(1, size, 1, 4), torch.zeros(1, 1, 4)
 view = PageView(
@@ -318,7 +325,7 @@ kernels = CpuKernels(False)
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + 2**28, used + 2**28))
 try:
-    kernels.attention(query, cache, cache, view, scale=1.0, window=None, mask=CAUSAL)
+    kernels.attention(query, PagedKeys(cache, cache, view, 1.0, None, CAUSAL))
 except MemoryError:
     print("refused")
 print(float(kernels.argmax(torch.tensor([[0.0, 1.0]]))))

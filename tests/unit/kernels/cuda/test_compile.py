@@ -31,6 +31,8 @@ from flashdraft.kernels.interface import (
     CAUSAL,
     Activation,
     BlockMask,
+    Heads,
+    PagedKeys,
     PageView,
     QKVSpec,
     RopeTable,
@@ -147,7 +149,7 @@ def compile_attention(name: str) -> None:
     make_plan = plan_exact_attention if name.startswith("exact") else plan_attention
     plan = make_plan(query, cache, view, window, HOPPER)
     assert (plan.num_splits > 1) == (num_keys >= 1000)
-    paged_attention(query, cache, cache, view, plan, scale=1.0, window=window, mask=mask)
+    paged_attention(query, PagedKeys(cache, cache, view, scale=1.0, window=window, mask=mask), plan)
 
 
 def compile_rows() -> None:
@@ -168,7 +170,7 @@ def compile_rows() -> None:
         QKVSpec(0, 2, 512, 1e-6, k_norm=norm),
     ):
         qkv = torch.empty(1, spec.width, dtype=torch.bfloat16)
-        kernels.prepare_qkv(qkv, spec, rope, rows, cache, cache, rows)
+        kernels.prepare_qkv(qkv, Heads(spec, rope, rows), cache, cache, rows)
 
 
 def compile_linears() -> None:

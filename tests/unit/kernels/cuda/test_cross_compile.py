@@ -27,7 +27,9 @@ from flashdraft.kernels.interface import (
     CAUSAL,
     Activation,
     BlockMask,
+    Heads,
     KeyRebuild,
+    PagedKeys,
     PageView,
     QKVSpec,
     Residual,
@@ -119,7 +121,9 @@ def attend(
     exact: bool = False,
 ) -> None:
     query, cache, view, window = make_attention(head_dim, num_rows, dtype, cache_dtype)
-    kernels(dtype, exact).attention(query, cache, cache, view, scale=1.0, window=window, mask=mask)
+    kernels(dtype, exact).attention(
+        query, PagedKeys(cache, cache, view, scale=1.0, window=window, mask=mask)
+    )
 
 
 def attend_values(
@@ -134,7 +138,7 @@ def attend_values(
     rope = RopeTable(*(make(4096, 256, dtype=FP32) for _ in range(2)))
     rule: dict[str, Any] = {"scale": 1.0, "window": window, "mask": mask}
     rebuild = KeyRebuild(make(512, dtype=dtype), rope, 64)
-    kernels(dtype, exact).attention(query, None, values, view, rebuild=rebuild, **rule)
+    kernels(dtype, exact).attention(query, PagedKeys(None, values, view, rebuild=rebuild, **rule))
 
 
 def multiply(
@@ -207,7 +211,7 @@ def prepare(spec: QKVSpec, cache_dtype: torch.dtype = BF16, stores_keys: bool = 
     cache = make(64, 16, spec.num_kv_heads, spec.head_dim, dtype=cache_dtype)
     rows = make(16, dtype=torch.int64)
     keys = cache if stores_keys else None
-    kernels().prepare_qkv(make(16, spec.width), spec, rope, rows, keys, cache, rows)
+    kernels().prepare_qkv(make(16, spec.width), Heads(spec, rope, rows), keys, cache, rows)
 
 
 def norm_residual(hidden: int, num_deltas: int, num_outputs: int) -> None:
@@ -383,7 +387,8 @@ def test_blocks_and_prompts_fill_the_tensor_cores(card: str, head_dim: int) -> N
     limits = CARDS[card].limits
     for num_rows in (64, 2048):
         query, cache, view, window = make_attention(head_dim, num_rows)
-        assert plan_attention(query, cache, view, window, limits).block_m >= 64
+        keys = PagedKeys(cache, cache, view, 1.0, window, CAUSAL)
+        assert plan_attention(query, keys, limits).block_m >= 64
 
 
 if __name__ == "__main__":

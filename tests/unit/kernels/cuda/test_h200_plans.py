@@ -29,7 +29,7 @@ from flashdraft.kernels.cuda.plan import (
     plan_exact_linear,
     plan_linear,
 )
-from flashdraft.kernels.interface import PageView
+from flashdraft.kernels.interface import CAUSAL, PagedKeys, PageView
 
 H200 = DeviceLimits(num_processors=132, shared_bytes=227 * 1024)
 # head size: heads, key heads, window
@@ -103,7 +103,7 @@ def test_attention(itemsize: int, head_dim: int, num_rows: int | None) -> None:
     lens = torch.empty(1, device="meta")
     view = PageView(lens, lens, lens, lens, 16, max_query_len=rows, max_key_len=4096)
     make = plan_exact_attention if num_rows is None else plan_attention
-    plan = make(query, cache, view, window, H200)
+    plan = make(query, PagedKeys(cache, cache, view, 1.0, window, CAUSAL), H200)
     assert plan[:-1] == ATTENTION[itemsize, head_dim, num_rows]
     assert plan.spread == (num_rows is not None and plan.num_splits > 1)
 

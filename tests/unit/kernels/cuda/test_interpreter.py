@@ -22,6 +22,8 @@ from flashdraft.kernels.interface import (
     CAUSAL,
     Activation,
     BlockMask,
+    Heads,
+    PagedKeys,
     PageView,
     QKVSpec,
     RopeTable,
@@ -138,10 +140,11 @@ def check_attention(case: Case) -> None:
 
     query, keys, values, view = make_batch(case)
     rule: dict[str, Any] = {"scale": 0.3, "window": case.window, "mask": make_mask(case)}
-    found = paged_attention(query, keys, values, view, case.plan, **rule)
+    found = paged_attention(query, PagedKeys(keys, values, view, **rule), case.plan)
     safe = replace(view, block_table=view.block_table.clamp(0, keys.shape[0] - 1))
     expected = TorchKernels(CPU, torch.float32).attention(
-        query.float(), keys.float().nan_to_num(), values.float().nan_to_num(), safe, **rule
+        query.float(),
+        PagedKeys(keys.float().nan_to_num(), values.float().nan_to_num(), safe, **rule),
     )
     assert found.dtype == case.dtype
     tolerance = 2e-6 if case.dtype == torch.float32 else 2e-3
@@ -157,7 +160,7 @@ def check_nothing_to_do() -> None:
     )
     for nothing in (empty, none):
         found = kernels.attention(
-            query[:0], keys, values, nothing, scale=1.0, window=None, mask=CAUSAL
+            query[:0], PagedKeys(keys, values, nothing, scale=1.0, window=None, mask=CAUSAL)
         )
         assert found.shape == (0, 32)
     assert kernels.rms_norm(torch.empty(0, 8), None, 1e-6).shape == (0, 8)
@@ -172,7 +175,9 @@ def check_blind_row() -> None:
     from flashdraft.kernels.cuda.attention.paged import paged_attention
 
     for plan in (NARROW, split(2, 16), spread(3)):
-        found = paged_attention(query, keys, values, view, plan, scale=1.0, window=None, mask=mask)
+        found = paged_attention(
+            query, PagedKeys(keys, values, view, scale=1.0, window=None, mask=mask), plan
+        )
         first = values[view.block_table[0, 0], 0].repeat(1, 2).flatten()
         torch.testing.assert_close(found, torch.stack([first, torch.zeros(32)]))
 
@@ -225,7 +230,7 @@ def check_prepare(dtype: torch.dtype, spec: QKVSpec) -> None:
     results = []
     for kernels in (make_kernels(dtype), TorchKernels(CPU, dtype)):
         caches = torch.zeros(2, 4, page_size, spec.num_kv_heads, spec.head_dim, dtype=dtype)
-        query = kernels.prepare_qkv(qkv, spec, rope, positions, caches[0], caches[1], slots)
+        query = kernels.prepare_qkv(qkv, Heads(spec, rope, positions), caches[0], caches[1], slots)
         results.append((query, caches))
     close = {"atol": 1e-6, "rtol": 1e-5} if dtype == torch.float32 else {"atol": 4e-3, "rtol": 2e-3}
     (query, caches), (expected_query, expected_caches) = results

@@ -22,7 +22,7 @@ from flashdraft.kernels.cuda.plan import (
     plan_exact_linear,
     plan_linear,
 )
-from flashdraft.kernels.interface import PageView
+from flashdraft.kernels.interface import CAUSAL, PagedKeys, PageView
 
 HOPPER = DeviceLimits(num_processors=132, shared_bytes=227 * 1024)
 CONSUMER = DeviceLimits(num_processors=128, shared_bytes=99 * 1024)
@@ -44,7 +44,7 @@ def plan(
     cache = torch.empty(1, 16, heads[1], head_dim, dtype=dtype, device="meta")
     lens = torch.empty(num_seqs, device="meta")
     view = PageView(lens, lens, lens, lens, 16, max_query_len=num_rows, max_key_len=num_keys)
-    return make(query, cache, view, window, limits)
+    return make(query, PagedKeys(cache, cache, view, 1.0, window, CAUSAL), limits)
 
 
 def test_one_long_sequence_is_split_over_the_device() -> None:

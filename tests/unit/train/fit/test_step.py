@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from flashdraft.errors import TrainingError, UnsupportedModelError
-from flashdraft.kernels.interface import CAUSAL, PageView
+from flashdraft.kernels.interface import CAUSAL, Heads, PagedKeys, PageView
 from flashdraft.models.drafter.attention import attend_sequence
 from flashdraft.models.drafter.model import Drafter, PackedDrafter
 from flashdraft.models.layers import ForwardBatch, LayerCache, Target
@@ -155,9 +155,7 @@ def test_blocks_are_what_the_engine_drafts() -> None:
             for layer in range(2):
                 KERNELS.prepare_qkv(
                     rows[layer],
-                    packed.context_spec(layer),
-                    rope,
-                    torch.arange(position),
+                    Heads(packed.context_spec(layer), rope, torch.arange(position)),
                     pages[0, layer],
                     pages[1, layer],
                     torch.arange(position),
@@ -176,16 +174,18 @@ def test_blocks_are_what_the_engine_drafts() -> None:
         def attend(layer: int, qkv: Tensor, view: PageView = view, pages: Tensor = pages) -> Tensor:
             keys, values, spec = pages[0, layer], pages[1, layer], packed.qkv_spec(layer)
             query = KERNELS.prepare_qkv(
-                qkv, spec, packed.rope.table(512), view.slots, keys, values, view.slots
+                qkv, Heads(spec, packed.rope.table(512), view.slots), keys, values, view.slots
             )
             return KERNELS.attention(
                 query,
-                keys,
-                values,
-                view,
-                scale=spec.head_dim**-0.5,
-                window=packed.config.windows[layer],
-                mask=replace(CAUSAL, causal=packed.config.causal[layer]),
+                PagedKeys(
+                    keys,
+                    values,
+                    view,
+                    scale=spec.head_dim**-0.5,
+                    window=packed.config.windows[layer],
+                    mask=replace(CAUSAL, causal=packed.config.causal[layer]),
+                ),
             )
 
         ids = torch.tensor([int(batch.token_ids[anchor])] + [3] * (BLOCK_SIZE - 1))

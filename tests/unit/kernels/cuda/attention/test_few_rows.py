@@ -21,6 +21,7 @@ from flashdraft.kernels.cuda.attention.few_rows import (
     plan_few,
     prepare,
 )
+from flashdraft.kernels.interface import Heads, PagedKeys
 
 HOPPER = DeviceLimits(132, 227 * 1024, generation=9)
 PAGE = 16
@@ -72,10 +73,10 @@ def make_inputs(heads, kv_heads, dim, num_rows, context, num_spare, of_spec):
 def expect(inputs, scale, window, mask):
     qkv, spec, rope, positions, keys, values, view = inputs
     kernels = TorchKernels(torch.device("cpu"), torch.bfloat16)
-    query = kernels.prepare_qkv(qkv, spec, rope, positions, keys, values, view.slots)
+    query = kernels.prepare_qkv(qkv, Heads(spec, rope, positions), keys, values, view.slots)
     rows = int(view.query_start[1])
     return kernels.attention(
-        query[:rows], keys, values, view, scale=scale, window=window, mask=mask
+        query[:rows], PagedKeys(keys, values, view, scale=scale, window=window, mask=mask)
     )
 
 
@@ -88,7 +89,8 @@ def attend(inputs, scale, window, mask, meetings):
         HOPPER,
     )
     assert plan is not None
-    work, output, (_, parts, states) = prepare(*inputs, meetings, plan, scale, window)
+    keys = PagedKeys(*inputs[4:], scale=scale, window=window, mask=mask)
+    work, output, (_, parts, states) = prepare(inputs[0], Heads(*inputs[1:4]), keys, meetings, plan)
     for unwritten in (output, parts, states):
         unwritten.fill_(torch.nan)
     library = build("attend_few", *make_flags(plan, inputs[1], window, mask).items())

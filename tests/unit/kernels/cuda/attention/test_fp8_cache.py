@@ -16,7 +16,15 @@ import torch
 from torch import Tensor
 
 from flashdraft.engine.cache.storage import LEAST_FP8_CAPABILITY
-from flashdraft.kernels.interface import BIDIRECTIONAL, CAUSAL, PageView, QKVSpec, RopeTable
+from flashdraft.kernels.interface import (
+    BIDIRECTIONAL,
+    CAUSAL,
+    Heads,
+    PagedKeys,
+    PageView,
+    QKVSpec,
+    RopeTable,
+)
 from flashdraft.kernels.quantized import LARGEST_FP8
 from flashdraft.kernels.torch_backend import TorchKernels
 from tests.interpreted import judge, report
@@ -80,11 +88,11 @@ def check_attention(case: Case) -> None:
     query, keys, values, view = make_batch(replace(case, dtype=torch.float32))
     query, keys, values = query.to(case.dtype), keys.to(FP8), values.to(FP8)
     rule: dict[str, Any] = {"scale": 0.3, "window": case.window, "mask": make_mask(case)}
-    found = paged_attention(query, keys, values, view, case.plan, **rule)
+    found = paged_attention(query, PagedKeys(keys, values, view, **rule), case.plan)
     safe = replace(view, block_table=view.block_table.clamp(0, keys.shape[0] - 1))
     seen = [cache.float().nan_to_num().to(FP8) for cache in (keys, values)]
     reference = TorchKernels(CPU, torch.float32)
-    expected = reference.attention(query.float(), *seen, safe, **rule)
+    expected = reference.attention(query.float(), PagedKeys(*seen, safe, **rule))
     assert found.dtype == case.dtype
     tolerance = 4e-6 if case.dtype == torch.float32 else 2e-3
     torch.testing.assert_close(found.float(), expected, atol=tolerance, rtol=tolerance)
@@ -99,7 +107,7 @@ def check_prepare(dtype: torch.dtype, spec: QKVSpec, size: float = 1.0) -> None:
     results = []
     for kernels in (make_kernels(dtype), TorchKernels(CPU, dtype)):
         caches = torch.zeros(2, 4, 16, spec.num_kv_heads, spec.head_dim, dtype=FP8)
-        query = kernels.prepare_qkv(qkv, spec, rope, positions, caches[0], caches[1], slots)
+        query = kernels.prepare_qkv(qkv, Heads(spec, rope, positions), caches[0], caches[1], slots)
         results.append((query, caches.float()))
     (query, caches), (expected_query, expected) = results
     close = {"atol": 1e-5, "rtol": 1e-5} if dtype == torch.float32 else {"atol": 4e-3, "rtol": 2e-3}
@@ -118,7 +126,9 @@ def check_nan_stays() -> None:
     qkv = torch.ones(2, spec.width)
     qkv[0] = torch.nan
     caches = torch.zeros(2, 1, 16, 1, 16, dtype=FP8)
-    make_kernels(torch.float32).prepare_qkv(qkv, spec, rope, rows, caches[0], caches[1], rows)
+    make_kernels(torch.float32).prepare_qkv(
+        qkv, Heads(spec, rope, rows), caches[0], caches[1], rows
+    )
     stored = caches.float()[:, 0, :2, 0]
     assert stored[:, 0].isnan().all() and (stored[:, 1] == 1.0).all()
 
@@ -128,9 +138,9 @@ def check_own_rows_are_read_back() -> None:
     spec, kernels = QKVSpec(2, 1, 16, 1e-6), make_kernels(torch.float32)
     rope, rows = RopeTable(torch.ones(1, 8), torch.zeros(1, 8)), torch.zeros(1, dtype=torch.int64)
     qkv, caches = torch.randn(1, spec.width), torch.zeros(2, 1, 16, 1, 16, dtype=FP8)
-    query = kernels.prepare_qkv(qkv, spec, rope, rows, caches[0], caches[1], rows)
+    query = kernels.prepare_qkv(qkv, Heads(spec, rope, rows), caches[0], caches[1], rows)
     view = replace(make_batch(Case((1,), (0,)))[3], block_table=torch.zeros(1, 1).int())
-    found = kernels.attention(query, *caches, view, scale=1.0, window=None, mask=CAUSAL)
+    found = kernels.attention(query, PagedKeys(*caches, view, scale=1.0, window=None, mask=CAUSAL))
     assert torch.equal(found, qkv[:, -16:].to(FP8).float().repeat(1, 2))
 
 
@@ -181,7 +191,7 @@ def prepare() -> None:
     rope = RopeTable(*(make(9, 256, dtype=torch.float32) for _ in range(2)))
     cache, rows = make(1, 16, 2, 512, dtype=FP8), make(1, dtype=torch.int64)
     qkv = make(1, spec.width, dtype=torch.bfloat16)
-    make_compiled(torch.bfloat16).prepare_qkv(qkv, spec, rope, rows, cache, cache, rows)
+    make_compiled(torch.bfloat16).prepare_qkv(qkv, Heads(spec, rope, rows), cache, cache, rows)
 
 
 def attend(
@@ -204,7 +214,9 @@ def attend(
     )
     query = make(num_rows, heads[0], head_dim, dtype=dtype)
     mask = CAUSAL if window is None else BIDIRECTIONAL
-    make_compiled(dtype).attention(query, cache, cache, view, scale=1.0, window=window, mask=mask)
+    make_compiled(dtype).attention(
+        query, PagedKeys(cache, cache, view, scale=1.0, window=window, mask=mask)
+    )
 
 
 COMPILED: dict[str, cross_compile.Case] = {

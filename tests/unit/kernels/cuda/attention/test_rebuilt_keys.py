@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from flashdraft.kernels.cuda.plan import DeviceLimits, plan_attention, plan_exact_attention
-from flashdraft.kernels.interface import CAUSAL, KeyRebuild, QKVSpec, RopeTable
+from flashdraft.kernels.interface import CAUSAL, Heads, KeyRebuild, PagedKeys, QKVSpec, RopeTable
 from flashdraft.kernels.torch_backend import TorchKernels
 from tests.interpreted import judge, report
 from tests.unit.kernels.cuda.test_interpreter import (
@@ -71,11 +71,13 @@ def check_attention(case: Case, num_rotated: int, stored: torch.dtype | None = N
     rebuild = make_rebuild(case.head_dim, num_rotated, case.dtype)
     values = values.to(stored or case.dtype)
     rule: dict[str, Any] = {"scale": 0.3, "window": case.window, "mask": make_mask(case)}
-    found = paged_attention(query, None, values, view, case.plan, rebuild=rebuild, **rule)
+    found = paged_attention(
+        query, PagedKeys(None, values, view, rebuild=rebuild, **rule), case.plan
+    )
     safe = replace(view, block_table=view.block_table.clamp(0, values.shape[0] - 1))
     seen = values.float().nan_to_num()
     expected = TorchKernels(CPU, torch.float32).attention(
-        query.float(), None, seen, safe, rebuild=rebuild, **rule
+        query.float(), PagedKeys(None, seen, safe, rebuild=rebuild, **rule)
     )
     assert found.dtype == case.dtype
     tolerance = 4e-6 if case.dtype == torch.float32 else 3e-3
@@ -95,10 +97,11 @@ def check_same_as_stored() -> None:
     qkv, caches = torch.randn(20, spec.width), torch.zeros(3, 2, 16, 2, 32)
     outputs = []
     for keys, values, how in ((caches[0], caches[1], None), (None, caches[2], rebuild)):
-        query = kernels.prepare_qkv(qkv, spec, rebuild.rope, rows, keys, values, view.slots)
+        query = kernels.prepare_qkv(qkv, Heads(spec, rebuild.rope, rows), keys, values, view.slots)
         outputs.append(
             kernels.attention(
-                query, keys, values, view, scale=1.0, window=None, mask=CAUSAL, rebuild=how
+                query,
+                PagedKeys(keys, values, view, scale=1.0, window=None, mask=CAUSAL, rebuild=how),
             )
         )
     assert torch.equal(caches[1], caches[2]) and caches[2].any()
@@ -113,7 +116,7 @@ def check_rows_are_alone() -> None:
     query, _, values, view = make_batch(case)
     rule: dict[str, Any] = {"scale": 0.3, "window": None, "mask": CAUSAL}
     rule["rebuild"] = make_rebuild(64, 8, torch.float32)
-    together = paged_attention(query, None, values, view, case.plan, **rule)
+    together = paged_attention(query, PagedKeys(None, values, view, **rule), case.plan)
     for row in range(5):
         alone = replace(
             view,
@@ -121,7 +124,9 @@ def check_rows_are_alone() -> None:
             context_lens=torch.tensor([40 + row], dtype=torch.int32),
             max_query_len=1,
         )
-        found = paged_attention(query[row : row + 1], None, values, alone, case.plan, **rule)
+        found = paged_attention(
+            query[row : row + 1], PagedKeys(None, values, alone, **rule), case.plan
+        )
         assert torch.equal(found[0], together[row])
 
 
@@ -165,10 +170,11 @@ def test_tiles_of_a_large_head_have_threads_to_rotate_with(
     query = torch.empty(num_rows, 32, 512, dtype=torch.bfloat16)
     values = torch.empty(1, 16, 4, 512, dtype=stored)
     rebuild = make_rebuild(512, 64, torch.bfloat16)
-    plan = plan_attention(query, values, view, None, limits, rebuild)
+    keys = PagedKeys(None, values, view, 1.0, None, CAUSAL, rebuild)
+    plan = plan_attention(query, keys, limits)
     assert (plan.block_m, plan.block_n, plan.num_warps) == (block_m, 32, 8)
-    exact = plan_exact_attention(query[:1], values, view, None, limits, rebuild)
-    assert exact == plan_exact_attention(query, values, view, None, limits, rebuild)
+    exact = plan_exact_attention(query[:1], keys, limits)
+    assert exact == plan_exact_attention(query, keys, limits)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from flashdraft.kernels.cuda.plan import LinearPlan
-from flashdraft.kernels.interface import CAUSAL, PageView
+from flashdraft.kernels.interface import CAUSAL, PagedKeys, PageView
 from flashdraft.kernels.torch_backend import TorchKernels
 from tests.interpreted import judge, report
 
@@ -178,7 +178,9 @@ def check_exact_attention(window: int | None) -> None:
     def attend(backend: Any, first: int, last: int) -> Tensor:
         view = view_of(first, last - first)
         rows = query[first:last]
-        return backend.attention(rows, keys, values, view, scale=0.3, window=window, mask=CAUSAL)
+        return backend.attention(
+            rows, PagedKeys(keys, values, view, scale=0.3, window=window, mask=CAUSAL)
+        )
 
     whole = attend(kernels, 0, length)
     torch.testing.assert_close(whole, attend(reference, 0, length), atol=2e-6, rtol=2e-6)

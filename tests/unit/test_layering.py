@@ -31,7 +31,8 @@ ORDER = {
     " | drafter, gemma4, llama, loading, stream_decoder | registry",
     "server": "settings, telemetry | http, process | answering | anthropic, openai"
     " | service_routes | app | launch",
-    "train": "export, initial, lock | data | fit | estimate, evaluate, origin | job | pipeline",
+    "train": "export, initial, lock | data | fit | estimate, evaluate, origin | job"
+    " | stages | pipeline",
 }
 TREES = {
     path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text(encoding="utf-8"))

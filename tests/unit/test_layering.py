@@ -24,8 +24,8 @@ ORDER = {
     "external": "command, pairs, processes, tensor_rules, vllm_plugin"
     " | checkpoint_rules, launch, versions | memory | sglang, vllm",
     "kernels": "quantized | interface | composed | cpu, torch_backend | cuda, select",
-    "kernels.cuda": "driver, loss, overlap, plan | attention, dense | quantized | experts"
-    " | quantized_backend | backend",
+    "kernels.cuda": "driver, loss, overlap, plan | dense | attention, dense_backend, quantized"
+    " | experts | quantized_backend | expert_backend | backend",
     "models": "config | files, rope | compressed_tensors, gguf, weights"
     " | layers, other_formats, sources, tokenizer"
     " | drafter, gemma4, llama, loading, stream_decoder | registry",

@@ -18,7 +18,6 @@ from flashdraft.engine.cache.storage import (
     plan_pages,
     shares_keys,
     stored_dtype,
-    why_no_fp8,
     window_pages,
 )
 from flashdraft.engine.config import MAX_BUFFERED, EngineConfig
@@ -134,7 +133,7 @@ def _smaller_cache(target: Target, dtype: torch.dtype, kv_keys: str) -> str:
     kernels, cures = target.kernels, ""
     if kernels.device.type != "cuda":
         return cures
-    if dtype == kernels.dtype and why_no_fp8(kernels) is None:
+    if dtype == kernels.dtype and kernels.why_no_fp8_cache is None:
         cures += ", or store keys and values in 8 bits with kv_dtype='fp8'"
     if kv_keys == "stored" and shares_keys(target.config):
         cures += ", or store no keys that can be made of values with kv_keys='rebuilt'"

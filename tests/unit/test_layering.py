@@ -28,7 +28,7 @@ ORDER = {
     " | experts | quantized_backend | expert_backend | backend",
     "models": "config | files, rope | compressed_tensors, gguf, weights"
     " | layers, other_formats, sources, tokenizer"
-    " | drafter, gemma4, llama, loading, stream_decoder | registry",
+    " | drafter, gemma4, llama, loading, stream_decoder | registry | pairs",
     "server": "settings, telemetry | http, process | answering | anthropic, openai"
     " | service_routes | app | launch",
     "train": "export, initial, lock | data | fit | estimate, evaluate, origin | job"

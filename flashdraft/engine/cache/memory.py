@@ -24,6 +24,7 @@ from flashdraft.engine.config import MAX_BUFFERED, EngineConfig
 from flashdraft.errors import CapacityError, RequestError
 from flashdraft.kernels.interface import Kernels
 from flashdraft.kernels.quantized import Scheme, filled_bytes, quantized_bytes
+from flashdraft.models.config.target import ModelConfig
 from flashdraft.models.drafter.model import Drafter, PackedDrafter
 from flashdraft.models.layers import Target
 from flashdraft.models.weights import TensorSource
@@ -35,6 +36,12 @@ DEFAULT_CPU_GB = 1.0
 GPU_SHARE = 0.85  # of the memory left once the weights are there
 LOOKAHEAD = 64  # tokens a step may write beyond the committed ones
 SPARE_WINDOWS = 2  # a windowed pool's room, in running sequences: as much again for cached prefixes
+
+
+def check_cache(kernels: Kernels, config: EngineConfig, target: ModelConfig | None = None) -> None:
+    """Refuse a cache that the kernels cannot read, or the target, once known, cannot have."""
+    stored_dtype(kernels, config.kv_dtype)
+    check_keys(kernels, config.kv_keys, target)
 
 
 def check_weights_fit(

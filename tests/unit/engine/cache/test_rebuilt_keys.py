@@ -138,7 +138,9 @@ def test_the_native_cpu_kernels_refuse_it_before_anything_is_loaded():
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 def test_a_target_that_shares_nothing_refuses_it(family, tmp_path, monkeypatch):
     folder = make_tiny_checkpoint(tmp_path, family)
-    monkeypatch.setattr("flashdraft.llm._load", lambda *given: pytest.fail("weights were read"))
+    monkeypatch.setattr(
+        "flashdraft.models.pairs.OpenPair.build", lambda *given: pytest.fail("weights were read")
+    )
     name = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}[family]
     with pytest.raises(RequestError, match=rf"'rebuilt', but {name} has .*kv_keys='stored'"):
         LLM(str(folder), draft=None, device="cpu", dtype="bfloat16", kv_keys="rebuilt")

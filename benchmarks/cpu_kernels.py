@@ -16,8 +16,9 @@ from typing import Any
 
 import torch
 
+from flashdraft.kernels.activation import Activation
 from flashdraft.kernels.cpu.backend import CpuKernels
-from flashdraft.kernels.interface import CAUSAL, Activation, PageView, QKVSpec, RopeTable
+from flashdraft.kernels.interface import CAUSAL, PageView, QKVSpec, RopeTable
 
 WIDTHS = (1, 2, 4, 8, 16)
 LAYERS = 30

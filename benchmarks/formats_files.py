@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.formats_blocks import KINDS, encode
-from flashdraft.kernels.quantized import Scheme, quantize, quantized_bytes
+from flashdraft.kernels.quantized import quantize
+from flashdraft.kernels.schemes import Scheme, quantized_bytes
 from flashdraft.models.drafter.loading import load_drafter, save_drafter
 from flashdraft.models.gguf.file import GGUFFile
 

@@ -27,6 +27,7 @@ from benchmarks.h200_timing import (
     graph_microseconds,
     is_refusal,
 )
+from flashdraft.kernels.activation import Activation
 from flashdraft.kernels.cuda.backend import TritonKernels
 from flashdraft.kernels.cuda.experts.few_rows import mix_few_rows
 from flashdraft.kernels.cuda.experts.grouped import mix_parts, mix_rows, multiply_down, multiply_up
@@ -40,7 +41,7 @@ from flashdraft.kernels.cuda.experts.plan import (
     plan_experts,
 )
 from flashdraft.kernels.cuda.experts.routing import sort_pairs
-from flashdraft.kernels.interface import Activation, Residual
+from flashdraft.kernels.interface import Residual
 from flashdraft.kernels.torch_backend import TorchKernels
 
 HIDDEN, INNER, NUM_EXPERTS, NUM_CHOSEN, NUM_LAYERS = 2816, 704, 128, 8, 3

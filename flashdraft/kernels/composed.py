@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from flashdraft.kernels.activation import Activation
 from flashdraft.kernels.interface import (
-    Activation,
     Best,
     BlockMask,
     Choice,

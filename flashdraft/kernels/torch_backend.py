@@ -13,15 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from flashdraft.kernels.activation import Activation
 from flashdraft.kernels.composed import ComposedKernels
-from flashdraft.kernels.interface import (
-    Activation,
-    BlockMask,
-    KeyRebuild,
-    PageView,
-    QKVSpec,
-    RopeTable,
-)
+from flashdraft.kernels.interface import BlockMask, KeyRebuild, PageView, QKVSpec, RopeTable
 from flashdraft.kernels.quantized import LARGEST_FP8, Matrix, join_floats
 
 FP8 = torch.float8_e4m3fn  # of a cache in 8 bits

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from flashdraft.errors import CheckpointError, quoted
-from flashdraft.kernels.quantized import Matrix, Quantized, Scheme
+from flashdraft.kernels.quantized import Matrix, Quantized
+from flashdraft.kernels.schemes import Scheme
 from flashdraft.models.config.quantization import WeightFormat, unsupported_weights
 from flashdraft.models.files.safetensors import SafetensorsFiles
 

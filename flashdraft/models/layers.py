@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from flashdraft.errors import CheckpointError, RequestError
+from flashdraft.kernels.activation import Activation
 from flashdraft.kernels.interface import (
     CAUSAL,
-    Activation,
     Best,
     BlockMask,
     Kernels,

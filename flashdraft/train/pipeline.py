@@ -36,7 +36,8 @@ from flashdraft.models.sources import resolve_source
 from flashdraft.train.data.answers import AnswerSet
 from flashdraft.train.data.prompts import Prompt, drop_overlapping, read_prompts, read_texts
 from flashdraft.train.data.regenerate import fingerprint, load_target, regenerate
-from flashdraft.train.data.synth import SynthSettings, synthesize
+from flashdraft.train.data.settings import SynthSettings
+from flashdraft.train.data.synth import synthesize
 from flashdraft.train.estimate import check_disk, estimate
 from flashdraft.train.evaluate import Evaluation, evaluate_offline
 from flashdraft.train.export import provenance, write_provenance

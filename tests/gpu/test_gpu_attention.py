@@ -14,10 +14,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from flashdraft.kernels.activation import Activation
 from flashdraft.kernels.interface import (
     BIDIRECTIONAL,
     CAUSAL,
-    Activation,
     BlockMask,
     PageView,
     QKVSpec,

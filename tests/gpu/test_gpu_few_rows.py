@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from flashdraft.kernels.activation import Activation
 from flashdraft.kernels.cuda.quantized.layout import pack_quantized
-from flashdraft.kernels.interface import Activation, Mixture, Residual
-from flashdraft.kernels.quantized import Scheme, stack_experts
+from flashdraft.kernels.interface import Mixture, Residual
+from flashdraft.kernels.quantized import stack_experts
+from flashdraft.kernels.schemes import Scheme
 from tests.gpu.products import (
     check_every_fp8_number,
     check_gates,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from flashdraft.kernels.activation import Activation
 from flashdraft.kernels.cuda.quantized.layout import pack_quantized
-from flashdraft.kernels.interface import Activation
 from tests.gpu.products import (
     check_every_fp8_number,
     check_gates,

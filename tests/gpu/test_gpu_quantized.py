@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from flashdraft.kernels.activation import Activation
 from flashdraft.kernels.cuda.quantized.layout import pack_quantized
-from flashdraft.kernels.interface import Activation
-from flashdraft.kernels.quantized import Scheme, quantize, stack_experts
+from flashdraft.kernels.quantized import quantize, stack_experts
+from flashdraft.kernels.schemes import Scheme
 from tests.gpu.products import distance
 from tests.unit.kernels.cuda.quantized.test_linear import FORMATS
 

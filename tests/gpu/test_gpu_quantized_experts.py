@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from flashdraft.kernels.activation import Activation
 from flashdraft.kernels.cuda.quantized.layout import PackedWeight, pack_quantized
-from flashdraft.kernels.interface import Activation
-from flashdraft.kernels.quantized import Quantized, Scheme, quantize
+from flashdraft.kernels.quantized import Quantized, quantize
+from flashdraft.kernels.schemes import Scheme
 from flashdraft.kernels.torch_backend import TorchKernels
 
 pytestmark = pytest.mark.gpu

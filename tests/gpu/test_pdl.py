@@ -13,16 +13,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from flashdraft.kernels.interface import (
-    CAUSAL,
-    Activation,
-    Mixture,
-    PageView,
-    QKVSpec,
-    Residual,
-    RopeTable,
-)
-from flashdraft.kernels.quantized import Scheme
+from flashdraft.kernels.activation import Activation
+from flashdraft.kernels.interface import CAUSAL, Mixture, PageView, QKVSpec, Residual, RopeTable
+from flashdraft.kernels.schemes import Scheme
 
 pytestmark = pytest.mark.gpu
 CUDA = torch.device("cuda")

@@ -31,7 +31,8 @@ from benchmarks.formats_table import BEGIN, COLUMNS, END, section, table, with_s
 from flashdraft import LLM
 from flashdraft.core import FinishReason, Generation, GenerationStats, TokenLogprob
 from flashdraft.errors import FlashdraftError, RequestError
-from flashdraft.kernels.quantized import Scheme, quantize
+from flashdraft.kernels.quantized import quantize
+from flashdraft.kernels.schemes import Scheme
 from flashdraft.models.gguf.blocks import unpack_blocks
 from flashdraft.models.gguf.file import GGUFFile
 from tests.tiny import CHAT_TEMPLATE, VOCAB_SIZE, make_tiny_drafter, make_tiny_tokenizer

@@ -18,12 +18,13 @@ ORDER = {
     " | engine | chat | llm | server, bench, train, external | cli | __main__",
     "bench": "accuracy, plan, tasks | doctor, results | run | report",
     "chat": "messages, sampling, schema | answers, templates | grammar | response",
-    "cli": "files, parser, statistics | arguments, conversation, display | answer | commands",
+    "cli": "clients, files, parser, statistics | arguments, conversation, display, model | answer"
+    " | bench, flags | commands",
     "engine": "config, drafts, output, sequence, streams | cache, policy, sampling"
     " | scheduler, validate | draft | live | step | engine",
     "external": "command, pairs, processes, tensor_rules, vllm_plugin"
     " | checkpoint_rules, launch, versions | memory | sglang, vllm",
-    "kernels": "quantized | interface | composed | cpu, torch_backend | cuda, select",
+    "kernels": "activation, schemes | quantized | interface | composed | cpu, torch_backend | cuda, select",
     "kernels.cuda": "driver, loss, overlap, plan | attention, dense | quantized | experts"
     " | quantized_backend | backend",
     "models": "config | files, rope | compressed_tensors, gguf, weights"

@@ -22,12 +22,12 @@ from flashdraft.bench.doctor.probe import FEW_TOKENS, Accepted, are_cut
 from flashdraft.bench.doctor.report import OK, PROBLEM, WARNING, Finding
 from flashdraft.core import VERSION, Generation
 from flashdraft.engine.config import EngineConfig
+from flashdraft.kernels.activation import Activation
 from flashdraft.kernels.cpu import backend as cpu_backend
 from flashdraft.kernels.cuda.quantized.layout import pack_quantized
 from flashdraft.kernels.interface import (
     BIDIRECTIONAL,
     CAUSAL,
-    Activation,
     BlockMask,
     Kernels,
     KeyRebuild,
@@ -37,7 +37,8 @@ from flashdraft.kernels.interface import (
     Residual,
     RopeTable,
 )
-from flashdraft.kernels.quantized import Scheme, quantize, stack_experts
+from flashdraft.kernels.quantized import quantize, stack_experts
+from flashdraft.kernels.schemes import Scheme
 from flashdraft.kernels.torch_backend import TorchKernels
 
 GB = 10**9

@@ -12,15 +12,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from flashdraft.bench.doctor.report import (
-    OK,
-    PROBLEM,
-    WARNING,
-    FileCheck,
-    Finding,
-    Report,
-    Settings,
-)
+from flashdraft.bench.doctor.report import OK, PROBLEM, WARNING, FileCheck, Finding, Report
+from flashdraft.bench.doctor.settings import Settings
 from flashdraft.errors import CheckpointError, FlashdraftError, printable
 from flashdraft.models.drafter.loading import read_drafter_config
 from flashdraft.models.files import digests, hub

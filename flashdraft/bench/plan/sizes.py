@@ -19,7 +19,7 @@ from flashdraft.bench.plan.pairs import Pair
 from flashdraft.engine.cache.memory import LOOKAHEAD, plan_pools
 from flashdraft.engine.cache.storage import CacheLayer, bytes_per_token, cache_layers, window_pages
 from flashdraft.engine.config import MAX_BUFFERED, EngineConfig
-from flashdraft.kernels.quantized import FILLED_BITS, filled_depth
+from flashdraft.kernels.schemes import FILLED_BITS, filled_depth
 from flashdraft.models.config.target import LayerConfig, ModelConfig
 from flashdraft.models.drafter.config import DrafterConfig
 from flashdraft.models.drafter.model import Drafter

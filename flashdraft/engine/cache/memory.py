@@ -24,7 +24,7 @@ from flashdraft.engine.cache.storage import (
 from flashdraft.engine.config import MAX_BUFFERED, EngineConfig
 from flashdraft.errors import CapacityError, RequestError
 from flashdraft.kernels.interface import Kernels
-from flashdraft.kernels.quantized import Scheme, filled_bytes, quantized_bytes
+from flashdraft.kernels.schemes import Scheme, filled_bytes, quantized_bytes
 from flashdraft.models.drafter.model import Drafter, PackedDrafter
 from flashdraft.models.layers import Target
 from flashdraft.models.weights import TensorSource

@@ -18,16 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flashdraft.kernels.activation import Activation
 from flashdraft.kernels.composed import ComposedKernels
 from flashdraft.kernels.cpu.weights import FloatWeight, Int8Weight, native
-from flashdraft.kernels.interface import (
-    Activation,
-    BlockMask,
-    KeyRebuild,
-    PageView,
-    QKVSpec,
-    RopeTable,
-)
+from flashdraft.kernels.interface import BlockMask, KeyRebuild, PageView, QKVSpec, RopeTable
 from flashdraft.kernels.quantized import Matrix, join_floats
 
 

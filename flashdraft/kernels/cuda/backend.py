@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flashdraft.kernels.activation import Activation
 from flashdraft.kernels.composed import compose_mixture
 from flashdraft.kernels.cuda.attention.few_rows import MAX_MEETINGS, attend_few
 from flashdraft.kernels.cuda.attention.paged import paged_attention
@@ -45,7 +46,6 @@ from flashdraft.kernels.cuda.quantized_backend import (
     pack_stack,
 )
 from flashdraft.kernels.interface import (
-    Activation,
     Best,
     BlockMask,
     Choice,
@@ -56,7 +56,8 @@ from flashdraft.kernels.interface import (
     Residual,
     RopeTable,
 )
-from flashdraft.kernels.quantized import Matrix, Quantized, Scheme, join_floats
+from flashdraft.kernels.quantized import Matrix, Quantized, join_floats
+from flashdraft.kernels.schemes import Scheme
 from flashdraft.kernels.torch_backend import TorchKernels
 
 MAX_TILES = 1 << 18

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from flashdraft.kernels.activation import Activation
 from flashdraft.kernels.cuda.dense.rows import gate_rows
 from flashdraft.kernels.cuda.experts.quantized import MAX_ROWS, mix_quantized
 from flashdraft.kernels.cuda.experts.quantized_one_row import mix_one
@@ -26,8 +27,8 @@ from flashdraft.kernels.cuda.quantized.layout import (
 )
 from flashdraft.kernels.cuda.quantized.linear import dequantize, multiply_quantized, plan_quantized
 from flashdraft.kernels.cuda.quantized.many_rows import multiply_many
-from flashdraft.kernels.interface import Activation
-from flashdraft.kernels.quantized import Matrix, Quantized, Scheme, quantize, stack_rows
+from flashdraft.kernels.quantized import Matrix, Quantized, quantize, stack_rows
+from flashdraft.kernels.schemes import Scheme
 
 # Rows up to which Triton reads the codes. Estimated: on an H200 it was the faster way for 128 rows
 # of 31B's weights, floats for 256.

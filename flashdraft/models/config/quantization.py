@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from flashdraft.errors import UnsupportedModelError, quoted, shortened
-from flashdraft.kernels.quantized import Scheme
+from flashdraft.kernels.schemes import Scheme
 from flashdraft.models.config.values import require
 
 SUPPORTED = (

@@ -27,6 +27,7 @@ from flashdraft.models.config.values import (
 )
 
 ARCHITECTURE = "DFlashDraftModel"
+LAYOUTS = ("zlab", "speculators")  # that a drafter can be written in
 _BLOCK, _TAP, _TOKEN = Range(0, 4096), Range(-1, LAYERS.most), Range(0, VOCABULARY.most)
 _SECOND_GENERATION_KEYS = (
     "conv_kernel_size",

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from flashdraft.kernels.activation import Activation
 from flashdraft.kernels.cpu import backend
-from flashdraft.kernels.interface import Activation, Residual
+from flashdraft.kernels.interface import Residual
 from flashdraft.kernels.torch_backend import TorchKernels
 
 CPU = torch.device("cpu")

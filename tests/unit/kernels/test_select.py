@@ -12,7 +12,7 @@ import torch
 
 from flashdraft.errors import FlashdraftError, RequestError
 from flashdraft.kernels.cpu import backend as cpu_backend
-from flashdraft.kernels.quantized import Scheme
+from flashdraft.kernels.schemes import Scheme
 from flashdraft.kernels.select import select_kernels
 from flashdraft.kernels.torch_backend import TorchKernels
 

@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from flashdraft.kernels.activation import Activation
 from flashdraft.kernels.interface import (
     BIDIRECTIONAL,
     CAUSAL,
-    Activation,
     BlockMask,
     PageView,
     QKVSpec,

@@ -15,8 +15,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from flashdraft.kernels.activation import Activation
 from flashdraft.kernels.cuda.overlap import overlap, stand_by, wait
-from flashdraft.kernels.interface import Activation, QKVSpec, RopeTable
+from flashdraft.kernels.interface import QKVSpec, RopeTable
 from flashdraft.kernels.quantized import LARGEST_FP8
 
 GATE_BLOCK = 1024

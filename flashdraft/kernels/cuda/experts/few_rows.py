@@ -16,12 +16,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from flashdraft.kernels.activation import Activation
 from flashdraft.kernels.cuda.dense.rows import gate
 from flashdraft.kernels.cuda.experts.grouped import multiply_tile
 from flashdraft.kernels.cuda.experts.one_row import load_tile
 from flashdraft.kernels.cuda.experts.plan import ExpertsPlan
 from flashdraft.kernels.cuda.overlap import overlap, wait
-from flashdraft.kernels.interface import Activation
 
 
 def mix_few_rows(

@@ -21,12 +21,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from flashdraft.kernels.activation import Activation
 from flashdraft.kernels.cuda.dense.rows import gate
 from flashdraft.kernels.cuda.overlap import overlap, wait
 from flashdraft.kernels.cuda.quantized.layout import PackedWeight
 from flashdraft.kernels.cuda.quantized.tiles import BLOCK_N, describe, multiply_blocks
 from flashdraft.kernels.cuda.quantized.units import gather_unit, pick_expert, single_unit
-from flashdraft.kernels.interface import Activation
 
 MAX_ROWS = 64  # in one call
 MAX_SPLITS = 8

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flashdraft.kernels.activation import Activation
 from flashdraft.kernels.cuda.plan import DeviceLimits
 from flashdraft.kernels.cuda.quantized.few_rows import (
     Normed,
@@ -31,7 +32,7 @@ from flashdraft.kernels.cuda.quantized.few_rows_plan import (
     plan_few,
 )
 from flashdraft.kernels.cuda.quantized.layout import PackedWeight
-from flashdraft.kernels.interface import Activation, Mixture, Residual
+from flashdraft.kernels.interface import Mixture, Residual
 
 MAX_EXPERTS, MAX_CHOSEN = 512, 16
 

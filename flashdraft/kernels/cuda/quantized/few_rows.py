@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from flashdraft.kernels.activation import Activation
 from flashdraft.kernels.cuda import overlap
 from flashdraft.kernels.cuda.driver import Kernel, can_compile
 from flashdraft.kernels.cuda.plan import DeviceLimits
@@ -30,7 +31,7 @@ from flashdraft.kernels.cuda.quantized.few_rows_plan import (
     plan_few,
 )
 from flashdraft.kernels.cuda.quantized.layout import Code, PackedWeight
-from flashdraft.kernels.interface import Activation, Residual
+from flashdraft.kernels.interface import Residual
 
 # Rows of x for which this is the way, at most 16. With more than one, Triton is faster at e4m3.
 MAX_ROWS = {Code.INT4: 16, Code.INT8: 16, Code.FP8: 1}

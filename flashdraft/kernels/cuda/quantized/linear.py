@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from flashdraft.kernels.activation import Activation
 from flashdraft.kernels.cuda.dense.rows import gate
 from flashdraft.kernels.cuda.quantized.layout import PackedWeight
 from flashdraft.kernels.cuda.quantized.tiles import (
@@ -31,7 +32,6 @@ from flashdraft.kernels.cuda.quantized.tiles import (
     plane_values,
 )
 from flashdraft.kernels.cuda.quantized.units import pick_expert
-from flashdraft.kernels.interface import Activation
 
 TILE_ROWS = 32  # of x, at most
 MAX_SPLITS = 16

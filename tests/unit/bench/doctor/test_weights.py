@@ -14,8 +14,9 @@ from safetensors.torch import load_file, save_file
 
 from flashdraft.bench.doctor import target as doctor_target
 from flashdraft.bench.doctor.expected import Expected
-from flashdraft.bench.doctor.probe import Accepted, Mode, Patient
+from flashdraft.bench.doctor.probe import Accepted, Patient
 from flashdraft.bench.doctor.report import Measured
+from flashdraft.bench.doctor.settings import Mode
 from flashdraft.bench.doctor.target import find_low_precision, find_other_weights
 from flashdraft.bench.doctor.weights import (
     ModelWeights,
@@ -27,7 +28,7 @@ from flashdraft.bench.doctor.weights import (
 from flashdraft.bench.plan.gpus import find_card
 from flashdraft.cli import main
 from flashdraft.errors import CapacityError
-from flashdraft.kernels.quantized import Scheme
+from flashdraft.kernels.schemes import Scheme
 from tests.tiny import make_tiny_checkpoint, make_tiny_drafter
 from tests.unit.models.gguf.factory import LLAMA, Types, random_values, write_gguf
 

@@ -31,7 +31,7 @@ from flashdraft.engine.cache.memory import build_cache
 from flashdraft.engine.cache.storage import CacheLayer, bytes_per_token, cache_layers
 from flashdraft.engine.config import EngineConfig
 from flashdraft.errors import CapacityError, CheckpointError
-from flashdraft.kernels.quantized import Scheme, quantized_bytes
+from flashdraft.kernels.schemes import Scheme, quantized_bytes
 from flashdraft.models.loading import open_checkpoint
 from flashdraft.models.sources import default_drafter, known_models, resolve_source
 from tests.tiny import make_tiny_checkpoint

@@ -13,7 +13,7 @@ import torch
 
 from flashdraft import LLM, SamplingParams
 from flashdraft.cli import build_parser
-from flashdraft.cli.arguments import load_model
+from flashdraft.cli.model import load_model
 from flashdraft.core import Request
 from flashdraft.engine.cache.memory import GB, build_cache
 from flashdraft.engine.cache.storage import (

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from flashdraft.kernels.activation import Activation
 from flashdraft.kernels.cpu.backend import CpuKernels, available
 from flashdraft.kernels.cpu.weights import rotate
-from flashdraft.kernels.interface import Activation
 from flashdraft.kernels.torch_backend import TorchKernels
 
 if not available():

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from flashdraft.kernels.activation import Activation
 from flashdraft.kernels.cuda.driver import FOLDER
-from flashdraft.kernels.interface import Activation
 from flashdraft.kernels.quantized import Quantized
 from flashdraft.kernels.torch_backend import TorchKernels
 

@@ -8,10 +8,10 @@ import mmap
 import torch
 from torch import Tensor
 
+from flashdraft.kernels.activation import Activation
 from flashdraft.kernels.cuda.quantized.few_rows_plan import describe_product
 from flashdraft.kernels.cuda.quantized.layout import PackedWeight
 from flashdraft.kernels.cuda.quantized.many_rows import ManyPlan, make_flags, prepare
-from flashdraft.kernels.interface import Activation
 from tests.unit.kernels.cuda.emulated import build
 
 GUARD = 4096  # bytes behind what the kernels write

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 
+from flashdraft.kernels.activation import Activation
 from flashdraft.kernels.cuda.plan import (
     DeviceLimits,
     plan_attention,
@@ -29,7 +30,6 @@ from flashdraft.kernels.cuda.plan import (
 from flashdraft.kernels.interface import (
     BIDIRECTIONAL,
     CAUSAL,
-    Activation,
     BlockMask,
     PageView,
     QKVSpec,

@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from flashdraft.kernels.activation import Activation
 from flashdraft.kernels.cuda.plan import (
     plan_attention,
     plan_best,
@@ -25,7 +26,6 @@ from flashdraft.kernels.cuda.plan import (
 from flashdraft.kernels.interface import (
     BIDIRECTIONAL,
     CAUSAL,
-    Activation,
     BlockMask,
     KeyRebuild,
     PageView,
@@ -161,7 +161,8 @@ def mix(num_rows: int, dtype: torch.dtype = BF16, exact: bool = False) -> None:
 def make_quantized(scheme: str, *shape: int) -> Any:
     """A weight in few bits, packed, of no more than a shape."""
     from flashdraft.kernels.cuda.quantized.layout import pack_quantized
-    from flashdraft.kernels.quantized import Quantized, Scheme
+    from flashdraft.kernels.quantized import Quantized
+    from flashdraft.kernels.schemes import Scheme
 
     found, (*rows, depth) = Scheme(scheme.removesuffix("_k")), shape
     numbers = {"int4": 32, "int4_k": 32, "int6": 16, "int8": 32, "fp8": depth}

@@ -8,6 +8,7 @@ import torch
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from flashdraft.errors import FlashdraftError
+from flashdraft.kernels.activation import Activation
 from flashdraft.kernels.cuda.attention.few_rows import make_flags as attention_flags
 from flashdraft.kernels.cuda.attention.few_rows import plan_few as plan_attention
 from flashdraft.kernels.cuda.driver import (
@@ -21,7 +22,7 @@ from flashdraft.kernels.cuda.quantized.few_rows_plan import Product, plan_few
 from flashdraft.kernels.cuda.quantized.layout import Code
 from flashdraft.kernels.cuda.quantized.many_rows import make_flags as many_flags
 from flashdraft.kernels.cuda.quantized.many_rows import plan_many
-from flashdraft.kernels.interface import CAUSAL, Activation, QKVSpec
+from flashdraft.kernels.interface import CAUSAL, QKVSpec
 from tests.unit.kernels.cuda.cross_compile import CARDS, count_spilled
 
 INT4, INT8 = (Code.INT4, 32, 4, 1), (Code.INT8, 32, 2, 1)

@@ -16,11 +16,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from flashdraft.kernels.activation import Activation
 from flashdraft.kernels.cuda.plan import AttentionPlan
 from flashdraft.kernels.interface import (
     BIDIRECTIONAL,
     CAUSAL,
-    Activation,
     BlockMask,
     PageView,
     QKVSpec,

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 
+from flashdraft.kernels.activation import Activation
 from flashdraft.kernels.cuda.quantized.layout import pack_quantized
-from flashdraft.kernels.interface import Activation
 from flashdraft.kernels.quantized import stack_experts
 from flashdraft.kernels.torch_backend import TorchKernels
 from tests.interpreted import judge, report

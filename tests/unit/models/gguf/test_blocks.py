@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from flashdraft.errors import CheckpointError
-from flashdraft.kernels.quantized import Quantized, Scheme
+from flashdraft.kernels.quantized import Quantized
+from flashdraft.kernels.schemes import Scheme
 from flashdraft.kernels.select import select_kernels
 from flashdraft.models.gguf.blocks import unpack_blocks
 from flashdraft.models.gguf.file import GGUFFile

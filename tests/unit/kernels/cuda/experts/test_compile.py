@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from flashdraft.kernels.activation import Activation
 from flashdraft.kernels.cuda.experts.plan import (
     ALL_ROWS,
     FEW_ROWS,
@@ -24,7 +25,7 @@ from flashdraft.kernels.cuda.experts.plan import (
     SOME_ROWS,
     ExpertsPlan,
 )
-from flashdraft.kernels.interface import Activation, Residual
+from flashdraft.kernels.interface import Residual
 from tests.unit.kernels.cuda.test_compile import HOPPER, Catcher
 
 KERNELS = {"_up_one", "_down_one", "_up_few", "_down_few", "_sort", "_up", "_down", "_mix"}

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from flashdraft.kernels.activation import Activation
 from flashdraft.kernels.cuda.experts.plan import (
     ALL_ROWS,
     FEW_ROWS,
@@ -26,7 +27,7 @@ from flashdraft.kernels.cuda.experts.plan import (
     plan_exact_experts,
     plan_experts,
 )
-from flashdraft.kernels.interface import Activation, Residual
+from flashdraft.kernels.interface import Residual
 from flashdraft.kernels.torch_backend import TorchKernels
 from tests.interpreted import judge, report
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
+from flashdraft.kernels.activation import Activation
 from flashdraft.kernels.cuda.quantized.layout import pack_quantized
-from flashdraft.kernels.interface import Activation
 from flashdraft.kernels.quantized import stack_experts
 from flashdraft.kernels.torch_backend import TorchKernels
 from tests.interpreted import judge, report

@@ -9,6 +9,7 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
+from flashdraft.kernels.activation import Activation
 from flashdraft.kernels.cuda.quantized import few_rows
 from flashdraft.kernels.cuda.quantized.few_rows import (
     Normed,
@@ -26,7 +27,7 @@ from flashdraft.kernels.cuda.quantized.few_rows_plan import (
     plan_few,
 )
 from flashdraft.kernels.cuda.quantized.layout import Code, pack_quantized
-from flashdraft.kernels.interface import Activation, Residual
+from flashdraft.kernels.interface import Residual
 from flashdraft.kernels.quantized import stack_experts
 from flashdraft.kernels.torch_backend import TorchKernels
 from tests.unit.kernels.cuda.cross_compile import CARDS

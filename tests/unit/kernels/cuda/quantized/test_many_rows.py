@@ -10,6 +10,7 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
+from flashdraft.kernels.activation import Activation
 from flashdraft.kernels.cuda.quantized import few_rows, many_rows
 from flashdraft.kernels.cuda.quantized.few_rows_plan import Product, describe_product
 from flashdraft.kernels.cuda.quantized.layout import Code, pack_quantized
@@ -20,7 +21,6 @@ from flashdraft.kernels.cuda.quantized.many_rows import (
     multiply_many,
     plan_many,
 )
-from flashdraft.kernels.interface import Activation
 from tests.unit.kernels.cuda.cross_compile import CARDS
 from tests.unit.kernels.cuda.emulated import check_product
 from tests.unit.kernels.cuda.emulated_many_rows import multiply

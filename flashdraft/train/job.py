@@ -9,7 +9,7 @@ from pathlib import Path
 from flashdraft.errors import RequestError, TrainingError
 from flashdraft.kernels.select import WeightFormats
 from flashdraft.models.drafter.config import DrafterConfig
-from flashdraft.models.drafter.loading import check_fit
+from flashdraft.models.drafter.opening import check_fit
 from flashdraft.models.loading import Checkpoint
 from flashdraft.models.sources import resolve_source
 from flashdraft.models.tokenizer import Tokenizer

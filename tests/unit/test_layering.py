@@ -24,11 +24,12 @@ ORDER = {
     " | scheduler, validate | draft | live | step | engine",
     "external": "command, pairs, processes, tensor_rules, vllm_plugin"
     " | checkpoint_rules, launch, versions | memory | sglang, vllm",
-    "kernels": "activation, schemes | quantized | interface | composed | cpu, torch_backend | cuda, select",
+    "kernels": "activation, schemes | quantized | interface | composed | cpu, torch_backend"
+    " | cuda, select",
     "kernels.cuda": "driver, loss, overlap, plan | attention, dense | quantized | experts"
     " | quantized_backend | backend",
-    "models": "config | files, rope | compressed_tensors, gguf, weights"
-    " | layers, other_formats, sources, tokenizer"
+    "models": "config | files, rope | compressed_tensors, gguf, tables"
+    " | other_formats, sources, tokenizer, weights | layers, stored"
     " | drafter, gemma4, llama, loading, stream_decoder | registry",
     "server": "settings, telemetry | http, process | answering | anthropic, openai"
     " | service_routes | app | launch",

@@ -17,8 +17,8 @@ from flashdraft.bench.plan.plan import Fit, Plan, advice, break_even, make_plan
 from flashdraft.bench.plan.sizes import cache_bytes, count_drafter, count_target
 from flashdraft.bench.plan.speed import FEW_BITS_SHARES, Prediction, explain
 from flashdraft.cli.files import write_json
-from flashdraft.engine.cache.memory import DEFAULT_CPU_GB, GPU_SHARE
-from flashdraft.engine.cache.storage import bytes_per_token, cache_layers
+from flashdraft.engine.cache.layers import bytes_per_token, cache_layers
+from flashdraft.engine.cache.planning import DEFAULT_CPU_GB, GPU_SHARE
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -27,8 +27,8 @@ from flashdraft.bench.plan.sizes import (
     stored_formats,
     weight_bytes,
 )
+from flashdraft.engine.cache.layers import CacheLayer, bytes_per_token, cache_layers
 from flashdraft.engine.cache.memory import build_cache
-from flashdraft.engine.cache.storage import CacheLayer, bytes_per_token, cache_layers
 from flashdraft.engine.config import EngineConfig
 from flashdraft.errors import CapacityError, CheckpointError
 from flashdraft.kernels.schemes import Scheme, quantized_bytes

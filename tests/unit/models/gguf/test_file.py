@@ -13,6 +13,7 @@ import torch
 
 from flashdraft.errors import CheckpointError, UnsupportedModelError
 from flashdraft.models.gguf.file import GGUFFile
+from flashdraft.models.gguf.values import read_tensor
 from flashdraft.models.loading import open_checkpoint
 from tests.unit.models.gguf.factory import (
     EXPERTS,
@@ -186,7 +187,7 @@ def test_gemma4_config(tmp_path: Path) -> None:
 def test_formats_the_package_can_write(tmp_path: Path, kind: str) -> None:
     values = random_values(6, 64)
     write_gguf(tmp_path / "m.gguf", "llama", {}, {"x": values}, {"x": Types[kind]})
-    read = GGUFFile(tmp_path / "m.gguf").read("x")
+    read = read_tensor(GGUFFile(tmp_path / "m.gguf"), "x")
     blocks = gguf.quants.quantize(values, Types[kind])
     assert np.array_equal(read.float().numpy(), gguf.quants.dequantize(blocks, Types[kind]))
     plain = {"F16": torch.float16, "BF16": torch.bfloat16}

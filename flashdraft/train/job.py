@@ -13,8 +13,7 @@ from flashdraft.models.drafter.opening import check_fit
 from flashdraft.models.loading import Checkpoint
 from flashdraft.models.sources import resolve_source
 from flashdraft.models.tokenizer import Tokenizer
-from flashdraft.train.data.answers import AnswerSet, Author
-from flashdraft.train.data.regenerate import fingerprint, tokenizer_digest
+from flashdraft.train.data.answers import AnswerSet, Author, fingerprint, tokenizer_digest
 from flashdraft.train.data.settings import AnswerSettings
 from flashdraft.train.fit.schedule import TrainConfig
 from flashdraft.train.initial import BLOCK_SIZE, NUM_LAYERS, choose_mask_token, drafter_config

@@ -33,9 +33,9 @@ from flashdraft.models.drafter.model import Drafter
 from flashdraft.models.loading import Checkpoint, loading_progress, open_checkpoint
 from flashdraft.models.registry import build_target
 from flashdraft.models.sources import resolve_source
-from flashdraft.train.data.answers import AnswerSet
+from flashdraft.train.data.answers import AnswerSet, fingerprint
 from flashdraft.train.data.prompts import Prompt, drop_overlapping, read_prompts, read_texts
-from flashdraft.train.data.regenerate import fingerprint, load_target, regenerate
+from flashdraft.train.data.regenerate import load_target, regenerate
 from flashdraft.train.data.settings import SynthSettings
 from flashdraft.train.data.synth import synthesize
 from flashdraft.train.estimate import check_disk, estimate

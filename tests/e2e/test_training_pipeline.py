@@ -26,7 +26,8 @@ from flashdraft.models.drafter.loading import save_drafter
 from flashdraft.models.loading import open_checkpoint
 from flashdraft.models.tokenizer import Tokenizer
 from flashdraft.train import pipeline
-from flashdraft.train.data.regenerate import fingerprint, load_target
+from flashdraft.train.data.answers import fingerprint
+from flashdraft.train.data.regenerate import load_target
 from flashdraft.train.evaluate import Evaluation
 from flashdraft.train.fit.plot import read_log
 from flashdraft.train.fit.schedule import TrainConfig

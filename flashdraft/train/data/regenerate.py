@@ -7,7 +7,6 @@ and written anew. An interrupted run goes on where it stopped; the answers on di
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import logging
 import random
@@ -28,10 +27,9 @@ from flashdraft.chat.templates import render_chat
 from flashdraft.errors import RequestError, TrainingError
 from flashdraft.kernels.select import WeightFormats
 from flashdraft.llm import LLM
-from flashdraft.models.sources import resolve_source
 from flashdraft.models.tokenizer import Tokenizer
 from flashdraft.train.data.answer_writer import MAX_UINT16_VOCAB, AnswerWriter
-from flashdraft.train.data.answers import Answer
+from flashdraft.train.data.answers import Answer, fingerprint, tokenizer_digest
 from flashdraft.train.data.decode import BulkDecoder, Continuation, Job
 from flashdraft.train.data.prompts import Prompt, digest_of
 from flashdraft.train.data.settings import THINKING, AnswerSettings
@@ -46,8 +44,6 @@ MAX_PERIOD = 128
 KEPT_REPEATS, KEPT_TOKENS = 3, 32  # of a loop that is cut, whichever is longer
 _BATCH = 256  # prompts encoded at once
 _SAMPLED_ROWS = 64  # prompts looked at to estimate the disk space
-# what tokenizers split in different ways: words, figures, code, accents, other scripts
-_PROBE = "The  quick foxes' 1234567.89 {\n\treturn x_1 != 0;\n}\r\n Zoë façade ελληνικά 漢字かな 🙂"
 
 
 @dataclass
@@ -206,29 +202,6 @@ def find_loop(token_ids: NDArray[np.int32] | Sequence[int]) -> tuple[int, int] |
         if size - begin >= max(MIN_LOOP, 2 * period):
             return begin, period
     return None
-
-
-def fingerprint(model: str) -> str:
-    """sha256 over samples of a checkpoint's files: tells targets apart without reading it all."""
-    path = resolve_source(model).path
-    files = [path]
-    if path.is_dir():  # a run's state has its own names
-        files = sorted([*path.glob("*.safetensors"), *path.glob("config.json")])
-        files += path.glob("state.json")
-    found = hashlib.sha256()
-    for file in files:
-        size = file.stat().st_size
-        found.update(f"{file.name} {size}".encode())
-        with file.open("rb") as stream:
-            for place in range(0, size, max(1 << 16, size // 64)):
-                stream.seek(place)
-                found.update(stream.read(1 << 12))
-    return found.hexdigest()
-
-
-def tokenizer_digest(tokenizer: Tokenizer) -> str:
-    """What a tokenizer makes of one text: the same for one model's files of whatever format."""
-    return hashlib.sha256(str(tokenizer.encode(_PROBE)).encode()).hexdigest()[:16]
 
 
 def _identity(llm: LLM, prompts: Sequence[Prompt], settings: AnswerSettings) -> dict[str, Any]:

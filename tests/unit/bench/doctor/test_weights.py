@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from flashdraft.bench.doctor import remedy
 from flashdraft.bench.doctor import target as doctor_target
 from flashdraft.bench.doctor.expected import Expected
 from flashdraft.bench.doctor.probe import Accepted, Patient
@@ -334,7 +335,7 @@ def references(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
         return Accepted(4.0, (0.8,), 400, 100), 0.9
 
     monkeypatch.setattr(doctor_target, "_run_reference", run)
-    monkeypatch.setattr(doctor_target, "this_machine", lambda: find_card("rtx4090"))
+    monkeypatch.setattr(remedy, "this_machine", lambda: find_card("rtx4090"))
     return seen
 
 
@@ -383,7 +384,7 @@ def test_a_reference_that_does_not_fit_is_no_proof(
         raise CapacityError("61 GB of weights, 24 GB of memory")
 
     monkeypatch.setattr(doctor_target, "_run_reference", full)
-    monkeypatch.setattr(doctor_target, "this_machine", lambda: find_card("rtx4090"))
+    monkeypatch.setattr(remedy, "this_machine", lambda: find_card("rtx4090"))
     folder = trained_on(drafter, tmp_path / "drafter", target)
     patient = on(gpu(Scheme.INT4), target, folder)
     assert find_other_weights(patient, low(), 1e9) == []

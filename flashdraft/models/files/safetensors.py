@@ -7,6 +7,7 @@ library then maps the data, and loads torch when the first tensor is read.
 from __future__ import annotations
 
 import math
+import mmap
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -44,6 +45,7 @@ class SafetensorsFiles:
     def __init__(self, files: Iterable[Path]) -> None:
         self._entries: dict[str, _Entry] = {}
         self._open: dict[Path, Any] = {}
+        self._mapped: dict[Path, mmap.mmap] = {}
         for file in files:
             for name, entry in _read_header(file).items():
                 if name in self._entries:
@@ -69,9 +71,11 @@ class SafetensorsFiles:
     def whole_numbers(self, name: str) -> tuple[int, ...]:
         """The values of a small tensor of integers, one after another."""
         entry, size = self._entries[name], self.item_bytes(name)
-        with open_model_file(entry.file) as stream:
-            stream.seek(entry.start)
-            data = stream.read(math.prod(entry.shape) * size)
+        if entry.file not in self._mapped:
+            with open_model_file(entry.file) as stream:
+                self._mapped[entry.file] = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+        end = entry.start + math.prod(entry.shape) * size
+        data = self._mapped[entry.file][entry.start : end]
         is_signed = entry.dtype.startswith("I")
         return tuple(
             int.from_bytes(data[place : place + size], "little", signed=is_signed)

@@ -72,6 +72,7 @@ _LARGEST = 2**32 - 1  # sizes, counts and token ids are stored in 32 bits
 _MAX_ENTRIES = 2**16  # metadata keys, and tensors; published files have some thousands
 _MAX_VALUES = 2**22  # in all arrays together; published files have 1.3 million
 _MAX_STRING_BYTES = 2**24  # templates are the longest
+_MAX_FLOATS = 2**16  # of a tensor that is read here; divisors of frequencies are some hundred
 _LENGTH = struct.Struct("<Q")
 _BFLOAT16 = "bfloat16"
 _FLOAT_CODES = {"F32": "f", "F16": "e", "BF16": _BFLOAT16}  # of struct, which lacks one
@@ -222,12 +223,14 @@ class GGUFFile:
     def floats(self, name: str) -> list[float]:
         """The values of a small tensor of floats."""
         tensor = self.tensors[name]
-        data, code = self.stored(name), _FLOAT_CODES.get(tensor.format.name)
-        if code is None:
+        code = _FLOAT_CODES.get(tensor.format.name)
+        if code is None or math.prod(tensor.shape) > _MAX_FLOATS:
             raise CheckpointError(
-                f"{self.path}: tensor {quoted(name)} is stored as {tensor.format.name}; it must be "
+                f"{self.path}: tensor {quoted(name)} has shape {list(tensor.shape)} and is stored "
+                f"as {tensor.format.name}; it must hold at most {_MAX_FLOATS} values in "
                 f"{' or '.join(_FLOAT_CODES)}. {_REMEDY}"
             )
+        data = self.stored(name)
         if code == _BFLOAT16:  # the upper half of a float32
             data = b"".join(b"\0\0" + data[place : place + 2] for place in range(0, len(data), 2))
             code = "f"

@@ -36,9 +36,10 @@ from flashdraft.files import write_whole
 from flashdraft.models.drafter.loading import load_drafter
 from flashdraft.models.drafter.model import Drafter
 from flashdraft.models.sources import default_drafter, resolve_source
-from flashdraft.train.data.answers import AnswerSet
+from flashdraft.train.data.answers import AnswerSet, fingerprint
 from flashdraft.train.data.prompts import Prompt, read_prompts
-from flashdraft.train.data.regenerate import AnswerSettings, fingerprint, regenerate
+from flashdraft.train.data.regenerate import regenerate
+from flashdraft.train.data.settings import AnswerSettings
 from flashdraft.train.evaluate import (
     Evaluation,
     RequestResult,

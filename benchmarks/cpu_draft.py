@@ -42,7 +42,7 @@ from benchmarks.cpu_engines import (
     random_drafter,
 )
 from flashdraft.models.sources import default_drafter, resolve_source
-from flashdraft.train.data.regenerate import fingerprint
+from flashdraft.train.data.answers import fingerprint
 from tests.prompts import PROMPTS
 
 PLAIN, DRAFTED, RANDOM = "plain", "drafted", "random weights"

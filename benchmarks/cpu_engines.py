@@ -17,8 +17,9 @@ import transformers
 from flashdraft import LLM, SamplingParams
 from flashdraft.children import python_environment
 from flashdraft.core import GenerationStats
-from flashdraft.models.drafter.loading import read_drafter_config, save_drafter
+from flashdraft.models.drafter.loading import save_drafter
 from flashdraft.models.drafter.model import Drafter
+from flashdraft.models.drafter.opening import read_drafter_config
 from flashdraft.models.loading import open_checkpoint
 from flashdraft.models.sources import resolve_source
 

@@ -17,15 +17,8 @@ from typing import Any
 import torch
 
 from flashdraft.kernels.cpu.backend import CpuKernels
-from flashdraft.kernels.interface import (
-    CAUSAL,
-    Activation,
-    Heads,
-    PagedKeys,
-    PageView,
-    QKVSpec,
-    RopeTable,
-)
+from flashdraft.kernels.interface import CAUSAL, Heads, PagedKeys, PageView, QKVSpec, RopeTable
+from flashdraft.kernels.kinds import Activation
 
 WIDTHS = (1, 2, 4, 8, 16)
 LAYERS = 30

@@ -48,8 +48,9 @@ from benchmarks.formats_table import table, write_docs
 from flashdraft import LLM
 from flashdraft.engine.engine import Engine
 from flashdraft.errors import FlashdraftError, RequestError
-from flashdraft.models.drafter.loading import load_drafter, read_drafter_config
+from flashdraft.models.drafter.loading import load_drafter
 from flashdraft.models.drafter.model import PackedDrafter
+from flashdraft.models.drafter.opening import read_drafter_config
 from flashdraft.models.gguf.file import GGUFFile
 from flashdraft.models.sources import default_drafter, resolve_source
 from tests.prompts import PROMPTS

@@ -19,9 +19,11 @@ import torch
 from torch import Tensor
 
 from benchmarks.formats_blocks import KINDS, encode
-from flashdraft.kernels.quantized import Scheme, quantize, quantized_bytes
+from flashdraft.kernels.kinds import Scheme, quantized_bytes
+from flashdraft.kernels.quantized import quantize
 from flashdraft.models.drafter.loading import load_drafter, save_drafter
 from flashdraft.models.gguf.file import GGUFFile
+from flashdraft.models.gguf.values import read_tensor
 
 FALLBACKS = {"Q4_K": "Q5_0", "Q6_K": "Q8_0"}  # llama.cpp's, for rows that 256 does not divide
 _ALIGNMENT = 32
@@ -75,7 +77,7 @@ def make_checkpoint(
     kinds = {name: stored_kind(kind, name, shape, is_tied) for name, shape in shapes.items()}
 
     def read(name: str) -> Tensor:
-        values = source.read(name).float()
+        values = read_tensor(source, name).float()
         if values.dim() < 2:
             return values
         values = values.bfloat16().float()

@@ -40,7 +40,8 @@ from flashdraft.kernels.cuda.experts.plan import (
     plan_experts,
 )
 from flashdraft.kernels.cuda.experts.routing import sort_pairs
-from flashdraft.kernels.interface import Activation, Residual
+from flashdraft.kernels.interface import Residual
+from flashdraft.kernels.kinds import Activation
 from flashdraft.kernels.torch_backend import TorchKernels
 
 HIDDEN, INNER, NUM_EXPERTS, NUM_CHOSEN, NUM_LAYERS = 2816, 704, 128, 8, 3

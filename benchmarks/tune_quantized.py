@@ -36,8 +36,8 @@ from flashdraft.kernels.cuda.backend import MAX_TILES
 from flashdraft.kernels.cuda.experts.quantized import MAX_ROWS, mix_quantized
 from flashdraft.kernels.cuda.quantized import linear as kernels
 from flashdraft.kernels.cuda.quantized.layout import PackedWeight, pack_quantized, stack_packed
-from flashdraft.kernels.interface import Activation
-from flashdraft.kernels.quantized import Scheme, quantize
+from flashdraft.kernels.kinds import Activation, Scheme
+from flashdraft.kernels.quantized import quantize
 from flashdraft.kernels.torch_backend import TorchKernels
 
 LINEARS = {  # name: (out, in); smaller ones stay floats, and a drafter's o is the sliding target's

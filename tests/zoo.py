@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from flashdraft.core import Generation, Request, SamplingParams
-from flashdraft.engine.cache.storage import bytes_per_token, cache_layers
+from flashdraft.engine.cache.layers import bytes_per_token, cache_layers
 from flashdraft.engine.drafts import Draft
 from flashdraft.engine.engine import Engine
 from flashdraft.engine.policy.costs import DraftCost

@@ -1,65 +1,62 @@
 """The flashdraft command: `flashdraft COMMAND …`. It parses, dispatches and reports.
 
-What a command does stands in its own module; nothing else in the package prints.
+A command's flags stand in `flags`, what it does in `commands`; either is loaded when it is needed,
+so that help and mistakes wait for no model. Nothing else in the package prints.
 """
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
-from flashdraft.cli.commands import (
-    bench,
-    chat,
-    connect,
-    doctor,
-    export,
-    generate,
-    models,
-    plan,
-    serve,
-    synth,
-    train,
-)
-from flashdraft.cli.parser import Parser, in_flags
+from flashdraft.cli.parser import Parser, in_flags, later
 from flashdraft.core import VERSION
 from flashdraft.errors import FlashdraftError
 
 __all__ = ["build_parser", "main"]
 
+COMMANDS = {
+    "generate": "answer one prompt",
+    "chat": "talk to a model",
+    "serve": "serve a model over HTTP",
+    "connect": "print or write the settings of common clients",
+    "models": "list the models known by name, and the formats of weights",
+    "bench": "measure plain against drafted decoding",
+    "plan": "what fits on a GPU, and how fast it should be",
+    "doctor": "check a target and its drafter on this machine",
+    "train": "train a drafter for a target",
+    "synth": "let a model write prompts to train on",
+    "export": "write a drafter in another layout, or check one",
+}
 EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 EXIT_PIPE_CLOSED = 141  # 128 + SIGPIPE
 
 
 def build_parser() -> Parser:
-    """The parser of the whole command line; every command leaves its function in `run`."""
+    """The parser of the whole command line; every command leaves what runs it in `run`."""
     parser = Parser(
         prog="flashdraft",
         description="Answers from a large language model, several times faster, same output.",
     )
     parser.add_argument("--version", action="version", version=f"flashdraft {VERSION}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for module in (
-        generate,
-        chat,
-        serve,
-        connect,
-        models,
-        bench,
-        plan,
-        doctor,
-        train,
-        synth,
-        export,
-    ):
-        module.add_command(commands)
+    for name, text in COMMANDS.items():
+        command = commands.add_parser(name, help=text)
+        command.declare = partial(_declare, name)
+        command.set_defaults(run=later(name))
     for one in (parser, *commands.choices.values()):
         one.commands = commands.choices
     return parser
+
+
+def _declare(name: str, parser: Parser) -> None:
+    importlib.import_module(f"flashdraft.cli.flags.{name}").add_arguments(parser)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,29 +1,33 @@
 """The flags that commands share, and what they mean: a model, how it samples, where JSON goes.
 
-Defaults are not written here: a model's are those of `LLM`, the sampling's those of
-`SamplingParams` (or the model's own, in a chat). Only flags that were given override them.
+No torch: what is typed wrongly is answered at once. A model's defaults are those of `LLM`, which a
+test compares; the sampling's are those of `SamplingParams` (or the model's own, in a chat). Only
+flags that were given override them.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import inspect
 from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
-from flashdraft.cli.parser import Parser, device, one_of
+from flashdraft.cli.parser import device, one_of
 from flashdraft.core import SamplingParams
 from flashdraft.engine.config import KV_DTYPES, KV_KEYS, EngineConfig
 from flashdraft.errors import CheckpointError, RequestError
-from flashdraft.kernels.select import DTYPES, QUANTIZE
-from flashdraft.llm import LLM
-from flashdraft.models.sources import default_drafter
+from flashdraft.kernels.kinds import DTYPES, QUANTIZE
+from flashdraft.models.sources import DEFAULT_MODEL
 
-Commands: TypeAlias = "argparse._SubParsersAction[Parser]"
-
-LLM_DEFAULTS = {name: p.default for name, p in inspect.signature(LLM).parameters.items()}
+KEY_VARIABLE = "FLASHDRAFT_API_KEY"  # a flag shows in the list of processes; this does not
+GREEDY, RECOMMENDED = "greedy", "recommended"  # how bench samples
+NATIVE = "native"  # the engine that is our own
+MODEL_DEFAULTS: Mapping[str, Any] = {
+    "model": DEFAULT_MODEL,
+    **dict.fromkeys(("draft", "verify", "device", "dtype"), "auto"),
+    **dict.fromkeys(("quantize", "quantize_head")),
+    **{n: getattr(EngineConfig, n) for n in ("max_context", "cache_gb", "kv_dtype", "kv_keys")},
+}
 
 
 class Flag(NamedTuple):
@@ -54,7 +58,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("model")
 
     def add(name: str, type_: Callable[[str], Any], metavar: str, text: str) -> None:
-        default = LLM_DEFAULTS[name]
+        default = MODEL_DEFAULTS[name]
         shown = "" if default is None else " (default: %(default)s)"
         flag = "--" + name.replace("_", "-")
         group.add_argument(flag, type=type_, default=default, metavar=metavar, help=text + shown)
@@ -160,36 +164,6 @@ def add_json_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def load_model(arguments: argparse.Namespace, max_batch: int = 1) -> LLM:
-    """The model that the flags name; most commands ask it one thing at a time."""
-    return LLM(
-        arguments.model,
-        draft=None if arguments.draft == "none" else arguments.draft,
-        verify=arguments.verify,
-        device=arguments.device,
-        dtype=arguments.dtype,
-        quantize=arguments.quantize,
-        quantize_head=arguments.quantize_head,
-        max_context=arguments.max_context,
-        max_batch=max_batch,
-        cache_gb=arguments.cache_gb,
-        kv_dtype=arguments.kv_dtype,
-        kv_keys=arguments.kv_keys,
-    )
-
-
-def describe_model(llm: LLM) -> str:
-    """What answers: the model, the kernels that were chosen, and who drafts."""
-    drafting = "plain decoding"
-    if llm.drafter_name is not None:
-        is_included = llm.drafter_name == default_drafter(llm.model)
-        is_included &= Path(llm.drafter_name).is_absolute()
-        drafting = f"drafted by {'its included drafter' if is_included else llm.drafter_name}"
-    elif llm.engine.config.ngram:
-        drafting = "drafted by n-gram lookup"
-    return f"{llm.model} · {llm.kernels.name} on {llm.kernels.device} · {drafting}"
-
-
 def sampling_params(
     arguments: argparse.Namespace, base: SamplingParams | None = None
 ) -> SamplingParams:
@@ -209,20 +183,6 @@ def model_sampling(generation_config: Mapping[str, Any]) -> SamplingParams:
         return SamplingParams(**{"temperature": 1.0, **given})
     except RequestError as error:
         raise CheckpointError(f"The model's generation_config is not usable: {error}") from None
-
-
-def require_template(llm: LLM) -> None:
-    """Refuse a model that cannot answer in turns, with what can be done instead."""
-    if llm.tokenizer is None:
-        raise RequestError(
-            f"{llm.model} has no tokenizer; the command line needs one. LLM.generate in Python "
-            "takes token ids."
-        )
-    if llm.tokenizer.chat_template is None:
-        raise RequestError(
-            f"{llm.model} has no chat template; `flashdraft generate --raw` continues a prompt as "
-            "it is."
-        )
 
 
 def _verify_length(text: str) -> str | int:

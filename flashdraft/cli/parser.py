@@ -2,12 +2,14 @@
 
 argparse decides what is wrong; its terse answers become a line with the value, what may stand there
 and the name that was probably meant. What the library says of an argument of `LLM` or of a settings
-field is said of the flag that was typed. No command is known here.
+field is said of the flag that was typed. No command is known here; a command's flags, and what runs
+it, are loaded when they are first needed.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +27,7 @@ class Parser(argparse.ArgumentParser):
 
     commands: Mapping[str, Parser] = {}  # all there are, to say which of them has an option
     takes_rest = False  # what follows `--` is set aside in `extra`, whatever it looks like
+    declare: Callable[[Parser], None] | None = None  # adds the flags, once they are asked for
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **{**named, "allow_abbrev": False, "exit_on_error": False})
@@ -33,6 +36,7 @@ class Parser(argparse.ArgumentParser):
         self, args: Sequence[str] | None = None, namespace: Any = None
     ) -> tuple[argparse.Namespace, list[str]]:
         """Parse all of it: a command knows by itself what it does not take."""
+        self._complete()
         words = list(sys.argv[1:] if args is None else args)
         cut = words.index("--") if self.takes_rest and "--" in words else len(words)
         try:
@@ -46,6 +50,11 @@ class Parser(argparse.ArgumentParser):
         if not hasattr(found, "flags"):  # those of a command within this one go first
             found.flags = self._flags()
         return found, unknown
+
+    def format_help(self) -> str:
+        """The help, with all flags."""
+        self._complete()
+        return super().format_help()
 
     def error(self, message: str) -> NoReturn:
         """End with what is wrong and where help is."""
@@ -94,7 +103,13 @@ class Parser(argparse.ArgumentParser):
             return f"{self.prog} has no option {flag}; it is one of {', '.join(others)}"
         return f"{self.prog} has no option {flag}.{did_you_mean(flag, self._long_options())}"
 
+    def _complete(self) -> None:
+        declare, self.declare = self.declare, None
+        if declare is not None:
+            declare(self)
+
     def _long_options(self) -> dict[str, argparse.Action]:
+        self._complete()
         options = [(name, action) for action in self._actions for name in action.option_strings]
         return {name: action for name, action in options if name.startswith("--")}
 
@@ -112,6 +127,17 @@ class Parser(argparse.ArgumentParser):
 def _names(action: argparse.Action) -> tuple[str | None, ...]:
     metavar = action.metavar if isinstance(action.metavar, str) else None
     return (*action.option_strings, metavar, action.dest)
+
+
+def later(command: str) -> Callable[[argparse.Namespace], int]:
+    """What runs a command; its module is loaded then, with everything that it needs."""
+
+    def run(arguments: argparse.Namespace) -> int:
+        module = importlib.import_module(f"flashdraft.cli.commands.{command}")
+        code: int = module.run(arguments)
+        return code
+
+    return run
 
 
 def one_of(flag: str, known: Sequence[str]) -> Callable[[str], str]:

@@ -25,7 +25,7 @@ from flashdraft.errors import (
 from flashdraft.files import put_in_place, write_whole
 from flashdraft.models.config.target import ModelConfig
 from flashdraft.models.drafter.config import DrafterConfig
-from flashdraft.models.drafter.loading import check_fit, read_drafter_config
+from flashdraft.models.drafter.opening import check_fit, read_drafter_config
 from flashdraft.models.files.opening import read_json, reading
 from flashdraft.models.files.packaged import cache_folder
 from flashdraft.models.loading import loading_progress, open_checkpoint

@@ -14,7 +14,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from flashdraft.kernels.interface import (
-    Activation,
     Best,
     Choice,
     Heads,
@@ -23,6 +22,7 @@ from flashdraft.kernels.interface import (
     PagedKeys,
     Residual,
 )
+from flashdraft.kernels.kinds import Activation
 from flashdraft.kernels.quantized import Matrix, Quantized, join_floats
 
 

@@ -10,22 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from flashdraft.kernels.quantized import Matrix, Scheme
+from flashdraft.kernels.kinds import Activation, Scheme
+from flashdraft.kernels.quantized import Matrix
 
 Choice = tuple[Tensor, Tensor]  # [num_rows, k]: experts (int64), and their shares (float32)
-
-
-class Activation(StrEnum):
-    """The gate's activation function in a gated MLP."""
-
-    SILU = "silu"
-    GELU_TANH = "gelu_tanh"
 
 
 @dataclass(frozen=True)

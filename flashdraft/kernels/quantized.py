@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from enum import StrEnum
 from operator import itemgetter
 from typing import Any
 
@@ -17,14 +16,10 @@ import torch
 from torch import Tensor
 
 from flashdraft.errors import CheckpointError, RequestError
+from flashdraft.kernels.kinds import Scheme, fitting_group
 
-GROUPS = (128, 64, 32, 16)  # values that may share a scale, if not a whole row
 SUPER_GROUP = 256  # values under one scale of scales
 LARGEST_FP8 = 448.0  # of float8_e4m3fn
-FEW_BITS_STEP = 128  # values of a row of 4-bit codes that a GPU reads together
-MAX_SPARE = 0.1  # of a row, filled up for that: 704 values become 768
-FILLED_BITS = 6  # a value of such rows takes fewer, with its part of scales and minimums
-_INTEGER_GROUP = 32  # unless another is asked for
 _INT4_ZERO = 8
 _LARGEST_SCALE = 65504.0  # of float16
 _PIECE = 1 << 22  # values worked on at a time: what is in between takes several floats for each
@@ -33,24 +28,10 @@ _PIECE = 1 << 22  # values worked on at a time: what is in between takes several
 _INT4_PEAKS = tuple(6.5 + 0.4 * step for step in range(7))
 
 
-class Scheme(StrEnum):
-    """How a single value is coded."""
-
-    INT4 = "int4"
-    INT6 = "int6"
-    INT8 = "int8"
-    FP8 = "fp8"
-
-    @property
-    def bits(self) -> int:
-        """What a code takes, packed."""
-        return {"int4": 4, "int6": 6}.get(self.value, 8)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of a code that lies alone in its element."""
-        other = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
-        return other.get(self.value, torch.uint8)
+def code_dtype(scheme: Scheme) -> torch.dtype:
+    """Of a code that lies alone in its element."""
+    other = {Scheme.INT8: torch.int8, Scheme.FP8: torch.float8_e4m3fn}
+    return other.get(scheme, torch.uint8)
 
 
 @dataclass(frozen=True)
@@ -62,7 +43,7 @@ class Quantized:
     """
 
     scheme: Scheme
-    codes: Tensor  # [..., out, in] of scheme.dtype; int4 uses 0 .. 15, int6 0 .. 63
+    codes: Tensor  # [..., out, in] of code_dtype(scheme); int4 uses 0 .. 15, int6 0 .. 63
     scale: Tensor  # [..., out, in // group] float; with super_scale uint8 or int8
     group: int  # neighbours in a row that share a scale; in for one scale a row
     zero: int = 0
@@ -72,7 +53,7 @@ class Quantized:
 
     def __post_init__(self) -> None:
         *rows, depth = self.codes.shape
-        if self.codes.dtype is not self.scheme.dtype or not rows:
+        if self.codes.dtype is not code_dtype(self.scheme) or not rows:
             raise ValueError(f"{self.codes.dtype} {list(self.codes.shape)} are no {self.scheme}.")
         if self.group < 1 or depth % self.group:
             raise ValueError(f"Rows of {depth} values do not divide into groups of {self.group}.")
@@ -192,11 +173,11 @@ def quantize(weight: Tensor, scheme: Scheme, group: int | None = None) -> Quanti
     if scheme is Scheme.INT6:
         raise RequestError("int6 is a format of files; quantise to int4, int8 or fp8.")
     depth = weight.shape[-1]
-    group = _fitting_group(depth, scheme, group)
+    group = fitting_group(depth, scheme, group)
     _check_range(weight, scheme)
     rows = weight.detach().reshape(-1, depth)
     number = rows.shape[0]
-    codes = torch.empty(rows.shape, dtype=scheme.dtype, device=weight.device)
+    codes = torch.empty(rows.shape, dtype=code_dtype(scheme), device=weight.device)
     scale_dtype = torch.float32 if scheme is Scheme.FP8 else torch.float16
     scale = torch.empty(number, depth // group, dtype=scale_dtype, device=weight.device)
     code = {Scheme.INT4: _code_int4, Scheme.INT8: _code_int8, Scheme.FP8: _code_fp8}[scheme]
@@ -208,25 +189,6 @@ def quantize(weight: Tensor, scheme: Scheme, group: int | None = None) -> Quanti
     outer = weight.shape[:-1]
     zero = _INT4_ZERO if scheme is Scheme.INT4 else 0
     return Quantized(scheme, codes.view(*outer, -1), scale.view(*outer, -1), group, zero)
-
-
-def filled_depth(depth: int) -> int:
-    """Of a row of 4-bit codes on a GPU: filled up to whole steps where that adds little."""
-    spare = -depth % FEW_BITS_STEP
-    return depth + spare if spare <= MAX_SPARE * depth else depth
-
-
-def filled_bytes(shape: Sequence[int], num_bytes: int) -> int:
-    """What so many bytes of codes and scales of this shape take on a GPU."""
-    is_filled = len(shape) > 1 and 8 * num_bytes < FILLED_BITS * math.prod(shape)
-    return num_bytes * filled_depth(shape[-1]) // shape[-1] if is_filled else num_bytes
-
-
-def quantized_bytes(shape: Sequence[int], scheme: Scheme) -> int:
-    """What `quantize` makes of a float weight of this shape, packed."""
-    values, depth = math.prod(shape), shape[-1]
-    scale_bytes = 4 if scheme is Scheme.FP8 else 2
-    return values * scheme.bits // 8 + values // _fitting_group(depth, scheme, None) * scale_bytes
 
 
 def _under(outer: Tensor | None, inner: Tensor) -> Tensor:
@@ -242,22 +204,6 @@ def _join(parts: Sequence[Quantized], join: Callable[[list[Tensor]], Tensor]) ->
     tensors = [part._tensors() for part in parts]
     joined: dict[str, Any] = {name: join([one[name] for one in tensors]) for name in tensors[0]}
     return replace(parts[0], **joined)
-
-
-def _fitting_group(depth: int, scheme: Scheme, group: int | None) -> int:
-    if group is None and scheme is Scheme.FP8:
-        return depth
-    wanted = _INTEGER_GROUP if group is None else group
-    if wanted not in GROUPS:
-        allowed = ", ".join(str(size) for size in reversed(GROUPS))
-        raise RequestError(f"The group is {wanted}; it must be one of {allowed}.")
-    for size in GROUPS:
-        if size <= wanted and depth % size == 0:
-            return size
-    raise RequestError(
-        f"A weight has rows of {depth} values, which groups of {GROUPS[-1]} or more do not divide; "
-        f"{scheme} cannot hold it. Leave it as it is, or use fp8."
-    )
 
 
 def _check_range(weight: Tensor, scheme: Scheme) -> None:

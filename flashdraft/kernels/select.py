@@ -11,11 +11,9 @@ import torch
 from flashdraft.errors import RequestError
 from flashdraft.kernels.cpu import backend as cpu_backend
 from flashdraft.kernels.interface import Kernels
-from flashdraft.kernels.quantized import Scheme
+from flashdraft.kernels.kinds import DTYPES, QUANTIZE, Scheme
 from flashdraft.kernels.torch_backend import TorchKernels
 
-DTYPES = ("auto", "float32", "bfloat16", "float16", "int8")
-QUANTIZE = (Scheme.INT4, Scheme.INT8, Scheme.FP8)  # what float weights can become on a GPU
 _HOW_TO_BUILD = "install a C compiler (gcc or clang) and reinstall flashdraft"
 _TRITON_BACKEND = "flashdraft.kernels.cuda.backend"
 _LEAST_CAPABILITY = (8, 0)  # bfloat16 tensor cores and asynchronous copies

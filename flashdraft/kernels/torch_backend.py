@@ -15,13 +15,13 @@ from torch import Tensor
 
 from flashdraft.kernels.composed import ComposedKernels
 from flashdraft.kernels.interface import (
-    Activation,
     BlockMask,
     Heads,
     KeyRebuild,
     PagedKeys,
     PageView,
 )
+from flashdraft.kernels.kinds import Activation
 from flashdraft.kernels.quantized import LARGEST_FP8, Matrix, join_floats
 
 FP8 = torch.float8_e4m3fn  # of a cache in 8 bits

@@ -17,7 +17,6 @@ from torch import Tensor
 from flashdraft.errors import CheckpointError, RequestError
 from flashdraft.kernels.interface import (
     CAUSAL,
-    Activation,
     Best,
     BlockMask,
     Heads,
@@ -29,6 +28,7 @@ from flashdraft.kernels.interface import (
     Residual,
     RopeTable,
 )
+from flashdraft.kernels.kinds import Activation
 from flashdraft.kernels.quantized import Matrix
 from flashdraft.models.config.target import LayerConfig, ModelConfig
 from flashdraft.models.rope import Rope

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -12,14 +12,11 @@ from torch import Tensor
 from flashdraft.errors import CheckpointError, quoted
 from flashdraft.kernels.quantized import Matrix
 from flashdraft.models.files.opening import reading
+from flashdraft.models.tables import GuardedTable, TensorTable
 
 
-class TensorSource(Protocol):
+class TensorSource(TensorTable, Protocol):
     """A checkpoint: names, shapes, and tensors read one at a time."""
-
-    def names(self) -> Iterable[str]: ...
-
-    def shape(self, name: str) -> tuple[int, ...]: ...
 
     def read(self, name: str) -> Tensor: ...
 
@@ -27,24 +24,14 @@ class TensorSource(Protocol):
         """A weight on `device`, in few bits where it is stored so; what `read` gives otherwise."""
         ...
 
-    def quantized_bytes(self, name: str) -> int | None:
-        """What a weight that is stored in few bits takes; None for floats."""
-        ...
 
-
-class GuardedTensors:
+class GuardedTensors(GuardedTable):
     """A checkpoint's tensors; what goes wrong as they are read names the file and the tensor."""
 
+    _source: TensorSource
+
     def __init__(self, source: TensorSource, path: Path) -> None:
-        self._source = source
-        self._path = path
-
-    def names(self) -> Iterable[str]:
-        return self._source.names()
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        with reading(f"{self._path}: tensor {quoted(name)}"):
-            return self._source.shape(name)
+        super().__init__(source, path)
 
     def read(self, name: str) -> Tensor:
         with reading(self._described(name)):
@@ -53,13 +40,6 @@ class GuardedTensors:
     def read_matrix(self, name: str, device: torch.device | None = None) -> Matrix:
         with reading(self._described(name)):
             return self._source.read_matrix(name, device)
-
-    def quantized_bytes(self, name: str) -> int | None:
-        with reading(self._described(name)):
-            return self._source.quantized_bytes(name)
-
-    def _described(self, name: str) -> str:
-        return f"{self._path}: tensor {quoted(name)} of shape {list(self.shape(name))}"
 
 
 class Weights:

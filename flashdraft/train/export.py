@@ -24,13 +24,13 @@ from flashdraft.core import VERSION
 from flashdraft.errors import CheckpointError, RequestError
 from flashdraft.files import write_whole
 from flashdraft.kernels.select import WeightFormats, read_scheme
+from flashdraft.models.drafter.config import LAYOUTS
 from flashdraft.models.drafter.loading import load_drafter, save_drafter, save_speculators
 from flashdraft.models.files.opening import read_json
 from flashdraft.models.loading import open_checkpoint
 from flashdraft.models.sources import resolve_source
 
 AS_STORED = WeightFormats()
-LAYOUTS = ("zlab", "speculators")
 PROVENANCE = "flashdraft.json"
 _VERSIONED = ("torch", "transformers", "triton", "safetensors", "numpy")
 

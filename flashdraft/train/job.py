@@ -11,12 +11,12 @@ import torch
 from flashdraft.errors import RequestError, TrainingError
 from flashdraft.kernels.select import WeightFormats
 from flashdraft.models.drafter.config import DrafterConfig
-from flashdraft.models.drafter.loading import check_fit
+from flashdraft.models.drafter.opening import check_fit
 from flashdraft.models.loading import Checkpoint
 from flashdraft.models.sources import resolve_source
 from flashdraft.models.tokenizer import Tokenizer
-from flashdraft.train.data.answers import AnswerSet, Author
-from flashdraft.train.data.regenerate import AnswerSettings, fingerprint, tokenizer_digest
+from flashdraft.train.data.answers import AnswerSet, Author, fingerprint, tokenizer_digest
+from flashdraft.train.data.settings import AnswerSettings
 from flashdraft.train.fit.schedule import TrainConfig
 from flashdraft.train.initial import BLOCK_SIZE, NUM_LAYERS, choose_mask_token, drafter_config
 from flashdraft.train.origin import read_origin_config

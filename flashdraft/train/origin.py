@@ -12,8 +12,9 @@ import torch
 from flashdraft.errors import FlashdraftError, TrainingError
 from flashdraft.models.config.target import ModelConfig
 from flashdraft.models.drafter.config import DrafterConfig
-from flashdraft.models.drafter.loading import check_fit, load_drafter, read_drafter_config
+from flashdraft.models.drafter.loading import load_drafter
 from flashdraft.models.drafter.model import Drafter
+from flashdraft.models.drafter.opening import check_fit, read_drafter_config
 from flashdraft.train.fit.state import is_state, read_parameters, read_state, states
 
 

@@ -24,7 +24,10 @@ from flashdraft.kernels.select import select_kernels
 from flashdraft.models.loading import open_checkpoint
 from flashdraft.models.sources import resolve_source
 from flashdraft.train.fit.loop import LogRow
-from flashdraft.train.job import TrainingJob, plan_drafter
+from flashdraft.train.job import (
+    TrainingJob,
+    plan_drafter,
+)
 from flashdraft.train.lock import make_folder, sole_writer
 from flashdraft.train.stages.answering import make_answers
 from flashdraft.train.stages.material import Material

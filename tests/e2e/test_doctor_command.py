@@ -25,17 +25,10 @@ from flashdraft.bench.doctor import probe as doctor_probe
 from flashdraft.bench.doctor.causes import find_causes
 from flashdraft.bench.doctor.examination import examine_patient
 from flashdraft.bench.doctor.expected import expected_range
-from flashdraft.bench.doctor.probe import (
-    PROMPTS,
-    Accepted,
-    Mode,
-    Patient,
-    Probe,
-    drafter_for,
-    greedy,
-)
+from flashdraft.bench.doctor.probe import PROMPTS, Accepted, Patient, Probe, drafter_for, greedy
 from flashdraft.bench.doctor.replay import Trial, try_drafter
-from flashdraft.bench.doctor.report import Measured, Report, Settings
+from flashdraft.bench.doctor.report import Measured, Report
+from flashdraft.bench.doctor.settings import Mode, Settings
 from flashdraft.cli import main
 from flashdraft.core import FinishReason, Generation, GenerationStats, SamplingParams
 from flashdraft.models.loading import open_checkpoint

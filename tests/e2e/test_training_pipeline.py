@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import os
@@ -18,16 +17,17 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from flashdraft import LLM, SamplingParams
-from flashdraft.cli.commands import train as train_command
+from flashdraft.cli import build_parser
 from flashdraft.errors import CheckpointError, RequestError, TrainingError
 from flashdraft.kernels.interface import Kernels
-from flashdraft.kernels.quantized import Scheme
+from flashdraft.kernels.kinds import Scheme
 from flashdraft.kernels.select import select_kernels
 from flashdraft.models.drafter.loading import save_drafter
 from flashdraft.models.loading import open_checkpoint
 from flashdraft.models.tokenizer import Tokenizer
 from flashdraft.train import pipeline
-from flashdraft.train.data.regenerate import fingerprint, load_target
+from flashdraft.train.data.answers import fingerprint
+from flashdraft.train.data.regenerate import load_target
 from flashdraft.train.evaluate import Evaluation
 from flashdraft.train.fit.plot import read_log
 from flashdraft.train.fit.schedule import TrainConfig
@@ -44,11 +44,9 @@ SMALL += ["--lr", "5e-3", "--log-every", "5", "--evaluate-every", "10", "--devic
 ANSWERING = ["--max-tokens", "24", "--max-prompt-tokens", "128"]
 
 SCRIPT = """
-import argparse, sys
-from flashdraft.cli import train
-parser = argparse.ArgumentParser()
-train.add_command(parser.add_subparsers())
-arguments = parser.parse_args(sys.argv[1:])
+import sys
+from flashdraft.cli import build_parser
+arguments = build_parser().parse_args(sys.argv[1:])
 sys.exit(arguments.run(arguments))
 """
 
@@ -88,12 +86,10 @@ def make_talking_checkpoint(folder: Path) -> Path:
 
 def run_command(*arguments: object) -> dict[str, Any]:
     """What `flashdraft train … --json FILE` writes."""
-    parser = argparse.ArgumentParser()
-    train_command.add_command(parser.add_subparsers())
     out = Path(str(arguments[arguments.index("--out") + 1])).with_suffix(".json")
     answering = [] if "--answers" in arguments else ANSWERING
     flags = [*map(str, arguments), *SMALL, *answering, "--json", str(out)]
-    parsed = parser.parse_args(["train", *flags])
+    parsed = build_parser().parse_args(["train", *flags])
     assert parsed.run(parsed) == 0
     content: dict[str, Any] = json.loads(out.read_text())
     return content

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from flashdraft.kernels.cuda.quantized.layout import pack_quantized
-from flashdraft.kernels.interface import Activation
+from flashdraft.kernels.kinds import Activation
 from tests.unit.kernels.cuda.quantized.test_linear import FORMATS
 
 Multiply = Callable[..., Tensor]  # (x, packed weight, activation or nothing)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from flashdraft.kernels.interface import BIDIRECTIONAL, CAUSAL, Heads, PagedKeys
-from flashdraft.kernels.quantized import Scheme
+from flashdraft.kernels.kinds import Scheme
 from tests.unit.kernels.cuda.attention.test_few_rows import CASES, FULL, expect, make_inputs
 
 pytestmark = pytest.mark.gpu

@@ -17,7 +17,6 @@ from torch import Tensor
 from flashdraft.kernels.interface import (
     BIDIRECTIONAL,
     CAUSAL,
-    Activation,
     BlockMask,
     Heads,
     PagedKeys,
@@ -25,6 +24,7 @@ from flashdraft.kernels.interface import (
     QKVSpec,
     RopeTable,
 )
+from flashdraft.kernels.kinds import Activation
 from flashdraft.kernels.torch_backend import TorchKernels
 
 pytestmark = pytest.mark.gpu

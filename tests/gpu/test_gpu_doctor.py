@@ -6,7 +6,7 @@ import pytest
 
 from flashdraft.bench.doctor.checks import check_kernels
 from flashdraft.bench.doctor.report import OK
-from flashdraft.kernels.quantized import Scheme
+from flashdraft.kernels.kinds import Scheme
 from flashdraft.kernels.select import select_kernels
 
 pytestmark = pytest.mark.gpu

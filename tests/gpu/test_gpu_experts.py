@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from flashdraft.kernels.interface import Activation, Residual
+from flashdraft.kernels.interface import Residual
+from flashdraft.kernels.kinds import Activation
 from flashdraft.kernels.torch_backend import TorchKernels
 
 pytestmark = pytest.mark.gpu

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from flashdraft.kernels.cuda.quantized.layout import pack_quantized
-from flashdraft.kernels.interface import Activation, Mixture, Residual
-from flashdraft.kernels.quantized import Scheme, stack_experts
+from flashdraft.kernels.interface import Mixture, Residual
+from flashdraft.kernels.kinds import Activation, Scheme
+from flashdraft.kernels.quantized import stack_experts
 from tests.gpu.products import (
     check_every_fp8_number,
     check_gates,

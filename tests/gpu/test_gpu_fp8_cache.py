@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from flashdraft.engine.cache.memory import GB, build_cache
+from flashdraft.engine.cache.memory import build_cache
+from flashdraft.engine.cache.planning import GB
 from flashdraft.engine.cache.storage import stored_dtype
 from flashdraft.engine.config import EngineConfig
 from flashdraft.engine.engine import Engine

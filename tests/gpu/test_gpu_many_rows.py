@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from flashdraft.kernels.cuda.quantized.layout import pack_quantized
-from flashdraft.kernels.interface import Activation
+from flashdraft.kernels.kinds import Activation
 from tests.gpu.products import (
     check_every_fp8_number,
     check_gates,

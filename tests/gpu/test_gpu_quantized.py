@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from flashdraft.kernels.cuda.quantized.layout import pack_quantized
-from flashdraft.kernels.interface import Activation
-from flashdraft.kernels.quantized import Scheme, quantize, stack_experts
+from flashdraft.kernels.kinds import Activation, Scheme
+from flashdraft.kernels.quantized import quantize, stack_experts
 from tests.gpu.products import distance
 from tests.unit.kernels.cuda.quantized.test_linear import FORMATS
 

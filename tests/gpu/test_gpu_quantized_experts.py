@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from flashdraft.kernels.cuda.quantized.layout import PackedWeight, pack_quantized
-from flashdraft.kernels.interface import Activation
-from flashdraft.kernels.quantized import Quantized, Scheme, quantize
+from flashdraft.kernels.kinds import Activation, Scheme
+from flashdraft.kernels.quantized import Quantized, quantize
 from flashdraft.kernels.torch_backend import TorchKernels
 
 pytestmark = pytest.mark.gpu

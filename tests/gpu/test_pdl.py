@@ -15,7 +15,6 @@ from torch import Tensor
 
 from flashdraft.kernels.interface import (
     CAUSAL,
-    Activation,
     Heads,
     Mixture,
     PagedKeys,
@@ -24,7 +23,7 @@ from flashdraft.kernels.interface import (
     Residual,
     RopeTable,
 )
-from flashdraft.kernels.quantized import Scheme
+from flashdraft.kernels.kinds import Activation, Scheme
 
 pytestmark = pytest.mark.gpu
 CUDA = torch.device("cuda")

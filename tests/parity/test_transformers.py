@@ -10,8 +10,9 @@ import torch
 import transformers
 
 from flashdraft.core import Request, SamplingParams
+from flashdraft.engine.cache.layers import cache_layers
 from flashdraft.engine.cache.pages import PageBook
-from flashdraft.engine.cache.storage import KVCache, Span, cache_layers
+from flashdraft.engine.cache.storage import KVCache, Span
 from flashdraft.engine.sequence import Sequence
 from flashdraft.models.config.target import ModelConfig
 from flashdraft.models.layers import ForwardBatch

@@ -23,7 +23,8 @@ from flashdraft import LLM
 from flashdraft.bench.plan.pairs import expected_length
 from flashdraft.core import FinishReason, Generation, GenerationStats, Request, SamplingParams
 from flashdraft.engine.engine import Engine
-from flashdraft.kernels.interface import Activation, Mixture, Residual
+from flashdraft.kernels.interface import Mixture, Residual
+from flashdraft.kernels.kinds import Activation
 from flashdraft.kernels.torch_backend import TorchKernels
 from flashdraft.models.drafter.model import Drafter
 from tests.tiny import make_tiny_checkpoint

@@ -14,7 +14,7 @@ from benchmarks import accepted_length, cpu_draft
 from benchmarks.cpu_draft import DRAFTED, LLAMA, PLAIN, RANDOM, TRANSFORMERS
 from benchmarks.cpu_engines import Llama, Turn, random_drafter
 from flashdraft.core import GenerationStats
-from flashdraft.models.drafter.loading import read_drafter_config
+from flashdraft.models.drafter.opening import read_drafter_config
 from flashdraft.models.sources import default_drafter
 from flashdraft.train.data.answers import Answer, AnswerSet
 from flashdraft.train.evaluate import Evaluation, RequestResult

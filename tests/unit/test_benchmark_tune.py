@@ -17,7 +17,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 from benchmarks import tune_quantized as tune
 from flashdraft.kernels.cuda.quantized.linear import plan_quantized
-from flashdraft.kernels.quantized import Scheme
+from flashdraft.kernels.kinds import Scheme
 
 CPU = torch.device("cpu")
 

@@ -27,7 +27,6 @@ from flashdraft.kernels.cuda.quantized.layout import pack_quantized
 from flashdraft.kernels.interface import (
     BIDIRECTIONAL,
     CAUSAL,
-    Activation,
     BlockMask,
     Heads,
     Kernels,
@@ -39,7 +38,8 @@ from flashdraft.kernels.interface import (
     Residual,
     RopeTable,
 )
-from flashdraft.kernels.quantized import Scheme, quantize, stack_experts
+from flashdraft.kernels.kinds import Activation, Scheme
+from flashdraft.kernels.quantized import quantize, stack_experts
 from flashdraft.kernels.torch_backend import TorchKernels
 
 GB = 10**9

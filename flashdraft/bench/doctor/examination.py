@@ -29,15 +29,8 @@ from flashdraft.bench.doctor.probe import (
     is_on_gpu,
 )
 from flashdraft.bench.doctor.replay import seconds_per_row
-from flashdraft.bench.doctor.report import (
-    OK,
-    PROBLEM,
-    WARNING,
-    Finding,
-    Measured,
-    Report,
-    Settings,
-)
+from flashdraft.bench.doctor.report import OK, PROBLEM, WARNING, Finding, Measured, Report
+from flashdraft.bench.doctor.settings import Settings
 from flashdraft.bench.doctor.weights import read_weights, schemes_in_use
 from flashdraft.core import Generation, SamplingParams
 from flashdraft.engine.config import MAX_VERIFY

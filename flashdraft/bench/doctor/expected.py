@@ -16,7 +16,7 @@ from typing import Any
 from flashdraft.bench.plan.pairs import ACCEPTED, DRAFTERS
 from flashdraft.errors import CheckpointError
 from flashdraft.models.drafter.config import DrafterConfig
-from flashdraft.models.drafter.loading import read_drafter_config
+from flashdraft.models.drafter.opening import read_drafter_config
 from flashdraft.models.files.opening import read_json
 from flashdraft.models.sources import DEFAULT_MODEL, default_drafter, known_models
 

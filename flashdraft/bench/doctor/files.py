@@ -12,17 +12,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from flashdraft.bench.doctor.report import (
-    OK,
-    PROBLEM,
-    WARNING,
-    FileCheck,
-    Finding,
-    Report,
-    Settings,
-)
+from flashdraft.bench.doctor.report import OK, PROBLEM, WARNING, FileCheck, Finding, Report
+from flashdraft.bench.doctor.settings import Settings
 from flashdraft.errors import CheckpointError, FlashdraftError, printable
-from flashdraft.models.drafter.loading import read_drafter_config
+from flashdraft.models.drafter.opening import read_drafter_config
 from flashdraft.models.files import digests, hub
 from flashdraft.models.files.safetensors import open_safetensors
 from flashdraft.models.loading import open_checkpoint

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 
+from flashdraft.bench.doctor.settings import Mode
 from flashdraft.chat.templates import encode_chat
 from flashdraft.core import FinishReason, Generation, Request, SamplingParams
 from flashdraft.engine.config import MAX_VERIFY, EngineConfig
@@ -45,15 +46,6 @@ PROMPTS = (
 MAX_TOKENS = 64
 FEW_TOKENS = 100  # below this an accepted length says little
 _MAX_CONTEXT = 1024
-
-
-@dataclass(frozen=True)
-class Mode:
-    """How the pair is asked: what a user can get wrong without touching a file."""
-
-    thinking: bool = False
-    temperature: float = 0.0
-    template: str | None = None  # its text; None = the checkpoint's own
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flashdraft.bench.doctor.expected import Expected
-from flashdraft.bench.doctor.probe import Accepted, Mode
+from flashdraft.bench.doctor.probe import Accepted
+from flashdraft.bench.doctor.settings import Settings
 from flashdraft.bench.doctor.weights import PairWeights
 from flashdraft.core import Generation
-from flashdraft.engine.config import EngineConfig
 
 FORMAT = "flashdraft-doctor/1"
-DEFAULT_SECONDS = 30.0
 OK, WARNING, PROBLEM = "ok", "warning", "problem"
 THINKING, SCALE, TAPS = "thinking mismatch", "embedding scale", "shifted taps"
 QUANTISED, TEMPLATE, TEMPERATURE = "quantised target", "wrong template", "temperature"
@@ -70,22 +69,6 @@ class Measured:
     def is_low(self) -> bool:
         """Whether greedy decoding alone accepts too little, as far as it got."""
         return self.greedy.is_known and self.greedy.length < self.expected.low
-
-
-@dataclass(frozen=True)
-class Settings:
-    """Which pair is examined, how it is asked, and for how long."""
-
-    model: str
-    draft: str = "auto"
-    device: str = "auto"
-    dtype: str = "auto"
-    mode: Mode = Mode()
-    seconds: float = DEFAULT_SECONDS  # once the pair is loaded; what is under way is not cut
-    quantize: str | None = None
-    quantize_head: str | None = None
-    kv_dtype: str = EngineConfig.kv_dtype
-    kv_keys: str = EngineConfig.kv_keys
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from flashdraft.bench.doctor.expected import read_provenance, target_of
 from flashdraft.bench.doctor.probe import Accepted, Patient, Probe, accepted_by, drafter_for
+from flashdraft.bench.doctor.remedy import better_target
 from flashdraft.bench.doctor.replay import agreement
 from flashdraft.bench.doctor.report import CLEAR_GAIN, QUANTISED, Cause, Measured
 from flashdraft.bench.doctor.weights import (
@@ -15,10 +16,7 @@ from flashdraft.bench.doctor.weights import (
     read_weights,
     recorded_formats,
 )
-from flashdraft.bench.plan.gpus import RUNTIME_BYTES, this_machine
-from flashdraft.bench.plan.pairs import find_pair
-from flashdraft.bench.plan.plan import make_plan
-from flashdraft.errors import CapacityError, FlashdraftError
+from flashdraft.errors import CapacityError
 from flashdraft.kernels.select import WeightFormats
 from flashdraft.llm import LLM
 from flashdraft.models.loading import open_checkpoint
@@ -43,7 +41,7 @@ def find_other_weights(patient: Patient, measured: Measured, deadline: float) ->
     if trained_for is None or (trained_for, trained_in) == (patient.llm.model, formats):
         return []
     origin, bits = _origin(patient, trained_for, trained_in)
-    cause = Cause(QUANTISED, origin, _remedy(patient, trained_for, trained_in, bits))
+    cause = Cause(QUANTISED, origin, better_target(patient, trained_for, trained_in, bits))
     reference = None
     is_possible = kernels.device.type == "cuda" or not any(trained_in)
     if is_possible and _is_here(trained_for, patient.llm.model):
@@ -82,44 +80,6 @@ def _origin(
             target.bits,
         )
     return f"{text}, and this target is {target.text}", None
-
-
-def _remedy(
-    patient: Patient,
-    trained_for: str,
-    trained_in: WeightFormats,
-    bits: float | None,
-) -> str:
-    """The target as the drafter knows it; more bits, the most that fit; or another drafter."""
-    model, kernels = patient.llm.model, patient.llm.kernels
-    options = [] if trained_for == model else [f"use {trained_for}"]
-    if any(trained_in):
-        options.append(f"give {trained_in.flags()} as in training")
-    # what a file has rounded no flag brings back
-    better = None if kernels.quantize is None or bits is None else _better_format(patient, bits)
-    if better is not None:
-        options.append(better)
-    elif trained_for != model:
-        options.append("a format of more bits")
-    words = ["flashdraft train", model, WeightFormats.of(kernels).flags(), "--out FOLDER"]
-    options.append(f"train a drafter on this very target: {' '.join(filter(None, words))}")
-    return f"{', or '.join(options)}; flashdraft plan {model} says which formats fit"
-
-
-def _better_format(patient: Patient, bits: float) -> str | None:
-    """The most exact format that this GPU holds, where the target is in one of fewer bits."""
-    card = this_machine()
-    # what is taken now is mostly this very pair, which would make room
-    card = replace(card, free_bytes=max(card.free_bytes, card.memory_bytes - RUNTIME_BYTES))
-    try:
-        pair = find_pair(patient.llm.model, patient.llm.drafter_name or "none")
-        plan = make_plan(pair, card, kv_dtype=patient.kv_dtype, kv_keys=patient.kv_keys)
-    except FlashdraftError:  # sizes that plan does not know
-        return None
-    best = next((fit.form for fit in plan.fits if fit.fits and fit.form.bits > bits), None)
-    if best is None:
-        return None
-    return f"use {' '.join(best.flags)}" if best.flags else "leave --quantize out (bf16 fits here)"
 
 
 def find_low_precision(patient: Patient, measured: Measured, deadline: float) -> list[Cause] | None:

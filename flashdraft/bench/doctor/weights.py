@@ -17,7 +17,7 @@ from flashdraft.bench.doctor.probe import Patient
 from flashdraft.bench.plan.sizes import GPU_FORMATS
 from flashdraft.engine.cache.storage import stored_dtype
 from flashdraft.kernels.interface import Kernels
-from flashdraft.kernels.quantized import Scheme
+from flashdraft.kernels.kinds import Scheme
 from flashdraft.kernels.select import WeightFormats
 from flashdraft.models.config.quantization import WeightFormat, read_quantization
 from flashdraft.models.files.safetensors import open_safetensors

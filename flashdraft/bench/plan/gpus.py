@@ -11,8 +11,7 @@ import os
 import re
 from dataclasses import dataclass, replace
 
-import torch
-
+from flashdraft.bench.plan.driver import current_device
 from flashdraft.errors import RequestError, did_you_mean
 
 GB = 10**9
@@ -121,11 +120,11 @@ def custom_card(
 
 def this_machine() -> Card:
     """The current GPU with the memory that is free on it now, or else the CPU."""
-    if not torch.cuda.is_available():
+    found = current_device()
+    if found is None:
         total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         return Card("this machine's CPU", total, total, is_cpu=True)
-    free, total = torch.cuda.mem_get_info()
-    return recognise(torch.cuda.get_device_name(), total, free)
+    return recognise(found.name, found.total_bytes, found.free_bytes)
 
 
 def recognise(device_name: str, total: int, free: int) -> Card:

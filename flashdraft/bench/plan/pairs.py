@@ -16,10 +16,10 @@ from flashdraft.errors import ModelNotFoundError
 from flashdraft.models.config.quantization import read_quantization
 from flashdraft.models.config.target import ModelConfig
 from flashdraft.models.drafter.config import DrafterConfig
-from flashdraft.models.drafter.loading import check_fit, read_drafter_config
+from flashdraft.models.drafter.opening import check_fit, read_drafter_config
 from flashdraft.models.files.opening import reading
-from flashdraft.models.loading import open_checkpoint, read_target_config
 from flashdraft.models.sources import DEFAULT_MODEL, default_drafter
+from flashdraft.models.stored import BARE, open_stored, read_target_config
 
 _SLIDING, _FULL = "sliding_attention", "full_attention"
 
@@ -244,7 +244,7 @@ def _target(model: str) -> tuple[ModelConfig, Mapping[str, int]]:
         with reading(f"The config of {path}"):
             if not read_quantization(raw):
                 return ModelConfig.from_hf(raw), {}
-    checkpoint = open_checkpoint(path)
+    checkpoint = open_stored(path, BARE)
     source = checkpoint.source
     sizes = {name: source.quantized_bytes(name) for name in source.names()}
     return checkpoint.config, {name: size for name, size in sizes.items() if size is not None}

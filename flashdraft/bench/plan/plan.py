@@ -11,12 +11,11 @@ import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-import torch
-
 from flashdraft.bench.plan.gpus import GB, Card, cards_by_memory
 from flashdraft.bench.plan.pairs import Pair
 from flashdraft.bench.plan.sizes import (
     CPU_FORMATS,
+    FLOAT8,
     GPU_FORMATS,
     CachePlan,
     Format,
@@ -28,8 +27,8 @@ from flashdraft.bench.plan.sizes import (
     weight_bytes,
 )
 from flashdraft.bench.plan.speed import Prediction, predict, predict_best
-from flashdraft.engine.cache.memory import DEFAULT_CPU_GB, GPU_SHARE
-from flashdraft.engine.cache.storage import shares_keys
+from flashdraft.engine.cache.layers import shares_keys
+from flashdraft.engine.cache.planning import DEFAULT_CPU_GB, GPU_SHARE
 from flashdraft.engine.config import KV_DTYPES, KV_KEYS, EngineConfig
 from flashdraft.errors import RequestError
 
@@ -155,7 +154,7 @@ def _smaller_caches(plan: Plan, wanted: str) -> list[str]:
     """Each way to a smaller cache that is enough by itself; if none is, both of them together."""
     best, forms = plan.best.form, [fit.form for fit in plan.fits]
     narrow, fewer = [], []
-    if best.cache_dtype is not torch.float8_e4m3fn and _reads_fp8(plan.card):
+    if best.cache_dtype != FLOAT8 and _reads_fp8(plan.card):
         narrow = [_with_fp8_cache(form) for form in forms]
     if best.kv_keys == "stored" and _rebuilds_keys(plan.pair, plan.card):
         fewer = [_with_rebuilt_keys(form) for form in forms]
@@ -189,7 +188,7 @@ def _reads_fp8(card: Card) -> bool:
 
 def _with_fp8_cache(form: Format) -> Format:
     flags = (*form.flags, "--kv-dtype", "fp8")
-    return replace(form, flags=flags, cache_dtype=torch.float8_e4m3fn)
+    return replace(form, flags=flags, cache_dtype=FLOAT8)
 
 
 def _rebuilds_keys(pair: Pair, card: Card) -> bool:

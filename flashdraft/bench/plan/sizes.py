@@ -1,33 +1,46 @@
 """What a pair weighs: parameters, bytes of its weights in a format, and bytes of keys and values.
 
 Counted from configs, and from a file's tensors where it stores them in few bits. How many pages of
-the cache fit a budget follows the engine's own rule (engine/cache/memory.py), with the engine's own
-constants; a test holds the two together. What becomes of a weight on a GPU follows
-kernels/cuda/backend.py.
+the cache fit a budget is the engine's own rule (engine/cache/planning.py). What becomes of a weight
+on a GPU follows kernels/cuda/backend.py. No torch.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
-
-import torch
+from typing import Any, NamedTuple
 
 from flashdraft.bench.plan.pairs import Pair
-from flashdraft.engine.cache.memory import LOOKAHEAD, plan_pools
-from flashdraft.engine.cache.storage import CacheLayer, bytes_per_token, cache_layers, window_pages
-from flashdraft.engine.config import MAX_BUFFERED, EngineConfig
-from flashdraft.kernels.quantized import FILLED_BITS, filled_depth
+from flashdraft.engine.cache.layers import CacheLayer, ValueType, bytes_per_token, cache_layers
+from flashdraft.engine.cache.planning import (
+    LOOKAHEAD,
+    draft_lag,
+    plan_pools,
+    window_pages,
+    window_slack,
+)
+from flashdraft.engine.config import EngineConfig
+from flashdraft.kernels.kinds import FILLED_BITS, filled_depth
 from flashdraft.models.config.target import LayerConfig, ModelConfig
-from flashdraft.models.drafter.config import DrafterConfig
-from flashdraft.models.drafter.model import Drafter
+from flashdraft.models.drafter.config import DrafterConfig, tensor_shapes
 
 # Fewer values than this stay floats on a GPU: kernels/cuda/backend.py has the same number, but is
 # not imported where there is no Triton. A test holds the two together.
 LEAST_VALUES = 1 << 22
 FLOAT, INT8, FP8, INT4 = 16.0, 8.5, 8.0, 4.5  # bits; integers have a 16-bit scale for 32 values
+
+
+class CacheType(NamedTuple):
+    """What keys and values are stored as; it stands for a dtype of torch."""
+
+    name: str
+    itemsize: int  # bytes
+
+
+BFLOAT16, FLOAT32, FLOAT8 = CacheType("bfloat16", 2), CacheType("float32", 4), CacheType("fp8", 1)
 
 
 @dataclass(frozen=True)
@@ -42,7 +55,7 @@ class Format:
     expert_bits: float | None = None  # where a file has them in another format
     table_bits: float | None = None  # of an embedding table beside the head; None = a float's
     is_cpu: bool = False  # whose kernels quantise small weights too, and keep a table in any case
-    cache_dtype: torch.dtype = torch.bfloat16
+    cache_dtype: CacheType = BFLOAT16
     kv_keys: str = EngineConfig.kv_keys
 
     @property
@@ -55,7 +68,7 @@ class Format:
         """Whether steps were timed in it: the shares of bandwidth were fitted to these alone."""
         widths = (self.bits, self.head_bits, self.drafter_bits)
         timed = ((FLOAT, FLOAT, FLOAT), (INT4, INT8, INT8), (FP8, FP8, FP8))
-        is_plain_cache = self.cache_dtype is torch.bfloat16 and self.kv_keys == "stored"
+        is_plain_cache = self.cache_dtype == BFLOAT16 and self.kv_keys == "stored"
         return widths in timed and self.expert_bits in (None, self.bits) and is_plain_cache
 
 
@@ -69,7 +82,7 @@ GPU_FORMATS = (
     Format("int4, fp8 head", INT4, FP8, INT8, ("--quantize", "int4", "--quantize-head", "fp8")),
 )
 # the CPU's kernels pack the head apart from the embedding table
-_ON_CPU: dict[str, Any] = {"is_cpu": True, "cache_dtype": torch.float32}
+_ON_CPU: dict[str, Any] = {"is_cpu": True, "cache_dtype": FLOAT32}
 CPU_FORMATS = (
     Format("int8", 8, 8, 8, ("--device", "cpu", "--dtype", "int8"), **_ON_CPU),
     Format("float32", 32, 32, 32, ("--device", "cpu", "--dtype", "float32"), **_ON_CPU),
@@ -169,18 +182,17 @@ def _attention_vectors(config: ModelConfig, layer: LayerConfig) -> int:
 @cache
 def count_drafter(config: DrafterConfig) -> DrafterSize:
     """A drafter's parameters, as its module has them."""
-    with torch.device("meta"):
-        module = Drafter(config)
+    sizes = {name: math.prod(shape) for name, shape in tensor_shapes(config).items()}
     hidden = config.hidden_size
     key, query = (config.head_dim * n for n in (config.num_kv_heads, config.num_heads))
     copies = config.num_layers * 2 * key * hidden
     own_head = (config.draft_vocab_size or 0) * hidden
     wide = config.intermediate_size * hidden
     layer = [(query + 2 * key) * hidden, query * hidden, 2 * wide, wide]
-    packs = [module.fc.weight.numel(), copies, own_head, *layer * config.num_layers]
+    packs = [sizes["fc.weight"], copies, own_head, *layer * config.num_layers]
     return DrafterSize(
-        total=sum(one.numel() for one in module.parameters()),
-        fold=module.fc.weight.numel(),
+        total=sum(sizes.values()),
+        fold=sizes["fc.weight"],
         copies=copies,
         own_head=own_head,
         coded=sum(size for size in packs if size >= LEAST_VALUES),
@@ -247,7 +259,7 @@ def drafter_bytes(size: DrafterSize | None, form: Format) -> float:
     return (coded * form.drafter_bits + (total - coded) * form.float_bits) / 8
 
 
-def cache_bytes(layers: Sequence[CacheLayer], dtype: torch.dtype, context: int) -> int:
+def cache_bytes(layers: Sequence[CacheLayer], dtype: ValueType, context: int) -> int:
     """Keys and values of one sequence; a layer with a window stops growing there."""
     costs = bytes_per_token(layers, dtype)
     return sum(cost * min(context, window or context) for window, cost in costs.items())
@@ -268,18 +280,14 @@ class CachePlan:
 
 
 def plan_cache(
-    pair: Pair, dtype: torch.dtype, budget: int, config: EngineConfig, context: int
+    pair: Pair, dtype: ValueType, budget: int, config: EngineConfig, context: int
 ) -> CachePlan:
     """The pages of an engine with `config.max_batch` sequences of up to `context` tokens."""
     layers = cache_layers(pair.target, pair.drafter, config.kv_keys)
     costs, size = bytes_per_token(layers, dtype), config.page_size
-    slack = min(config.prefill_chunk, max(config.max_step_tokens, config.max_batch)) + LOOKAHEAD
-    lag = 0
-    if pair.drafter is not None:
-        lag = MAX_BUFFERED + max(0, pair.drafter.block_size - LOOKAHEAD)
     asked = replace(config, max_context=context)
-    pages = plan_pools(layers, dtype, budget, asked, context, slack + lag)
-    needed = _needed(costs, config, context, lag)
+    pages = plan_pools(layers, dtype, budget, asked, context, window_slack(pair.drafter, config))
+    needed = _needed(costs, config, context, draft_lag(pair.drafter))
     return CachePlan(
         pages,
         needed,

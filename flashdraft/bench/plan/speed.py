@@ -24,7 +24,7 @@ from flashdraft.bench.plan.sizes import (
     count_target,
     drafter_bytes,
 )
-from flashdraft.engine.cache.storage import CacheLayer
+from flashdraft.engine.cache.layers import CacheLayer
 from flashdraft.engine.policy.width import WIDTHS
 from flashdraft.models.config.target import ExpertsConfig
 

@@ -15,18 +15,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from flashdraft.cli.answer import Answer, show_answer
-from flashdraft.cli.arguments import (
-    Commands,
-    add_model_arguments,
-    add_sampling_arguments,
-    describe_model,
-    load_model,
-    model_sampling,
-    require_template,
-    sampling_params,
-)
+from flashdraft.cli.arguments import model_sampling, sampling_params
 from flashdraft.cli.conversation import Conversation, Message, Turn
 from flashdraft.cli.display import AnswerView, DraftColours, Screen
+from flashdraft.cli.model import describe_model, load_model, require_template
 from flashdraft.cli.parser import in_flags
 from flashdraft.cli.statistics import Totals, describe_briefly, describe_fully, describe_histogram
 from flashdraft.core import FinishReason, SamplingParams
@@ -45,18 +37,6 @@ HELP = """\
 /help           this list
 /exit           leave (Ctrl-D too); Ctrl-C ends an answer early"""
 _COMMAND = re.compile(r"/([a-z]+)(?:\s+(.*))?", re.DOTALL)
-
-
-def add_command(commands: Commands) -> None:
-    """Add `chat` to the command line."""
-    parser = commands.add_parser(
-        "chat",
-        help="talk to a model",
-        description="Talk to a model. /help lists what else can be typed; Ctrl-D leaves.",
-    )
-    add_sampling_arguments(parser, model_decides=True)
-    add_model_arguments(parser)
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -9,173 +9,23 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shlex
 import tempfile
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from flashdraft.cli.arguments import Commands
-from flashdraft.cli.commands.serve import KEY_VARIABLE
+from flashdraft.cli.arguments import KEY_VARIABLE
+from flashdraft.cli.clients import CLIENTS, DEFAULT_URL, NO_KEY, Server
 from flashdraft.cli.files import write_text
 from flashdraft.errors import RequestError
 from flashdraft.files import put_in_place
 from flashdraft.server.settings import ServerSettings, is_loopback
 
-DEFAULT_URL = f"http://{ServerSettings.host}:{ServerSettings.port}"
 TIMEOUT_S = 10.0
 MAX_REPLY_BYTES = 1_000_000
-NO_KEY = "none"  # clients insist on a key; a server without one takes any
 CLAUDE_CODE_PROMPT = 20_000  # tokens: about what its own instructions and tools take
-
-
-@dataclass(frozen=True)
-class Server:
-    """What a client has to know. `url` has no path of the API in it."""
-
-    url: str
-    model: str
-    api_key: str
-    max_context: int | None = None
-
-
-class Client(NamedTuple):
-    """A program that talks to the server: how its settings read, and where it looks for them."""
-
-    title: str
-    settings: Callable[[Server], str]
-    path: str  # from the working directory
-    use: str
-
-
-def _openai(server: Server) -> str:
-    return f"""\
-from openai import OpenAI
-
-client = OpenAI(base_url={json.dumps(server.url + "/v1")}, api_key={json.dumps(server.api_key)})
-stream = client.chat.completions.create(
-    model={json.dumps(server.model)},
-    messages=[{{"role": "user", "content": "Why is the sky blue?"}}],
-    stream=True,
-)
-for chunk in stream:
-    print(chunk.choices[0].delta.content or "", end="", flush=True)
-print()
-"""
-
-
-def _curl(server: Server) -> str:
-    body = {
-        "model": server.model,
-        "messages": [{"role": "user", "content": "Why is the sky blue?"}],
-        "stream": True,
-    }
-    lines = [
-        f"curl --no-buffer {shlex.quote(server.url + '/v1/chat/completions')}",
-        "--header 'Content-Type: application/json'",
-        f"--data {shlex.quote(json.dumps(body))}",
-    ]
-    if server.api_key != NO_KEY:
-        lines.insert(1, f"--header {shlex.quote('Authorization: Bearer ' + server.api_key)}")
-    return " \\\n  ".join(lines) + "\n"
-
-
-def _claude_code(server: Server) -> str:
-    names = (
-        "ANTHROPIC_MODEL",
-        "ANTHROPIC_DEFAULT_OPUS_MODEL",
-        "ANTHROPIC_DEFAULT_SONNET_MODEL",
-        "ANTHROPIC_DEFAULT_HAIKU_MODEL",  # titles and other small jobs
-    )
-    address = {"ANTHROPIC_BASE_URL": server.url, "ANTHROPIC_AUTH_TOKEN": server.api_key}
-    return json.dumps({"env": address | dict.fromkeys(names, server.model)}, indent=2) + "\n"
-
-
-def _continue(server: Server) -> str:
-    # a JSON string is a YAML string too, whatever is in it
-    return f"""\
-name: flashdraft
-version: 0.0.1
-schema: v1
-models:
-  - name: {json.dumps("flashdraft " + server.model)}
-    provider: openai
-    model: {json.dumps(server.model)}
-    apiBase: {json.dumps(server.url + "/v1")}
-    apiKey: {json.dumps(server.api_key)}
-    roles: [chat, edit, apply]
-"""
-
-
-def _open_webui(server: Server) -> str:
-    return f"""\
-OPENAI_API_BASE_URL={server.url}/v1
-OPENAI_API_KEY={server.api_key}
-ENABLE_OLLAMA_API=false
-"""
-
-
-CLIENTS = {
-    "openai": Client(
-        "OpenAI SDK for Python", _openai, "flashdraft_openai.py", "python flashdraft_openai.py"
-    ),
-    "curl": Client("curl", _curl, "flashdraft_curl.sh", "sh flashdraft_curl.sh"),
-    "claude-code": Client(
-        "Claude Code", _claude_code, ".claude/settings.local.json", "claude, in this folder"
-    ),
-    "continue": Client(
-        "Continue",
-        _continue,
-        ".continue/models/flashdraft.yaml",
-        "in this folder; or copy the entry under `models` into your config.yaml",
-    ),
-    "open-webui": Client(
-        "Open WebUI",
-        _open_webui,
-        "open-webui.env",
-        "docker run --env-file open-webui.env …, or export them before `open-webui serve`; in a "
-        "container 127.0.0.1 is the container itself: use the host's name",
-    ),
-}
-
-
-def add_command(commands: Commands) -> None:
-    """Add `connect` to the command line."""
-    parser = commands.add_parser(
-        "connect",
-        help="print or write the settings of common clients",
-        description="Print the settings that point a client at a running server, or write them "
-        "where the client looks.",
-    )
-    parser.add_argument(
-        "--client", choices=CLIENTS, metavar="NAME", help=f"one of {', '.join(CLIENTS)}; else all"
-    )
-    parser.add_argument(
-        "--url",
-        default=DEFAULT_URL,
-        metavar="URL",
-        help="the server's address (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--api-key",
-        metavar="KEY",
-        help=f"the server's key (default: {KEY_VARIABLE} in the environment)",
-    )
-    parser.add_argument(
-        "--model", metavar="NAME", help="the model's name; else the server is asked"
-    )
-    parser.add_argument(
-        "--write",
-        nargs="?",
-        const="",
-        metavar="PATH",
-        help="write the settings of --client to PATH, by default where it looks in this folder",
-    )
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

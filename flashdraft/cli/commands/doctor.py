@@ -9,88 +9,18 @@ from pathlib import Path
 
 from flashdraft.bench.doctor.examination import examine
 from flashdraft.bench.doctor.files import verify_files
-from flashdraft.bench.doctor.probe import Mode
-from flashdraft.bench.doctor.report import (
-    DEFAULT_SECONDS,
-    OK,
-    PROBLEM,
-    WARNING,
-    Finding,
-    Report,
-    Settings,
-)
-from flashdraft.cli.arguments import (
-    Commands,
-    add_cache_arguments,
-    add_device_arguments,
-    add_json_argument,
-    add_quantize_arguments,
-)
+from flashdraft.bench.doctor.report import OK, PROBLEM, WARNING, Finding, Report
+from flashdraft.bench.doctor.settings import Mode, Settings
 from flashdraft.cli.display import Screen
 from flashdraft.cli.files import STDOUT, check_writable, write_json
 from flashdraft.core import SamplingParams
 from flashdraft.errors import RequestError
-from flashdraft.models.sources import DEFAULT_MODEL
 
 HEALTHY, UNHEALTHY = 0, 1
 _WIDTH = 100
 _MAX_TEMPLATE_BYTES = 1 << 20
 _COLOURS = {OK: "\x1b[32m", WARNING: "\x1b[33m", PROBLEM: "\x1b[31m"}
 _RESET = "\x1b[0m"
-
-
-def add_command(commands: Commands) -> None:
-    """Add `doctor` to the command line."""
-    parser = commands.add_parser(
-        "doctor",
-        help="check a target and its drafter on this machine",
-        description="Check the machine, the kernels, that drafted text is the plain text, and the "
-        "accepted length; name what keeps it low. Exit status 0: healthy, 1: a problem, "
-        "or too little time to judge.",
-    )
-    shown = " (default: %(default)s)"
-    parser.add_argument(
-        "--model",
-        default=DEFAULT_MODEL,
-        metavar="NAME",
-        help="a known name, a Hub id, a folder or a GGUF file" + shown,
-    )
-    parser.add_argument(
-        "--draft",
-        default=Settings.draft,
-        metavar="DRAFTER",
-        help="auto, none, ngram, or a drafter's folder or Hub id" + shown,
-    )
-    add_device_arguments(parser)
-    add_quantize_arguments(parser)
-    add_cache_arguments(parser)
-    parser.add_argument(
-        "--thinking", action="store_true", help="ask with thinking, as you mean to use the model"
-    )
-    parser.add_argument(
-        "--temperature",
-        type=float,
-        default=Mode.temperature,
-        metavar="X",
-        help="sample as you mean to; 0 is greedy" + shown,
-    )
-    parser.add_argument(
-        "--template", type=Path, metavar="FILE", help="a chat template in place of the model's own"
-    )
-    parser.add_argument(
-        "--seconds",
-        type=float,
-        default=DEFAULT_SECONDS,
-        metavar="N",
-        help="time for the checks once the model is loaded, and what is then under way" + shown,
-    )
-    parser.add_argument(
-        "--verify-files",
-        action="store_true",
-        help="only read the pair's files and compare them with what was published; loads nothing",
-    )
-    add_json_argument(parser)
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -6,59 +6,18 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
-from flashdraft.cli.arguments import Commands, add_json_argument
 from flashdraft.cli.files import write_json
-from flashdraft.cli.parser import one_of
 from flashdraft.errors import RequestError
 from flashdraft.external.checkpoint_rules import BOTH, Finding, Report, check_folder
 from flashdraft.external.versions import ENGINES
-from flashdraft.kernels.select import QUANTIZE, WeightFormats, read_scheme
+from flashdraft.kernels.select import WeightFormats, read_scheme
 from flashdraft.models.files.opening import reading
 from flashdraft.models.loading import open_checkpoint
 from flashdraft.models.sources import resolve_source
-from flashdraft.train.export import LAYOUTS, export, read_provenance
+from flashdraft.train.export import export, read_provenance
 
 EXIT_REFUSED = 1
-
-
-def add_command(commands: Commands) -> None:
-    """Add `export` to the command line."""
-    parser = commands.add_parser(
-        "export",
-        help="write a drafter in another layout, or check one",
-        description="Write a drafter in z-lab's layout (vLLM, SGLang, the dflash package) or in "
-        "speculators' (vLLM), with its provenance beside it. With --check nothing is written: the "
-        "folder is held against the rules that vLLM and SGLang apply; exit status 1 if it fails.",
-    )
-    parser.add_argument("drafter", metavar="DRAFTER", help="a drafter's folder or Hub id")
-    where = parser.add_mutually_exclusive_group(required=True)
-    where.add_argument("--out", type=Path, metavar="DIR", help="a new folder")
-    where.add_argument(
-        "--check", action="store_true", help="say whether vLLM and SGLang would load DRAFTER"
-    )
-    parser.add_argument(
-        "--layout",
-        choices=LAYOUTS,
-        default=LAYOUTS[0],
-        help="which layout to write (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--model",
-        metavar="TARGET",
-        help="the drafter's target: checked against it; speculators' layout names it",
-    )
-    for flag, what in (("--quantize", "weights"), ("--quantize-head", "head")):
-        parser.add_argument(
-            flag,
-            type=one_of(flag, QUANTIZE),
-            metavar="SCHEME",
-            help=f"what the target's {what} will be held in, as in training: one of "
-            f"{', '.join(QUANTIZE)}",
-        )
-    add_json_argument(parser)
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -10,53 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from flashdraft.cli.answer import Answer, show_answer
-from flashdraft.cli.arguments import (
-    Commands,
-    add_json_argument,
-    add_model_arguments,
-    add_sampling_arguments,
-    describe_model,
-    load_model,
-    require_template,
-    sampling_params,
-)
+from flashdraft.cli.arguments import sampling_params
 from flashdraft.cli.display import AnswerView, Screen
 from flashdraft.cli.files import STDOUT, check_writable, text_for_file, write_json, write_text
+from flashdraft.cli.model import describe_model, load_model, require_template
 from flashdraft.cli.statistics import describe_fully
 from flashdraft.core import Generation, SamplingParams
 from flashdraft.errors import RequestError
 from flashdraft.llm import LLM, Prompt
 
 WARM_UP_TOKENS = 8
-
-
-def add_command(commands: Commands) -> None:
-    """Add `generate` to the command line."""
-    parser = commands.add_parser(
-        "generate",
-        help="answer one prompt",
-        description="Answer one prompt. The answer goes to stdout, statistics to stderr.",
-    )
-    parser.add_argument("prompt", metavar="PROMPT", help='the prompt; "-" reads stdin')
-    parser.add_argument(
-        "--raw", action="store_true", help="continue the prompt as it is, without chat template"
-    )
-    parser.add_argument(
-        "-o",
-        "--output",
-        type=Path,
-        metavar="FILE",
-        help="write the answer to FILE; if it is one code block and FILE is code, the block alone",
-    )
-    add_json_argument(parser)
-    parser.add_argument(
-        "--compare",
-        action="store_true",
-        help="answer plainly, then drafted; print both speeds and whether the tokens are identical",
-    )
-    add_sampling_arguments(parser, model_decides=False)
-    add_model_arguments(parser)
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -12,9 +12,8 @@ from pathlib import Path
 
 from flashdraft.bench.plan.pairs import TARGETS
 from flashdraft.bench.plan.sizes import BF16, count_target, weight_bytes
-from flashdraft.cli.arguments import Commands, add_json_argument
 from flashdraft.cli.files import write_json
-from flashdraft.kernels.select import QUANTIZE
+from flashdraft.kernels.kinds import QUANTIZE
 from flashdraft.models.config.target import ModelConfig
 from flashdraft.models.sources import KnownModel, known_models, readable_kinds
 
@@ -22,18 +21,6 @@ from flashdraft.models.sources import KnownModel, known_models, readable_kinds
 REFUSED = ("AWQ", "GPTQ", "bitsandbytes", "MXFP4", "NVFP4", "Q2_K", "Q3_K", "IQ4_XS")
 _WIDTH = 100
 _GB, _MB = 10**9, 10**6
-
-
-def add_command(commands: Commands) -> None:
-    """Add `models` to the command line."""
-    parser = commands.add_parser(
-        "models",
-        help="list the models known by name, and the formats of weights",
-        description="List the models known by name, and the formats that weights can be loaded "
-        "from and made into. Other models are named by Hub id, folder or GGUF.",
-    )
-    add_json_argument(parser)
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -13,56 +13,12 @@ from typing import Any
 
 from flashdraft.bench.plan.gpus import GB, Card, custom_card, find_card, this_machine
 from flashdraft.bench.plan.pairs import Pair, find_pair
-from flashdraft.bench.plan.plan import DEFAULT_CONTEXT, Fit, Plan, advice, break_even, make_plan
+from flashdraft.bench.plan.plan import Fit, Plan, advice, break_even, make_plan
 from flashdraft.bench.plan.sizes import cache_bytes, count_drafter, count_target
 from flashdraft.bench.plan.speed import FEW_BITS_SHARES, Prediction, explain
-from flashdraft.cli.arguments import Commands, add_cache_arguments, add_json_argument
 from flashdraft.cli.files import write_json
-from flashdraft.engine.cache.memory import DEFAULT_CPU_GB, GPU_SHARE
-from flashdraft.engine.cache.storage import bytes_per_token, cache_layers
-from flashdraft.models.sources import DEFAULT_MODEL
-
-
-def add_command(commands: Commands) -> None:
-    """Add `plan` to the command line."""
-    parser = commands.add_parser(
-        "plan",
-        help="what fits on a GPU, and how fast it should be",
-        description="Before loading anything: memory of weights, drafter and cache, what fits on "
-        "this or a named GPU and in which format, and the expected speed. Asks no network.",
-    )
-    parser.add_argument(
-        "model",
-        nargs="?",
-        default=DEFAULT_MODEL,
-        metavar="MODEL",
-        help="a known name, a folder or a GGUF file (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--draft",
-        default="auto",
-        metavar="DRAFTER",
-        help="auto, none, ngram, a known drafter or a drafter's folder (default: %(default)s)",
-    )
-    parser.add_argument("--gpu", metavar="NAME", help="as in rtx5090 or h200 (default: this one)")
-    parser.add_argument("--memory", type=float, metavar="GB", help="of another GPU, in 10^9 bytes")
-    parser.add_argument("--bandwidth", type=float, metavar="TB/S", help="of its memory")
-    parser.add_argument(
-        "--context",
-        type=int,
-        metavar="N",
-        help=f"prompt plus answer, in tokens (default: {DEFAULT_CONTEXT}, or what the model takes)",
-    )
-    parser.add_argument(
-        "--concurrency",
-        type=int,
-        default=1,
-        metavar="N",
-        help="answers written at once (default: %(default)s)",
-    )
-    add_cache_arguments(parser)
-    add_json_argument(parser)
-    parser.set_defaults(run=run)
+from flashdraft.engine.cache.layers import bytes_per_token, cache_layers
+from flashdraft.engine.cache.planning import DEFAULT_CPU_GB, GPU_SHARE
 
 
 def run(arguments: argparse.Namespace) -> int:

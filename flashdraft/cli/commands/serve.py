@@ -13,7 +13,7 @@ import socket
 from pathlib import Path
 from typing import Any
 
-from flashdraft.cli.arguments import Commands, add_model_arguments
+from flashdraft.cli.arguments import KEY_VARIABLE, NATIVE
 from flashdraft.cli.commands import serve_external
 from flashdraft.cli.display import Screen
 from flashdraft.engine.config import EngineConfig
@@ -25,74 +25,6 @@ from flashdraft.server.settings import ServerSettings
 
 ENDING = "Finishing the running answers; the same signal again ends at once."
 NOT_LOADED = "Stopped before the model was loaded."
-KEY_VARIABLE = "FLASHDRAFT_API_KEY"  # a flag shows in the list of processes; this does not
-
-
-def add_command(commands: Commands) -> None:
-    """Add `serve` to the command line."""
-    parser = commands.add_parser(
-        "serve",
-        help="serve a model over HTTP",
-        description="Serve a model with OpenAI's and Anthropic's APIs, and a web page at /. Ends "
-        "with Ctrl-C or SIGTERM once the running answers are done; a second one ends at once.",
-        epilog="What follows -- goes to the outside engine as it is.",
-    )
-    parser.takes_rest = True
-    parser.add_argument(
-        "name",
-        nargs="?",
-        metavar="MODEL",
-        help=f"a known name, a Hub id, a folder or a GGUF file (default: {DEFAULT_MODEL})",
-    )
-    add_model_arguments(parser)
-    parser.add_argument(
-        "--max-batch",
-        type=int,
-        metavar="N",
-        help="answers written at once; more wait (default: 8, and 32 on a GPU)",
-    )
-    _add_server_arguments(parser)
-    serve_external.add_arguments(parser)
-    parser.set_defaults(run=run)
-
-
-def _add_server_arguments(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("server")
-    group.add_argument(
-        "--host", default=ServerSettings.host, help="address to listen on (default: %(default)s)"
-    )
-    group.add_argument(
-        "--port",
-        type=int,
-        default=ServerSettings.port,
-        metavar="N",
-        help="0 takes any free one (default: %(default)s)",
-    )
-    group.add_argument(
-        "--api-key",
-        metavar="KEY",
-        help=f"clients must send it; {KEY_VARIABLE} in the environment does the same",
-    )
-    group.add_argument(
-        "--no-auth", action="store_true", help="let other machines in without an API key"
-    )
-    for flag, metavar, text in (
-        ("--allow-host", "NAME", "a further name of this server, as clients' Host header has it"),
-        ("--allow-origin", "ORIGIN", "an origin whose web pages may use this server"),
-        ("--served-model-name", "NAME", "what clients call the model"),
-    ):
-        text += "; may be given several times"
-        group.add_argument(flag, action="append", default=[], metavar=metavar, help=text)
-    group.add_argument(
-        "--max-queue",
-        type=int,
-        default=ServerSettings.max_queue,
-        metavar="N",
-        help="requests that may wait; one more is refused (default: %(default)s)",
-    )
-    group.add_argument(
-        "--log-prompts", action="store_true", help="log what clients send, word for word"
-    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -110,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
         log_prompts=arguments.log_prompts,
     )
     _check_values(arguments)
-    if arguments.engine != serve_external.NATIVE:
+    if arguments.engine != NATIVE:
         return serve_external.run(arguments, model, settings, lambda: _free_port(settings))
     serve_external.refuse_engine_flags(arguments)
     if arguments.draft not in ("auto", "none", "ngram"):

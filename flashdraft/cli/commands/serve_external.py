@@ -30,41 +30,11 @@ from flashdraft.external.pairs import EnginePair, export_target, read_pair
 from flashdraft.external.versions import ENGINES, Installation, check_version, inspect_engine
 from flashdraft.server.settings import ServerSettings
 
-NATIVE = "native"
 _COMPOSERS: dict[str, Callable[[EnginePair, EngineSettings, Installation, bool], EngineCommand]] = {
     "vllm": vllm.compose,
     "sglang": sglang.compose,
 }
 _EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """--engine, and what goes with it."""
-    group = parser.add_argument_group("engine")
-    group.add_argument(
-        "--engine",
-        choices=(NATIVE, *ENGINES),
-        default=NATIVE,
-        help="who runs the model: flashdraft itself, or vLLM or SGLang with the same pair "
-        "(default: %(default)s)",
-    )
-    group.add_argument(
-        "--engine-python",
-        metavar="PATH",
-        help="the Python that the engine is installed in (default: this one)",
-    )
-    group.add_argument(
-        "--tensor-parallel", type=int, metavar="N", help="GPUs that share the model, over all nodes"
-    )
-    group.add_argument("--nodes", type=int, metavar="N", help="machines that share the model")
-    group.add_argument("--node-rank", type=int, metavar="N", help="this machine; 0 answers")
-    group.add_argument("--head", metavar="HOST:PORT", help="where the nodes meet, on rank 0")
-    group.add_argument(
-        "--ray-address", metavar="ADDRESS", help="vLLM on a Ray cluster: HOST:PORT, or auto"
-    )
-    group.add_argument(
-        "--dry-run", action="store_true", help="print the engine's command and do nothing"
-    )
 
 
 def refuse_engine_flags(arguments: argparse.Namespace) -> None:

@@ -3,14 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
-from flashdraft.cli.arguments import (
-    Commands,
-    add_device_arguments,
-    add_json_argument,
-    add_quantize_arguments,
-)
 from flashdraft.cli.display import Screen
 from flashdraft.cli.files import check_writable, write_json
 from flashdraft.errors import RequestError
@@ -18,52 +11,8 @@ from flashdraft.interrupts import terminate_as_interrupt
 from flashdraft.kernels.select import WeightFormats
 from flashdraft.train.data.prompts import read_texts
 from flashdraft.train.data.regenerate import load_target
-from flashdraft.train.data.synth import SynthSettings, synthesize
-
-
-def add_command(commands: Commands) -> None:
-    """Add `synth` to the command line."""
-    parser = commands.add_parser(
-        "synth",
-        help="let a model write prompts to train on",
-        description="Sample user messages from the target's own chat template: training prompts "
-        "without a data set. A file that exists is continued.",
-    )
-    parser.add_argument(
-        "--model", required=True, metavar="TARGET", help="a known name, a Hub id, a folder or GGUF"
-    )
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="a .jsonl file")
-    parser.add_argument("--count", type=int, required=True, metavar="N", help="prompts in the end")
-    parser.add_argument(
-        "--seed",
-        type=int,
-        default=SynthSettings.seed,
-        metavar="N",
-        help="of the sampling (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--max-tokens",
-        type=int,
-        default=SynthSettings.max_tokens,
-        metavar="N",
-        help="longest message, in tokens (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--any-language", action="store_true", help="keep messages that are not mostly ASCII"
-    )
-    parser.add_argument(
-        "--exclude",
-        action="append",
-        default=[],
-        metavar="FILE",
-        help="prompts (a test's) with which no message may share 13 words in a row; may be given "
-        "several times",
-    )
-    parser.add_argument("--slots", type=int, metavar="N", help="messages written at once")
-    add_device_arguments(parser)
-    add_quantize_arguments(parser)
-    add_json_argument(parser)
-    parser.set_defaults(run=run)
+from flashdraft.train.data.settings import SynthSettings
+from flashdraft.train.data.synth import synthesize
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -14,84 +14,13 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from flashdraft.cli.arguments import (
-    Commands,
-    Flag,
-    add_device_arguments,
-    add_json_argument,
-    add_quantize_arguments,
-)
 from flashdraft.cli.display import LiveLine, Screen
 from flashdraft.cli.files import STDOUT, check_writable, write_json
+from flashdraft.cli.flags.train import ANSWER_FLAGS, JOB_FLAGS
 from flashdraft.errors import RequestError
 from flashdraft.interrupts import terminate_as_interrupt
-from flashdraft.train.data.regenerate import AnswerSettings
+from flashdraft.train.data.settings import AnswerSettings
 from flashdraft.train.fit.schedule import TrainConfig
-
-
-def _layer_list(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list of layers like 1,8,14") from None
-
-
-def _word_list(text: str) -> tuple[str, ...]:
-    return tuple(text.split(","))
-
-
-_JOB_FLAGS = {
-    "synth_count": Flag(int, "N", "prompts for the target to write where none are given"),
-    "held_out": Flag(int, "N", "prompts kept out of training, to judge it"),
-    "layers": Flag(int, "N", "the drafter's layers"),
-    "block_size": Flag(int, "N", "the anchor and the slots of a block"),
-    "taps": Flag(_layer_list, "N,N,…", "target layers to read, from 0"),
-    "mask_token": Flag(int, "ID", "the token that stands for an empty slot"),
-}
-_ANSWER_FLAGS = {
-    "max_tokens": Flag(int, "N", "longest answer, in tokens"),
-    "max_prompt_tokens": Flag(int, "N", "longer prompts are left out"),
-    "greedy_share": Flag(float, "X", "share of greedy answers; the others are sampled"),
-    "answers_per_prompt": Flag(int, "N", "answers to every prompt; all but the first are sampled"),
-    "thinking": Flag(_word_list, "on,off", "an answer each with the template's thinking on, off"),
-}
-_TRAIN_FLAGS = {
-    "rows": Flag(int, "N", "tokens of context in a batch"),
-    "blocks": Flag(int, "N", "blocks in a batch"),
-    "short_share": Flag(float, "X", "share of blocks cut to a random width"),
-    "accumulation": Flag(int, "N", "batches in a step"),
-    "weight_decay": Flag(float, "X", "weight decay of the matrices"),
-    "clip": Flag(float, "X", "longest gradient"),
-    "warmup_steps": Flag(int, "N", "steps of rising learning rate"),
-    "decay_share": Flag(float, "X", "share of the run in which the learning rate falls"),
-    "seed": Flag(int, "N", "decides weights, batches and held-out prompts"),
-    "log_every": Flag(int, "N", "steps between rows of the log"),
-    "evaluate_every": Flag(int, "N", "steps between held-out evaluations; 0 is at the end only"),
-    "save_every": Flag(int, "N", "steps between states; 0 is at the end only"),
-    "keep_last": Flag(int, "N", "states to keep"),
-}
-
-
-def add_command(commands: Commands) -> None:
-    """Add `train` to the command line."""
-    parser = commands.add_parser(
-        "train",
-        help="train a drafter for a target",
-        description="Train a drafter for a target. Without --prompts and --answers the target "
-        "writes its own prompts. Run the same command again to resume; under torchrun every "
-        "process trains on its share of the batches.",
-    )
-    parser.add_argument("target", metavar="TARGET", help="a known name, a Hub id, a folder or GGUF")
-    parser.add_argument(
-        "--out", required=True, type=Path, metavar="DIR", help="where everything is written"
-    )
-    _add_data_arguments(parser)
-    _add_drafter_arguments(parser)
-    _add_run_arguments(parser)
-    add_device_arguments(parser, "of the target: auto is bfloat16 on a GPU and float32 on a CPU")
-    add_quantize_arguments(parser)
-    add_json_argument(parser)
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -115,8 +44,8 @@ def run(arguments: argparse.Namespace) -> int:
         quantize=arguments.quantize,
         quantize_head=arguments.quantize_head,
         train=TrainConfig(**_given(arguments, TrainConfig.__dataclass_fields__)),
-        **_given(arguments, _JOB_FLAGS),
-        answering=AnswerSettings(**_given(arguments, _ANSWER_FLAGS)),
+        **_given(arguments, JOB_FLAGS),
+        answering=AnswerSettings(**_given(arguments, ANSWER_FLAGS)),
     )
     screen = Screen.detect()
     view = ProgressView(screen)
@@ -136,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _refuse_unused(arguments: argparse.Namespace) -> None:
     """A flag that would change nothing was given in error."""
     if arguments.answers:
-        given, reason = _given(arguments, ("synth_count", *_ANSWER_FLAGS)), "--answers"
+        given, reason = _given(arguments, ("synth_count", *ANSWER_FLAGS)), "--answers"
     elif arguments.prompts:
         given, reason = _given(arguments, ("synth_count",)), "--prompts"
     else:
@@ -180,59 +109,6 @@ def describe_row(row: dict[str, Any]) -> str:
         f"step {row['step']}{total} · epoch {row['epoch']:.2f} · loss {row['loss']:.4f} · "
         f"first slot {first:.1%} · lr {row['learning_rate']:.2e} · "
         f"{row['tokens_per_s'] / 1000:.1f}k tok/s · {left // 60}:{left % 60:02d} left"
-    )
-
-
-def _add_data_arguments(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("data")
-    for flag, metavar, text in (
-        ("--prompts", "FILE", "prompts to answer: JSONL, JSON, Parquet, a folder, a Hub data set"),
-        ("--answers", "DIR", "a folder of the target's answers, made before"),
-        ("--exclude", "FILE", "prompts (a test's) that no training prompt may share 13 words with"),
-    ):
-        text += "; may be given several times"
-        group.add_argument(flag, action="append", default=[], metavar=metavar, help=text)
-    for name in ("synth_count", "held_out"):
-        _add_flag(group, name, _JOB_FLAGS[name])
-    for name, described in _ANSWER_FLAGS.items():
-        _add_flag(group, name, described)
-
-
-def _add_drafter_arguments(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("drafter")
-    group.add_argument(
-        "--init-from",
-        metavar="DRAFTER",
-        help="start from the weights of this drafter, or of a run's state (DIR/run/state-N)",
-    )
-    for name in ("layers", "block_size", "taps", "mask_token"):
-        _add_flag(group, name, _JOB_FLAGS[name])
-
-
-def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("training")
-    length = group.add_mutually_exclusive_group()
-    _add_flag(length, "epochs", Flag(float, "N", "passes over the answers"), TrainConfig.epochs)
-    _add_flag(length, "minutes", Flag(float, "M", "end by the clock, the decay included"))
-    _add_flag(length, "steps", Flag(int, "N", "end after so many steps"))
-    highest = Flag(float, "X", "learning rate between warm-up and decay")
-    _add_flag(group, "learning_rate", highest, TrainConfig.learning_rate, "--lr")
-    for name, flag in _TRAIN_FLAGS.items():
-        _add_flag(group, name, flag, getattr(TrainConfig, name))
-
-
-def _add_flag(
-    group: Any, name: str, flag: Flag, default: object = None, spelling: str | None = None
-) -> None:
-    """A flag that, unless it is given, leaves no trace: defaults are the settings' own."""
-    shown = "" if default is None else f" (default: {default})"
-    group.add_argument(
-        spelling or "--" + name.replace("_", "-"),
-        dest=name,
-        type=flag.type,
-        default=argparse.SUPPRESS,
-        metavar=flag.metavar,
-        help=flag.help + shown,
     )
 
 

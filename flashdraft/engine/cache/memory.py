@@ -9,33 +9,26 @@ from collections.abc import Sequence
 
 import torch
 
-from flashdraft.engine.cache.storage import (
-    CacheLayer,
-    KVCache,
-    bytes_per_token,
-    cache_layers,
-    check_keys,
-    plan_pages,
-    shares_keys,
-    stored_dtype,
-    window_pages,
+from flashdraft.engine.cache.layers import bytes_per_token, cache_layers, shares_keys
+from flashdraft.engine.cache.planning import (
+    DEFAULT_CPU_GB,
+    GB,
+    GPU_SHARE,
+    length_limits,
+    plan_pools,
+    window_slack,
 )
-from flashdraft.engine.config import MAX_BUFFERED, EngineConfig
+from flashdraft.engine.cache.storage import KVCache, check_keys, stored_dtype
+from flashdraft.engine.config import EngineConfig
 from flashdraft.errors import CapacityError, RequestError
 from flashdraft.kernels.interface import Kernels
-from flashdraft.kernels.quantized import Scheme, filled_bytes, quantized_bytes
+from flashdraft.kernels.kinds import Scheme, filled_bytes, quantized_bytes
 from flashdraft.models.config.target import ModelConfig
 from flashdraft.models.drafter.model import Drafter, PackedDrafter
 from flashdraft.models.layers import Target
 from flashdraft.models.weights import TensorSource
 
 log = logging.getLogger(__name__)
-
-GB = 10**9
-DEFAULT_CPU_GB = 1.0
-GPU_SHARE = 0.85  # of the memory left once the weights are there
-LOOKAHEAD = 64  # tokens a step may write beyond the committed ones
-SPARE_WINDOWS = 2  # a windowed pool's room, in running sequences: as much again for cached prefixes
 
 
 def check_cache(kernels: Kernels, config: EngineConfig, target: ModelConfig | None = None) -> None:
@@ -110,9 +103,9 @@ def build_cache(
     budget = _budget(kernels.device, config)
     max_position = target.config.max_position
     longest = min(max_position, config.max_context or max_position)
-    slack = _slack(drafter, config)
+    slack = window_slack(drafts, config)
     pages = plan_pools(layers, dtype, budget, config, longest, slack)
-    fits = min([max_position, *_length_limits(pages, config.page_size, slack)])
+    fits = min([max_position, *length_limits(pages, config.page_size, slack)])
     if fits < 2:
         per_page = sum(bytes_per_token(layers, dtype).values()) * config.page_size
         raise CapacityError(
@@ -145,63 +138,6 @@ def _smaller_cache(target: Target, dtype: torch.dtype, kv_keys: str) -> str:
     if kv_keys == "stored" and shares_keys(target.config):
         cures += ", or store no keys that can be made of values with kv_keys='rebuilt'"
     return cures
-
-
-def plan_pools(
-    layers: Sequence[CacheLayer],
-    dtype: torch.dtype,
-    budget: int,
-    config: EngineConfig,
-    longest: int,
-    slack: int,
-) -> dict[int | None, int]:
-    """Pages of every pool: windows to spare for cached prefixes, unless sequences need the room.
-
-    A context that was asked for comes before windows for many sequences, and all sequences at that
-    length come before spare windows.
-    """
-    num_windows = SPARE_WINDOWS * config.max_batch
-    while True:
-        most = _most_pages(layers, config, longest, slack, num_windows)
-        pages = plan_pages(layers, dtype, config.page_size, budget, most)
-        fits_one = all(n >= longest for n in _length_limits(pages, config.page_size, slack))
-        fits_all = None not in pages or pages[None] >= most[None]
-        is_settled = fits_one and (fits_all or num_windows <= config.max_batch)
-        if config.max_context is None or is_settled or num_windows == 1:
-            return pages
-        num_windows //= 2
-
-
-def _slack(drafter: PackedDrafter | None, config: EngineConfig) -> int:
-    """Tokens a sequence holds in a windowed pool beside its window."""
-    step_tokens = max(config.max_step_tokens, config.max_batch)  # as the scheduler has it
-    slack = min(config.prefill_chunk, step_tokens) + LOOKAHEAD
-    if drafter is not None:
-        slack += MAX_BUFFERED + max(0, drafter.config.block_size - LOOKAHEAD)
-    return slack
-
-
-def _most_pages(
-    layers: Sequence[CacheLayer], config: EngineConfig, longest: int, slack: int, num_windows: int
-) -> dict[int | None, int]:
-    """What each pool can use: every sequence at full length, or `num_windows` windows."""
-    every_token = config.max_batch * -(-(longest + slack) // config.page_size)
-    most: dict[int | None, int] = {}
-    for window in {layer.window for layer in layers}:
-        most[window] = every_token
-        if window is not None:
-            per_sequence = window_pages(window, slack, config.page_size)
-            most[window] = min(every_token, num_windows * per_sequence)
-    return most
-
-
-def _length_limits(pages: dict[int | None, int], page_size: int, slack: int) -> list[int]:
-    """What limits a sequence that can always run to its end, if need be alone."""
-    return [
-        count * page_size
-        for window, count in pages.items()
-        if window is None or count < window_pages(window, slack, page_size)
-    ]
 
 
 def _budget(device: torch.device, config: EngineConfig) -> int:

@@ -2,7 +2,8 @@
 
 Layers with the same window share one pool, so one page table serves them all, and a page holds the
 target's and the drafter's keys and values of the same tokens. Who holds which page is pages.py's
-business; this module sizes the pools, owns the tensors and builds the views kernels read.
+business and how many there are planning.py's; this module owns the tensors and builds the views
+that kernels read.
 
 With kv_dtype "fp8" both models' keys and values are stored as float8_e4m3fn: half the bytes of
 bfloat16, three bits of mantissa, +-448 for anything beyond. There are no scales. Gemma 4 needs
@@ -22,8 +23,7 @@ target with this cache. The drafter's layers share nothing and keep both.
 
 from __future__ import annotations
 
-import bisect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,34 +32,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from flashdraft.engine.cache.layers import CacheLayer, bytes_per_token, shares_keys
 from flashdraft.engine.cache.pages import PageBook, Pool
-from flashdraft.engine.config import EngineConfig
 from flashdraft.engine.sequence import Sequence as RunningSequence
 from flashdraft.errors import CapacityError, RequestError
 from flashdraft.kernels.interface import Kernels, PageView
-from flashdraft.models.config.target import LayerConfig, ModelConfig
-from flashdraft.models.drafter.config import DrafterConfig
+from flashdraft.models.config.target import ModelConfig
 from flashdraft.models.layers import LayerCache
-
-
-@dataclass(frozen=True)
-class CacheLayer:
-    """What one layer keeps per token."""
-
-    num_kv_heads: int
-    head_dim: int
-    window: int | None
-    has_keys: bool = True  # False: they are made of the values
-
-    @classmethod
-    def of(cls, layer: LayerConfig, kv_keys: str) -> CacheLayer:
-        """A target's layer, with its keys stored or, where they can be, rebuilt."""
-        is_rebuilt = layer.share_kv and kv_keys == "rebuilt"
-        return cls(layer.num_kv_heads, layer.head_dim, layer.window, not is_rebuilt)
-
-    @property
-    def num_tensors(self) -> int:
-        return 2 if self.has_keys else 1
 
 
 @dataclass(frozen=True)
@@ -230,60 +209,3 @@ def check_keys(kernels: Kernels, kv_keys: str, target: ModelConfig | None = None
         )
     if missing is not None:
         raise RequestError(f"kv_keys is 'rebuilt', but {missing} use kv_keys='stored'.")
-
-
-def shares_keys(target: ModelConfig) -> bool:
-    """Whether a target has layers whose keys can be made of their values."""
-    return any(layer.share_kv for layer in target.layers)
-
-
-def cache_layers(
-    target: ModelConfig, drafter: DrafterConfig | None, kv_keys: str = EngineConfig.kv_keys
-) -> list[CacheLayer]:
-    """The target's layers, then the drafter's."""
-    layers = [CacheLayer.of(layer, kv_keys) for layer in target.layers]
-    if drafter is not None:
-        layers += [CacheLayer(drafter.num_kv_heads, drafter.head_dim, w) for w in drafter.windows]
-    return layers
-
-
-def bytes_per_token(layers: Sequence[CacheLayer], dtype: torch.dtype) -> dict[int | None, int]:
-    """Bytes one token takes in each pool, by window."""
-    totals: dict[int | None, int] = {}
-    for layer in layers:
-        size = layer.num_tensors * layer.num_kv_heads * layer.head_dim * dtype.itemsize
-        totals[layer.window] = totals.get(layer.window, 0) + size
-    return totals
-
-
-def window_pages(window: int, slack: int, page_size: int) -> int:
-    """Pages that one sequence may need at once in a windowed pool.
-
-    Beside the window these are for `slack` tokens: those a step writes, and those that the
-    drafter's context lags behind by.
-    """
-    return -(-(window + slack) // page_size) + 1  # one more: the range may begin inside a page
-
-
-def plan_pages(
-    layers: Sequence[CacheLayer],
-    dtype: torch.dtype,
-    page_size: int,
-    budget: int,
-    most: Mapping[int | None, int],
-) -> dict[int | None, int]:
-    """Pages per pool that fit `budget` bytes, and no more than `most` in each.
-
-    Every token needs a page in every pool until a pool with a window has its `most`, so the pools
-    grow together.
-    """
-    costs = bytes_per_token(layers, dtype)
-
-    def pages_at(count: int) -> dict[int | None, int]:
-        return {window: min(count, most[window]) for window in costs}
-
-    def size(count: int) -> int:
-        return sum(n * page_size * costs[window] for window, n in pages_at(count).items())
-
-    counts = range(max(most.values()) + 1)
-    return pages_at(bisect.bisect_right(counts, budget, key=size) - 1)

@@ -20,7 +20,14 @@ from torch import Tensor
 
 from flashdraft.kernels.composed import ComposedKernels
 from flashdraft.kernels.cpu.weights import FloatWeight, Int8Weight, native
-from flashdraft.kernels.interface import Activation, Heads, PagedKeys, PageView, QKVSpec, RopeTable
+from flashdraft.kernels.interface import (
+    Heads,
+    PagedKeys,
+    PageView,
+    QKVSpec,
+    RopeTable,
+)
+from flashdraft.kernels.kinds import Activation
 from flashdraft.kernels.quantized import Matrix, join_floats
 
 

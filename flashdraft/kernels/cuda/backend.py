@@ -13,14 +13,12 @@ from torch import Tensor
 
 from flashdraft.kernels.composed import compose_mixture
 from flashdraft.kernels.cuda import dense_backend, expert_backend, quantized_backend
-from flashdraft.kernels.cuda.attention.attend import attend, attention
-from flashdraft.kernels.cuda.attention.few_rows import MAX_MEETINGS
+from flashdraft.kernels.cuda.attention.attend import attend, attention, make_meetings
 from flashdraft.kernels.cuda.dense.residual import residual_norm_rows
 from flashdraft.kernels.cuda.dense.rows import add_norm_rows, gate_rows, norm_rows, prepare_heads
 from flashdraft.kernels.cuda.plan import LEAST_FP8_CAPABILITY, DeviceLimits
 from flashdraft.kernels.cuda.quantized_backend import is_packed
 from flashdraft.kernels.interface import (
-    Activation,
     Best,
     Choice,
     Heads,
@@ -28,7 +26,8 @@ from flashdraft.kernels.interface import (
     PagedKeys,
     Residual,
 )
-from flashdraft.kernels.quantized import Matrix, Quantized, Scheme, join_floats
+from flashdraft.kernels.kinds import Activation, Scheme
+from flashdraft.kernels.quantized import Matrix, Quantized, join_floats
 from flashdraft.kernels.torch_backend import TorchKernels
 
 MAX_TILES = 1 << 18
@@ -71,7 +70,7 @@ class TritonKernels:
         self._counters = torch.zeros(2, MAX_TILES, device=device, dtype=torch.int32)
         self._arrivals = self._counters[0]
         self._is_settled = False  # whether experts were chosen long ago
-        self._meetings = torch.zeros(MAX_MEETINGS, device=device, dtype=torch.int32)
+        self._meetings = make_meetings(device)
         self._side: Any = None
         if device.type == "cuda":
             self._side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

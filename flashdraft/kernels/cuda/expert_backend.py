@@ -13,7 +13,8 @@ from flashdraft.kernels.cuda.experts.plan import plan_exact_experts, plan_expert
 from flashdraft.kernels.cuda.experts.routing import choose_rows, route_rows
 from flashdraft.kernels.cuda.plan import DeviceLimits
 from flashdraft.kernels.cuda.quantized_backend import FEW_EXPERT_ROWS, floats_of, is_packed, mix
-from flashdraft.kernels.interface import Activation, Choice
+from flashdraft.kernels.interface import Choice
+from flashdraft.kernels.kinds import Activation
 
 MAX_ROUTED_ROWS = 4  # estimated: more of them keep two launches busy
 

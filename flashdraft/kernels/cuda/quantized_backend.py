@@ -27,8 +27,9 @@ from flashdraft.kernels.cuda.quantized.layout import (
 )
 from flashdraft.kernels.cuda.quantized.linear import dequantize, multiply_quantized, plan_quantized
 from flashdraft.kernels.cuda.quantized.many_rows import multiply_many
-from flashdraft.kernels.interface import Activation, Mixture, Residual
-from flashdraft.kernels.quantized import Matrix, Quantized, Scheme, quantize, stack_rows
+from flashdraft.kernels.interface import Mixture, Residual
+from flashdraft.kernels.kinds import Activation, Scheme
+from flashdraft.kernels.quantized import Matrix, Quantized, quantize, stack_rows
 
 # Rows up to which Triton reads the codes. Estimated: on an H200 it was the faster way for 128 rows
 # of 31B's weights, floats for 256.

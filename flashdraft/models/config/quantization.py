@@ -11,10 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
-
 from flashdraft.errors import UnsupportedModelError, quoted, shortened
-from flashdraft.kernels.quantized import Scheme
+from flashdraft.kernels.kinds import Scheme
 from flashdraft.models.config.values import require
 
 SUPPORTED = (
@@ -70,19 +68,6 @@ class WeightFormat:
         if self.block is not None:
             return depth // math.gcd(self.block[1], depth)
         return 1 if self.group is None else depth // self.group
-
-    def spread(self, scale: Tensor, rows: int, depth: int) -> tuple[Tensor, int]:
-        """Scales for every row, and how many values of it share one."""
-        if self.block is None:
-            scale = scale.expand(rows, -1).contiguous()
-            return scale, depth // scale.shape[1]
-        # the last block may stick out: its columns are cut where a smaller group divides the row
-        height, width = self.block
-        group = math.gcd(width, depth)
-        height, width = min(height, rows), min(width, depth)  # of a block that is all there is
-        scale = scale.repeat_interleave(height, 0)[:rows]
-        scale = scale.repeat_interleave(-(-width // group), 1)
-        return scale[:, : depth // group].contiguous(), group
 
 
 def read_quantization(config: Mapping[str, Any]) -> tuple[WeightFormat, ...]:

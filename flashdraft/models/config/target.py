@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from flashdraft.errors import UnsupportedModelError, quoted
-from flashdraft.kernels.interface import Activation
+from flashdraft.kernels.kinds import Activation
 from flashdraft.models.config.keys import (
     GEMMA4,
     GENERATION,

@@ -27,6 +27,7 @@ from flashdraft.models.config.values import (
 )
 
 ARCHITECTURE = "DFlashDraftModel"
+LAYOUTS = ("zlab", "speculators")  # that a drafter can be written in
 _BLOCK, _TAP, _TOKEN = Range(0, 4096), Range(-1, LAYERS.most), Range(0, VOCABULARY.most)
 _SECOND_GENERATION_KEYS = (
     "conv_kernel_size",
@@ -249,6 +250,35 @@ class DrafterConfig:
                 )
             keys["is_causal"] = self.causal[0]
         return keys
+
+
+def tensor_shapes(config: DrafterConfig) -> dict[str, tuple[int, ...]]:
+    """Every parameter of a drafter of this config, by its name in z-lab's checkpoints."""
+    hidden, inner, head = config.hidden_size, config.intermediate_size, config.head_dim
+    queries, keys = config.num_heads * head, config.num_kv_heads * head
+    shapes: dict[str, tuple[int, ...]] = {
+        "fc.weight": (hidden, len(config.tap_layers) * hidden),
+        "hidden_norm.weight": (hidden,),
+        "norm.weight": (hidden,),
+    }
+    layer: dict[str, tuple[int, ...]] = {
+        "input_layernorm": (hidden,),
+        "post_attention_layernorm": (hidden,),
+        "self_attn.q_proj": (queries, hidden),
+        "self_attn.k_proj": (keys, hidden),
+        "self_attn.v_proj": (keys, hidden),
+        "self_attn.o_proj": (hidden, queries),
+        "self_attn.q_norm": (head,),
+        "self_attn.k_norm": (head,),
+        "mlp.gate_proj": (inner, hidden),
+        "mlp.up_proj": (inner, hidden),
+        "mlp.down_proj": (hidden, inner),
+    }
+    for index in range(config.num_layers):
+        shapes |= {f"layers.{index}.{name}.weight": shape for name, shape in layer.items()}
+    if config.draft_vocab_size is not None:
+        shapes["lm_head.weight"] = (config.draft_vocab_size, hidden)
+    return shapes
 
 
 def _refuse_second_generation(architectures: Sequence[str], *places: Settings) -> None:

@@ -18,12 +18,12 @@ from torch import Tensor
 
 from flashdraft.errors import CheckpointError, UnsupportedModelError
 from flashdraft.files import put_in_place, write_whole
-from flashdraft.models.config.target import Json, ModelConfig
+from flashdraft.models.config.target import ModelConfig
 from flashdraft.models.drafter.config import DrafterConfig
 from flashdraft.models.drafter.model import Drafter
-from flashdraft.models.files.opening import check_model_files, read_json, reading
+from flashdraft.models.drafter.opening import check_fit, is_speculators, read_drafter_config
+from flashdraft.models.files.opening import read_json, reading
 from flashdraft.models.files.safetensors import open_safetensors
-from flashdraft.models.other_formats import refuse_other_folder
 from flashdraft.models.weights import GuardedTensors, Weights
 
 # speculators may store frozen copies of the target's own tensors beside the drafter's
@@ -39,21 +39,6 @@ _NOT_DECODER_KEYS = (
     "rope_scaling",
     "is_causal",
 )
-
-
-def read_drafter_config(folder: Path) -> DrafterConfig:
-    """Read a drafter's config.json, of either layout."""
-    check_model_files(folder)
-    refuse_other_folder(folder)
-    raw = read_json(folder / "config.json")
-    if raw.get("quantization_config"):
-        raise UnsupportedModelError(
-            f"The drafter in {folder} is stored in a quantised format; use it in bf16. On a GPU, "
-            "quantize makes it smaller as it is loaded."
-        )
-    read = DrafterConfig.from_speculators if _is_speculators(raw) else DrafterConfig.from_hf
-    with reading(f"The drafter's config in {folder}"):
-        return read(raw)
 
 
 def load_drafter(
@@ -74,7 +59,7 @@ def _load_weights(
     folder: Path, config: DrafterConfig, on_read: Callable[[str], None] | None
 ) -> Drafter:
     weights = Weights(GuardedTensors(open_safetensors(folder), folder), on_read)
-    if _is_speculators(read_json(folder / "config.json")):
+    if is_speculators(read_json(folder / "config.json")):
         weights.drop(*_TARGET_COPIES)
         if config.draft_vocab_size is None:
             weights.drop("lm_head.weight", "d2t")  # the target's own head again, and no mapping
@@ -192,33 +177,6 @@ def _write(folder: Path, tensors: dict[str, Tensor], config: Mapping[str, Any]) 
     save_file(tensors, unfinished, metadata={"format": "pt"})
     put_in_place(unfinished, folder / "model.safetensors")
     write_whole(folder / "config.json", json.dumps(config, indent=2) + "\n")
-
-
-def check_fit(config: DrafterConfig, target: ModelConfig) -> None:
-    """Raise unless the drafter was made for a target of this shape."""
-    remedy = f"Use a drafter that was trained for this {target.architecture}."
-    num_layers = len(target.layers)
-    pairs = [
-        ("hidden size", config.hidden_size, target.hidden_size),
-        ("vocabulary size", config.vocab_size, target.vocab_size),
-    ]
-    if config.num_target_layers is not None:
-        pairs.append(("number of target layers", config.num_target_layers, num_layers))
-    for what, ours, theirs in pairs:
-        if ours != theirs:
-            raise CheckpointError(
-                f"The drafter does not fit the target: its {what} is {ours}, the target's is "
-                f"{theirs}. {remedy}"
-            )
-    if max(config.tap_layers) >= num_layers:
-        raise CheckpointError(
-            f"The drafter does not fit the target: it reads layer {max(config.tap_layers)} "
-            f"(counted from 0), the target has {num_layers} layers. {remedy}"
-        )
-
-
-def _is_speculators(raw: Json) -> bool:
-    return "speculators_model_type" in raw
 
 
 def _check_offsets(offsets: Tensor, vocab_size: int) -> None:

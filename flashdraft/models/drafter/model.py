@@ -17,7 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flashdraft.kernels.interface import Activation, Best, Kernels, QKVSpec
+from flashdraft.kernels.interface import Best, Kernels, QKVSpec
+from flashdraft.kernels.kinds import Activation
 from flashdraft.models.drafter.config import DrafterConfig
 from flashdraft.models.rope import Rope
 

@@ -19,7 +19,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import torch
 from safetensors import SafetensorError
 
 from flashdraft.errors import CapacityError, CheckpointError, FlashdraftError, quoted, shortened
@@ -63,7 +62,7 @@ def reading(what: object) -> Iterator[None]:
         raise CheckpointError(f"{what} is not valid: {error.reason}") from error
     except FlashdraftError:
         raise
-    except (MemoryError, torch.OutOfMemoryError) as error:
+    except MemoryError as error:
         raise _no_room(what, error) from error
     except RecursionError as error:
         raise CheckpointError(f"{what} cannot be read: it is nested too deeply.") from error
@@ -76,7 +75,8 @@ def reading(what: object) -> Iterator[None]:
     except (AttributeError, TypeError, ValueError, ArithmeticError, LookupError) as error:
         raise CheckpointError(f"{what} is not valid: {shortened(error)}.") from error
     except (RuntimeError, SafetensorError, BufferError, struct.error) as error:
-        if "memory" in str(error):  # the only sign of it that torch gives on a CPU
+        # torch says so in words on a CPU, and by the error's class on a GPU
+        if "memory" in str(error) or type(error).__name__ == "OutOfMemoryError":
             raise _no_room(what, error) from error
         raise CheckpointError(f"{what} cannot be read: {shortened(error)}.") from error
 

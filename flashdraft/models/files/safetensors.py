@@ -1,23 +1,26 @@
 """safetensors files, single or sharded, as a TensorSource. Memory-mapped; it knows no model.
 
 Headers are checked here, so that a broken file is named together with the tensor; the safetensors
-library then maps the data.
+library then maps the data, and loads torch when the first tensor is read.
 """
 
 from __future__ import annotations
 
 import math
+import mmap
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
 
 from flashdraft.errors import CheckpointError, quoted, shortened
 from flashdraft.models.files.opening import MAX_JSON_BYTES, open_model_file, parse_json, read_json
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 INDEX_NAME = "model.safetensors.index.json"
 _SINGLE_NAME = "model.safetensors"
@@ -33,6 +36,7 @@ class _Entry(NamedTuple):
     file: Path
     shape: tuple[int, ...]
     dtype: str  # as the format names it
+    start: int  # of its bytes in the file
 
 
 class SafetensorsFiles:
@@ -41,6 +45,7 @@ class SafetensorsFiles:
     def __init__(self, files: Iterable[Path]) -> None:
         self._entries: dict[str, _Entry] = {}
         self._open: dict[Path, Any] = {}
+        self._mapped: dict[Path, mmap.mmap] = {}
         for file in files:
             for name, entry in _read_header(file).items():
                 if name in self._entries:
@@ -59,9 +64,27 @@ class SafetensorsFiles:
         """How the tensor's values are stored, in the format's own words: BF16, F8_E4M3, I32, …"""
         return self._entries[name].dtype
 
+    def item_bytes(self, name: str) -> int:
+        """What one of the tensor's values takes."""
+        return _ELEMENT_BYTES[self._entries[name].dtype]
+
+    def whole_numbers(self, name: str) -> tuple[int, ...]:
+        """The values of a small tensor of integers, one after another."""
+        entry, size = self._entries[name], self.item_bytes(name)
+        if entry.file not in self._mapped:
+            with open_model_file(entry.file) as stream:
+                self._mapped[entry.file] = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+        end = entry.start + math.prod(entry.shape) * size
+        data = self._mapped[entry.file][entry.start : end]
+        is_signed = entry.dtype.startswith("I")
+        return tuple(
+            int.from_bytes(data[place : place + size], "little", signed=is_signed)
+            for place in range(0, len(data), size)
+        )
+
     def read(self, name: str) -> Tensor:
         """A tensor of numbers; codes of a quantised weight are none, and are refused."""
-        file, _, dtype = self._entries[name]
+        file, dtype = self._entries[name].file, self._entries[name].dtype
         if dtype in _CODES:
             module = name.removesuffix(".weight")
             raise CheckpointError(
@@ -163,10 +186,11 @@ def _read_header(file: Path) -> dict[str, _Entry]:
     if not isinstance(header, dict):
         raise CheckpointError(f"The header of {file} is not a JSON object. Fetch it again.")
     header.pop("__metadata__", None)
-    return {name: _check(file, name, info, size - 8 - length) for name, info in header.items()}
+    return {name: _check(file, name, info, size, 8 + length) for name, info in header.items()}
 
 
-def _check(file: Path, name: str, info: Any, data_bytes: int) -> _Entry:
+def _check(file: Path, name: str, info: Any, file_bytes: int, data_start: int) -> _Entry:
+    data_bytes = file_bytes - data_start
     try:
         shape, (begin, end), dtype = tuple(info["shape"]), info["data_offsets"], info["dtype"]
         are_sizes = all(type(one) is int and 0 <= one < 2**63 for one in (*shape, begin, end))
@@ -194,4 +218,4 @@ def _check(file: Path, name: str, info: Any, data_bytes: int) -> _Entry:
             f"{file}: tensor {quoted(name)} of shape {quoted(list(shape))} and type {dtype} does "
             f"not fit its {end - begin} bytes."
         )
-    return _Entry(file, shape, dtype)
+    return _Entry(file, shape, dtype, data_start + begin)

@@ -11,7 +11,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from flashdraft.kernels.quantized import SUPER_GROUP, Quantized, Scheme
+from flashdraft.kernels.kinds import Scheme
+from flashdraft.kernels.quantized import SUPER_GROUP, Quantized
 
 _BLOCK = 32  # values of a simple block
 _SCALE_BYTES = 12  # eight scales and eight minimums of 6 bits in a super-block

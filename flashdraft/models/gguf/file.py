@@ -2,7 +2,7 @@
 
 The header is parsed here rather than by the `gguf` package: a vocabulary of a few hundred thousand
 strings then loads in well under a second, and a damaged file is reported with its offset. What is
-inside the quantised blocks is blocks.py's.
+inside the quantised blocks is blocks.py's; values.py reads them. No torch here.
 """
 
 from __future__ import annotations
@@ -14,13 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-from torch import Tensor
-
 from flashdraft.errors import CheckpointError, quoted
-from flashdraft.kernels.quantized import Matrix
 from flashdraft.models.files.opening import map_model_file, reading
-from flashdraft.models.gguf.blocks import unpack_blocks
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
@@ -35,19 +30,24 @@ class _Format(NamedTuple):
     name: str  # as in gguf.GGMLQuantizationType
     block_size: int  # values in a block
     block_bytes: int
+    unpacked_bytes: int = 0  # of a block as blocks.py takes it apart; some formats grow
+
+    @property
+    def is_float(self) -> bool:
+        return self.block_size == 1
 
 
 FORMATS = {
     0: _Format("F32", 1, 4),
     1: _Format("F16", 1, 2),
-    2: _Format("Q4_0", 32, 18),
-    3: _Format("Q4_1", 32, 20),
-    6: _Format("Q5_0", 32, 22),
-    7: _Format("Q5_1", 32, 24),
-    8: _Format("Q8_0", 32, 34),
-    12: _Format("Q4_K", 256, 144),
-    13: _Format("Q5_K", 256, 176),
-    14: _Format("Q6_K", 256, 210),
+    2: _Format("Q4_0", 32, 18, 18),
+    3: _Format("Q4_1", 32, 20, 20),
+    6: _Format("Q5_0", 32, 22, 34),
+    7: _Format("Q5_1", 32, 24, 36),
+    8: _Format("Q8_0", 32, 34, 34),
+    12: _Format("Q4_K", 256, 144, 148),
+    13: _Format("Q5_K", 256, 176, 276),
+    14: _Format("Q6_K", 256, 210, 210),
     30: _Format("BF16", 1, 2),
 }
 _UNREAD = {  # what else files are stored in
@@ -72,9 +72,11 @@ _LARGEST = 2**32 - 1  # sizes, counts and token ids are stored in 32 bits
 _MAX_ENTRIES = 2**16  # metadata keys, and tensors; published files have some thousands
 _MAX_VALUES = 2**22  # in all arrays together; published files have 1.3 million
 _MAX_STRING_BYTES = 2**24  # templates are the longest
+_MAX_FLOATS = 2**16  # of a tensor that is read here; divisors of frequencies are some hundred
 _LENGTH = struct.Struct("<Q")
+_BFLOAT16 = "bfloat16"
+_FLOAT_CODES = {"F32": "f", "F16": "e", "BF16": _BFLOAT16}  # of struct, which lacks one
 _REMEDY = "Fetch it again, or name another file."
-_PLAIN_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,7 @@ class GGUFTensor:
 
 
 class GGUFFile:
-    """An open GGUF file: `metadata` by key, `tensors` by name, `read` for the values.
+    """An open GGUF file: `metadata` by key, `tensors` by name, `data` for their bytes.
 
     A key may hold a value of any type: what must be a number is asked for as one.
     """
@@ -97,8 +99,8 @@ class GGUFFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         with reading(path):
-            self._data = map_model_file(path)
-        cursor = _Cursor(path, self._data)
+            self.data = map_model_file(path)
+        cursor = _Cursor(path, self.data)
         if cursor.take(4) != _MAGIC:
             raise CheckpointError(
                 f"{path} is not a GGUF file: it does not start with 'GGUF'. {_REMEDY}"
@@ -168,10 +170,10 @@ class GGUFFile:
         for size in shape:
             count *= size
         num_bytes = count // layout.block_size * layout.block_bytes
-        if start + num_bytes > len(self._data):
+        if start + num_bytes > len(self.data):
             raise CheckpointError(
                 f"{self.path} is truncated: tensor {quoted(name)} ends at byte "
-                f"{start + num_bytes}, the file has {len(self._data)}. Fetch it again."
+                f"{start + num_bytes}, the file has {len(self.data)}. Fetch it again."
             )
         return GGUFTensor(name, shape, layout, start, num_bytes)
 
@@ -211,39 +213,33 @@ class GGUFFile:
             raise CheckpointError(f"{self.path} has no metadata key {key!r}.")
         return self.metadata[key]
 
-    def read(self, name: str) -> Tensor:
-        """The tensor's values: float32, or float16/bfloat16 where it is stored so."""
-        tensor = self.tensors[name]
-        dtype = _PLAIN_DTYPES.get(tensor.format.name)
-        if dtype is not None:
-            return self.read_blocks(name).view(dtype)
-        rows = self.read_blocks(name).unsqueeze(0)  # a matrix, even of a single dimension
-        return unpack_blocks(rows, tensor.format.name).dequantize().view(tensor.shape)
-
-    def read_matrix(self, name: str, device: torch.device | None = None) -> Matrix:
-        """A tensor on `device`; a quantised one of two or more dimensions stays so."""
-        tensor = self.tensors[name]
-        if tensor.format.name in _PLAIN_DTYPES or len(tensor.shape) < 2:
-            return self.read(name).to(device)
-        # the bytes travel, and are taken apart where they arrive
-        return unpack_blocks(self.read_blocks(name).to(device), tensor.format.name)
-
     def quantized_bytes(self, name: str) -> int | None:
-        """What `read_matrix` gives, packed; None for floats. Some formats grow as they are read."""
+        """What a weight takes once it is taken apart, packed; None for what becomes floats."""
         tensor = self.tensors[name]
-        if tensor.format.name in _PLAIN_DTYPES or len(tensor.shape) < 2:
+        if tensor.format.is_float or len(tensor.shape) < 2:
             return None
-        block = torch.zeros(1, tensor.format.block_bytes, dtype=torch.uint8)
-        num_blocks = tensor.num_bytes // tensor.format.block_bytes
-        return num_blocks * unpack_blocks(block, tensor.format.name).num_bytes
+        return tensor.num_bytes // tensor.format.block_bytes * tensor.format.unpacked_bytes
 
-    def read_blocks(self, name: str) -> Tensor:
-        """The tensor as it is stored: uint8 [..., bytes of a row]."""
+    def floats(self, name: str) -> list[float]:
+        """The values of a small tensor of floats."""
         tensor = self.tensors[name]
-        raw = torch.frombuffer(
-            self._data, dtype=torch.uint8, count=tensor.num_bytes, offset=tensor.start
-        )
-        return raw.view(*tensor.shape[:-1], -1)
+        code = _FLOAT_CODES.get(tensor.format.name)
+        if code is None or math.prod(tensor.shape) > _MAX_FLOATS:
+            raise CheckpointError(
+                f"{self.path}: tensor {quoted(name)} has shape {list(tensor.shape)} and is stored "
+                f"as {tensor.format.name}; it must hold at most {_MAX_FLOATS} values in "
+                f"{' or '.join(_FLOAT_CODES)}. {_REMEDY}"
+            )
+        data = self.stored(name)
+        if code == _BFLOAT16:  # the upper half of a float32
+            data = b"".join(b"\0\0" + data[place : place + 2] for place in range(0, len(data), 2))
+            code = "f"
+        return list(struct.unpack(f"<{len(data) // struct.calcsize(code)}{code}", data))
+
+    def stored(self, name: str) -> bytes:
+        """A copy of the tensor's bytes, as they are stored."""
+        tensor = self.tensors[name]
+        return self.data[tensor.start : tensor.start + tensor.num_bytes]
 
 
 class _Cursor:

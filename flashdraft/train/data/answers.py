@@ -21,6 +21,8 @@ from torch import Tensor
 
 from flashdraft.errors import TrainingError
 from flashdraft.kernels.select import WeightFormats
+from flashdraft.models.sources import resolve_source
+from flashdraft.models.tokenizer import Tokenizer
 
 FORMAT_VERSION = "1"
 SHARD_GLOB = "answers-*.safetensors"
@@ -36,6 +38,8 @@ COLUMNS = {  # per example, beside the tokens
 
 
 Ids = Sequence[int] | NDArray[np.int32]
+# what tokenizers split in different ways: words, figures, code, accents, other scripts
+_PROBE = "The  quick foxes' 1234567.89 {\n\treturn x_1 != 0;\n}\r\n Zoë façade ελληνικά 漢字かな 🙂"
 
 
 class Answer(NamedTuple):
@@ -276,3 +280,26 @@ def _author(metadata: Mapping[str, str]) -> Author:
         metadata.get("tokenizer"),
         None if "formats" not in metadata else WeightFormats(*json.loads(metadata["formats"])),
     )
+
+
+def fingerprint(model: str) -> str:
+    """sha256 over samples of a checkpoint's files: tells targets apart without reading it all."""
+    path = resolve_source(model).path
+    files = [path]
+    if path.is_dir():  # a run's state has its own names
+        files = sorted([*path.glob("*.safetensors"), *path.glob("config.json")])
+        files += path.glob("state.json")
+    found = hashlib.sha256()
+    for file in files:
+        size = file.stat().st_size
+        found.update(f"{file.name} {size}".encode())
+        with file.open("rb") as stream:
+            for place in range(0, size, max(1 << 16, size // 64)):
+                stream.seek(place)
+                found.update(stream.read(1 << 12))
+    return found.hexdigest()
+
+
+def tokenizer_digest(tokenizer: Tokenizer) -> str:
+    """What a tokenizer makes of one text: the same for one model's files of whatever format."""
+    return hashlib.sha256(str(tokenizer.encode(_PROBE)).encode()).hexdigest()[:16]

@@ -7,7 +7,6 @@ and written anew. An interrupted run goes on where it stopped; the answers on di
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import logging
 import random
@@ -28,53 +27,23 @@ from flashdraft.chat.templates import render_chat
 from flashdraft.errors import RequestError, TrainingError
 from flashdraft.kernels.select import WeightFormats
 from flashdraft.llm import LLM
-from flashdraft.models.sources import resolve_source
 from flashdraft.models.tokenizer import Tokenizer
 from flashdraft.train.data.answer_writer import MAX_UINT16_VOCAB, AnswerWriter
-from flashdraft.train.data.answers import Answer
+from flashdraft.train.data.answers import Answer, fingerprint, tokenizer_digest
 from flashdraft.train.data.decode import BulkDecoder, Continuation, Job
 from flashdraft.train.data.prompts import Prompt, digest_of
+from flashdraft.train.data.settings import THINKING, AnswerSettings
 from flashdraft.train.lock import make_folder, sole_writer
 
 log = logging.getLogger(__name__)
 
 SHARD_SIZE = 20_000  # answers
 REPORT_EVERY_S = 10.0
-THINKING = {"default": {}, "on": {"enable_thinking": True}, "off": {"enable_thinking": False}}
 MIN_LOOP = 64  # tokens of repetition that make a loop
 MAX_PERIOD = 128
 KEPT_REPEATS, KEPT_TOKENS = 3, 32  # of a loop that is cut, whichever is longer
 _BATCH = 256  # prompts encoded at once
 _SAMPLED_ROWS = 64  # prompts looked at to estimate the disk space
-# what tokenizers split in different ways: words, figures, code, accents, other scripts
-_PROBE = "The  quick foxes' 1234567.89 {\n\treturn x_1 != 0;\n}\r\n Zoë façade ελληνικά 漢字かな 🙂"
-
-
-@dataclass(frozen=True)
-class AnswerSettings:
-    """How answers are written. All of it belongs to a folder's identity."""
-
-    max_tokens: int = 512
-    max_prompt_tokens: int = 512  # longer prompts are left out, and counted
-    answers_per_prompt: int = 1  # the second and later ones are sampled
-    greedy_share: float = 1.0  # of the first answers; the others are sampled
-    temperatures: tuple[float, ...] = (0.7, 1.0)  # of sampled answers, drawn at random
-    thinking: tuple[str, ...] = ("default",)  # "default", "on", "off": an answer for each
-    loops: str = "cut"  # an answer that ends in a loop: "cut" to a few repeats, "keep" or "drop"
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name in ("max_tokens", "max_prompt_tokens", "answers_per_prompt"):
-            if getattr(self, name) < 1:
-                raise TrainingError(f"{name} is {getattr(self, name)}; it must be at least 1.")
-        if not 0.0 <= self.greedy_share <= 1.0:
-            raise TrainingError(f"greedy_share is {self.greedy_share}; it must be from 0 to 1.")
-        if not self.temperatures or min(self.temperatures) <= 0.0:
-            raise TrainingError(f"temperatures is {self.temperatures}; all must be above 0.")
-        if not self.thinking or not set(self.thinking) <= set(THINKING):
-            raise TrainingError(f"thinking is {self.thinking}; it may hold {', '.join(THINKING)}.")
-        if self.loops not in ("cut", "keep", "drop"):
-            raise TrainingError(f"loops is {self.loops!r}; it must be cut, keep or drop.")
 
 
 @dataclass
@@ -233,29 +202,6 @@ def find_loop(token_ids: NDArray[np.int32] | Sequence[int]) -> tuple[int, int] |
         if size - begin >= max(MIN_LOOP, 2 * period):
             return begin, period
     return None
-
-
-def fingerprint(model: str) -> str:
-    """sha256 over samples of a checkpoint's files: tells targets apart without reading it all."""
-    path = resolve_source(model).path
-    files = [path]
-    if path.is_dir():  # a run's state has its own names
-        files = sorted([*path.glob("*.safetensors"), *path.glob("config.json")])
-        files += path.glob("state.json")
-    found = hashlib.sha256()
-    for file in files:
-        size = file.stat().st_size
-        found.update(f"{file.name} {size}".encode())
-        with file.open("rb") as stream:
-            for place in range(0, size, max(1 << 16, size // 64)):
-                stream.seek(place)
-                found.update(stream.read(1 << 12))
-    return found.hexdigest()
-
-
-def tokenizer_digest(tokenizer: Tokenizer) -> str:
-    """What a tokenizer makes of one text: the same for one model's files of whatever format."""
-    return hashlib.sha256(str(tokenizer.encode(_PROBE)).encode()).hexdigest()[:16]
 
 
 def _identity(llm: LLM, prompts: Sequence[Prompt], settings: AnswerSettings) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from flashdraft.llm import LLM
 from flashdraft.models.tokenizer import Tokenizer
 from flashdraft.train.data.decode import BulkDecoder, Continuation, Job
 from flashdraft.train.data.prompts import ForbiddenRuns, NearDuplicates
+from flashdraft.train.data.settings import SynthSettings
 from flashdraft.train.lock import sole_writer
 
 log = logging.getLogger(__name__)
@@ -40,26 +41,6 @@ _LEAST_SHARE = 0.005
 _MIN_LETTERS = 0.6  # of the characters that are not white space
 _MIN_ASCII = 0.95  # of the letters, unless any language will do
 _REPORT_EVERY_S = 10.0
-
-
-@dataclass(frozen=True)
-class SynthSettings:
-    """How messages are drawn and which are kept."""
-
-    temperatures: tuple[float, ...] = (0.7, 0.8, 0.9, 1.0, 1.1)  # taken in turn
-    min_tokens: int = 4
-    max_tokens: int = 512
-    any_language: bool = False  # else mostly-ASCII text only
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.min_tokens <= self.max_tokens:
-            raise TrainingError(
-                f"min_tokens is {self.min_tokens} and max_tokens {self.max_tokens}; the first must "
-                "be at least 1 and at most the second."
-            )
-        if not self.temperatures or min(self.temperatures) <= 0:
-            raise TrainingError(f"temperatures is {self.temperatures}; all must be above 0.")
 
 
 @dataclass

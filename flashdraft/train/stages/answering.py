@@ -14,7 +14,8 @@ from flashdraft.errors import TrainingError
 from flashdraft.kernels.interface import Kernels
 from flashdraft.train.data.prompts import Prompt, drop_overlapping, read_prompts, read_texts
 from flashdraft.train.data.regenerate import load_target, regenerate
-from flashdraft.train.data.synth import SynthSettings, synthesize
+from flashdraft.train.data.settings import SynthSettings
+from flashdraft.train.data.synth import synthesize
 from flashdraft.train.job import TrainingJob, check_held_out
 
 

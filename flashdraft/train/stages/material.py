@@ -12,8 +12,7 @@ from typing import Any
 from flashdraft.kernels.interface import Kernels
 from flashdraft.kernels.select import WeightFormats
 from flashdraft.models.loading import Checkpoint
-from flashdraft.train.data.answers import AnswerSet
-from flashdraft.train.data.regenerate import fingerprint
+from flashdraft.train.data.answers import AnswerSet, fingerprint
 from flashdraft.train.job import TrainingJob, check_authors, held_out_count
 
 

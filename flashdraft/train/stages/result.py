@@ -10,7 +10,7 @@ from safetensors import SafetensorError
 from flashdraft.errors import TrainingError
 from flashdraft.models.drafter.loading import save_drafter
 from flashdraft.models.drafter.model import Drafter
-from flashdraft.train.data.regenerate import fingerprint
+from flashdraft.train.data.answers import fingerprint
 from flashdraft.train.export import provenance, write_provenance
 from flashdraft.train.fit.loop import LogRow
 from flashdraft.train.fit.plot import LOG_NAME

@@ -30,7 +30,7 @@ from flashdraft.errors import (
     RequestError,
     UnsupportedModelError,
 )
-from flashdraft.kernels.select import QUANTIZE
+from flashdraft.kernels.kinds import QUANTIZE
 from flashdraft.models.config.quantization import read_quantization
 from flashdraft.models.sources import KnownModel, readable_kinds
 from flashdraft.models.tokenizer import Tokenizer
@@ -103,7 +103,7 @@ def notes(chat: Chat) -> str:
 
 
 def use(monkeypatch: pytest.MonkeyPatch, llm: ScriptedLLM, command: str = "generate") -> None:
-    monkeypatch.setattr(f"flashdraft.cli.{command}.load_model", lambda _: llm)
+    monkeypatch.setattr(f"flashdraft.cli.commands.{command}.load_model", lambda _: llm)
 
 
 # -- chat --------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import pytest
 
 from flashdraft.core import Request, SamplingParams
 from flashdraft.engine.cache.pages import PageBook, Pool
-from flashdraft.engine.cache.storage import window_pages
+from flashdraft.engine.cache.planning import window_pages
 from flashdraft.engine.scheduler import Scheduler, Work
 from flashdraft.engine.sequence import Sequence
 

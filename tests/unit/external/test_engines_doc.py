@@ -20,7 +20,7 @@ from flashdraft.bench.plan.sizes import (
     weight_bytes,
 )
 from flashdraft.cli import build_parser
-from flashdraft.engine.cache.storage import cache_layers
+from flashdraft.engine.cache.layers import cache_layers
 from flashdraft.external.launch import DRAIN_S
 from flashdraft.external.memory import (
     GB,

@@ -10,15 +10,8 @@ from torch import Tensor
 
 from flashdraft.errors import CheckpointError, RequestError
 from flashdraft.kernels import quantized
-from flashdraft.kernels.quantized import (
-    LARGEST_FP8,
-    Quantized,
-    Scheme,
-    quantize,
-    quantized_bytes,
-    stack_experts,
-    stack_rows,
-)
+from flashdraft.kernels.kinds import Scheme, quantized_bytes
+from flashdraft.kernels.quantized import LARGEST_FP8, Quantized, quantize, stack_experts, stack_rows
 
 ON_THE_FLY = [Scheme.INT4, Scheme.INT8, Scheme.FP8]
 

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from flashdraft.kernels.cpu import backend
-from flashdraft.kernels.interface import Activation, Residual
+from flashdraft.kernels.interface import Residual
+from flashdraft.kernels.kinds import Activation
 from flashdraft.kernels.torch_backend import TorchKernels
 
 CPU = torch.device("cpu")

@@ -12,7 +12,7 @@ import torch
 
 from flashdraft.errors import FlashdraftError, RequestError
 from flashdraft.kernels.cpu import backend as cpu_backend
-from flashdraft.kernels.quantized import Scheme
+from flashdraft.kernels.kinds import Scheme
 from flashdraft.kernels.select import select_kernels
 from flashdraft.kernels.torch_backend import TorchKernels
 
@@ -202,9 +202,9 @@ def test_unknown_dtypes_are_errors(dtype: str) -> None:
 @pytest.mark.usefixtures("cuda", "triton")
 def test_quantize_reaches_the_gpu_kernels() -> None:
     kernels: Any = select_kernels("cuda", "auto", quantize="int4", quantize_head="fp8")
-    assert kernels.schemes == (Scheme.INT4, Scheme.FP8)
+    assert kernels.kinds == (Scheme.INT4, Scheme.FP8)
     kernels = select_kernels("cuda", "auto", quantize_head="int8")
-    assert kernels.schemes == (None, Scheme.INT8)
+    assert kernels.kinds == (None, Scheme.INT8)
 
 
 @pytest.mark.usefixtures("native")

@@ -13,7 +13,6 @@ from torch import Tensor
 from flashdraft.kernels.interface import (
     BIDIRECTIONAL,
     CAUSAL,
-    Activation,
     BlockMask,
     Heads,
     PagedKeys,
@@ -21,6 +20,7 @@ from flashdraft.kernels.interface import (
     QKVSpec,
     RopeTable,
 )
+from flashdraft.kernels.kinds import Activation
 from flashdraft.kernels.torch_backend import TorchKernels
 
 CPU = torch.device("cpu")

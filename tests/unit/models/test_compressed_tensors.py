@@ -12,7 +12,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from flashdraft.errors import CheckpointError, UnsupportedModelError
-from flashdraft.kernels.quantized import Quantized, Scheme
+from flashdraft.kernels.kinds import Scheme
+from flashdraft.kernels.quantized import Quantized
 from flashdraft.models.compressed_tensors import CompressedTensors
 from flashdraft.models.config.quantization import read_quantization
 from flashdraft.models.config.target import ModelConfig

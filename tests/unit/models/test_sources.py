@@ -22,7 +22,7 @@ from flashdraft.models import sources
 from flashdraft.models.config.quantization import read_quantization
 from flashdraft.models.files import packaged
 from flashdraft.models.files.packaged import PackagedModel, fetch_packaged
-from flashdraft.models.gguf import file as gguf_file
+from flashdraft.models.gguf.blocks import unpack_blocks
 from flashdraft.models.sources import (
     default_drafter,
     known_models,
@@ -259,7 +259,7 @@ def test_hub_models_count_as_cached_with_all_their_shards(
 def test_the_kinds_of_weights_are_those_that_the_readers_know() -> None:
     kinds = readable_kinds()
     for name in set(kinds.gguf) - {"F32", "F16", "BF16"}:
-        assert gguf_file.unpack_blocks(torch.zeros(1, BLOCK_BYTES[name], dtype=torch.uint8), name)
+        assert unpack_blocks(torch.zeros(1, BLOCK_BYTES[name], dtype=torch.uint8), name)
     assert len(kinds.gguf) == len(set(kinds.gguf)) == 11
     for name in kinds.compressed_tensors:
         config = {"quant_method": "compressed-tensors", "format": name, "config_groups": {}}

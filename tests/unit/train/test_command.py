@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from flashdraft.cli import build_parser
 from flashdraft.cli.commands import train
 from flashdraft.cli.display import Screen
 from flashdraft.errors import RequestError
@@ -28,9 +29,7 @@ ROW = {
 
 
 def parse(*arguments: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    train.add_command(parser.add_subparsers())
-    return parser.parse_args(["train", "target", "--out", "folder", *arguments])
+    return build_parser().parse_args(["train", "target", "--out", "folder", *arguments])
 
 
 def job_of(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Any:

@@ -20,7 +20,7 @@ from flashdraft.models.config.target import ModelConfig
 from flashdraft.models.drafter.config import DrafterConfig
 from flashdraft.models.drafter.loading import load_drafter, save_drafter, save_speculators
 from flashdraft.models.drafter.model import Drafter
-from flashdraft.models.loading import read_json
+from flashdraft.models.files.opening import read_json
 from flashdraft.train.export import export, provenance, read_provenance, write_provenance
 from tests.tiny import VOCAB_SIZE, make_tiny_checkpoint
 

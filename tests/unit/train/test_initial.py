@@ -11,7 +11,7 @@ import torch
 from flashdraft.errors import RequestError
 from flashdraft.models.config.target import ModelConfig
 from flashdraft.models.drafter.config import DrafterConfig
-from flashdraft.models.drafter.loading import check_fit
+from flashdraft.models.drafter.opening import check_fit
 from flashdraft.models.tokenizer import Tokenizer
 from flashdraft.train.initial import (
     calibrate,

@@ -13,8 +13,8 @@ from flashdraft.errors import FlashdraftError, RequestError, TrainingError
 from flashdraft.kernels.select import WeightFormats
 from flashdraft.models.loading import Checkpoint, open_checkpoint
 from flashdraft.models.tokenizer import Tokenizer
-from flashdraft.train.data.answers import AnswerSet, Author
-from flashdraft.train.data.regenerate import AnswerSettings, fingerprint, tokenizer_digest
+from flashdraft.train.data.answers import AnswerSet, Author, fingerprint, tokenizer_digest
+from flashdraft.train.data.settings import AnswerSettings
 from flashdraft.train.job import TrainingJob, check_authors, plan_drafter
 from flashdraft.train.pipeline import train_drafter
 from flashdraft.train.stages import answering

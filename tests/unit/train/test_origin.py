@@ -14,7 +14,7 @@ from flashdraft.errors import CheckpointError, TrainingError
 from flashdraft.models.drafter.loading import save_drafter
 from flashdraft.models.drafter.model import Drafter
 from flashdraft.models.layers import Target
-from flashdraft.train.data.regenerate import fingerprint
+from flashdraft.train.data.answers import fingerprint
 from flashdraft.train.fit.schedule import TrainConfig
 from flashdraft.train.fit.state import RunState, build_optimizers, save_state
 from flashdraft.train.origin import load_origin, read_origin_config

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
-from flashdraft.kernels.cuda.attention.few_rows import attend_few
+from flashdraft.kernels.cuda.attention.few_rows import MAX_MEETINGS, attend_few
 from flashdraft.kernels.cuda.attention.paged import paged_attention
 from flashdraft.kernels.cuda.dense.rows import prepare_heads
 from flashdraft.kernels.cuda.plan import DeviceLimits, plan_attention, plan_exact_attention
 from flashdraft.kernels.interface import Heads, PagedKeys
+
+
+def make_meetings(device: torch.device) -> Tensor:
+    """Where blocks of one launch meet: zeros before the first call, and of no other use."""
+    return torch.zeros(MAX_MEETINGS, device=device, dtype=torch.int32)
 
 
 def attention(query: Tensor, keys: PagedKeys, limits: DeviceLimits, exact: bool) -> Tensor:
@@ -25,7 +31,7 @@ def attend(
     limits: DeviceLimits,
     exact: bool,
 ) -> Tensor:
-    """`Kernels.attend`; `meetings` as in few_rows.py."""
+    """`Kernels.attend`; `meetings` from `make_meetings`."""
     if not exact:
         mixed = attend_few(qkv, heads, keys, meetings, limits)
         if mixed is not None:

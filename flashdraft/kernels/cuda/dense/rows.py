@@ -16,7 +16,8 @@ import triton.language as tl
 from torch import Tensor
 
 from flashdraft.kernels.cuda.overlap import overlap, stand_by, wait
-from flashdraft.kernels.interface import Activation, Heads
+from flashdraft.kernels.interface import Heads
+from flashdraft.kernels.kinds import Activation
 from flashdraft.kernels.quantized import LARGEST_FP8
 
 GATE_BLOCK = 1024

@@ -21,7 +21,7 @@ from flashdraft.kernels.cuda.experts.grouped import multiply_tile
 from flashdraft.kernels.cuda.experts.one_row import load_tile
 from flashdraft.kernels.cuda.experts.plan import ExpertsPlan
 from flashdraft.kernels.cuda.overlap import overlap, wait
-from flashdraft.kernels.interface import Activation
+from flashdraft.kernels.kinds import Activation
 
 
 def mix_few_rows(

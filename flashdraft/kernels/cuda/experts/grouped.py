@@ -23,7 +23,7 @@ from flashdraft.kernels.cuda.experts.one_row import load_tile
 from flashdraft.kernels.cuda.experts.plan import ExpertsPlan, TilePlan
 from flashdraft.kernels.cuda.experts.routing import SortedPairs, sort_pairs
 from flashdraft.kernels.cuda.overlap import overlap, wait
-from flashdraft.kernels.interface import Activation
+from flashdraft.kernels.kinds import Activation
 
 MIX_BLOCK = 1024
 

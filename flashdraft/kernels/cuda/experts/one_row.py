@@ -17,7 +17,7 @@ from torch import Tensor
 from flashdraft.kernels.cuda.dense.rows import gate
 from flashdraft.kernels.cuda.experts.plan import ExpertsPlan
 from flashdraft.kernels.cuda.overlap import overlap, wait
-from flashdraft.kernels.interface import Activation
+from flashdraft.kernels.kinds import Activation
 
 
 def mix_one_row(

@@ -26,7 +26,7 @@ from flashdraft.kernels.cuda.overlap import overlap, wait
 from flashdraft.kernels.cuda.quantized.layout import PackedWeight
 from flashdraft.kernels.cuda.quantized.tiles import BLOCK_N, describe, multiply_blocks
 from flashdraft.kernels.cuda.quantized.units import gather_unit, pick_expert, single_unit
-from flashdraft.kernels.interface import Activation
+from flashdraft.kernels.kinds import Activation
 
 MAX_ROWS = 64  # in one call
 MAX_SPLITS = 8

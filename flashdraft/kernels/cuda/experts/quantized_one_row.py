@@ -31,7 +31,8 @@ from flashdraft.kernels.cuda.quantized.few_rows_plan import (
     plan_few,
 )
 from flashdraft.kernels.cuda.quantized.layout import PackedWeight
-from flashdraft.kernels.interface import Activation, Mixture, Residual
+from flashdraft.kernels.interface import Mixture, Residual
+from flashdraft.kernels.kinds import Activation
 
 MAX_EXPERTS, MAX_CHOSEN = 512, 16
 

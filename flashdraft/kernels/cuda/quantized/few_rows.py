@@ -30,7 +30,8 @@ from flashdraft.kernels.cuda.quantized.few_rows_plan import (
     plan_few,
 )
 from flashdraft.kernels.cuda.quantized.layout import Code, PackedWeight
-from flashdraft.kernels.interface import Activation, Residual
+from flashdraft.kernels.interface import Residual
+from flashdraft.kernels.kinds import Activation
 
 # Rows of x for which this is the way, at most 16. With more than one, Triton is faster at e4m3.
 MAX_ROWS = {Code.INT4: 16, Code.INT8: 16, Code.FP8: 1}

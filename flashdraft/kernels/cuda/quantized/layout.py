@@ -17,13 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from flashdraft.errors import CheckpointError
-from flashdraft.kernels.quantized import (
-    FEW_BITS_STEP,
-    SUPER_GROUP,
-    Quantized,
-    Scheme,
-    filled_depth,
-)
+from flashdraft.kernels.kinds import FEW_BITS_STEP, Scheme, filled_depth
+from flashdraft.kernels.quantized import SUPER_GROUP, Quantized
 
 ROW_TILE = 128  # rows are filled up to a multiple of it: no tile of a product is larger
 _LANES = (64, 32, 16)  # a tensor core takes 16 values at a time

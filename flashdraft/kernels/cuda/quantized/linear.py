@@ -31,7 +31,7 @@ from flashdraft.kernels.cuda.quantized.tiles import (
     plane_values,
 )
 from flashdraft.kernels.cuda.quantized.units import pick_expert
-from flashdraft.kernels.interface import Activation
+from flashdraft.kernels.kinds import Activation
 
 TILE_ROWS = 32  # of x, at most
 MAX_SPLITS = 16

@@ -20,7 +20,7 @@ from flashdraft.kernels.cuda.plan import DeviceLimits
 from flashdraft.kernels.cuda.quantized.few_rows import MIN_VALUES, is_readable
 from flashdraft.kernels.cuda.quantized.few_rows_plan import Product, describe_product, find_zero
 from flashdraft.kernels.cuda.quantized.layout import PackedWeight
-from flashdraft.kernels.interface import Activation
+from flashdraft.kernels.kinds import Activation
 
 # Rows of x for which this is the way. On an H200 Triton is as fast with 64, floats are with 512;
 # the most lies between, and is estimated.

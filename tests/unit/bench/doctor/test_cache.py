@@ -13,10 +13,11 @@ from flashdraft.bench.doctor import examination
 from flashdraft.bench.doctor import target as doctor_target
 from flashdraft.bench.doctor.checks import check_environment
 from flashdraft.bench.doctor.expected import Expected
-from flashdraft.bench.doctor.probe import Accepted, Mode, Patient, Probe, greedy
-from flashdraft.bench.doctor.report import Finding, Measured, Settings
+from flashdraft.bench.doctor.probe import Accepted, Patient, Probe, greedy
+from flashdraft.bench.doctor.report import Finding, Measured
+from flashdraft.bench.doctor.settings import Mode, Settings
 from flashdraft.bench.doctor.weights import schemes_in_use, stored_weights
-from flashdraft.kernels.quantized import Scheme
+from flashdraft.kernels.kinds import Scheme
 from flashdraft.kernels.torch_backend import TorchKernels
 from tests.tiny import make_tiny_checkpoint, make_tiny_drafter
 from tests.unit.bench.doctor.test_weights import KINDS, gpu, make_gguf

@@ -13,8 +13,9 @@ from safetensors.torch import load_file, save_file
 
 from flashdraft.bench.doctor import examination
 from flashdraft.bench.doctor.causes import find_causes
-from flashdraft.bench.doctor.probe import Mode, Patient, reconfigured
+from flashdraft.bench.doctor.probe import Patient, reconfigured
 from flashdraft.bench.doctor.replay import agreement, read_text, seconds_per_row, try_drafter
+from flashdraft.bench.doctor.settings import Mode
 from flashdraft.bench.doctor.target import weight_bits
 from flashdraft.cli import main
 from tests.tiny import VOCAB_SIZE, make_tiny_checkpoint, make_tiny_drafter

@@ -15,7 +15,7 @@ from torch import Tensor
 from flashdraft.bench.doctor.checks import check_kernels
 from flashdraft.bench.doctor.report import OK, PROBLEM
 from flashdraft.kernels.interface import PagedKeys
-from flashdraft.kernels.quantized import Scheme
+from flashdraft.kernels.kinds import Scheme
 from flashdraft.kernels.torch_backend import TorchKernels
 from tests.interpreted import judge, report
 

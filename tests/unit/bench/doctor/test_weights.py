@@ -12,10 +12,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from flashdraft.bench.doctor import remedy
 from flashdraft.bench.doctor import target as doctor_target
 from flashdraft.bench.doctor.expected import Expected
-from flashdraft.bench.doctor.probe import Accepted, Mode, Patient
+from flashdraft.bench.doctor.probe import Accepted, Patient
 from flashdraft.bench.doctor.report import Measured
+from flashdraft.bench.doctor.settings import Mode
 from flashdraft.bench.doctor.target import find_low_precision, find_other_weights
 from flashdraft.bench.doctor.weights import (
     ModelWeights,
@@ -27,7 +29,7 @@ from flashdraft.bench.doctor.weights import (
 from flashdraft.bench.plan.gpus import find_card
 from flashdraft.cli import main
 from flashdraft.errors import CapacityError
-from flashdraft.kernels.quantized import Scheme
+from flashdraft.kernels.kinds import Scheme
 from tests.tiny import make_tiny_checkpoint, make_tiny_drafter
 from tests.unit.models.gguf.factory import LLAMA, Types, random_values, write_gguf
 
@@ -335,7 +337,7 @@ def references(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
         return Accepted(4.0, (0.8,), 400, 100), 0.9
 
     monkeypatch.setattr(doctor_target, "_run_reference", run)
-    monkeypatch.setattr(doctor_target, "this_machine", lambda: find_card("rtx4090"))
+    monkeypatch.setattr(remedy, "this_machine", lambda: find_card("rtx4090"))
     return seen
 
 
@@ -384,7 +386,7 @@ def test_a_reference_that_does_not_fit_is_no_proof(
         raise CapacityError("61 GB of weights, 24 GB of memory")
 
     monkeypatch.setattr(doctor_target, "_run_reference", full)
-    monkeypatch.setattr(doctor_target, "this_machine", lambda: find_card("rtx4090"))
+    monkeypatch.setattr(remedy, "this_machine", lambda: find_card("rtx4090"))
     folder = trained_on(drafter, tmp_path / "drafter", target)
     patient = on(gpu(Scheme.INT4), target, folder)
     assert find_other_weights(patient, low(), 1e9) == []

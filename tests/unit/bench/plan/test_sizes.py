@@ -27,11 +27,11 @@ from flashdraft.bench.plan.sizes import (
     stored_formats,
     weight_bytes,
 )
+from flashdraft.engine.cache.layers import CacheLayer, bytes_per_token, cache_layers
 from flashdraft.engine.cache.memory import build_cache
-from flashdraft.engine.cache.storage import CacheLayer, bytes_per_token, cache_layers
 from flashdraft.engine.config import EngineConfig
 from flashdraft.errors import CapacityError, CheckpointError
-from flashdraft.kernels.quantized import Scheme, quantized_bytes
+from flashdraft.kernels.kinds import Scheme, quantized_bytes
 from flashdraft.kernels.torch_backend import TorchKernels
 from flashdraft.models.loading import open_checkpoint
 from flashdraft.models.sources import default_drafter, known_models, resolve_source

@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from benchmarks import plan_check
 from flashdraft.bench.plan.gpus import GB, Card, Efficiency, find_card
 from flashdraft.bench.plan.pairs import ACCEPTED, expected_length, find_pair
-from flashdraft.bench.plan.sizes import GPU_FORMATS, Format, count_drafter, count_target
+from flashdraft.bench.plan.sizes import FLOAT8, GPU_FORMATS, Format, count_drafter, count_target
 from flashdraft.bench.plan.speed import (
     FEW_BITS_SHARES,
     distinct_experts,
@@ -194,7 +193,7 @@ def test_kernels_over_few_bits_are_fewer_and_longer(name: str) -> None:
 
 def test_an_fp8_cache_is_half_read_and_not_measured() -> None:
     card, pair = find_card("h200"), find_pair(DENSE)
-    narrow = replace(BF16, cache_dtype=torch.float8_e4m3fn)
+    narrow = replace(BF16, cache_dtype=FLOAT8)
     assert not narrow.is_measured
     wide, half = (
         predict(pair, card, requests=2, context=32768, verify=0, form=form)

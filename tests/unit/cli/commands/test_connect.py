@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import ast
 import json
 import shlex
@@ -15,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from flashdraft.cli import build_parser, clients
 from flashdraft.cli.commands import connect
 from flashdraft.errors import RequestError
 
@@ -69,9 +69,7 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(*argv: str) -> int:
-    parser = argparse.ArgumentParser()
-    connect.add_command(parser.add_subparsers())
-    arguments = parser.parse_args(["connect", *argv])
+    arguments = build_parser().parse_args(["connect", *argv])
     return arguments.run(arguments)
 
 
@@ -80,27 +78,27 @@ def test_without_a_client_every_client_is_described(
 ) -> None:
     assert run("--url", server.url) == 0
     out = capsys.readouterr().out
-    for name, client in connect.CLIENTS.items():
+    for name, client in clients.CLIENTS.items():
         assert f"--client {name}" in out and client.path in out
-    assert out.count(server.url) == len(connect.CLIENTS)
+    assert out.count(server.url) == len(clients.CLIENTS)
 
 
-@pytest.mark.parametrize("name", connect.CLIENTS)
+@pytest.mark.parametrize("name", clients.CLIENTS)
 def test_settings_name_the_address_the_model_and_the_key(name: str) -> None:
-    settings = connect.CLIENTS[name].settings(connect.Server("http://host:1", "some-model", "k3y"))
+    settings = clients.CLIENTS[name].settings(clients.Server("http://host:1", "some-model", "k3y"))
     assert "http://host:1" in settings and "k3y" in settings
     assert "some-model" in settings or name == "open-webui"  # it asks the server itself
     assert ("http://host:1/v1" in settings) == (name != "claude-code")  # which appends /v1 itself
 
 
 def test_odd_names_stay_one_value() -> None:
-    server = connect.Server("http://host:1", MODEL, "k3y")
-    strings = [n.value for n in ast.walk(ast.parse(connect._openai(server))) if _is_string(n)]
+    server = clients.Server("http://host:1", MODEL, "k3y")
+    strings = [n.value for n in ast.walk(ast.parse(clients._openai(server))) if _is_string(n)]
     assert MODEL in strings
-    words = shlex.split(connect._curl(server))
+    words = shlex.split(clients._curl(server))
     assert json.loads(words[words.index("--data") + 1])["model"] == MODEL
-    assert json.loads(connect._claude_code(server))["env"]["ANTHROPIC_MODEL"] == MODEL
-    line = next(x for x in connect._continue(server).splitlines() if "    model:" in x)
+    assert json.loads(clients._claude_code(server))["env"]["ANTHROPIC_MODEL"] == MODEL
+    line = next(x for x in clients._continue(server).splitlines() if "    model:" in x)
     assert json.loads(line.split(":", 1)[1]) == MODEL
 
 
@@ -109,9 +107,9 @@ def _is_string(node: ast.AST) -> Any:
 
 
 def test_without_a_key_curl_sends_none_and_sdks_get_a_stand_in() -> None:
-    server = connect.Server("http://host:1", "m", connect.NO_KEY)
-    assert "Authorization" not in connect._curl(server)
-    assert 'api_key="none"' in connect._openai(server)
+    server = clients.Server("http://host:1", "m", clients.NO_KEY)
+    assert "Authorization" not in clients._curl(server)
+    assert 'api_key="none"' in clients._openai(server)
 
 
 @pytest.mark.parametrize(
@@ -195,11 +193,11 @@ def test_a_small_context_is_noted_for_claude_code(
 # -- writing -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", connect.CLIENTS)
+@pytest.mark.parametrize("name", clients.CLIENTS)
 def test_write_puts_the_settings_where_the_client_looks(server: ModelList, name: str) -> None:
-    client = connect.CLIENTS[name]
+    client = clients.CLIENTS[name]
     assert run("--url", server.url, "--client", name, "--write") == 0
-    expected = client.settings(connect.Server(server.url, MODEL, connect.NO_KEY))
+    expected = client.settings(clients.Server(server.url, MODEL, clients.NO_KEY))
     assert Path(client.path).read_text() == expected
     assert run("--url", server.url, "--client", name, "--write") == 0  # the same again is no clash
 
@@ -243,7 +241,7 @@ def test_settings_that_cannot_be_merged_are_left_alone(tmp_path: Path, text: str
 def test_a_key_is_written_for_its_owner_alone(tmp_path: Path) -> None:
     for name in ("claude-code", "open-webui"):
         run("--model", "m", "--client", name, "--api-key", "s3cret", "--write")
-        path = tmp_path / connect.CLIENTS[name].path
+        path = tmp_path / clients.CLIENTS[name].path
         assert "s3cret" in path.read_text()
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         assert [other.name for other in path.parent.iterdir() if other.name.endswith(".part")] == []

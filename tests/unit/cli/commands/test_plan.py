@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import socket
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 import huggingface_hub
 import pytest
 
-from flashdraft.cli.commands import plan
+from flashdraft.cli import build_parser
 from flashdraft.errors import FlashdraftError, RequestError
 
 DENSE, MOE = "google/gemma-4-31B-it", "google/gemma-4-26B-A4B-it"
@@ -28,9 +27,7 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(*words: str) -> int:
-    parser = argparse.ArgumentParser()
-    plan.add_command(parser.add_subparsers())
-    arguments = parser.parse_args(["plan", *words])
+    arguments = build_parser().parse_args(["plan", *words])
     code: int = arguments.run(arguments)
     return code
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from flashdraft.cli import main
-from flashdraft.cli.commands import serve, serve_external
+from flashdraft.cli import arguments, main
+from flashdraft.cli.commands import serve_external
 from flashdraft.external import command, launch
 from tests.tiny import make_tiny_checkpoint
 from tests.unit.external.fake_engine import are_gone, gpu, make_engine, read_record
@@ -177,4 +177,4 @@ def test_a_crash_at_the_start_is_the_last_line(
 
 
 def test_the_key_variable_is_one() -> None:
-    assert command.KEY_VARIABLE == serve.KEY_VARIABLE
+    assert command.KEY_VARIABLE == arguments.KEY_VARIABLE

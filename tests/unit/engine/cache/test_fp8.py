@@ -13,10 +13,12 @@ import torch
 
 from flashdraft import LLM, SamplingParams
 from flashdraft.cli import build_parser
-from flashdraft.cli.arguments import load_model
+from flashdraft.cli.model import load_model
 from flashdraft.core import Request
-from flashdraft.engine.cache.memory import GB, build_cache
-from flashdraft.engine.cache.storage import KVCache, bytes_per_token, cache_layers, stored_dtype
+from flashdraft.engine.cache.layers import bytes_per_token, cache_layers
+from flashdraft.engine.cache.memory import build_cache
+from flashdraft.engine.cache.planning import GB
+from flashdraft.engine.cache.storage import KVCache, stored_dtype
 from flashdraft.engine.config import EngineConfig
 from flashdraft.engine.engine import Engine
 from flashdraft.errors import CapacityError, RequestError

@@ -12,16 +12,11 @@ import pytest
 import torch
 
 from flashdraft.core import Request, SamplingParams
-from flashdraft.engine.cache.memory import GB, LOOKAHEAD, build_cache
+from flashdraft.engine.cache.layers import CacheLayer, bytes_per_token
+from flashdraft.engine.cache.memory import build_cache
 from flashdraft.engine.cache.pages import PageBook
-from flashdraft.engine.cache.storage import (
-    CacheLayer,
-    KVCache,
-    Span,
-    bytes_per_token,
-    plan_pages,
-    window_pages,
-)
+from flashdraft.engine.cache.planning import GB, LOOKAHEAD, plan_pages, window_pages
+from flashdraft.engine.cache.storage import KVCache, Span
 from flashdraft.engine.config import EngineConfig
 from flashdraft.engine.sequence import Sequence
 from flashdraft.errors import CapacityError, RequestError

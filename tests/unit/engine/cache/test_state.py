@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from flashdraft.core import Request, SamplingParams
+from flashdraft.engine.cache.layers import cache_layers
 from flashdraft.engine.cache.pages import NO_PAGE
-from flashdraft.engine.cache.storage import cache_layers
 from flashdraft.engine.config import EngineConfig
 from flashdraft.engine.engine import Engine
 from tests import zoo

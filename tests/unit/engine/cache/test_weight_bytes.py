@@ -12,7 +12,7 @@ from torch import Tensor
 from flashdraft.engine.cache import memory
 from flashdraft.engine.cache.memory import check_weights_fit, target_bytes
 from flashdraft.errors import CapacityError
-from flashdraft.kernels.quantized import Scheme
+from flashdraft.kernels.kinds import Scheme
 from flashdraft.kernels.torch_backend import TorchKernels
 from tests import zoo
 

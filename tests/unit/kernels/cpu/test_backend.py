@@ -12,7 +12,7 @@ from torch import Tensor
 
 from flashdraft.kernels.cpu.backend import CpuKernels, available
 from flashdraft.kernels.cpu.weights import rotate
-from flashdraft.kernels.interface import Activation
+from flashdraft.kernels.kinds import Activation
 from flashdraft.kernels.torch_backend import TorchKernels
 
 if not available():

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from flashdraft.kernels.cuda.driver import FOLDER
-from flashdraft.kernels.interface import Activation
+from flashdraft.kernels.kinds import Activation
 from flashdraft.kernels.quantized import Quantized
 from flashdraft.kernels.torch_backend import TorchKernels
 

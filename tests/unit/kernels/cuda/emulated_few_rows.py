@@ -11,7 +11,7 @@ from torch import Tensor
 from flashdraft.kernels.cuda.quantized.few_rows import Normed, make_flags, prepare
 from flashdraft.kernels.cuda.quantized.few_rows_plan import Experts, FewPlan, describe_product
 from flashdraft.kernels.cuda.quantized.layout import PackedWeight
-from flashdraft.kernels.interface import Activation
+from flashdraft.kernels.kinds import Activation
 from tests.unit.kernels.cuda.emulated import build
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from flashdraft.kernels.cuda.quantized.few_rows_plan import describe_product
 from flashdraft.kernels.cuda.quantized.layout import PackedWeight
 from flashdraft.kernels.cuda.quantized.many_rows import ManyPlan, make_flags, prepare
-from flashdraft.kernels.interface import Activation
+from flashdraft.kernels.kinds import Activation
 from tests.unit.kernels.cuda.emulated import build
 
 GUARD = 4096  # bytes behind what the kernels write

@@ -29,7 +29,6 @@ from flashdraft.kernels.cuda.plan import (
 from flashdraft.kernels.interface import (
     BIDIRECTIONAL,
     CAUSAL,
-    Activation,
     BlockMask,
     Heads,
     PagedKeys,
@@ -37,6 +36,7 @@ from flashdraft.kernels.interface import (
     QKVSpec,
     RopeTable,
 )
+from flashdraft.kernels.kinds import Activation
 
 HOPPER = DeviceLimits(num_processors=132, shared_bytes=227 * 1024)
 TYPES = {

@@ -25,7 +25,6 @@ from flashdraft.kernels.cuda.plan import (
 from flashdraft.kernels.interface import (
     BIDIRECTIONAL,
     CAUSAL,
-    Activation,
     BlockMask,
     Heads,
     KeyRebuild,
@@ -35,6 +34,7 @@ from flashdraft.kernels.interface import (
     Residual,
     RopeTable,
 )
+from flashdraft.kernels.kinds import Activation
 from tests.unit.kernels.cuda.cross_compile import (
     CARDS,
     Case,
@@ -165,7 +165,8 @@ def mix(num_rows: int, dtype: torch.dtype = BF16, exact: bool = False) -> None:
 def make_quantized(scheme: str, *shape: int) -> Any:
     """A weight in few bits, packed, of no more than a shape."""
     from flashdraft.kernels.cuda.quantized.layout import pack_quantized
-    from flashdraft.kernels.quantized import Quantized, Scheme
+    from flashdraft.kernels.kinds import Scheme
+    from flashdraft.kernels.quantized import Quantized
 
     found, (*rows, depth) = Scheme(scheme.removesuffix("_k")), shape
     numbers = {"int4": 32, "int4_k": 32, "int6": 16, "int8": 32, "fp8": depth}

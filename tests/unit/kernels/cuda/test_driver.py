@@ -21,7 +21,8 @@ from flashdraft.kernels.cuda.quantized.few_rows_plan import Product, plan_few
 from flashdraft.kernels.cuda.quantized.layout import Code
 from flashdraft.kernels.cuda.quantized.many_rows import make_flags as many_flags
 from flashdraft.kernels.cuda.quantized.many_rows import plan_many
-from flashdraft.kernels.interface import CAUSAL, Activation, QKVSpec
+from flashdraft.kernels.interface import CAUSAL, QKVSpec
+from flashdraft.kernels.kinds import Activation
 from tests.unit.kernels.cuda.cross_compile import CARDS, count_spilled
 
 INT4, INT8 = (Code.INT4, 32, 4, 1), (Code.INT8, 32, 2, 1)

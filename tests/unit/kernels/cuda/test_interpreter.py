@@ -20,7 +20,6 @@ from flashdraft.kernels.cuda.plan import AttentionPlan
 from flashdraft.kernels.interface import (
     BIDIRECTIONAL,
     CAUSAL,
-    Activation,
     BlockMask,
     Heads,
     PagedKeys,
@@ -28,6 +27,7 @@ from flashdraft.kernels.interface import (
     QKVSpec,
     RopeTable,
 )
+from flashdraft.kernels.kinds import Activation
 from flashdraft.kernels.torch_backend import TorchKernels
 from tests.interpreted import judge, report
 

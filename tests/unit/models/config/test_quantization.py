@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from flashdraft.errors import CheckpointError, UnsupportedModelError
 from flashdraft.models.config.quantization import read_quantization
 from flashdraft.models.config.target import ModelConfig
-from flashdraft.models.drafter.loading import read_drafter_config
+from flashdraft.models.drafter.opening import read_drafter_config
 from flashdraft.models.loading import open_checkpoint
 from tests import zoo
 from tests.unit.models.test_compressed_tensors import (

@@ -10,7 +10,7 @@ import torch
 
 from flashdraft.errors import CheckpointError, FlashdraftError, UnsupportedModelError
 from flashdraft.models.config.rope import RopeConfig
-from flashdraft.models.drafter.config import DrafterConfig
+from flashdraft.models.drafter.config import DrafterConfig, tensor_shapes
 from flashdraft.models.drafter.model import Drafter
 
 SLIDING, FULL = "sliding_attention", "full_attention"
@@ -266,3 +266,12 @@ def test_parameters_are_named_as_in_the_checkpoints() -> None:
     assert shapes["layers.4.self_attn.k_norm.weight"] == [128]
     assert shapes["layers.0.mlp.down_proj.weight"] == [2816, 5632]
     assert {"hidden_norm.weight", "norm.weight"} < shapes.keys()
+
+
+@pytest.mark.parametrize("draft_vocab_size", [None, 40])
+def test_the_shapes_are_those_of_the_module(draft_vocab_size: int | None) -> None:
+    config = replace(DrafterConfig.from_hf(GEMMA), draft_vocab_size=draft_vocab_size)
+    with torch.device("meta"):
+        module = Drafter(config)
+    found = {name: tuple(one.shape) for name, one in module.named_parameters()}
+    assert tensor_shapes(config) == found

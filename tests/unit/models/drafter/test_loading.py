@@ -16,8 +16,9 @@ from flashdraft.errors import CheckpointError, FlashdraftError, UnsupportedModel
 from flashdraft.models.config.rope import RopeConfig
 from flashdraft.models.config.target import ModelConfig
 from flashdraft.models.drafter.config import DrafterConfig
-from flashdraft.models.drafter.loading import load_drafter, read_drafter_config, save_drafter
+from flashdraft.models.drafter.loading import load_drafter, save_drafter
 from flashdraft.models.drafter.model import Drafter
+from flashdraft.models.drafter.opening import read_drafter_config
 
 TARGET = ModelConfig.from_hf(
     {

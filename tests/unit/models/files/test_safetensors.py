@@ -193,3 +193,13 @@ def test_codes_without_scales_are_no_weights(tmp_path: Path, dtype: torch.dtype)
     for read in (files.read, files.read_matrix):
         with pytest.raises(CheckpointError, match=r"'a\.weight_scale'.*quantization_config.*bf16"):
             read("a.weight")
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int32, torch.int64, torch.uint8])
+def test_whole_numbers_are_read_without_torch(tmp_path: Path, dtype: torch.dtype) -> None:
+    values = torch.tensor([[1, 2], [3, 100]], dtype=dtype)
+    values[0, 0] = torch.iinfo(dtype).min
+    save_file({"before": torch.ones(3), "x": values}, tmp_path / "model.safetensors")
+    files = open_safetensors(tmp_path)
+    assert files.whole_numbers("x") == tuple(values.flatten().tolist())
+    assert files.item_bytes("x") == dtype.itemsize

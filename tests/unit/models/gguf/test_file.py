@@ -13,6 +13,7 @@ import torch
 
 from flashdraft.errors import CheckpointError, UnsupportedModelError
 from flashdraft.models.gguf.file import GGUFFile
+from flashdraft.models.gguf.values import read_tensor
 from flashdraft.models.loading import open_checkpoint
 from tests.unit.models.gguf.factory import (
     EXPERTS,
@@ -186,7 +187,7 @@ def test_gemma4_config(tmp_path: Path) -> None:
 def test_formats_the_package_can_write(tmp_path: Path, kind: str) -> None:
     values = random_values(6, 64)
     write_gguf(tmp_path / "m.gguf", "llama", {}, {"x": values}, {"x": Types[kind]})
-    read = GGUFFile(tmp_path / "m.gguf").read("x")
+    read = read_tensor(GGUFFile(tmp_path / "m.gguf"), "x")
     blocks = gguf.quants.quantize(values, Types[kind])
     assert np.array_equal(read.float().numpy(), gguf.quants.dequantize(blocks, Types[kind]))
     plain = {"F16": torch.float16, "BF16": torch.bfloat16}
@@ -333,3 +334,19 @@ def test_gemma4_placeholders_of_media_are_known_by_name(tmp_path: Path) -> None:
     tokens = [*names, *(f"t{i}" for i in range(24))]
     write_gemma4(tmp_path / "m.gguf", False, general={"tokenizer.ggml.tokens": tokens})
     assert open_checkpoint(tmp_path / "m.gguf").config.forbidden_token_ids == (3, 4, 6, 7)
+
+
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16"])
+def test_small_floats_are_read_without_torch(tmp_path: Path, kind: str) -> None:
+    values = random_values(5, 32)
+    path = write_gguf(tmp_path / "m.gguf", "llama", {}, {"x": values}, {"x": Types[kind]})
+    file = GGUFFile(path)
+    assert file.floats("x") == read_tensor(file, "x").flatten().tolist()
+
+
+def test_other_tensors_are_no_small_floats(tmp_path: Path) -> None:
+    tensors = {"x": random_values(2, 64), "y": random_values(2**11, 64)}
+    path = write_gguf(tmp_path / "m.gguf", "llama", {}, tensors, {"x": Types.Q8_0})
+    for name, message in (("x", "as Q8_0.*F32 or F16 or BF16"), ("y", r"\[2048, 64\].*at most")):
+        with pytest.raises(CheckpointError, match=message):
+            GGUFFile(path).floats(name)

@@ -15,20 +15,14 @@ import pytest
 from flashdraft import LLM, SamplingParams
 from flashdraft.errors import CapacityError, TrainingError
 from flashdraft.interrupts import terminate_as_interrupt
-from flashdraft.kernels.quantized import Scheme
+from flashdraft.kernels.kinds import Scheme
 from flashdraft.kernels.select import WeightFormats
 from flashdraft.train.data import regenerate as module
-from flashdraft.train.data.answers import AnswerSet
+from flashdraft.train.data.answers import AnswerSet, fingerprint
 from flashdraft.train.data.decode import BulkDecoder
 from flashdraft.train.data.prompts import Prompt
-from flashdraft.train.data.regenerate import (
-    AnswerSettings,
-    find_loop,
-    fingerprint,
-    load_target,
-    prompt_ids,
-    regenerate,
-)
+from flashdraft.train.data.regenerate import find_loop, load_target, prompt_ids, regenerate
+from flashdraft.train.data.settings import AnswerSettings
 from flashdraft.train.lock import sole_writer
 from tests.tiny import make_tiny_checkpoint
 

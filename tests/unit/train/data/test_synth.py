@@ -13,12 +13,13 @@ import pytest
 
 from flashdraft import LLM
 from flashdraft.errors import TrainingError
-from flashdraft.kernels.quantized import Scheme
+from flashdraft.kernels.kinds import Scheme
 from flashdraft.train.data import synth as module
 from flashdraft.train.data.decode import Continuation, Job
 from flashdraft.train.data.prompts import read_prompts
 from flashdraft.train.data.regenerate import load_target
-from flashdraft.train.data.synth import SynthSettings, is_message, open_user_turn, synthesize
+from flashdraft.train.data.settings import SynthSettings
+from flashdraft.train.data.synth import is_message, open_user_turn, synthesize
 from flashdraft.train.lock import sole_writer
 from tests.tiny import END_OF_TURN, make_tiny_checkpoint
 

@@ -24,7 +24,8 @@ from flashdraft.kernels.cuda.experts.plan import (
     SOME_ROWS,
     ExpertsPlan,
 )
-from flashdraft.kernels.interface import Activation, Residual
+from flashdraft.kernels.interface import Residual
+from flashdraft.kernels.kinds import Activation
 from tests.unit.kernels.cuda.test_compile import HOPPER, Catcher
 
 KERNELS = {"_up_one", "_down_one", "_up_few", "_down_few", "_sort", "_up", "_down", "_mix"}

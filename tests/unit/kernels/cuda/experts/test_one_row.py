@@ -26,7 +26,8 @@ from flashdraft.kernels.cuda.experts.plan import (
     plan_exact_experts,
     plan_experts,
 )
-from flashdraft.kernels.interface import Activation, Residual
+from flashdraft.kernels.interface import Residual
+from flashdraft.kernels.kinds import Activation
 from flashdraft.kernels.torch_backend import TorchKernels
 from tests.interpreted import judge, report
 

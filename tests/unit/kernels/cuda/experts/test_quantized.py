@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from flashdraft.kernels.cuda.quantized.layout import pack_quantized
-from flashdraft.kernels.interface import Activation
+from flashdraft.kernels.kinds import Activation
 from flashdraft.kernels.quantized import stack_experts
 from flashdraft.kernels.torch_backend import TorchKernels
 from tests.interpreted import judge, report

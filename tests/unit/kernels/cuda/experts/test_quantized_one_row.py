@@ -15,7 +15,8 @@ from flashdraft.kernels.cuda.experts import quantized_one_row
 from flashdraft.kernels.cuda.plan import DeviceLimits
 from flashdraft.kernels.cuda.quantized import few_rows
 from flashdraft.kernels.cuda.quantized.layout import pack_quantized
-from flashdraft.kernels.interface import Activation, Mixture, Residual
+from flashdraft.kernels.interface import Mixture, Residual
+from flashdraft.kernels.kinds import Activation
 from flashdraft.kernels.quantized import stack_experts
 from flashdraft.kernels.torch_backend import TorchKernels
 from tests.unit.kernels.cuda.cross_compile import CARDS

@@ -26,7 +26,8 @@ from flashdraft.kernels.cuda.quantized.few_rows_plan import (
     plan_few,
 )
 from flashdraft.kernels.cuda.quantized.layout import Code, pack_quantized
-from flashdraft.kernels.interface import Activation, Residual
+from flashdraft.kernels.interface import Residual
+from flashdraft.kernels.kinds import Activation
 from flashdraft.kernels.quantized import stack_experts
 from flashdraft.kernels.torch_backend import TorchKernels
 from tests.unit.kernels.cuda.cross_compile import CARDS

@@ -11,7 +11,8 @@ import torch
 
 from flashdraft.errors import CheckpointError
 from flashdraft.kernels.cuda.quantized.layout import Number, pack_quantized
-from flashdraft.kernels.quantized import Quantized, Scheme, filled_bytes, quantize
+from flashdraft.kernels.kinds import Scheme, filled_bytes
+from flashdraft.kernels.quantized import Quantized, quantize
 from tests.interpreted import judge, report
 
 
@@ -109,7 +110,7 @@ def check_product(weight, num_rows, splits=None, warps=None):
 def check_gated(name, num_rows, inner, splits):
     """One launch gives what the product and the gate give."""
     from flashdraft.kernels.cuda.quantized import linear as kernels
-    from flashdraft.kernels.interface import Activation
+    from flashdraft.kernels.kinds import Activation
     from flashdraft.kernels.torch_backend import TorchKernels
 
     weight = FORMATS[name](out=2 * inner)

@@ -20,7 +20,7 @@ from flashdraft.kernels.cuda.quantized.many_rows import (
     multiply_many,
     plan_many,
 )
-from flashdraft.kernels.interface import Activation
+from flashdraft.kernels.kinds import Activation
 from tests.unit.kernels.cuda.cross_compile import CARDS
 from tests.unit.kernels.cuda.emulated import check_product
 from tests.unit.kernels.cuda.emulated_many_rows import multiply

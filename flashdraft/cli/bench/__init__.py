@@ -1,0 +1,1 @@
+"""What `flashdraft bench` measures: a model in this process, or a server."""

@@ -1,0 +1,1 @@
+"""What may be typed after each command, one module for each. None of them loads torch."""

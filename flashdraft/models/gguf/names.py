@@ -1,0 +1,99 @@
+"""The tensors of a GGUF file by their Hugging Face names, for Llama, Qwen3 and Gemma 4."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from flashdraft.errors import CheckpointError, UnsupportedModelError, quoted
+from flashdraft.models.gguf.file import GGUFFile
+
+_BLOCK_NAME = re.compile(r"blk\.(\d+)\.(.+)")
+ROPE_FACTORS = "rope_freqs.weight"  # per-frequency divisors; they end up in the config
+
+_OUTER_NAMES = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
+_COMMON_NAMES = {
+    "attn_norm.weight": "input_layernorm.weight",
+    "attn_q.weight": "self_attn.q_proj.weight",
+    "attn_k.weight": "self_attn.k_proj.weight",
+    "attn_v.weight": "self_attn.v_proj.weight",
+    "attn_output.weight": "self_attn.o_proj.weight",
+    "attn_q_norm.weight": "self_attn.q_norm.weight",
+    "attn_k_norm.weight": "self_attn.k_norm.weight",
+    "ffn_gate.weight": "mlp.gate_proj.weight",
+    "ffn_up.weight": "mlp.up_proj.weight",
+    "ffn_down.weight": "mlp.down_proj.weight",
+}
+_LLAMA_NAMES = {
+    **_COMMON_NAMES,
+    "attn_q.bias": "self_attn.q_proj.bias",
+    "attn_k.bias": "self_attn.k_proj.bias",
+    "attn_v.bias": "self_attn.v_proj.bias",
+    "attn_output.bias": "self_attn.o_proj.bias",
+    "ffn_norm.weight": "post_attention_layernorm.weight",
+}
+_GEMMA4_NAMES = {
+    **_COMMON_NAMES,
+    "post_attention_norm.weight": "post_attention_layernorm.weight",
+    "ffn_norm.weight": "pre_feedforward_layernorm.weight",
+    "post_ffw_norm.weight": "post_feedforward_layernorm.weight",
+    "layer_output_scale.weight": "layer_scalar",
+    "ffn_gate_inp.weight": "router.proj.weight",
+    "ffn_gate_inp.scale": "router.scale",
+    "ffn_down_exps.scale": "router.per_expert_scale",
+    "ffn_gate_up_exps.weight": "experts.gate_up_proj",
+    "ffn_down_exps.weight": "experts.down_proj",
+    "pre_ffw_norm_2.weight": "pre_feedforward_layernorm_2.weight",
+    "post_ffw_norm_1.weight": "post_feedforward_layernorm_1.weight",
+    "post_ffw_norm_2.weight": "post_feedforward_layernorm_2.weight",
+}
+_NAMES = {"llama": _LLAMA_NAMES, "qwen3": _LLAMA_NAMES, "gemma4": _GEMMA4_NAMES}
+
+
+class GGUFTable:
+    """The tensors of a GGUF file under Hugging Face names."""
+
+    def __init__(self, file: GGUFFile) -> None:
+        self.file = file
+        self.architecture = architecture_of(file)
+        self.stored = {
+            _hub_name(file, self.architecture, name): name
+            for name in file.tensors
+            if name != ROPE_FACTORS
+        }
+
+    def names(self) -> Iterable[str]:
+        return self.stored.keys()
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self.file.tensors[self.stored[name]].shape
+
+    def quantized_bytes(self, name: str) -> int | None:
+        return self.file.quantized_bytes(self.stored[name])
+
+
+def architecture_of(file: GGUFFile) -> str:
+    """The model's family, as llama.cpp names it."""
+    name = file.metadata.get("general.architecture")
+    if not isinstance(name, str) or name not in _NAMES:
+        raise UnsupportedModelError(
+            f"{file.path} holds a model of architecture {quoted(name)}; "
+            f"supported GGUF architectures are {', '.join(_NAMES)}."
+        )
+    return name
+
+
+def _hub_name(file: GGUFFile, architecture: str, name: str) -> str:
+    if name in _OUTER_NAMES:
+        return _OUTER_NAMES[name]
+    match = _BLOCK_NAME.fullmatch(name)
+    inner = _NAMES[architecture].get(match[2]) if match else None
+    if match is None or inner is None:
+        raise CheckpointError(
+            f"{file.path}: tensor {quoted(name)} has no place in a {architecture} model."
+        )
+    return f"model.layers.{match[1]}.{inner}"

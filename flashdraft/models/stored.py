@@ -1,0 +1,128 @@
+"""A checkpoint as it is stored: its configs and the table of its tensors. No torch.
+
+It owns the differences between checkpoints of one model (multimodal prefixes, un-fused experts,
+GGUF). The tables may be bare, or have values to read: `TableKinds` says, and loading.py has the
+second kind. Where checkpoints come from is for sources.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from re import Match
+from typing import Any, Generic, TypeVar
+
+from flashdraft.models.config.quantization import WeightFormat, read_quantization
+from flashdraft.models.config.target import ModelConfig
+from flashdraft.models.files.compressed import CompressedTable
+from flashdraft.models.files.opening import check_model_files, read_json, reading
+from flashdraft.models.files.safetensors import SafetensorsFiles, open_safetensors
+from flashdraft.models.gguf.config import gguf_config, gguf_generation_config
+from flashdraft.models.gguf.file import GGUFFile
+from flashdraft.models.gguf.names import GGUFTable
+from flashdraft.models.other_formats import (
+    refuse_other_config,
+    refuse_other_folder,
+    refuse_other_gguf,
+    refuse_other_tensors,
+)
+from flashdraft.models.tables import (
+    FusedTable,
+    GuardedTable,
+    RenamedTable,
+    TensorTable,
+    experts_among,
+    plain_names,
+)
+
+Table = TypeVar("Table", bound=TensorTable)
+
+
+@dataclass(frozen=True)
+class TableKinds(Generic[Table]):
+    """What tables are made: of a file's tensors, and over one another."""
+
+    gguf: Callable[[GGUFFile], Table]
+    floats: Callable[[SafetensorsFiles], Table]
+    compressed: Callable[[SafetensorsFiles, tuple[WeightFormat, ...]], Table]
+    renamed: Callable[[Table, dict[str, str]], Table]
+    fused: Callable[[Table, Iterable[Match[str]]], Table]
+    guarded: Callable[[Table, Path], Table]
+
+
+@dataclass(frozen=True)
+class Stored(Generic[Table]):
+    """An opened model: what it is, and the table of its tensors."""
+
+    path: Path
+    config: ModelConfig
+    raw_config: dict[str, Any]  # config.json, or a GGUF file's metadata in that form
+    generation_config: dict[str, Any]  # generation_config.json, {} where there is none
+    source: Table
+
+
+def _bare(files: SafetensorsFiles) -> TensorTable:
+    return files
+
+
+BARE: TableKinds[TensorTable] = TableKinds(
+    gguf=GGUFTable,
+    floats=_bare,
+    compressed=CompressedTable,
+    renamed=RenamedTable,
+    fused=FusedTable,
+    guarded=GuardedTable,
+)
+
+
+def open_stored(path: Path, kinds: TableKinds[Table]) -> Stored[Table]:
+    """Open a folder with config.json and safetensors, or a GGUF file."""
+    with reading(path):
+        if path.suffix == ".gguf":
+            file = GGUFFile(path)
+            refuse_other_gguf(file)
+            raw_config = gguf_config(file)
+            generation_config = gguf_generation_config(file)
+            source = kinds.gguf(file)
+        else:
+            raw_config = read_target_config(path)
+            optional = path / "generation_config.json"
+            generation_config = read_json(optional) if optional.is_file() else {}
+            with reading(f"The config of {path}"):
+                formats = read_quantization(raw_config)
+            source = _text_tensors(_open_folder(path, formats, kinds), kinds)
+        config = _parse_config(path, raw_config, generation_config)
+        if config.tie_embeddings:  # some files store the tied head again
+            source = kinds.renamed(source, {n: n for n in source.names() if n != "lm_head.weight"})
+    return Stored(path, config, raw_config, generation_config, kinds.guarded(source, path))
+
+
+def read_target_config(folder: Path) -> dict[str, Any]:
+    """A model folder's config.json; what other tools make of a folder is refused by its name."""
+    check_model_files(folder)
+    refuse_other_folder(folder)
+    config = read_json(folder / "config.json")
+    refuse_other_config(folder, config)
+    return config
+
+
+def _open_folder(path: Path, formats: tuple[WeightFormat, ...], kinds: TableKinds[Table]) -> Table:
+    files = open_safetensors(path)
+    if formats:
+        return kinds.compressed(files, formats)
+    refuse_other_tensors(files.names())
+    return kinds.floats(files)
+
+
+def _text_tensors(source: Table, kinds: TableKinds[Table]) -> Table:
+    """The text model's tensors under plain names, a layer's experts joined into one tensor."""
+    stored = plain_names(source)
+    view = kinds.renamed(source, stored)
+    experts = experts_among(stored)
+    return kinds.fused(view, experts) if experts else view
+
+
+def _parse_config(path: Path, raw: dict[str, Any], generation: dict[str, Any]) -> ModelConfig:
+    with reading(f"The config of {path}"):
+        return ModelConfig.from_hf(raw).with_generation(generation)

@@ -32,7 +32,7 @@ from flashdraft.engine.cache.storage import check_keys, stored_dtype
 from flashdraft.engine.config import EngineConfig
 from flashdraft.engine.engine import Engine
 from flashdraft.engine.live import OUT_OF_MEMORY
-from flashdraft.engine.output import StreamDecoder as Decoder
+from flashdraft.engine.output import TextDecoder
 from flashdraft.errors import (
     CapacityError,
     FlashdraftError,
@@ -269,7 +269,7 @@ class LLM:
             )
         return self.tokenizer
 
-    def _decoder_factory(self) -> Callable[[], Decoder] | None:
+    def _decoder_factory(self) -> Callable[[], TextDecoder] | None:
         tokenizer = self.tokenizer
         return None if tokenizer is None else lambda: StreamDecoder(tokenizer)
 

@@ -15,7 +15,7 @@ from flashdraft.server import service_routes
 from flashdraft.server.answering.serving import Serving
 from flashdraft.server.anthropic import messages
 from flashdraft.server.http.asgi import shape_of
-from flashdraft.server.http.body_limits import Limits
+from flashdraft.server.http.body_limits import BodyLimits
 from flashdraft.server.http.body_memory import Arrivals
 from flashdraft.server.http.connection_limits import Capacity
 from flashdraft.server.http.disconnect import ClientDisconnectedError
@@ -54,7 +54,7 @@ def create_app(serving: Serving, sink: Sink = write_line) -> FastAPI:
     # the last one added is the outermost
     app.add_middleware(Capacity, settings=serving.settings)
     arrivals = app.state.arrivals = Arrivals(serving.settings.max_arriving_bytes)
-    app.add_middleware(Limits, settings=serving.settings, arrivals=arrivals)
+    app.add_middleware(BodyLimits, settings=serving.settings, arrivals=arrivals)
     app.add_middleware(Gate, settings=serving.settings)
     app.add_middleware(Access, metrics=cast(Metrics, serving.metrics), sink=sink)
     return app

@@ -11,16 +11,16 @@ from typing import Any
 
 from flashdraft.chat.answers.arguments import JsonWriter
 from flashdraft.chat.answers.loose_json import LooseScanner
-from flashdraft.chat.answers.marks import CallReader, Format, Mark
+from flashdraft.chat.answers.marks import AnswerFormat, AnswerMark, CallReader
 from flashdraft.chat.schema.reading import Shape, is_tool_name
 from flashdraft.models.tokenizer import Tokenizer
 
 SPELLINGS = {
-    Mark.THINK: "<|channel>",
-    Mark.END_THINK: "<channel|>",
-    Mark.CALL: "<|tool_call>",
-    Mark.END_CALL: "<tool_call|>",
-    Mark.QUOTE: '<|"|>',
+    AnswerMark.THINK: "<|channel>",
+    AnswerMark.END_THINK: "<channel|>",
+    AnswerMark.CALL: "<|tool_call>",
+    AnswerMark.END_CALL: "<tool_call|>",
+    AnswerMark.QUOTE: '<|"|>',
 }
 TOOL_RESPONSE = "<|tool_response>"  # the model asks for its calls' results: a stop token
 _LABEL = "thought\n"
@@ -33,7 +33,7 @@ def knows(tokenizer: Tokenizer) -> bool:
     return all(tokenizer.token_id(name) in tokenizer.special_ids for name in SPELLINGS.values())
 
 
-def answer_format(tokenizer: Tokenizer, functions: Mapping[str, Any] | None) -> Format:
+def answer_format(tokenizer: Tokenizer, functions: Mapping[str, Any] | None) -> AnswerFormat:
     """How Gemma 4 marks its answers; without functions, calls are content."""
     tokens = {
         index: mark
@@ -44,11 +44,11 @@ def answer_format(tokenizer: Tokenizer, functions: Mapping[str, Any] | None) -> 
     def new_call() -> CallReader:
         return GemmaCall(functions or {})
 
-    return Format(
+    return AnswerFormat(
         SPELLINGS,
         tokens,
         new_call if functions else None,
-        openings={_LABEL: Mark.THINK},  # small models forget the channel's mark
+        openings={_LABEL: AnswerMark.THINK},  # small models forget the channel's mark
         label=_LABEL,
     )
 

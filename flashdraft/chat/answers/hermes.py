@@ -10,18 +10,18 @@ from typing import Any
 
 from flashdraft.chat.answers.arguments import NULLS, JsonWriter, read_json
 from flashdraft.chat.answers.loose_json import LooseScanner
-from flashdraft.chat.answers.marks import CallReader, Format, Mark
+from flashdraft.chat.answers.marks import AnswerFormat, AnswerMark, CallReader
 from flashdraft.chat.schema.reading import Shape, is_tool_name
 from flashdraft.models.tokenizer import Tokenizer
 
-THINK_SPELLINGS = {Mark.THINK: "<think>", Mark.END_THINK: "</think>"}
-CALL_SPELLINGS = {Mark.CALL: "<tool_call>", Mark.END_CALL: "</tool_call>"}
+THINK_SPELLINGS = {AnswerMark.THINK: "<think>", AnswerMark.END_THINK: "</think>"}
+CALL_SPELLINGS = {AnswerMark.CALL: "<tool_call>", AnswerMark.END_CALL: "</tool_call>"}
 _ARGUMENTS = ("arguments", "parameters")
 
 
-def spellings(tokenizer: Tokenizer) -> dict[Mark, str]:
+def spellings(tokenizer: Tokenizer) -> dict[AnswerMark, str]:
     """The marks that the model knows: tokens of its own, or words of its template."""
-    known: dict[Mark, str] = {}
+    known: dict[AnswerMark, str] = {}
     for pair in (THINK_SPELLINGS, CALL_SPELLINGS):
         if all(
             tokenizer.token_id(text) is not None or text in (tokenizer.chat_template or "")
@@ -31,7 +31,7 @@ def spellings(tokenizer: Tokenizer) -> dict[Mark, str]:
     return known
 
 
-def answer_format(tokenizer: Tokenizer, functions: Mapping[str, Any] | None) -> Format:
+def answer_format(tokenizer: Tokenizer, functions: Mapping[str, Any] | None) -> AnswerFormat:
     """How the model marks its answers; without functions, calls are content."""
     known = spellings(tokenizer)
     tokens = {
@@ -43,10 +43,10 @@ def answer_format(tokenizer: Tokenizer, functions: Mapping[str, Any] | None) -> 
     def new_call() -> CallReader:
         return HermesCall(functions or {})
 
-    return Format(
+    return AnswerFormat(
         known,
         tokens,
-        new_call if functions and Mark.CALL in known else None,
+        new_call if functions and AnswerMark.CALL in known else None,
         openings={
             text: mark
             for mark, text in known.items()

@@ -1,8 +1,8 @@
 """The state machine that tells an answer's thoughts, text and tool calls apart.
 
-One machine serves every family: a `Format` says how its marks are spelled and how a call is read.
-A mark that is a special token counts wherever it stands; one that is plain text counts only where
-the format expects it, because an answer may as well speak of it.
+One machine serves every family: an `AnswerFormat` says how its marks are spelled and how a call is
+read. A mark that is a special token counts wherever it stands; one that is plain text counts only
+where the format expects it, because an answer may as well speak of it.
 
 Malformed answers never raise. A call whose head cannot be read (no name, no arguments) is given
 back as content, marks included; once its arguments have begun, it is a call, and they are closed
@@ -23,7 +23,7 @@ from flashdraft.chat.answers.deltas import (
     ToolCallEnd,
     join_deltas,
 )
-from flashdraft.chat.answers.marks import CallReader, Format, Mark
+from flashdraft.chat.answers.marks import AnswerFormat, AnswerMark, CallReader
 
 _NEWLINES = "\r\n"
 _MAX_LEADING_SPACE = 1024  # longer white space at the answer's start is content
@@ -43,7 +43,7 @@ class _State(Enum):
 class MarkedParser:
     """A `ResponseParser` for answers with marks."""
 
-    def __init__(self, form: Format, thought: str | None = None) -> None:
+    def __init__(self, form: AnswerFormat, thought: str | None = None) -> None:
         """`thought` is what the prompt left open of a thought, None where it left none open."""
         self._format = form
         self._text = ""  # not consumed yet
@@ -55,15 +55,15 @@ class MarkedParser:
         self._call: CallReader | None = None
         self._raw: list[str] = []  # the call's own text, until it is known to be one
         self._num_calls = 0
-        call_marks = (Mark.CALL,) if form.new_call else ()
+        call_marks = (AnswerMark.CALL,) if form.new_call else ()
         self._live = {
             _State.START: {**form.openings, **form.text_marks(*call_marks)},
             _State.CONTENT: form.text_marks(*call_marks),
-            _State.LABEL: form.text_marks(Mark.END_THINK),
-            _State.REASONING: form.text_marks(Mark.END_THINK),
-            _State.CALL: form.text_marks(*call_marks, Mark.END_CALL),
-            _State.AFTER_CALL: form.text_marks(*call_marks, Mark.END_CALL),
-            _State.RAW: form.text_marks(*call_marks, Mark.END_CALL),
+            _State.LABEL: form.text_marks(AnswerMark.END_THINK),
+            _State.REASONING: form.text_marks(AnswerMark.END_THINK),
+            _State.CALL: form.text_marks(*call_marks, AnswerMark.END_CALL),
+            _State.AFTER_CALL: form.text_marks(*call_marks, AnswerMark.END_CALL),
+            _State.RAW: form.text_marks(*call_marks, AnswerMark.END_CALL),
         }
         self._label = form.label
         if thought is not None:
@@ -81,7 +81,7 @@ class MarkedParser:
                 self._drain(is_final=False)
             elif piece in self._format.tokens:
                 mark = self._format.tokens[piece]
-                if self._state is _State.START and mark in (Mark.THINK, Mark.CALL):
+                if self._state is _State.START and mark in (AnswerMark.THINK, AnswerMark.CALL):
                     self._text = self._text.strip()
                 self._drain(is_final=True)
                 self._take_mark(mark)
@@ -117,7 +117,7 @@ class MarkedParser:
             return found
         return (len(self._text) if is_final else self._held_from(start, live)), None
 
-    def _held_from(self, start: int, spellings: Mapping[str, Mark]) -> int:
+    def _held_from(self, start: int, spellings: Mapping[str, AnswerMark]) -> int:
         """Where an unfinished mark at the text's end may begin."""
         longest = max(map(len, spellings))
         for place in range(max(start, len(self._text) - longest + 1), len(self._text)):
@@ -152,7 +152,7 @@ class MarkedParser:
             return position
         mark = self._live[_State.START][spelling]
         self._take_mark(mark)
-        if mark is Mark.THINK and spelling != self._format.spellings[mark]:
+        if mark is AnswerMark.THINK and spelling != self._format.spellings[mark]:
             self._state = _State.REASONING  # the opening was the label itself
         return begin + len(spelling)
 
@@ -225,26 +225,26 @@ class MarkedParser:
 
     # Marks
 
-    def _take_mark(self, mark: Mark) -> None:
+    def _take_mark(self, mark: AnswerMark) -> None:
         match mark:
-            case Mark.THINK:
+            case AnswerMark.THINK:
                 self._leave()
                 self._think()
-            case Mark.END_THINK:
+            case AnswerMark.END_THINK:
                 if self._state in (_State.LABEL, _State.REASONING):
                     self._leave()
                     self._state = _State.CONTENT
-            case Mark.CALL:
+            case AnswerMark.CALL:
                 self._leave()
                 self._begin_call()
-            case Mark.END_CALL:
+            case AnswerMark.END_CALL:
                 if self._state in (_State.RAW, _State.CALL, _State.AFTER_CALL):
                     self._leave()
                     self._skips_newlines = self._state is not _State.RAW
                     if self._state is _State.RAW:
                         self._emit_content(self._format.spellings[mark])
                     self._state = _State.CONTENT
-            case Mark.QUOTE:
+            case AnswerMark.QUOTE:
                 if self._call is not None:
                     if not self._begun:
                         self._raw.append(self._format.spellings[mark])
@@ -273,7 +273,7 @@ class MarkedParser:
         return self._call is not None and self._call.name is not None
 
     def _begin_call(self) -> None:
-        self._raw = [self._format.spellings[Mark.CALL]]
+        self._raw = [self._format.spellings[AnswerMark.CALL]]
         if self._format.new_call is None:
             self._give_back()
         else:

@@ -8,7 +8,7 @@ from enum import Enum, auto
 from typing import Protocol
 
 
-class Mark(Enum):
+class AnswerMark(Enum):
     """What a marker does."""
 
     THINK = auto()
@@ -44,16 +44,17 @@ class CallReader(Protocol):
 
 
 @dataclass(frozen=True)
-class Format:
+class AnswerFormat:
     """How a family marks thoughts and calls."""
 
-    spellings: Mapping[Mark, str]
-    tokens: Mapping[int, Mark]  # the marks that are special tokens; the others are text
+    spellings: Mapping[AnswerMark, str]
+    tokens: Mapping[int, AnswerMark]  # the marks that are special tokens; the others are text
     new_call: Callable[[], CallReader] | None  # None: calls are not expected, their text is content
-    openings: Mapping[str, Mark] = field(default_factory=dict)  # marks at the answer's start alone
+    # marks at the answer's start alone
+    openings: Mapping[str, AnswerMark] = field(default_factory=dict)
     label: str = ""  # what a thought begins with that is no part of it
 
-    def text_marks(self, *marks: Mark) -> dict[str, Mark]:
+    def text_marks(self, *marks: AnswerMark) -> dict[str, AnswerMark]:
         """Those of the marks that are plain text, by spelling."""
         tokens = set(self.tokens.values())
         return {

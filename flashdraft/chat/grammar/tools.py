@@ -12,7 +12,7 @@ from typing import Any
 
 from flashdraft.chat.answers import gemma4, hermes
 from flashdraft.chat.answers.formats import open_thought
-from flashdraft.chat.answers.marks import Mark
+from flashdraft.chat.answers.marks import AnswerMark
 from flashdraft.chat.grammar.gemma4 import TERMINALS, GemmaSyntax, arguments_rule
 from flashdraft.chat.schema.json_rule import FIXED, JsonGrammar
 from flashdraft.chat.schema.reading import tool_functions
@@ -43,7 +43,7 @@ def tool_grammar(
     is_open = open_thought(tokenizer, prompt_ids) is not None
     if gemma4.knows(tokenizer):
         text = _gemma_grammar(tokenizer, functions, choice == AUTO, parallel, is_open, thinking)
-    elif Mark.CALL in hermes.spellings(tokenizer):
+    elif AnswerMark.CALL in hermes.spellings(tokenizer):
         text = _hermes_grammar(tokenizer, functions, choice == AUTO, parallel, is_open, thinking)
     else:
         raise RequestError(
@@ -84,7 +84,7 @@ def _gemma_grammar(
 ) -> str:
     ids = {mark: tokenizer.token_id(text) for mark, text in gemma4.SPELLINGS.items()}
     tokens = {mark: f"<[{index}]>" for mark, index in ids.items()}
-    rules = SchemaRules(GemmaSyntax(tokens[Mark.QUOTE]))
+    rules = SchemaRules(GemmaSyntax(tokens[AnswerMark.QUOTE]))
     calls = [
         f"{lark_text(name)} {arguments_rule(rules, name, schema)}"
         for name, schema in functions.items()
@@ -92,15 +92,16 @@ def _gemma_grammar(
     end = tokenizer.token_id(gemma4.TOOL_RESPONSE)
     # after several calls the model asks for their results; without the token it would call again
     after = f" <[{end}]>?" if parallel and end is not None else ""
-    rest = f"TEXT? {tokens[Mark.END_THINK]} " if is_open else ""
+    rest = f"TEXT? {tokens[AnswerMark.END_THINK]} " if is_open else ""
     must_call = "thought? calls" if thinking else "calls"
     start = "TEXT? (thought TEXT?)* calls?" if is_free else must_call
+    begin, done = tokens[AnswerMark.CALL], tokens[AnswerMark.END_CALL]
     return "\n".join(
         [
             f"start: {rest}{start}",
-            f"thought: {tokens[Mark.THINK]} TEXT? {tokens[Mark.END_THINK]}",
+            f"thought: {tokens[AnswerMark.THINK]} TEXT? {tokens[AnswerMark.END_THINK]}",
             f"calls: call{'+' if parallel else ''}{after}",
-            f'call: {tokens[Mark.CALL]} "call:" ({" | ".join(calls)}) {tokens[Mark.END_CALL]}',
+            f'call: {begin} "call:" ({" | ".join(calls)}) {done}',
             *rules.lines,
             *TERMINALS,
             "TEXT: /(?s:.+)/",
@@ -127,19 +128,19 @@ def _hermes_grammar(
         where = f"the parameters of the tool {name!r:.60}"
         lines.append(f"arguments{number}: {rules.body(_arguments_schema(name, schema), where)}")
     lines += rules.lines
-    lines.append(f'call: "\\n" ({" | ".join(calls)}) "}}\\n" {mark[Mark.END_CALL]}')
+    lines.append(f'call: "\\n" ({" | ".join(calls)}) "}}\\n" {mark[AnswerMark.END_CALL]}')
     start = ""
-    if Mark.THINK in known:
-        lines.append(f"thought: {mark[Mark.THINK]} thoughts")
-        lines.append(_until("thoughts", tokenizer, known[Mark.END_THINK]))
+    if AnswerMark.THINK in known:
+        lines.append(f"thought: {mark[AnswerMark.THINK]} thoughts")
+        lines.append(_until("thoughts", tokenizer, known[AnswerMark.END_THINK]))
         start = "thoughts " if is_open else "thought? " if thinking or is_free else ""
-    more = f'("\\n" {mark[Mark.CALL]} call)*' if parallel else ""
+    more = f'("\\n" {mark[AnswerMark.CALL]} call)*' if parallel else ""
     if is_free:
-        lines.append(_until("lead", tokenizer, known[Mark.CALL]))
+        lines.append(_until("lead", tokenizer, known[AnswerMark.CALL]))
         lines.append("rest: /(?s:.*)/")
         body = "(lead call)* rest" if parallel else "(lead call | rest)"
     else:
-        body = f"SPACE? {mark[Mark.CALL]} call {more}"
+        body = f"SPACE? {mark[AnswerMark.CALL]} call {more}"
         lines.append("SPACE: /\\n{1,4}/")
     return "\n".join([f"start: {start}{body}", *lines])
 

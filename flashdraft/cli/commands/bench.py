@@ -18,7 +18,7 @@ from flashdraft.bench.run.counters import OURS
 from flashdraft.bench.run.endpoint import Asking, EndpointRunner
 from flashdraft.bench.run.environment import describe_environment, shown_path
 from flashdraft.bench.run.local import LocalRunner
-from flashdraft.bench.run.measure import Runner, Sweep, run_sweep
+from flashdraft.bench.run.measure import MeasuredEngine, Sweep, run_sweep
 from flashdraft.bench.run.served import Served, find_served
 from flashdraft.bench.run.stream import Endpoint
 from flashdraft.bench.tasks import PUBLISHED, SAMPLE, Task, load_prompts, load_tasks, tasks_in
@@ -191,7 +191,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _open_model(
     arguments: argparse.Namespace, sweep: Sweep, screen: Screen
-) -> tuple[Runner, Results]:
+) -> tuple[MeasuredEngine, Results]:
     llm = load_model(arguments, max_batch=max(sweep.concurrencies))
     require_template(llm)
     screen.note(describe_model(llm))
@@ -214,7 +214,7 @@ def _open_model(
 
 def _open_endpoint(
     arguments: argparse.Namespace, sweep: Sweep, screen: Screen
-) -> tuple[Runner, Results]:
+) -> tuple[MeasuredEngine, Results]:
     key = arguments.api_key or os.environ.get(KEY_VARIABLE)
     model = None if arguments.model == LLM_DEFAULTS["model"] else arguments.model
     served = _find_served(Endpoint.parse(arguments.url, key), model, screen)

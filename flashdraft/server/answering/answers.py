@@ -45,7 +45,7 @@ class End:
 
 
 @dataclass(frozen=True)
-class Part:
+class AnswerPart:
     """What one step of the engine added to one of the answers."""
 
     index: int  # which answer
@@ -58,7 +58,7 @@ class Part:
 
 async def answers(
     serving: Serving, route: str, questions: Sequence[Question]
-) -> AsyncGenerator[Part]:
+) -> AsyncGenerator[AnswerPart]:
     """The parts of all answers as they come. Closing it cancels what still runs.
 
     A queue without room for all that run together refuses the request before any of them begins.
@@ -85,8 +85,8 @@ async def answers(
 
 async def _answer(
     serving: Serving, index: int, question: Question, hold: Hold
-) -> AsyncGenerator[Part]:
-    reader = _Reader(serving.tokenizer, index, question, serving.engine.info.eos_token_ids)
+) -> AsyncGenerator[AnswerPart]:
+    reader = _EventReader(serving.tokenizer, index, question, serving.engine.info.eos_token_ids)
     async with contextlib.aclosing(serving.engine.generate(question.request(), hold)) as events:
         async for event in events:
             yield reader.read(event)
@@ -95,7 +95,7 @@ async def _answer(
     raise GenerationFailedError("The engine ended the answer without a result; send it again.")
 
 
-class _Reader:
+class _EventReader:
     """Reads one answer's events."""
 
     def __init__(
@@ -117,7 +117,7 @@ class _Reader:
         self._num_tokens = self._steps = 0
         self._called = False
 
-    def read(self, event: TokenEvent) -> Part:
+    def read(self, event: TokenEvent) -> AnswerPart:
         generation = event.generation
         if generation is not None and generation.finish_reason is FinishReason.ERROR:
             why = generation.error or "The answer could not be computed."
@@ -129,7 +129,9 @@ class _Reader:
         self._steps += 1
         deltas = self._deltas(event)
         end = None if generation is None else self._end(generation)
-        return Part(self._index, self._steps, deltas, self._tokens(event), self._num_tokens, end)
+        return AnswerPart(
+            self._index, self._steps, deltas, self._tokens(event), self._num_tokens, end
+        )
 
     def _deltas(self, event: TokenEvent) -> list[Delta]:
         if self._parser is None:
@@ -178,12 +180,14 @@ class _Reader:
         return next((stop for stop in self._params.stop if rest.startswith(stop)), None)
 
 
-async def _merge(streams: Sequence[AsyncGenerator[Part]], together: int) -> AsyncGenerator[Part]:
+async def _merge(
+    streams: Sequence[AsyncGenerator[AnswerPart]], together: int
+) -> AsyncGenerator[AnswerPart]:
     """Several answers at once; the first failure ends them all."""
-    parts: asyncio.Queue[Part | None | Exception] = asyncio.Queue(_QUEUED_PARTS)
+    parts: asyncio.Queue[AnswerPart | None | Exception] = asyncio.Queue(_QUEUED_PARTS)
     turns = asyncio.Semaphore(together)
 
-    async def pump(stream: AsyncGenerator[Part]) -> None:
+    async def pump(stream: AsyncGenerator[AnswerPart]) -> None:
         try:
             async with turns, contextlib.aclosing(stream):
                 async for part in stream:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flashdraft.chat.answers.formats import answer_format, open_thought, thinks_by_default
-from flashdraft.chat.answers.marks import Mark
+from flashdraft.chat.answers.marks import AnswerMark
 from flashdraft.chat.grammar.compiler import check_multiples, lark_choice
 from flashdraft.chat.response import supports_tools, tool_grammar
 from flashdraft.chat.schema.json_rule import FIXED, JsonGrammar
@@ -183,9 +183,12 @@ def _free_thoughts(tokenizer: Tokenizer, prompt_ids: Sequence[int], thinking: bo
     """What may stand before a form, as the beginning of a Lark rule; "" where nothing may."""
     is_open = open_thought(tokenizer, prompt_ids) is not None
     marks = answer_format(tokenizer, None)
-    if marks is None or Mark.THINK not in marks.spellings or not (thinking or is_open):
+    if marks is None or AnswerMark.THINK not in marks.spellings or not (thinking or is_open):
         return ""
-    ids = [tokenizer.token_id(marks.spellings[mark]) for mark in (Mark.THINK, Mark.END_THINK)]
+    ids = [
+        tokenizer.token_id(marks.spellings[mark])
+        for mark in (AnswerMark.THINK, AnswerMark.END_THINK)
+    ]
     if not tokenizer.special_ids.issuperset(ids):
         return ""  # marks that are plain text cannot be told from the form's own
     begin, end = (f"<[{index}]>" for index in ids)

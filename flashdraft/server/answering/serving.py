@@ -30,7 +30,7 @@ LONG_AT_ONCE = 1  # texts; the others wait, and short ones do not wait for them
 SHORT_AT_ONCE = 2  # more would wait for a process of the tokenizer all the same
 
 
-class Engine(Protocol):
+class AnswerEngine(Protocol):
     """The part of `EngineClient` that routes use."""
 
     @property
@@ -43,7 +43,7 @@ class Engine(Protocol):
     ) -> AsyncGenerator[TokenEvent]: ...
 
 
-class Metrics(Protocol):
+class RequestCounter(Protocol):
     """Who counts requests. `outcome`: stop, length, tool_calls, cancelled, error or refused."""
 
     def finished(self, route: str, outcome: str, generation: Generation | None) -> None: ...
@@ -53,10 +53,10 @@ class Metrics(Protocol):
 class Serving:
     """Everything that routes share."""
 
-    engine: Engine
+    engine: AnswerEngine
     tokenizer: Tokenizer
     settings: ServerSettings
-    metrics: Metrics
+    metrics: RequestCounter
 
     @property
     def model_names(self) -> tuple[str, ...]:

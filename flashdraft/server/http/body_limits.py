@@ -46,7 +46,7 @@ class _BadBodyError(Exception):
         self.error = error
 
 
-class Limits:
+class BodyLimits:
     """Refuses bodies that are too large, too deep, too slow or no UTF-8; gives up slow readers."""
 
     def __init__(

@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from flashdraft.server.answering.answers import answers
-from flashdraft.server.answering.blocks import Answer, collect, new_id
+from flashdraft.server.answering.blocks import CollectedAnswer, collect, new_id
 from flashdraft.server.answering.constraints import Tool, ToolUse, check_tools
 from flashdraft.server.answering.logprobs import chat_logprobs
 from flashdraft.server.answering.questions import Question, chat_question, spread, thinking_switches
@@ -152,7 +152,10 @@ def _content(content: str | list[ContentPart] | None) -> str | list[dict[str, st
 
 
 async def _completion(
-    serving: Serving, body: ChatRequest, questions: Sequence[Question], found: Sequence[Answer]
+    serving: Serving,
+    body: ChatRequest,
+    questions: Sequence[Question],
+    found: Sequence[CollectedAnswer],
 ) -> dict[str, Any]:
     texts = serving.token_texts if body.logprobs else None
     choices = []
@@ -177,7 +180,7 @@ async def _completion(
     }
 
 
-def _message(answer: Answer) -> dict[str, Any]:
+def _message(answer: CollectedAnswer) -> dict[str, Any]:
     text, calls = answer.text("content"), answer.calls
     message: dict[str, Any] = {
         "role": "assistant",

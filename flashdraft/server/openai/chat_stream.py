@@ -12,8 +12,8 @@ from flashdraft.chat.answers.deltas import (
     ToolCallArguments,
     ToolCallBegin,
 )
-from flashdraft.server.answering.answers import Part
-from flashdraft.server.answering.blocks import Answer, new_id
+from flashdraft.server.answering.answers import AnswerPart
+from flashdraft.server.answering.blocks import CollectedAnswer, new_id
 from flashdraft.server.answering.logprobs import chat_logprobs
 from flashdraft.server.answering.questions import Question
 from flashdraft.server.answering.serving import Serving
@@ -29,12 +29,12 @@ class ChatStream:
     def __init__(self, serving: Serving, body: ChatRequest, questions: Sequence[Question]) -> None:
         self._serving = serving
         self._questions = questions
-        self._answers = [Answer() for _ in questions]
+        self._answers = [CollectedAnswer() for _ in questions]
         self._texts = serving.token_texts if body.logprobs else None
         self._num_top = body.top_logprobs or 0
         self._chunks = Chunks(serving, body, questions, "chat.completion.chunk")
 
-    async def chunks(self, parts: AsyncIterator[Part | None]) -> AsyncIterator[str]:
+    async def chunks(self, parts: AsyncIterator[AnswerPart | None]) -> AsyncIterator[str]:
         """All events of the stream."""
         for index in range(len(self._questions)):
             yield self._chunk(index, {"role": "assistant", "content": ""})
@@ -53,7 +53,7 @@ class ChatStream:
             yield sse({**self._chunks.frame, **told})
         yield DONE
 
-    def _of_part(self, part: Part) -> list[str]:
+    def _of_part(self, part: AnswerPart) -> list[str]:
         view = self._chunks.take(part)
         logprobs = None
         if self._texts is not None:

@@ -12,8 +12,8 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from flashdraft.server.answering.answers import Part, answers
-from flashdraft.server.answering.blocks import Answer, collect
+from flashdraft.server.answering.answers import AnswerPart, answers
+from flashdraft.server.answering.blocks import CollectedAnswer, collect
 from flashdraft.server.answering.constraints import ToolUse, answer_grammar
 from flashdraft.server.answering.logprobs import LegacyLogprobs
 from flashdraft.server.answering.questions import Question, room_for_answer, sampling, spread
@@ -43,7 +43,7 @@ DEFAULT_MAX_TOKENS = 16  # OpenAI's
 
 
 @dataclass(frozen=True)
-class Prompt:
+class RawPrompt:
     """One prompt, as tokens and, where it is shown, as text."""
 
     text: str
@@ -96,7 +96,7 @@ def _given(body: CompletionRequest) -> list[str | list[int]]:
     return many
 
 
-async def _prompt(serving: Serving, given: str | list[int], is_shown: bool) -> Prompt:
+async def _prompt(serving: Serving, given: str | list[int], is_shown: bool) -> RawPrompt:
     text = given if isinstance(given, str) else ""
     ids = await serving.tokenize(given, True) if isinstance(given, str) else given
     if not ids:
@@ -110,10 +110,10 @@ async def _prompt(serving: Serving, given: str | list[int], is_shown: bool) -> P
     if is_shown and not isinstance(given, str):
         known = [token for token in ids if token < serving.tokenizer.vocab_size]
         text = await asyncio.to_thread(serving.tokenizer.decode, known, skip_special=False)
-    return Prompt(text, ids)
+    return RawPrompt(text, ids)
 
 
-def _questions(serving: Serving, body: CompletionRequest, prompt: Prompt) -> list[Question]:
+def _questions(serving: Serving, body: CompletionRequest, prompt: RawPrompt) -> list[Question]:
     given = body.max_tokens if body.max_tokens is not None else DEFAULT_MAX_TOKENS
     params = sampling(
         serving,
@@ -138,7 +138,7 @@ class CompletionWriter:
         self,
         serving: Serving,
         body: CompletionRequest,
-        prompts: Sequence[Prompt],
+        prompts: Sequence[RawPrompt],
         questions: Sequence[Question],
     ) -> None:
         self._serving = serving
@@ -148,7 +148,7 @@ class CompletionWriter:
         self._texts = serving.token_texts if body.logprobs is not None else None
         self._chunks = Chunks(serving, body, questions, "text_completion")
 
-    def completion(self, found: Sequence[Answer]) -> dict[str, Any]:
+    def completion(self, found: Sequence[CollectedAnswer]) -> dict[str, Any]:
         """The whole completion."""
         usage = usage_of(self._questions, found)
         if self._is_echo_only:
@@ -167,7 +167,7 @@ class CompletionWriter:
         """No new tokens were asked for: one is generated all the same, and dropped."""
         return self._body.max_tokens == 0
 
-    def _choice(self, index: int, answer: Answer) -> dict[str, Any]:
+    def _choice(self, index: int, answer: CollectedAnswer) -> dict[str, Any]:
         prompt, text = self._prompts[index], answer.text("content")
         tokens = answer.tokens
         reason: str = answer.end.reason
@@ -190,9 +190,9 @@ class CompletionWriter:
             "finish_reason": reason,
         }
 
-    async def chunks(self, parts: AsyncIterator[Part | None]) -> AsyncIterator[str]:
+    async def chunks(self, parts: AsyncIterator[AnswerPart | None]) -> AsyncIterator[str]:
         """All events of the stream."""
-        found = [Answer() for _ in self._questions]
+        found = [CollectedAnswer() for _ in self._questions]
         count = self._body.logprobs or 0
         lists = [LegacyLogprobs(self._texts, count) for _ in found] if self._texts else None
         if self._body.echo:

@@ -8,8 +8,8 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from flashdraft.server.answering.answers import Part, answers
-from flashdraft.server.answering.blocks import Answer, Block, BlockChange, collect, new_id
+from flashdraft.server.answering.answers import AnswerPart, answers
+from flashdraft.server.answering.blocks import Block, BlockChange, CollectedAnswer, collect, new_id
 from flashdraft.server.answering.logprobs import chat_logprobs
 from flashdraft.server.answering.questions import Question
 from flashdraft.server.answering.serving import Serving
@@ -63,7 +63,7 @@ class ResponseWriter:
 
     # -- the object ----------------------------------------------------------------------------
 
-    async def response(self, answer: Answer) -> dict[str, Any]:
+    async def response(self, answer: CollectedAnswer) -> dict[str, Any]:
         """The whole response."""
         is_cut = answer.end.reason == "length"
         last = len(answer.blocks) - 1
@@ -117,7 +117,7 @@ class ResponseWriter:
             **fields,
         }
 
-    async def _usage(self, answer: Answer) -> dict[str, Any]:
+    async def _usage(self, answer: CollectedAnswer) -> dict[str, Any]:
         generation = answer.end.generation
         prompt, made = len(self._question.prompt_ids), len(generation.token_ids)
         thought = await reasoning_tokens(self._serving, [answer])
@@ -152,12 +152,12 @@ class ResponseWriter:
 
     # -- the stream ----------------------------------------------------------------------------
 
-    async def events(self, parts: AsyncIterator[Part | None]) -> AsyncIterator[str]:
+    async def events(self, parts: AsyncIterator[AnswerPart | None]) -> AsyncIterator[str]:
         """All events of the stream."""
         begun = self._object("in_progress", [])
         yield self._event("response.created", response=begun)
         yield self._event("response.in_progress", response=begun)
-        answer = Answer()
+        answer = CollectedAnswer()
         async for part in parts:
             if part is None:
                 yield KEEP_ALIVE
@@ -174,7 +174,7 @@ class ResponseWriter:
         whole = await self.response(answer)
         yield self._event(f"response.{whole['status']}", response=whole)
 
-    def _extra(self, part: Part) -> dict[str, Any]:
+    def _extra(self, part: AnswerPart) -> dict[str, Any]:
         """What the first delta of a part carries besides its text."""
         extra: dict[str, Any] = {}
         if self._view is not None and (shown := self._view.show(part)) is not None:

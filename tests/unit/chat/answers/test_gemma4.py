@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from flashdraft.chat.answers.gemma4 import SPELLINGS
-from flashdraft.chat.answers.marks import Mark
+from flashdraft.chat.answers.marks import AnswerMark
 from flashdraft.chat.response import (
     Content,
     Reasoning,
@@ -69,11 +69,11 @@ def streamed(tokenizer: Tokenizer, ids: list[int]) -> list[str | int]:
 def test_the_marks_are_special_tokens(gemma4: Tokenizer) -> None:
     ids = {mark: gemma4.token_id(text) for mark, text in SPELLINGS.items()}
     assert ids == {
-        Mark.THINK: 100,
-        Mark.END_THINK: 101,
-        Mark.CALL: 48,
-        Mark.END_CALL: 49,
-        Mark.QUOTE: 52,
+        AnswerMark.THINK: 100,
+        AnswerMark.END_THINK: 101,
+        AnswerMark.CALL: 48,
+        AnswerMark.END_CALL: 49,
+        AnswerMark.QUOTE: 52,
     }
     assert set(ids.values()) <= gemma4.special_ids
 

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from flashdraft.server.http import body_limits
-from flashdraft.server.http.body_limits import Limits
+from flashdraft.server.http.body_limits import BodyLimits
 from flashdraft.server.http.body_memory import Arrivals, CrowdedOutError
 from flashdraft.server.http.errors import HELD_BODY
 from flashdraft.server.settings import ServerSettings
@@ -94,7 +94,7 @@ def test_a_body_whose_beginning_was_dropped_is_never_served() -> None:
             served.append(await Request(scope, receive).body())
             await Response(b"")(scope, receive, send)
 
-        layer = Limits(echo, ServerSettings(max_body_bytes=100, max_arriving_bytes=100))
+        layer = BodyLimits(echo, ServerSettings(max_body_bytes=100, max_arriving_bytes=100))
 
         async def ask(source: asyncio.Queue[Message]) -> int:
             statuses: list[int] = []
@@ -168,7 +168,9 @@ def test_a_body_counts_until_it_is_parsed() -> None:
             await Response(b"")(scope, receive, send)
 
         arrivals = Arrivals(100)
-        layer = Limits(slow, ServerSettings(max_body_bytes=100, max_arriving_bytes=100), arrivals)
+        layer = BodyLimits(
+            slow, ServerSettings(max_body_bytes=100, max_arriving_bytes=100), arrivals
+        )
 
         async def ask(size: int) -> int:
             statuses: list[int] = []

@@ -26,7 +26,7 @@ from flashdraft.errors import (
 from flashdraft.server.process.client import EngineClient, EngineState
 from flashdraft.server.settings import ServerSettings
 
-FAKE = (sys.executable, str(Path(__file__).with_name("fake_worker.py")))
+FAKE = (sys.executable, str(Path(__file__).parents[1] / "fake_worker.py"))
 Scenario = Callable[[EngineClient], Awaitable[None]]
 
 

@@ -16,12 +16,12 @@ from flashdraft.server.answering.serving import Serving
 from flashdraft.server.anthropic import messages
 from flashdraft.server.http.asgi import shape_of
 from flashdraft.server.http.body_limits import BodyLimits
-from flashdraft.server.http.body_memory import Arrivals
-from flashdraft.server.http.connection_limits import Capacity
+from flashdraft.server.http.body_memory import BodyMemory
+from flashdraft.server.http.connection_limits import ConcurrentRequestLimit
 from flashdraft.server.http.disconnect import ClientDisconnectedError
 from flashdraft.server.http.errors import as_api_error, error_response
-from flashdraft.server.http.request_records import CLIENT_LEFT, Access
-from flashdraft.server.http.security import Gate
+from flashdraft.server.http.request_records import CLIENT_LEFT, RequestRecorder
+from flashdraft.server.http.security import AccessControl
 from flashdraft.server.openai import chat, completions, responses
 from flashdraft.server.telemetry.logs import Sink, write_line
 from flashdraft.server.telemetry.metrics import Metrics
@@ -52,11 +52,11 @@ def create_app(serving: Serving, sink: Sink = write_line) -> FastAPI:
     document = app.openapi
     app.openapi = lambda: _name_models(document(), serving.model_names)  # type: ignore[method-assign]
     # the last one added is the outermost
-    app.add_middleware(Capacity, settings=serving.settings)
-    arrivals = app.state.arrivals = Arrivals(serving.settings.max_arriving_bytes)
-    app.add_middleware(BodyLimits, settings=serving.settings, arrivals=arrivals)
-    app.add_middleware(Gate, settings=serving.settings)
-    app.add_middleware(Access, metrics=cast(Metrics, serving.metrics), sink=sink)
+    app.add_middleware(ConcurrentRequestLimit, settings=serving.settings)
+    body_memory = app.state.body_memory = BodyMemory(serving.settings.max_body_memory_bytes)
+    app.add_middleware(BodyLimits, settings=serving.settings, memory=body_memory)
+    app.add_middleware(AccessControl, settings=serving.settings)
+    app.add_middleware(RequestRecorder, metrics=cast(Metrics, serving.metrics), sink=sink)
     return app
 
 

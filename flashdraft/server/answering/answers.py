@@ -19,7 +19,7 @@ from flashdraft.models.tokenizer import Tokenizer
 from flashdraft.server.answering.questions import Question
 from flashdraft.server.answering.serving import Serving
 from flashdraft.server.http.errors import GenerationFailedError
-from flashdraft.server.process.queue_places import Hold
+from flashdraft.server.process.queue_places import ReservedPlaces
 
 MAX_TOGETHER = 16  # answers to one request; more of them wait here, not in the engine's queue
 _QUEUED_PARTS = 16  # of answers that are generated together and read one after the other
@@ -68,14 +68,16 @@ async def answers(
     together = min(MAX_TOGETHER, len(questions), max(1, places))  # more would never be let in
     ends: list[End] = []
     try:
-        with serving.engine.reserve(together) as hold:
-            streams = [_answer(serving, number, one, hold) for number, one in enumerate(questions)]
+        with serving.engine.reserve(together) as reserved:
+            streams = [
+                _answer(serving, number, one, reserved) for number, one in enumerate(questions)
+            ]
             parts = streams[0] if len(streams) == 1 else _merge(streams, together)
             async with contextlib.aclosing(parts):
                 async for part in parts:
                     if part.end is not None:
                         ends.append(part.end)
-                        hold.keep(len(questions) - len(ends))
+                        reserved.give_back_all_but(len(questions) - len(ends))
                     yield part
     except (asyncio.CancelledError, GeneratorExit):
         serving.metrics.finished(route, "cancelled", None)
@@ -84,10 +86,10 @@ async def answers(
 
 
 async def _answer(
-    serving: Serving, index: int, question: Question, hold: Hold
+    serving: Serving, index: int, question: Question, reserved: ReservedPlaces
 ) -> AsyncGenerator[AnswerPart]:
     reader = _EventReader(serving.tokenizer, index, question, serving.engine.info.eos_token_ids)
-    async with contextlib.aclosing(serving.engine.generate(question.request(), hold)) as events:
+    async with contextlib.aclosing(serving.engine.generate(question.request(), reserved)) as events:
         async for event in events:
             yield reader.read(event)
             if event.generation is not None:

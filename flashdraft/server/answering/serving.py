@@ -23,7 +23,7 @@ from flashdraft.models.tokenizer import Tokenizer, is_long
 from flashdraft.server.answering.token_texts import TokenTexts
 from flashdraft.server.http.errors import ApiError, UnknownModelError
 from flashdraft.server.process.client import EngineInfo
-from flashdraft.server.process.queue_places import Hold
+from flashdraft.server.process.queue_places import ReservedPlaces
 from flashdraft.server.settings import ServerSettings
 
 LONG_AT_ONCE = 1  # texts; the others wait, and short ones do not wait for them
@@ -36,10 +36,10 @@ class AnswerEngine(Protocol):
     @property
     def info(self) -> EngineInfo: ...
 
-    def reserve(self, count: int) -> AbstractContextManager[Hold]: ...
+    def reserve(self, count: int) -> AbstractContextManager[ReservedPlaces]: ...
 
     def generate(
-        self, request: Request, hold: Hold | None = None
+        self, request: Request, reserved: ReservedPlaces | None = None
     ) -> AsyncGenerator[TokenEvent]: ...
 
 

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp
 
 from flashdraft.server.http.body_limits import BodyLimits
 from flashdraft.server.http.disconnect import ClientDisconnectedError, run_until_disconnect
-from flashdraft.server.http.request_records import Access
+from flashdraft.server.http.request_records import RequestRecorder
 from flashdraft.server.settings import ServerSettings
 from flashdraft.server.telemetry.metrics import Metrics
 
@@ -64,7 +64,7 @@ class Work:
         ]
         app = Starlette(routes=routes)
         app.add_middleware(BodyLimits, settings=ServerSettings())
-        app.add_middleware(Access, metrics=self.metrics, sink=self.lines.append)
+        app.add_middleware(RequestRecorder, metrics=self.metrics, sink=self.lines.append)
         return app
 
 

@@ -17,7 +17,7 @@ ORDER = {
     "": "children, errors, files, interrupts, svg | core | killable | text | kernels | models"
     " | engine | chat | llm | server, bench, train, external | cli | __main__",
     "bench": "accuracy, plan, tasks | doctor, results | run | report",
-    "chat": "messages, sampling, schema | answers, templates | grammar | response",
+    "chat": "messages, sampling, schema | answers, templates | grammar | answer_format",
     "cli": "files, parser, statistics | arguments, conversation, display | answer | commands",
     "engine": "config, drafts, output, sequence, streams | cache, policy, sampling"
     " | scheduler, validate | draft | live | step | engine",

@@ -12,10 +12,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from flashdraft.chat.answers.deltas import Content, Delta, Reasoning, ResponseParser
-from flashdraft.chat.response import response_parser
 from flashdraft.core import FinishReason, Generation, TokenEvent, TokenLogprob
 from flashdraft.engine.sampling.grammar import TOO_COMPLEX, GrammarTooComplexError
-from flashdraft.models.tokenizer import Tokenizer
 from flashdraft.server.answering.questions import Question
 from flashdraft.server.answering.serving import Serving
 from flashdraft.server.http.errors import GenerationFailedError
@@ -88,7 +86,7 @@ async def answers(
 async def _answer(
     serving: Serving, index: int, question: Question, reserved: ReservedPlaces
 ) -> AsyncGenerator[AnswerPart]:
-    reader = _EventReader(serving.tokenizer, index, question, serving.engine.info.eos_token_ids)
+    reader = _EventReader(serving, index, question)
     async with contextlib.aclosing(serving.engine.generate(question.request(), reserved)) as events:
         async for event in events:
             yield reader.read(event)
@@ -100,20 +98,18 @@ async def _answer(
 class _EventReader:
     """Reads one answer's events."""
 
-    def __init__(
-        self, tokenizer: Tokenizer, index: int, question: Question, eos_ids: Sequence[int]
-    ) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, serving: Serving, index: int, question: Question) -> None:
+        self._tokenizer = serving.tokenizer
         self._index = index
         self._params = question.params
         self._stop_ids = frozenset(question.params.stop_token_ids)
         if not question.params.ignore_eos:
-            self._stop_ids |= frozenset(eos_ids)
+            self._stop_ids |= frozenset(serving.engine.info.eos_token_ids)
         self._parser: ResponseParser | None = None
         self._max_calls: float = 0
         if question.tool_use is not None:
             offered = question.tool_use.offered
-            self._parser = response_parser(tokenizer, question.prompt_ids, offered)
+            self._parser = serving.answer_format.parser(question.prompt_ids, offered)
             if offered:
                 self._max_calls = float("inf") if question.tool_use.parallel else 1
         self._num_tokens = self._steps = 0

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
 
-from flashdraft.chat.response import sampling_defaults
+from flashdraft.chat.answer_format import AnswerFormat
+from flashdraft.chat.sampling import sampling_defaults
 from flashdraft.chat.templates import encode_chat
 from flashdraft.core import Generation, Request, TokenEvent
 from flashdraft.errors import ContextLengthError
@@ -67,6 +68,11 @@ class Serving:
     def sampling_defaults(self) -> dict[str, Any]:
         """What a request gets where it says nothing: the checkpoint's advice, else OpenAI's 1.0."""
         return {"temperature": 1.0, **sampling_defaults(self.engine.info.generation_config)}
+
+    @cached_property
+    def answer_format(self) -> AnswerFormat:
+        """How the model marks thoughts and calls; found out once, for all requests."""
+        return AnswerFormat.of(self.tokenizer)
 
     @cached_property
     def token_texts(self) -> TokenTexts:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from flashdraft.chat.answer_format import AnswerFormat
 from flashdraft.chat.grammar.compiler import grammar_compiler
 from flashdraft.core import GrammarSpec
-from flashdraft.server.answering.constraints import form_grammar
 from tests.tiny import END_OF_TURN
 from tests.unit.server.scripted import CALL, MODEL, WEATHER, Scripted, make_tokenizer
 
@@ -41,7 +41,7 @@ def matches(spec: GrammarSpec, text: str) -> bool:
 def test_thoughts_are_free_and_the_form_follows(form: GrammarSpec, good: str, bad: str) -> None:
     tokenizer = make_tokenizer()
     prompt = tokenizer.encode("<|think|><|turn>user\nhi<turn|>\n<|turn>model\n")
-    spec = form_grammar(tokenizer, form, prompt, thinking=True)
+    spec = AnswerFormat.of(tokenizer).form_grammar(form, prompt, thinking=True)
     assert matches(spec, good) and matches(spec, THOUGHT + good)
     assert not matches(spec, bad) and not matches(spec, THOUGHT + bad)
     assert not matches(spec, THOUGHT)
@@ -54,7 +54,7 @@ def test_choices_of_any_character_after_thoughts(letter: str) -> None:
     prompt = tokenizer.encode("<|think|><|turn>user\nhi<turn|>\n<|turn>model\n")
     for choices in ([text], ["x", text]):
         form = GrammarSpec("choice", json.dumps(choices))
-        spec = form_grammar(tokenizer, form, prompt, thinking=True)
+        spec = AnswerFormat.of(tokenizer).form_grammar(form, prompt, thinking=True)
         assert matches(spec, THOUGHT + text) and matches(spec, text)
         assert not matches(spec, "ab") and not matches(spec, THOUGHT + "a")
 
@@ -85,7 +85,7 @@ def test_a_forced_call_is_not_preceded_by_thoughts_that_nobody_wants(
 def test_a_thought_that_the_prompt_opened_is_ended_first() -> None:
     tokenizer = make_tokenizer()
     prompt = tokenizer.encode("<|turn>model\n<|channel>thought\n")
-    spec = form_grammar(tokenizer, FORMS[0][0], prompt, thinking=True)
+    spec = AnswerFormat.of(tokenizer).form_grammar(FORMS[0][0], prompt, thinking=True)
     assert matches(spec, 'hm<channel|>{"a": 1}')
     assert not matches(spec, '{"a": 1}')
 
@@ -93,7 +93,9 @@ def test_a_thought_that_the_prompt_opened_is_ended_first() -> None:
 def test_without_thinking_the_form_is_all() -> None:
     tokenizer = make_tokenizer()
     prompt = tokenizer.encode("<|turn>model\n<|channel>thought\n<channel|>")
-    assert form_grammar(tokenizer, FORMS[0][0], prompt, thinking=False) == FORMS[0][0]
+    assert (
+        AnswerFormat.of(tokenizer).form_grammar(FORMS[0][0], prompt, thinking=False) == FORMS[0][0]
+    )
 
 
 def test_forced_calls_of_all_tools_can_be_compiled() -> None:

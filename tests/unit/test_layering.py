@@ -30,7 +30,7 @@ ORDER = {
     " | layers, other_formats, sources, tokenizer"
     " | drafter, gemma4, llama, loading, stream_decoder | registry",
     "server": "settings, telemetry | http, process | answering | anthropic, openai"
-    " | service_routes | app | launch",
+    " | service | routes | app | launch",
     "train": "export, initial, lock | data | fit | estimate, evaluate, origin | job | pipeline",
 }
 TREES = {

@@ -19,10 +19,7 @@ from flashdraft.server.telemetry.metrics import Metrics
 from flashdraft.server.telemetry.prometheus import OTHER
 
 CLIENT_LEFT = 499
-UNLOGGED_ROUTES = (
-    "/health",
-    "/metrics",
-)  # asked by machines all the time: counted, not logged
+UNLOGGED_ROUTES = ("/health", "/metrics")  # machines ask them all the time: counted alone
 
 log = logging.getLogger(__name__)
 

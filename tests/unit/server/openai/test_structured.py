@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from flashdraft.chat.answer_format import AnswerFormat
+from flashdraft.chat.answers.gemma4 import knows as knows_gemma4
 from flashdraft.chat.grammar.compiler import grammar_compiler
 from flashdraft.core import GrammarSpec
+from flashdraft.models.tokenizer import Tokenizer
 from tests.tiny import END_OF_TURN
 from tests.unit.server.scripted import CALL, MODEL, WEATHER, Scripted, make_tokenizer
 
@@ -96,6 +98,23 @@ def test_without_thinking_the_form_is_all() -> None:
     assert (
         AnswerFormat.of(tokenizer).form_grammar(FORMS[0][0], prompt, thinking=False) == FORMS[0][0]
     )
+
+
+def test_the_format_of_answers_is_found_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Tokenizer] = []
+
+    def knows(tokenizer: Tokenizer) -> bool:
+        asked.append(tokenizer)
+        return knows_gemma4(tokenizer)
+
+    monkeypatch.setattr("flashdraft.chat.answers.gemma4.knows", knows)
+    server = Scripted(CALL)
+    tool = {"type": "function", "function": {"name": "get_weather", "parameters": WEATHER}}
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "tools": [tool]}
+    form = {"response_format": {"type": "json_object"}}
+    for more in ({}, {"tool_choice": "required"}, {"n": 3}, form):
+        assert server.post("/v1/chat/completions", {**body, **more}).status_code == 200
+    assert asked == [server.serving.tokenizer]
 
 
 def test_forced_calls_of_all_tools_can_be_compiled() -> None:

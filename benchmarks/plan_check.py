@@ -18,7 +18,7 @@ from benchmarks.h200_models import MODELS
 from benchmarks.h200_table import read_results
 from flashdraft.bench.plan.gpus import find_card
 from flashdraft.bench.plan.pairs import Pair, expected_length, find_pair
-from flashdraft.bench.plan.sizes import BF16, GPU_FORMATS, Format
+from flashdraft.bench.plan.sizes import BF16, GPU_FORMATS, StoredFormat
 from flashdraft.bench.plan.speed import predict
 
 RESULTS = Path(__file__).parent / "results" / "h200.json"
@@ -73,7 +73,7 @@ def _check(
     load: str,
     pair: Pair,
     alpha: float,
-    form: Format,
+    form: StoredFormat,
     figures: Mapping[str, Any],
     requests: int,
     context: int,

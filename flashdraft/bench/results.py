@@ -48,7 +48,7 @@ class Reply:
 
 
 @dataclass(frozen=True)
-class Acceptance:
+class RowAcceptance:
     """How drafting went in a whole row, where it is counted at all."""
 
     histogram: Mapping[int, int] = field(default_factory=dict)
@@ -75,7 +75,7 @@ class Measurement:
 
     replies: Mapping[int, Sequence[Reply]]  # by the prompt's place; failed prompts are not in it
     wall_s: float
-    acceptance: Acceptance
+    acceptance: RowAcceptance
     problems: Sequence[str] = ()  # what the results must say
     num_failed: int = 0  # prompts without an answer
 
@@ -86,12 +86,12 @@ class Measurement:
 
 def acceptance_of(
     replies: Iterable[Reply], verified: Sequence[int] = (), accepted: Sequence[int] = ()
-) -> Acceptance:
+) -> RowAcceptance:
     """What requests that count their own steps say, with counts of every draft slot."""
     histogram = Counter[int]()
     for reply in replies:
         histogram.update(reply.histogram or {})
-    return Acceptance(histogram, verified, accepted)
+    return RowAcceptance(histogram, verified, accepted)
 
 
 class Results:
@@ -209,7 +209,7 @@ class Results:
         return found
 
 
-def _accepted(replies: Sequence[Reply], found: Sequence[Acceptance]) -> dict[str, Any]:
+def _accepted(replies: Sequence[Reply], found: Sequence[RowAcceptance]) -> dict[str, Any]:
     means = [
         sum(n * count for n, count in reply.histogram.items()) / reply.steps
         for reply in replies
@@ -233,7 +233,7 @@ def _accepted(replies: Sequence[Reply], found: Sequence[Acceptance]) -> dict[str
     }
 
 
-def _over_steps(lengths: Sequence[tuple[Acceptance, float | None]]) -> float | None:
+def _over_steps(lengths: Sequence[tuple[RowAcceptance, float | None]]) -> float | None:
     """The mean of what is known, by decode steps; a gauge knows none of them."""
     known = [(length, one.num_steps or 1) for one, length in lengths if length is not None]
     if not known:

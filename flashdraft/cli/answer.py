@@ -13,7 +13,7 @@ from flashdraft.llm import failure_of
 
 
 @dataclass(frozen=True)
-class Answer:
+class ShownAnswer:
     """What came of a request; without a generation it was interrupted."""
 
     text: str
@@ -26,7 +26,7 @@ def show_answer(
     events: Iterator[TokenEvent],
     view: AnswerView,
     is_stopped: Callable[[], bool] = lambda: False,
-) -> Answer:
+) -> ShownAnswer:
     """Show a stream to its end, or cancel it once `is_stopped`."""
     text = ""
     # a stream is a generator: closing it cancels the request
@@ -38,10 +38,10 @@ def show_answer(
                 return _finished(event.generation)
             if is_stopped():
                 break
-    return Answer(text, view.progress.num_tokens, view.progress.stats, None)
+    return ShownAnswer(text, view.progress.num_tokens, view.progress.stats, None)
 
 
-def _finished(generation: Generation) -> Answer:
+def _finished(generation: Generation) -> ShownAnswer:
     if generation.finish_reason is FinishReason.ERROR:
         raise failure_of(generation)
-    return Answer(generation.text, len(generation.token_ids), generation.stats, generation)
+    return ShownAnswer(generation.text, len(generation.token_ids), generation.stats, generation)

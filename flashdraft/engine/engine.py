@@ -20,7 +20,7 @@ from flashdraft.engine.draft.ngram import NgramIndex
 from flashdraft.engine.draft.proposer import GuardedProposer, Proposer
 from flashdraft.engine.drafts import Draft
 from flashdraft.engine.live import Ending, Live
-from flashdraft.engine.output import StreamDecoder, TextOutput
+from flashdraft.engine.output import TextDecoder, TextOutput
 from flashdraft.engine.policy.costs import GPU_COSTS, CostModel
 from flashdraft.engine.policy.verify import VerifyPolicy
 from flashdraft.engine.policy.width import WidthChooser
@@ -62,7 +62,7 @@ class Engine:
         target: Target,
         drafter: PackedDrafter | None = None,
         config: EngineConfig | None = None,
-        new_decoder: Callable[[], StreamDecoder] | None = None,
+        new_decoder: Callable[[], TextDecoder] | None = None,
         proposer: Proposer | None = None,
         grammar_compiler: GrammarCompiler | None = None,
         accept: AcceptFunction = accept_ragged,

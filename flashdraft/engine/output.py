@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 from flashdraft.errors import RequestError
 
 
-class StreamDecoder(Protocol):
+class TextDecoder(Protocol):
     """Turns tokens into text, and ids of special tokens, as they come.
 
     Incomplete characters are held back, and special tokens behind them.
@@ -29,7 +29,7 @@ class Shown(NamedTuple):
 class TextOutput:
     """The text of one answer: ends before a stop string, never shows the start of one too early."""
 
-    def __init__(self, decoder: StreamDecoder | None, stops: Sequence[str]) -> None:
+    def __init__(self, decoder: TextDecoder | None, stops: Sequence[str]) -> None:
         if decoder is None and stops:
             raise RequestError(
                 f"stop is {list(stops)!r}, but without a tokenizer there is no text to find it in; "

@@ -35,7 +35,7 @@ _DECODER_KEYS = (
 )
 
 
-class Finding(NamedTuple):
+class RuleFinding(NamedTuple):
     """A rule that the folder breaks, or a limit that it runs into, in one engine."""
 
     engine: str
@@ -44,14 +44,14 @@ class Finding(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Report:
+class FolderReport:
     """What the engines would make of a folder."""
 
     folder: Path
     layout: str
     engines: tuple[str, ...]  # those that read this layout at all
-    failures: tuple[Finding, ...]
-    limits: tuple[Finding, ...]  # it loads, but not everywhere or not as well
+    failures: tuple[RuleFinding, ...]
+    limits: tuple[RuleFinding, ...]  # it loads, but not everywhere or not as well
 
     def passes(self, engine: str) -> bool:
         """Whether this engine would load it."""
@@ -63,7 +63,7 @@ class Report:
         return all(map(self.passes, self.engines))
 
 
-def check_folder(folder: Path, target: ModelConfig | None = None) -> Report:
+def check_folder(folder: Path, target: ModelConfig | None = None) -> FolderReport:
     """Hold a drafter's folder against both engines' rules; with a target, against that too."""
     raw = read_json(folder / "config.json")
     is_speculators = "speculators_model_type" in raw
@@ -76,17 +76,17 @@ def check_folder(folder: Path, target: ModelConfig | None = None) -> Report:
     if not failures:  # shapes follow from a config that holds together
         for engine in engines:
             for rule, reason in tensor_failures(folder, config, engine, is_speculators):
-                failures.append(Finding(engine, rule, reason))
+                failures.append(RuleFinding(engine, rule, reason))
     if is_speculators:
         failures.append(
-            Finding(
+            RuleFinding(
                 "sglang",
                 "layout",
                 "SGLang does not read speculators' layout; export with --layout zlab.",
             )
         )
     limits = tuple(_limits(raw, config, engines))
-    return Report(folder, layout, engines, tuple(dict.fromkeys(failures)), limits)
+    return FolderReport(folder, layout, engines, tuple(dict.fromkeys(failures)), limits)
 
 
 def _zlab_values(raw: Mapping[str, Any]) -> dict[str, Any]:
@@ -113,11 +113,11 @@ def _flattened(raw: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _zlab_rules(raw: Mapping[str, Any]) -> Iterator[Finding]:
+def _zlab_rules(raw: Mapping[str, Any]) -> Iterator[RuleFinding]:
     names = raw.get("architectures")
     for engine, known in _ARCHITECTURES.items():
         if not isinstance(names, list) or len(names) != 1 or names[0] not in known:
-            yield Finding(
+            yield RuleFinding(
                 engine,
                 "architectures",
                 f"architectures is {names!r}; it must be a list of one name, {known[0]}: the "
@@ -135,14 +135,14 @@ def _zlab_rules(raw: Mapping[str, Any]) -> Iterator[Finding]:
             BOTH, "dflash_config", "There is no dflash_config with mask_token_id and taps."
         )
     if not isinstance(raw.get("num_target_layers"), int):
-        yield Finding(
+        yield RuleFinding(
             "sglang",
             "num_target_layers",
             "num_target_layers is missing; SGLang would take the drafter's own number of layers "
             "and refuse taps beyond it.",
         )
     if raw.get("rope_theta") is None:
-        yield Finding(
+        yield RuleFinding(
             "sglang",
             "rope_theta",
             "rope_theta is not at the top level, where SGLang reads it; rope_parameters alone is "
@@ -150,9 +150,9 @@ def _zlab_rules(raw: Mapping[str, Any]) -> Iterator[Finding]:
         )
 
 
-def _speculators_rules(raw: Mapping[str, Any]) -> Iterator[Finding]:
-    def fail(rule: str, reason: str) -> Finding:
-        return Finding("vllm", rule, reason)
+def _speculators_rules(raw: Mapping[str, Any]) -> Iterator[RuleFinding]:
+    def fail(rule: str, reason: str) -> RuleFinding:
+        return RuleFinding("vllm", rule, reason)
 
     kind = raw.get("speculators_model_type")
     if kind not in ("dflash", "dflash2"):
@@ -193,7 +193,7 @@ def _speculators_rules(raw: Mapping[str, Any]) -> Iterator[Finding]:
         )
 
 
-def _shared_rules(config: Mapping[str, Any], engines: tuple[str, ...]) -> Iterator[Finding]:
+def _shared_rules(config: Mapping[str, Any], engines: tuple[str, ...]) -> Iterator[RuleFinding]:
     for key in _DECODER_KEYS:
         value = config.get(key)
         if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
@@ -224,7 +224,7 @@ def _shared_rules(config: Mapping[str, Any], engines: tuple[str, ...]) -> Iterat
     yield from _layer_rules(config, engines)
 
 
-def _tap_rules(config: Mapping[str, Any], engines: tuple[str, ...]) -> Iterator[Finding]:
+def _tap_rules(config: Mapping[str, Any], engines: tuple[str, ...]) -> Iterator[RuleFinding]:
     taps, count = config.get("target_layer_ids"), config.get("num_target_layers")
     if not _are_integers(taps) or not taps:
         reason = f"target_layer_ids is {taps!r}; it must list the target's layers, from 0."
@@ -234,7 +234,7 @@ def _tap_rules(config: Mapping[str, Any], engines: tuple[str, ...]) -> Iterator[
         yield from _for(engines, "target_layer_ids", reason)
 
 
-def _layer_rules(config: Mapping[str, Any], engines: tuple[str, ...]) -> Iterator[Finding]:
+def _layer_rules(config: Mapping[str, Any], engines: tuple[str, ...]) -> Iterator[RuleFinding]:
     kinds, count = config.get("layer_types"), config.get("num_hidden_layers")
     if kinds is not None and (not isinstance(kinds, list) or len(kinds) != count):
         yield from _for(
@@ -258,7 +258,7 @@ def _layer_rules(config: Mapping[str, Any], engines: tuple[str, ...]) -> Iterato
 
 def _fit_rules(
     config: Mapping[str, Any], target: ModelConfig | None, engines: tuple[str, ...]
-) -> Iterator[Finding]:
+) -> Iterator[RuleFinding]:
     if target is None:
         return
     for key, theirs in (
@@ -279,22 +279,22 @@ def _fit_rules(
 
 def _limits(
     raw: Mapping[str, Any], config: Mapping[str, Any], engines: tuple[str, ...]
-) -> Iterator[Finding]:
+) -> Iterator[RuleFinding]:
     if {_SLIDING, _FULL} <= set(config.get("layer_types") or []):
-        yield Finding(
+        yield RuleFinding(
             "vllm",
             "runner",
             "Sliding and full layers are mixed: vLLM serves that with its V2 runner only, so not "
             "on a CPU.",
         )
     if "DFlash2DraftModel" in (raw.get("architectures") or []):
-        yield Finding("vllm", "runner", "DFlash 2 needs vLLM's V2 runner, so not on a CPU.")
+        yield RuleFinding("vllm", "runner", "DFlash 2 needs vLLM's V2 runner, so not on a CPU.")
     for key, what in (
         ("input_embedding_scale", "scale the drafter's embeddings"),
         ("final_logit_softcapping", "cap the drafter's logits, nor scale a Gemma 4 embedding"),
     ):
         if config.get(key) not in (None, 1.0):
-            yield Finding(
+            yield RuleFinding(
                 "vllm",
                 key,
                 f"Stock vLLM does not {what}; flashdraft's plugin does, once installed beside it.",
@@ -312,9 +312,9 @@ def _limits(
         )
 
 
-def _for(engines: tuple[str, ...], rule: str, reason: str) -> Iterator[Finding]:
+def _for(engines: tuple[str, ...], rule: str, reason: str) -> Iterator[RuleFinding]:
     for engine in engines:
-        yield Finding(engine, rule, reason)
+        yield RuleFinding(engine, rule, reason)
 
 
 def _is(value: Any) -> TypeGuard[Mapping[str, Any]]:

@@ -55,11 +55,11 @@ class First(NamedTuple):
     limits: Limits
 
 
-class StoppedError(FlashdraftError):
+class ProcessStoppedError(FlashdraftError):
     """A process was stopped, or ended, before it had answered. The message ends a sentence."""
 
 
-class _KilledError(StoppedError):
+class _KilledError(ProcessStoppedError):
     """The system, or a person, has killed a process."""
 
 
@@ -86,7 +86,7 @@ class StartError(FlashdraftError):
     """A process ended by itself before it had taken anything: it cannot run here."""
 
 
-class Pool:
+class ProcessPool:
     """Processes that run a module with a descriptor; `first` gives the first message of each.
 
     `work` is what they do, for messages: "tokenizes".
@@ -287,7 +287,7 @@ class _Process:
             _checked(self.ask(_with_limits(first.message, first.limits), first.limits))
         except _KilledError:
             raise
-        except StoppedError as error:
+        except ProcessStoppedError as error:
             raise FirstError("limit", str(error)) from None
         except RefusedError as error:
             raise FirstError(error.kind, str(error)) from None
@@ -337,9 +337,9 @@ class _Process:
                 f"{self._last_words()}. Check how flashdraft and its dependencies are installed."
             )
         if code == -signal.SIGPROF:
-            return StoppedError(f"it ran for more than {limits.cpu_s:.2g} s")
+            return ProcessStoppedError(f"it ran for more than {limits.cpu_s:.2g} s")
         name = signal.Signals(-code).name if code is not None and code < 0 else f"code {code}"
-        kind = _KilledError if code == -signal.SIGKILL else StoppedError
+        kind = _KilledError if code == -signal.SIGKILL else ProcessStoppedError
         return kind(f"it needed more than {limits.memory_mib} MiB of memory, or crashed ({name})")
 
     def _last_words(self) -> str:
@@ -399,7 +399,7 @@ def _end_all(processes: Iterable[_Process]) -> None:
             process.kill()
 
 
-_POOLS: weakref.WeakSet[Pool] = weakref.WeakSet()
+_POOLS: weakref.WeakSet[ProcessPool] = weakref.WeakSet()
 
 
 def _after_fork_in_child() -> None:

@@ -32,9 +32,9 @@ from flashdraft.killable.pool import (
     First,
     FirstError,
     Limits,
-    Pool,
+    ProcessPool,
+    ProcessStoppedError,
     RefusedError,
-    StoppedError,
 )
 from flashdraft.models.files.digests import read_digest
 from flashdraft.models.files.opening import check_model_files, read_json, read_model_bytes, reading
@@ -66,7 +66,7 @@ class Tokenizer:
         *,
         special_tokens: Mapping[str, str] | None = None,
         chat_template: str | None = None,
-        pool: Pool | None = None,
+        pool: ProcessPool | None = None,
     ) -> None:
         self._backend = backend
         self.special_tokens = dict(special_tokens or {})  # "bos_token" -> "<s>", for templates
@@ -235,7 +235,7 @@ def _check_texts(texts: Sequence[str]) -> None:
 
 def _pool_of(
     backend: tokenizers.Tokenizer, template: str | None, special_tokens: Mapping[str, str]
-) -> Pool:
+) -> ProcessPool:
     """Processes with a tokenizer that was made here."""
 
     @functools.cache  # written out for the first of them alone
@@ -243,13 +243,13 @@ def _pool_of(
         content = backend.to_str()
         return _first({"path": None, "json": content}, len(content), template, special_tokens)
 
-    return Pool(_CHILD, first, work=_WORK)
+    return ProcessPool(_CHILD, first, work=_WORK)
 
 
-def _pool_from(path: Path, template: str | None, special_tokens: Mapping[str, str]) -> Pool:
+def _pool_from(path: Path, template: str | None, special_tokens: Mapping[str, str]) -> ProcessPool:
     """Processes with the tokenizer of a file, as it is now."""
     file = _UnchangedFile(path)
-    return Pool(
+    return ProcessPool(
         _CHILD, lambda: _first(file.source(), file.size, template, special_tokens), work=_WORK
     )
 
@@ -325,7 +325,7 @@ def _loading_error(error: FirstError) -> FlashdraftError:
 def _tokenizer_errors() -> Iterator[None]:
     try:
         yield
-    except StoppedError as error:
+    except ProcessStoppedError as error:
         raise RequestError(
             f"The model's tokenizer was stopped: {error}. Send a shorter text, or check "
             "tokenizer.json."
@@ -344,7 +344,7 @@ def _tokenizer_error(error: RefusedError) -> RequestError:
 def _template_errors() -> Iterator[None]:
     try:
         yield
-    except StoppedError as error:
+    except ProcessStoppedError as error:
         raise RequestError(_stopped_template(error)) from None
     except RefusedError as error:
         if error.kind == "length":

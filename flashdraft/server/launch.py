@@ -103,10 +103,10 @@ async def serve(
             if not stop.is_set():
                 raise FlashdraftError("The HTTP server has stopped by itself.")
             on_stop(starting.done())
-            app.state.arrivals.give_up()
+            app.state.body_memory.shut_down()
             await engine.drain(settings.drain_timeout_s if starting.done() else 0.0)
         finally:
-            app.state.arrivals.give_up()
+            app.state.body_memory.shut_down()
             server.should_exit = True
             for task in (starting, stopping, losing):
                 task.cancel()

@@ -29,7 +29,7 @@ class ServerSettings:
     log_prompts: bool = False
 
     max_body_bytes: int = 8 * MIB
-    max_arriving_bytes: int = 128 * MIB  # of all bodies on their way; the oldest one gives way
+    max_body_memory_bytes: int = 128 * MIB  # of all bodies until they are parsed
     max_json_depth: int = 64
     max_messages: int = 2048
     max_n: int = 16
@@ -76,17 +76,17 @@ class ServerSettings:
             self._require_at_least(name, 0)
         for name in (
             "max_body_bytes",
-            "max_arriving_bytes",
+            "max_body_memory_bytes",
             "max_json_depth",
             "max_buffered_tokens",
             "max_connections",
             "max_sockets",
         ):
             self._require_at_least(name, 1)
-        if self.max_arriving_bytes < self.max_body_bytes:
+        if self.max_body_memory_bytes < self.max_body_bytes:
             raise RequestError(
-                f"max_arriving_bytes is {self.max_arriving_bytes}, less than one body may have "
-                f"(max_body_bytes, {self.max_body_bytes}); raise the one or lower the other."
+                f"max_body_memory_bytes is {self.max_body_memory_bytes}, less than one body may "
+                f"have (max_body_bytes, {self.max_body_bytes}); raise the one or lower the other."
             )
 
     def _require_at_least(self, name: str, least: int) -> None:

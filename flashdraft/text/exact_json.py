@@ -18,7 +18,7 @@ _MAX_DIGITS = 4000  # Python makes no int of more than 4300
 _new_float = float.__new__
 
 
-class Number(float):
+class ExactNumber(float):
     """A number as it was written; to whom does not care, the float nearest to it."""
 
     __slots__ = ("text",)
@@ -118,12 +118,14 @@ def repeated(value: Any) -> Any:
 
 
 def _has_numbers(value: Any) -> bool:
-    return any(isinstance(one, Number | NegativeZero) for level in levels(value) for one in level)
+    return any(
+        isinstance(one, ExactNumber | NegativeZero) for level in levels(value) for one in level
+    )
 
 
 def number_text(value: float) -> str:
     """A number as it was written."""
-    return value.text if isinstance(value, Number | NegativeZero) else json.dumps(value)
+    return value.text if isinstance(value, ExactNumber | NegativeZero) else json.dumps(value)
 
 
 def exact(value: Any) -> Decimal | None:
@@ -157,7 +159,7 @@ def _number(text: str) -> float:
     value = float(text)
     if repr(value) == text:
         return value
-    number = _new_float(Number, text)
+    number = _new_float(ExactNumber, text)
     number.text = text
     return number
 
@@ -177,7 +179,7 @@ class _Writer:
         self._unit = " " * indent if isinstance(indent, int) else indent
 
     def write(self, value: Any, depth: int) -> str:
-        if isinstance(value, Number | NegativeZero):
+        if isinstance(value, ExactNumber | NegativeZero):
             return value.text
         if isinstance(value, Mapping):
             items = sorted(value.items()) if self._encoder.sort_keys else value.items()

@@ -57,6 +57,16 @@ def test_functions_are_short() -> None:
     assert long == []
 
 
+def test_a_class_name_says_one_thing() -> None:
+    places: dict[str, list[str]] = {}
+    for name, text in PYTHON.items():
+        if name.startswith("flashdraft/"):
+            for node in ast.walk(ast.parse(text)):
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    places.setdefault(node.name, []).append(f"{name}:{node.lineno}")
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
+
+
 def test_every_ignore_names_its_code_and_there_are_few() -> None:
     ignores = [
         (name, line.strip())

@@ -11,13 +11,17 @@ from benchmarks.structure import ROOT, arrows, circles, read_imports
 
 PACKAGE = ROOT / "flashdraft"
 
+MAX_MODULES = 15  # side by side in a folder
+MAX_IMPORTS = 12  # of modules of ours, by one
+WIDE = {"engine.engine"}  # until its two loops are one
+
 # A room of a folder imports what stands to its left in the folder's line; rooms between two bars do
 # not know each other.
 ORDER = {
     "": "children, errors, files, interrupts, svg | core | killable | text | kernels | models"
     " | engine | chat | llm | server, bench, train, external | cli | __main__",
     "bench": "accuracy, plan, tasks | doctor, results | run | report",
-    "chat": "messages, sampling, schema | answers, templates | grammar | response",
+    "chat": "messages, sampling, schema | answers, templates | grammar | answer_format",
     "cli": "clients, files, parser, statistics | arguments, conversation, display, model | answer"
     " | bench, flags | commands",
     "engine": "config, drafts, output, sequence, streams | cache, policy, sampling"
@@ -31,7 +35,7 @@ ORDER = {
     " | other_formats, sources, tokenizer, weights | layers, stored"
     " | drafter, gemma4, llama, loading, stream_decoder | registry | pairs",
     "server": "settings, telemetry | http, process | answering | anthropic, openai"
-    " | service_routes | app | launch",
+    " | service | routes | app | launch",
     "train": "export, initial, lock | data | fit | estimate, evaluate, origin | job"
     " | stages | pipeline",
 }
@@ -101,6 +105,17 @@ def test_imports_point_left(folder: str) -> None:
 @pytest.mark.parametrize("folder", sorted(FOLDERS))
 def test_no_circle(folder: str) -> None:
     assert circles(arrows(IMPORTS, folder)) == []
+
+
+@pytest.mark.parametrize("folder", sorted(FOLDERS))
+def test_a_folder_can_be_looked_over(folder: str) -> None:
+    modules = [path.stem for path in (PACKAGE / folder.replace(".", "/")).glob("*.py")]
+    assert len(set(modules) - {"__init__"}) <= MAX_MODULES
+
+
+def test_a_module_leans_on_few_others() -> None:
+    wide = {name: len(others) for name, others in IMPORTS.items() if len(others) > MAX_IMPORTS}
+    assert wide.keys() <= WIDE, wide
 
 
 def test_the_package_itself_is_not_imported_within() -> None:

@@ -201,7 +201,7 @@ class Codec:
         return self._kept[content] if kind == "yours" else Kept(content)
 
 
-class Line:
+class MessagePipe:
     """A pipe in each direction; a message is a line of JSON."""
 
     def __init__(self, source: IO[bytes], sink: IO[bytes]) -> None:
@@ -223,7 +223,7 @@ class Line:
 # -- the two roles ---------------------------------------------------------------------------------
 
 
-def run_answer(line: Line) -> None:
+def run_answer(line: MessagePipe) -> None:
     """Run the answer's code, then answer calls of what it defines, until the judge has gone."""
     module = ModuleType("answer")  # not __main__: what an answer does as a program is not wanted
     sys.modules["answer"] = module
@@ -244,7 +244,7 @@ def run_answer(line: Line) -> None:
         os._exit(0)  # whatever the answer left to be run at the end is not run
 
 
-def run_judge(line: Line, task: Mapping[str, Any]) -> None:
+def run_judge(line: MessagePipe, task: Mapping[str, Any]) -> None:
     """Run the tests against the answer in the other process; any exception is a failure."""
     line.send(task["code"])
     _result(line.receive(), Codec())
@@ -259,7 +259,7 @@ def run_judge(line: Line, task: Mapping[str, Any]) -> None:
     exec(compile(tests, "tests", "exec"), namespace)
 
 
-def _remote(name: str, line: Line, codec: Codec) -> Any:
+def _remote(name: str, line: MessagePipe, codec: Codec) -> Any:
     def call(*arguments: Any, **named: Any) -> Any:
         line.send(codec.encode((name, arguments, named)))
         return _result(line.receive(), codec)
@@ -286,9 +286,9 @@ def main() -> None:
     sys.set_int_max_str_digits(0)
     if role == "answer":
         confine(cpu_s, memory_bytes)
-        run_answer(Line(*private))
+        run_answer(MessagePipe(*private))
     source, sink = (int(number) for number in sys.argv[4:6])
-    line = Line(os.fdopen(source, "rb"), os.fdopen(sink, "wb"))
+    line = MessagePipe(os.fdopen(source, "rb"), os.fdopen(sink, "wb"))
     task = json.loads(private[0].read())
     confine(cpu_s, memory_bytes)
     verdict = b"failed"

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from flashdraft.bench.doctor.expected import right_config
 from flashdraft.bench.doctor.probe import Patient, are_cut, reconfigured
-from flashdraft.bench.doctor.replay import Comparison, Trial, read_text, try_drafter
+from flashdraft.bench.doctor.replay import Trial, TrialComparison, read_text, try_drafter
 from flashdraft.bench.doctor.report import SCALE, TAPS, Cause, Measured
 from flashdraft.models.drafter.config import DrafterConfig
 from flashdraft.models.drafter.model import Drafter
@@ -117,9 +117,9 @@ def _judge(
     return [cause for cause, _ in best.values()]
 
 
-def _compare(before: Sequence[Trial], after: Sequence[Trial]) -> Comparison:
+def _compare(before: Sequence[Trial], after: Sequence[Trial]) -> TrialComparison:
     """Over the texts that both were tried on."""
-    return Comparison.of(Trial.joined(before[: len(after)]), Trial.joined(after))
+    return TrialComparison.of(Trial.joined(before[: len(after)]), Trial.joined(after))
 
 
 def _is_hopeless(before: Sequence[Trial], after: Sequence[Trial]) -> bool:

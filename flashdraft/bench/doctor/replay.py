@@ -55,7 +55,7 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class TrialComparison:
     """Two trials at the same places.
 
     Lengths are agreed draft tokens and the bonus token, in the mean. Scores tell small differences
@@ -68,7 +68,7 @@ class Comparison:
     deviations: float  # of the scores' difference, in its own standard errors
 
     @classmethod
-    def of(cls, before: Trial, after: Trial) -> Comparison:
+    def of(cls, before: Trial, after: Trial) -> TrialComparison:
         difference = after.scores - before.scores
         mean, spread = float(difference.mean()), float(difference.std())
         return cls(

@@ -18,7 +18,7 @@ from flashdraft.bench.plan.sizes import (
     FLOAT8,
     GPU_FORMATS,
     CachePlan,
-    Format,
+    StoredFormat,
     count_drafter,
     count_target,
     drafter_bytes,
@@ -42,7 +42,7 @@ _OLDER_CARDS = ("3090", "a6000", "a100")
 class Fit:
     """The pair on the card in one format."""
 
-    form: Format
+    form: StoredFormat
     weights_bytes: float
     drafter_bytes: float
     budget_bytes: int  # for the cache: a share of what the weights leave, the rest is activations'
@@ -176,7 +176,7 @@ def _smaller_caches(plan: Plan, wanted: str) -> list[str]:
     return [f"{flags}, {needs}: {load} fit in {most.form.name}"]
 
 
-def _formats(pair: Pair, card: Card) -> Sequence[Format]:
+def _formats(pair: Pair, card: Card) -> Sequence[StoredFormat]:
     if card.is_cpu:
         return CPU_FORMATS
     return stored_formats(pair) if pair.stored else GPU_FORMATS
@@ -186,7 +186,7 @@ def _reads_fp8(card: Card) -> bool:
     return not card.is_cpu and not any(name in card.title.lower() for name in _OLDER_CARDS)
 
 
-def _with_fp8_cache(form: Format) -> Format:
+def _with_fp8_cache(form: StoredFormat) -> StoredFormat:
     flags = (*form.flags, "--kv-dtype", "fp8")
     return replace(form, flags=flags, cache_dtype=FLOAT8)
 
@@ -204,11 +204,13 @@ def _refuse_rebuilt_keys(pair: Pair, card: Card) -> None:
     raise RequestError(f"--kv-keys is rebuilt, {reason}. Leave it out.")
 
 
-def _with_rebuilt_keys(form: Format) -> Format:
+def _with_rebuilt_keys(form: StoredFormat) -> StoredFormat:
     return replace(form, flags=(*form.flags, "--kv-keys", "rebuilt"), kv_keys="rebuilt")
 
 
-def _first_that_fits(plan: Plan, card: Card, formats: Sequence[Format]) -> Format | None:
+def _first_that_fits(
+    plan: Plan, card: Card, formats: Sequence[StoredFormat]
+) -> StoredFormat | None:
     for form in formats:
         if _fit(plan.pair, card, form, plan.context, plan.concurrency).fits:
             return form
@@ -232,7 +234,7 @@ def break_even(plan: Plan, fit: Fit) -> float:
     return drafted.step_s / plain.step_s
 
 
-def _fit(pair: Pair, card: Card, form: Format, context: int, concurrency: int) -> Fit:
+def _fit(pair: Pair, card: Card, form: StoredFormat, context: int, concurrency: int) -> Fit:
     drafter = None if pair.drafter is None else count_drafter(pair.drafter)
     weights = weight_bytes(count_target(pair.target), form)
     drafting = drafter_bytes(drafter, form)

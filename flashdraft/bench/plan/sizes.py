@@ -44,7 +44,7 @@ BFLOAT16, FLOAT32, FLOAT8 = CacheType("bfloat16", 2), CacheType("float32", 4), C
 
 
 @dataclass(frozen=True)
-class Format:
+class StoredFormat:
     """How a pair is stored on the device, in bits per value with scales, and the flags for it."""
 
     name: str
@@ -72,20 +72,22 @@ class Format:
         return widths in timed and self.expert_bits in (None, self.bits) and is_plain_cache
 
 
-BF16 = Format("bf16", FLOAT, FLOAT, FLOAT)
+BF16 = StoredFormat("bf16", FLOAT, FLOAT, FLOAT)
 # the most exact first; beside int4 the head and the drafter have a byte, unless the head is said
 GPU_FORMATS = (
     BF16,
-    Format("int8", INT8, INT8, INT8, ("--quantize", "int8")),
-    Format("fp8", FP8, FP8, FP8, ("--quantize", "fp8")),
-    Format("int4, int8 head", INT4, INT8, INT8, ("--quantize", "int4")),
-    Format("int4, fp8 head", INT4, FP8, INT8, ("--quantize", "int4", "--quantize-head", "fp8")),
+    StoredFormat("int8", INT8, INT8, INT8, ("--quantize", "int8")),
+    StoredFormat("fp8", FP8, FP8, FP8, ("--quantize", "fp8")),
+    StoredFormat("int4, int8 head", INT4, INT8, INT8, ("--quantize", "int4")),
+    StoredFormat(
+        "int4, fp8 head", INT4, FP8, INT8, ("--quantize", "int4", "--quantize-head", "fp8")
+    ),
 )
 # the CPU's kernels pack the head apart from the embedding table
 _ON_CPU: dict[str, Any] = {"is_cpu": True, "cache_dtype": FLOAT32}
 CPU_FORMATS = (
-    Format("int8", 8, 8, 8, ("--device", "cpu", "--dtype", "int8"), **_ON_CPU),
-    Format("float32", 32, 32, 32, ("--device", "cpu", "--dtype", "float32"), **_ON_CPU),
+    StoredFormat("int8", 8, 8, 8, ("--device", "cpu", "--dtype", "int8"), **_ON_CPU),
+    StoredFormat("float32", 32, 32, 32, ("--device", "cpu", "--dtype", "float32"), **_ON_CPU),
 )
 
 
@@ -107,12 +109,12 @@ class TargetSize:
         body = self.layers + self.light + self.small + self.experts * self.num_experts
         return body + self.head + self.table
 
-    def layer_bytes(self, form: Format) -> float:
+    def layer_bytes(self, form: StoredFormat) -> float:
         """What every step reads of the layers, experts aside."""
         light = form.bits if form.is_cpu else form.float_bits
         return (self.layers * form.bits + self.light * light + self.small * form.float_bits) / 8
 
-    def head_bytes(self, form: Format) -> float:
+    def head_bytes(self, form: StoredFormat) -> float:
         """The same of the head."""
         is_coded = form.is_cpu or self.head >= LEAST_VALUES
         return self.head * (form.head_bits if is_coded else form.float_bits) / 8
@@ -199,7 +201,7 @@ def count_drafter(config: DrafterConfig) -> DrafterSize:
     )
 
 
-def stored_formats(pair: Pair) -> tuple[Format, ...]:
+def stored_formats(pair: Pair) -> tuple[StoredFormat, ...]:
     """The formats of a target whose file has its weights in few bits; they stay as they are."""
     plain = _stored_format(pair, "as stored", FLOAT, ())
     other = _stored_format(pair, "as stored, rest int8", INT8, ("--quantize", "int8"))
@@ -209,7 +211,7 @@ def stored_formats(pair: Pair) -> tuple[Format, ...]:
     return (plain, other) if sizes[1] < sizes[0] else (plain,)
 
 
-def _stored_format(pair: Pair, name: str, rest: float, flags: tuple[str, ...]) -> Format:
+def _stored_format(pair: Pair, name: str, rest: float, flags: tuple[str, ...]) -> StoredFormat:
     """With `rest` bits for the drafter and for what the file has as floats."""
     stored, size = pair.stored, count_target(pair.target)
 
@@ -226,7 +228,7 @@ def _stored_format(pair: Pair, name: str, rest: float, flags: tuple[str, ...]) -
         prefix = f"model.layers.{index}.experts"
         experts |= {f"{prefix}.gate_up_proj": 2 * part, f"{prefix}.down_proj": part}
     table = {"model.embed_tokens.weight": size.head}
-    return Format(
+    return StoredFormat(
         name,
         mean_bits(heavy, rest) if heavy else FLOAT,
         mean_bits({"lm_head.weight": size.head} if size.table else table, rest),
@@ -237,7 +239,7 @@ def _stored_format(pair: Pair, name: str, rest: float, flags: tuple[str, ...]) -
     )
 
 
-def weight_bytes(size: TargetSize, form: Format) -> float:
+def weight_bytes(size: TargetSize, form: StoredFormat) -> float:
     """What the target's weights take on the device."""
     bits = form.expert_bits or form.bits
     experts = size.experts * size.num_experts * bits
@@ -250,7 +252,7 @@ def weight_bytes(size: TargetSize, form: Format) -> float:
     return size.layer_bytes(form) + size.head_bytes(form) + (experts + table * table_bits) / 8
 
 
-def drafter_bytes(size: DrafterSize | None, form: Format) -> float:
+def drafter_bytes(size: DrafterSize | None, form: StoredFormat) -> float:
     """What the drafter takes on the device."""
     if size is None:
         return 0.0

@@ -19,7 +19,7 @@ from flashdraft.bench.plan.sizes import (
     BF16,
     FLOAT,
     FP8,
-    Format,
+    StoredFormat,
     count_drafter,
     count_target,
     drafter_bytes,
@@ -107,7 +107,7 @@ def predict(
     requests: int,
     context: int,
     verify: int,
-    form: Format = BF16,
+    form: StoredFormat = BF16,
     experts_read: float | None = None,
     accepted_length: float | None = None,
 ) -> Prediction:
@@ -154,7 +154,7 @@ def predict(
 
 
 def predict_best(
-    pair: Pair, card: Card, *, requests: int, context: int, form: Format = BF16
+    pair: Pair, card: Card, *, requests: int, context: int, form: StoredFormat = BF16
 ) -> Prediction:
     """The verify length with the most tokens per second, of those that the engine tries.
 
@@ -171,11 +171,11 @@ def predict_best(
     return max(steps, key=lambda step: step.tokens_per_s)
 
 
-def _is_in_few_bits(form: Format) -> bool:
+def _is_in_few_bits(form: StoredFormat) -> bool:
     return form.bits <= max(FEW_BITS_SHARES)
 
 
-def _count_kernels(pair: Pair, form: Format, requests: int, rows: int) -> float:
+def _count_kernels(pair: Pair, form: StoredFormat, requests: int, rows: int) -> float:
     """Of the target's layers."""
     has_experts = pair.target.experts is not None
     per_layer = KERNELS_PER_EXPERT_LAYER if has_experts else KERNELS_PER_LAYER
@@ -188,7 +188,7 @@ def _count_kernels(pair: Pair, form: Format, requests: int, rows: int) -> float:
 
 
 def _target_parts(
-    pair: Pair, form: Format, requests: int, context: int, rows: int, experts: float | None
+    pair: Pair, form: StoredFormat, requests: int, context: int, rows: int, experts: float | None
 ) -> list[Part]:
     size, config = count_target(pair.target), pair.target
     matrices = size.layers + size.light
@@ -212,7 +212,9 @@ def _target_parts(
     return parts
 
 
-def _drafter_parts(pair: Pair, form: Format, requests: int, context: int, rows: int) -> list[Part]:
+def _drafter_parts(
+    pair: Pair, form: StoredFormat, requests: int, context: int, rows: int
+) -> list[Part]:
     """One pass over every request's whole block, and the context made of the verified rows."""
     config = pair.drafter
     assert config is not None

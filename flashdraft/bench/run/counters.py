@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
-from flashdraft.bench.results import Acceptance
+from flashdraft.bench.results import RowAcceptance
 from flashdraft.bench.run.stream import Endpoint
 from flashdraft.errors import EngineLostError, FlashdraftError
 
@@ -61,7 +61,7 @@ def look(endpoint: Endpoint) -> Page | None:
 
 def acceptance_between(
     kind: str, before: Page, after: Page, answers: Sequence[int] | None = None
-) -> Acceptance | None:
+) -> RowAcceptance | None:
     """What was drafted and accepted between two looks; None if the pages do not say.
 
     `answers` are the output tokens of every answer in between, where there are all of them.
@@ -89,16 +89,16 @@ def kept_length(
     return counted / drafts
 
 
-def _ours(before: Page, after: Page) -> Acceptance:
+def _ours(before: Page, after: Page) -> RowAcceptance:
     """Slots alone: every answer brings its own histogram."""
     hits = _by_label("flashdraft_accepted_tokens_by_position", "position", before, after)
     lengths = _by_label("flashdraft_verify_lengths", "length", before, after)
     longest = max((length for length, count in lengths.items() if count), default=0)
     tries = [sum(n for length, n in lengths.items() if length > slot) for slot in range(longest)]
-    return Acceptance({}, tries, [hits[slot + 1] for slot in range(longest)])
+    return RowAcceptance({}, tries, [hits[slot + 1] for slot in range(longest)])
 
 
-def _vllm(before: Page, after: Page, answers: Sequence[int] | None) -> Acceptance | None:
+def _vllm(before: Page, after: Page, answers: Sequence[int] | None) -> RowAcceptance | None:
     drafts = _total(f"{_VLLM}drafts", before, after)
     accepted = f"{_VLLM}accepted_tokens"
     if drafts <= 0:
@@ -107,7 +107,7 @@ def _vllm(before: Page, after: Page, answers: Sequence[int] | None) -> Acceptanc
     if not hits:
         counted = drafts + _total(accepted, before, after)
         pooled = kept_length(counted, drafts, MAX_POSITION, answers)
-        return Acceptance(pooled=pooled, counted=counted / drafts)
+        return RowAcceptance(pooled=pooled, counted=counted / drafts)
     reached = [drafts, *(hits[slot] for slot in range(max(hits) + 1)), 0]
     pairs = zip(reached, reached[1:], strict=False)
     histogram = {n: round(here - further) for n, (here, further) in enumerate(pairs, 1)}
@@ -115,7 +115,9 @@ def _vllm(before: Page, after: Page, answers: Sequence[int] | None) -> Acceptanc
         raise CountersError(f"{accepted}_per_pos and {_VLLM}drafts do not add up")
     slots = [round(count) for count in reached[1:-1]]
     pooled = kept_length(sum(reached), drafts, len(slots), answers)
-    return Acceptance(histogram, [round(drafts)] * len(slots), slots, pooled, sum(reached) / drafts)
+    return RowAcceptance(
+        histogram, [round(drafts)] * len(slots), slots, pooled, sum(reached) / drafts
+    )
 
 
 def _total(name: str, before: Page, after: Page) -> float:

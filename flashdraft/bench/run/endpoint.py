@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from flashdraft.bench.results import DRAFT, PLAIN, Acceptance, Measurement, Reply, acceptance_of
+from flashdraft.bench.results import DRAFT, PLAIN, Measurement, Reply, RowAcceptance, acceptance_of
 from flashdraft.bench.run.counters import (
     OTHER,
     OURS,
@@ -56,7 +56,7 @@ class Asking:
 
 
 @dataclass
-class _Work:
+class _SharedRun:
     """One run's shared state between its threads."""
 
     run: Run
@@ -108,7 +108,7 @@ class EndpointRunner:
         """Answer every prompt with `run.concurrency` of them in flight."""
         served = self._served[run.mode]
         self._prime(run, served)
-        work = _Work(run, served, deque(range(len(run.prompts))), queue.Queue())
+        work = _SharedRun(run, served, deque(range(len(run.prompts))), queue.Queue())
         before = look(served.endpoint) if served.has_metrics else None
         watch = GaugeWatch(served.endpoint) if SGLANG_GAUGE in (before or {}) else None
         begin = time.perf_counter()
@@ -155,7 +155,9 @@ class EndpointRunner:
         first = dataclasses.replace(run, prompts=openings, max_tokens=1, is_warm_up=True)
         self.run(first, lambda reply: None)
 
-    def _collect(self, work: _Work, on_reply: OnReply) -> tuple[dict[int, list[Reply]], list[str]]:
+    def _collect(
+        self, work: _SharedRun, on_reply: OnReply
+    ) -> tuple[dict[int, list[Reply]], list[str]]:
         """Every prompt's end, as it comes."""
         done: dict[int, list[Reply]] = {}
         failures: list[str] = []
@@ -179,7 +181,7 @@ class EndpointRunner:
                 )
         return done, failures
 
-    def _work(self, work: _Work) -> None:
+    def _work(self, work: _SharedRun) -> None:
         """A thread: holds one conversation after the other until there are no more."""
         while not work.stop.is_set():
             try:
@@ -196,7 +198,7 @@ class EndpointRunner:
                 what = f"the answer cannot be read: {type(error).__name__}: {error}"
                 work.ended.put((place, AnswerError(what)))
 
-    def _converse(self, work: _Work, place: int) -> list[Reply]:
+    def _converse(self, work: _SharedRun, place: int) -> list[Reply]:
         prompt: BenchPrompt = work.run.prompts[place]
         messages = list(prompt.messages)
         replies: list[Reply] = []
@@ -211,7 +213,7 @@ class EndpointRunner:
             work.ended.put(reply)
         return replies
 
-    def _ask(self, work: _Work, body: Mapping[str, Any]) -> Reply:
+    def _ask(self, work: _SharedRun, body: Mapping[str, Any]) -> Reply:
         """One answer; a server that is busy is asked again when it says, within bounds."""
         for attempt in range(MAX_ATTEMPTS):
             try:
@@ -227,7 +229,7 @@ class EndpointRunner:
         raise AnswerError(f"the server was busy {MAX_ATTEMPTS} times over")
 
     def _body(
-        self, work: _Work, messages: Sequence[Mapping[str, Any]], place: int
+        self, work: _SharedRun, messages: Sequence[Mapping[str, Any]], place: int
     ) -> dict[str, Any]:
         asking, kind = self._asking, work.served.kind
         is_known = kind in KINDS
@@ -262,7 +264,7 @@ class EndpointRunner:
         answers: Sequence[int] | None,
         before: Page | None,
         watch: GaugeWatch | None,
-    ) -> tuple[Acceptance, str | None]:
+    ) -> tuple[RowAcceptance, str | None]:
         """How drafting went, and why that is not known where the counters make no sense."""
         served = self._served[run.mode]
         gauge = watch.mean() if watch is not None else None
@@ -274,9 +276,9 @@ class EndpointRunner:
         except CountersError as error:
             why_unknown = str(error)
         if served.kind == OURS:
-            slots = counted or Acceptance()
+            slots = counted or RowAcceptance()
             return acceptance_of(replies, slots.verified, slots.accepted), why_unknown
-        return counted or Acceptance(pooled=gauge), why_unknown
+        return counted or RowAcceptance(pooled=gauge), why_unknown
 
 
 def _tell(run: Run, failures: Sequence[str]) -> list[str]:

@@ -20,7 +20,8 @@ import torch
 from flashdraft.bench.results import DRAFT, PLAIN, Measurement, Reply, acceptance_of
 from flashdraft.bench.run.measure import OnReply, Run
 from flashdraft.bench.tasks import BenchPrompt
-from flashdraft.chat.response import Content, response_parser
+from flashdraft.chat.answer_format import AnswerFormat
+from flashdraft.chat.answers.deltas import Content
 from flashdraft.chat.templates import encode_chat
 from flashdraft.core import FinishReason, Generation, Request, SamplingParams, TokenEvent
 from flashdraft.errors import RequestError
@@ -70,6 +71,7 @@ class LocalRunner:
                 "does not think aloud. Drop --thinking."
             )
         self._llm, self._tokenizer = llm, tokenizer
+        self._answer_format = AnswerFormat.of(tokenizer)
         self._params, self._thinking, self._seed = params, thinking, seed
         self._ids = itertools.count()
         drafts = llm.engine.config.verify != 0
@@ -160,7 +162,7 @@ class LocalRunner:
         if generation.finish_reason is FinishReason.ERROR:
             failures.append(f"prompt {talk.place + 1} failed: {generation.error}")
             return None
-        parser = response_parser(self._tokenizer, talk.prompt_ids, None)
+        parser = self._answer_format.parser(talk.prompt_ids, None)
         deltas = [*parser.push(talk.pieces), *parser.finish()]
         stats = generation.stats
         return Reply(

@@ -2,7 +2,7 @@
 
 Which mode goes first changes from task to task, from concurrency to concurrency and from repeat to
 repeat, so that a machine that grows slower or faster favours neither. It knows engines only as a
-`Runner`.
+`MeasuredEngine`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Run:
         return sum(prompt.num_turns for prompt in self.prompts)
 
 
-class Runner(Protocol):
+class MeasuredEngine(Protocol):
     """An engine to measure."""
 
     @property
@@ -106,7 +106,7 @@ def _opening(prompt: BenchPrompt, mark: str) -> BenchPrompt:
     return BenchPrompt((marked, *others))
 
 
-class Progress(Protocol):
+class SweepWatcher(Protocol):
     """Who wants to know how far the sweep is."""
 
     def show(self, text: str) -> None:
@@ -114,7 +114,7 @@ class Progress(Protocol):
         ...
 
 
-class Estimate:
+class SweepEstimate:
     """How much of a sweep is done, and when it will be."""
 
     def __init__(self, runs: Sequence[Run]) -> None:
@@ -151,10 +151,10 @@ def _duration(seconds: float) -> str:
 
 
 def run_sweep(
-    runner: Runner,
+    runner: MeasuredEngine,
     sweep: Sweep,
     results: Results,
-    progress: Progress,
+    progress: SweepWatcher,
     on_row: Callable[[], None],
 ) -> None:
     """Run the sweep into `results`; `on_row` is called after every row.
@@ -169,7 +169,7 @@ def run_sweep(
         for run in sweep.warm_ups(runner.modes):
             progress.show(f"warming up: concurrency {run.concurrency}, {run.mode}")
             runner.run(run, lambda reply: None)
-        estimate = Estimate(runs)
+        estimate = SweepEstimate(runs)
         for run in runs:
             _run_one(runner, run, results, estimate, progress)
             on_row()
@@ -189,7 +189,11 @@ def _one_line(error: Exception) -> str:
 
 
 def _run_one(
-    runner: Runner, run: Run, results: Results, estimate: Estimate, progress: Progress
+    runner: MeasuredEngine,
+    run: Run,
+    results: Results,
+    estimate: SweepEstimate,
+    progress: SweepWatcher,
 ) -> None:
     num_replies = 0
 

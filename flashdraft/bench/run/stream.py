@@ -113,9 +113,9 @@ class Endpoint:
         except EngineLostError:
             return False
 
-    def ask(self, body: Mapping[str, Any], stop: threading.Event) -> Answer:
+    def ask(self, body: Mapping[str, Any], stop: threading.Event) -> StreamedAnswer:
         """One streamed chat completion, read to its end."""
-        answer = Answer()
+        answer = StreamedAnswer()
         try:
             connection, response = self.request(
                 "POST", "/v1/chat/completions", body, self.timeout_s
@@ -145,7 +145,7 @@ class Endpoint:
 
 
 @dataclass
-class Answer:
+class StreamedAnswer:
     """What has been read of a streamed answer."""
 
     begun_at: float = field(default_factory=time.perf_counter)

@@ -29,7 +29,7 @@ NULLS = ("null", "None")
 
 
 @dataclass
-class _Frame:
+class _OpenBracket:
     bracket: str
     shape: Shape
     count: int = 0
@@ -41,7 +41,7 @@ class JsonWriter:
     def __init__(self, shape: Shape) -> None:
         self._shape = shape
         self._written: list[str] = []
-        self._frames: list[_Frame] = []
+        self._frames: list[_OpenBracket] = []
         self._key: str | None = None  # not written before its value begins
         self._held: list[str] | None = None  # a string that must not be one
 
@@ -58,7 +58,7 @@ class JsonWriter:
         shape = self._place()
         self._begin_value()
         self._written.append(bracket)
-        self._frames.append(_Frame(bracket, shape))
+        self._frames.append(_OpenBracket(bracket, shape))
 
     def close(self) -> None:
         self._key = None

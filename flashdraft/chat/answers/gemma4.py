@@ -11,16 +11,16 @@ from typing import Any
 
 from flashdraft.chat.answers.arguments import JsonWriter
 from flashdraft.chat.answers.loose_json import LooseScanner
-from flashdraft.chat.answers.marks import CallReader, Format, Mark
+from flashdraft.chat.answers.marks import AnswerMarks, MarkKind
 from flashdraft.chat.schema.reading import Shape, is_tool_name
 from flashdraft.models.tokenizer import Tokenizer
 
 SPELLINGS = {
-    Mark.THINK: "<|channel>",
-    Mark.END_THINK: "<channel|>",
-    Mark.CALL: "<|tool_call>",
-    Mark.END_CALL: "<tool_call|>",
-    Mark.QUOTE: '<|"|>',
+    MarkKind.THINK: "<|channel>",
+    MarkKind.END_THINK: "<channel|>",
+    MarkKind.CALL: "<|tool_call>",
+    MarkKind.END_CALL: "<tool_call|>",
+    MarkKind.QUOTE: '<|"|>',
 }
 TOOL_RESPONSE = "<|tool_response>"  # the model asks for its calls' results: a stop token
 _LABEL = "thought\n"
@@ -33,22 +33,19 @@ def knows(tokenizer: Tokenizer) -> bool:
     return all(tokenizer.token_id(name) in tokenizer.special_ids for name in SPELLINGS.values())
 
 
-def answer_format(tokenizer: Tokenizer, functions: Mapping[str, Any] | None) -> Format:
-    """How Gemma 4 marks its answers; without functions, calls are content."""
+def answer_marks(tokenizer: Tokenizer) -> AnswerMarks:
+    """How Gemma 4 marks its answers."""
     tokens = {
         index: mark
         for mark, spelling in SPELLINGS.items()
         if (index := tokenizer.token_id(spelling)) is not None
     }
-
-    def new_call() -> CallReader:
-        return GemmaCall(functions or {})
-
-    return Format(
+    return AnswerMarks(
         SPELLINGS,
         tokens,
-        new_call if functions else None,
-        openings={_LABEL: Mark.THINK},  # small models forget the channel's mark
+        GemmaCall,
+        thinks_by_default=False,
+        openings={_LABEL: MarkKind.THINK},  # small models forget the channel's mark
         label=_LABEL,
     )
 

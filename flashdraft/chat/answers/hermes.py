@@ -10,18 +10,18 @@ from typing import Any
 
 from flashdraft.chat.answers.arguments import NULLS, JsonWriter, read_json
 from flashdraft.chat.answers.loose_json import LooseScanner
-from flashdraft.chat.answers.marks import CallReader, Format, Mark
+from flashdraft.chat.answers.marks import AnswerMarks, MarkKind
 from flashdraft.chat.schema.reading import Shape, is_tool_name
 from flashdraft.models.tokenizer import Tokenizer
 
-THINK_SPELLINGS = {Mark.THINK: "<think>", Mark.END_THINK: "</think>"}
-CALL_SPELLINGS = {Mark.CALL: "<tool_call>", Mark.END_CALL: "</tool_call>"}
+THINK_SPELLINGS = {MarkKind.THINK: "<think>", MarkKind.END_THINK: "</think>"}
+CALL_SPELLINGS = {MarkKind.CALL: "<tool_call>", MarkKind.END_CALL: "</tool_call>"}
 _ARGUMENTS = ("arguments", "parameters")
 
 
-def spellings(tokenizer: Tokenizer) -> dict[Mark, str]:
+def _spellings(tokenizer: Tokenizer) -> dict[MarkKind, str]:
     """The marks that the model knows: tokens of its own, or words of its template."""
-    known: dict[Mark, str] = {}
+    known: dict[MarkKind, str] = {}
     for pair in (THINK_SPELLINGS, CALL_SPELLINGS):
         if all(
             tokenizer.token_id(text) is not None or text in (tokenizer.chat_template or "")
@@ -31,22 +31,19 @@ def spellings(tokenizer: Tokenizer) -> dict[Mark, str]:
     return known
 
 
-def answer_format(tokenizer: Tokenizer, functions: Mapping[str, Any] | None) -> Format:
-    """How the model marks its answers; without functions, calls are content."""
-    known = spellings(tokenizer)
+def answer_marks(tokenizer: Tokenizer) -> AnswerMarks:
+    """How the model marks its answers; without spellings where it knows none of these marks."""
+    known = _spellings(tokenizer)
     tokens = {
         index: mark
         for mark, text in known.items()
         if (index := tokenizer.token_id(text)) is not None and index in tokenizer.special_ids
     }
-
-    def new_call() -> CallReader:
-        return HermesCall(functions or {})
-
-    return Format(
+    return AnswerMarks(
         known,
         tokens,
-        new_call if functions and Mark.CALL in known else None,
+        HermesCall,
+        thinks_by_default=MarkKind.THINK in known,
         openings={
             text: mark
             for mark, text in known.items()

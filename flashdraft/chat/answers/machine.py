@@ -1,8 +1,8 @@
 """The state machine that tells an answer's thoughts, text and tool calls apart.
 
-One machine serves every family: a `Format` says how its marks are spelled and how a call is read.
-A mark that is a special token counts wherever it stands; one that is plain text counts only where
-the format expects it, because an answer may as well speak of it.
+One machine serves every family: `AnswerMarks` has the spellings and the reader of calls. A mark
+that is a special token counts wherever it stands; one that is plain text counts only where the
+format expects it, because an answer may as well speak of it.
 
 Malformed answers never raise. A call whose head cannot be read (no name, no arguments) is given
 back as content, marks included; once its arguments have begun, it is a call, and they are closed
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum, auto
+from typing import Any
 
 from flashdraft.chat.answers.deltas import (
     Content,
@@ -23,7 +24,7 @@ from flashdraft.chat.answers.deltas import (
     ToolCallEnd,
     join_deltas,
 )
-from flashdraft.chat.answers.marks import CallReader, Format, Mark
+from flashdraft.chat.answers.marks import AnswerMarks, CallReader, MarkKind
 
 _NEWLINES = "\r\n"
 _MAX_LEADING_SPACE = 1024  # longer white space at the answer's start is content
@@ -43,9 +44,15 @@ class _State(Enum):
 class MarkedParser:
     """A `ResponseParser` for answers with marks."""
 
-    def __init__(self, form: Format, thought: str | None = None) -> None:
-        """`thought` is what the prompt left open of a thought, None where it left none open."""
-        self._format = form
+    def __init__(
+        self, marks: AnswerMarks, functions: Mapping[str, Any], thought: str | None = None
+    ) -> None:
+        """Without functions a call is content.
+
+        `thought` is what the prompt left open of a thought, None where it left none open.
+        """
+        self._marks = marks
+        self._functions = functions
         self._text = ""  # not consumed yet
         self._deltas: list[Delta] = []
         self._state = _State.START
@@ -55,33 +62,33 @@ class MarkedParser:
         self._call: CallReader | None = None
         self._raw: list[str] = []  # the call's own text, until it is known to be one
         self._num_calls = 0
-        call_marks = (Mark.CALL,) if form.new_call else ()
+        call_marks = (MarkKind.CALL,) if functions else ()
         self._live = {
-            _State.START: {**form.openings, **form.text_marks(*call_marks)},
-            _State.CONTENT: form.text_marks(*call_marks),
-            _State.LABEL: form.text_marks(Mark.END_THINK),
-            _State.REASONING: form.text_marks(Mark.END_THINK),
-            _State.CALL: form.text_marks(*call_marks, Mark.END_CALL),
-            _State.AFTER_CALL: form.text_marks(*call_marks, Mark.END_CALL),
-            _State.RAW: form.text_marks(*call_marks, Mark.END_CALL),
+            _State.START: {**marks.openings, **marks.text_marks(*call_marks)},
+            _State.CONTENT: marks.text_marks(*call_marks),
+            _State.LABEL: marks.text_marks(MarkKind.END_THINK),
+            _State.REASONING: marks.text_marks(MarkKind.END_THINK),
+            _State.CALL: marks.text_marks(*call_marks, MarkKind.END_CALL),
+            _State.AFTER_CALL: marks.text_marks(*call_marks, MarkKind.END_CALL),
+            _State.RAW: marks.text_marks(*call_marks, MarkKind.END_CALL),
         }
-        self._label = form.label
+        self._label = marks.label
         if thought is not None:
             self._think()
-            if form.label.startswith(thought):
-                self._label = form.label[len(thought) :]
-            if self._label == "" or thought not in form.label:
+            if marks.label.startswith(thought):
+                self._label = marks.label[len(thought) :]
+            if self._label == "" or thought not in marks.label:
                 self._state = _State.REASONING
-            self._skips_newlines = not thought.removeprefix(form.label).strip(_NEWLINES)
+            self._skips_newlines = not thought.removeprefix(marks.label).strip(_NEWLINES)
 
     def push(self, pieces: Sequence[str | int]) -> list[Delta]:
         for piece in pieces:
             if isinstance(piece, str):
                 self._text += piece
                 self._drain(is_final=False)
-            elif piece in self._format.tokens:
-                mark = self._format.tokens[piece]
-                if self._state is _State.START and mark in (Mark.THINK, Mark.CALL):
+            elif piece in self._marks.tokens:
+                mark = self._marks.tokens[piece]
+                if self._state is _State.START and mark in (MarkKind.THINK, MarkKind.CALL):
                     self._text = self._text.strip()
                 self._drain(is_final=True)
                 self._take_mark(mark)
@@ -117,7 +124,7 @@ class MarkedParser:
             return found
         return (len(self._text) if is_final else self._held_from(start, live)), None
 
-    def _held_from(self, start: int, spellings: Mapping[str, Mark]) -> int:
+    def _held_from(self, start: int, spellings: Mapping[str, MarkKind]) -> int:
         """Where an unfinished mark at the text's end may begin."""
         longest = max(map(len, spellings))
         for place in range(max(start, len(self._text) - longest + 1), len(self._text)):
@@ -152,7 +159,7 @@ class MarkedParser:
             return position
         mark = self._live[_State.START][spelling]
         self._take_mark(mark)
-        if mark is Mark.THINK and spelling != self._format.spellings[mark]:
+        if mark is MarkKind.THINK and spelling != self._marks.spellings[mark]:
             self._state = _State.REASONING  # the opening was the label itself
         return begin + len(spelling)
 
@@ -225,33 +232,33 @@ class MarkedParser:
 
     # Marks
 
-    def _take_mark(self, mark: Mark) -> None:
+    def _take_mark(self, mark: MarkKind) -> None:
         match mark:
-            case Mark.THINK:
+            case MarkKind.THINK:
                 self._leave()
                 self._think()
-            case Mark.END_THINK:
+            case MarkKind.END_THINK:
                 if self._state in (_State.LABEL, _State.REASONING):
                     self._leave()
                     self._state = _State.CONTENT
-            case Mark.CALL:
+            case MarkKind.CALL:
                 self._leave()
                 self._begin_call()
-            case Mark.END_CALL:
+            case MarkKind.END_CALL:
                 if self._state in (_State.RAW, _State.CALL, _State.AFTER_CALL):
                     self._leave()
                     self._skips_newlines = self._state is not _State.RAW
                     if self._state is _State.RAW:
-                        self._emit_content(self._format.spellings[mark])
+                        self._emit_content(self._marks.spellings[mark])
                     self._state = _State.CONTENT
-            case Mark.QUOTE:
+            case MarkKind.QUOTE:
                 if self._call is not None:
                     if not self._begun:
-                        self._raw.append(self._format.spellings[mark])
+                        self._raw.append(self._marks.spellings[mark])
                     self._call.quote()
                     self._show_call()
                 elif self._state is _State.RAW:
-                    self._emit_content(self._format.spellings[mark])
+                    self._emit_content(self._marks.spellings[mark])
 
     def _leave(self) -> None:
         """End what is under way before something else begins."""
@@ -261,7 +268,7 @@ class MarkedParser:
         self._newlines = ""
 
     def _think(self) -> None:
-        self._label = self._format.label
+        self._label = self._marks.label
         self._state = _State.LABEL if self._label else _State.REASONING
         self._skips_newlines = True
         self._newlines = "\n" if self._has_reasoned else ""  # between two thoughts
@@ -273,12 +280,12 @@ class MarkedParser:
         return self._call is not None and self._call.name is not None
 
     def _begin_call(self) -> None:
-        self._raw = [self._format.spellings[Mark.CALL]]
-        if self._format.new_call is None:
+        self._raw = [self._marks.spellings[MarkKind.CALL]]
+        if not self._functions:
             self._give_back()
         else:
             self._state = _State.CALL
-            self._call = self._format.new_call()
+            self._call = self._marks.new_call(self._functions)
 
     def _give_back(self) -> None:
         """What was read of a call is content after all."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Protocol
+from typing import Any, Protocol
 
 
-class Mark(Enum):
+class MarkKind(Enum):
     """What a marker does."""
 
     THINK = auto()
@@ -44,16 +44,18 @@ class CallReader(Protocol):
 
 
 @dataclass(frozen=True)
-class Format:
-    """How a family marks thoughts and calls."""
+class AnswerMarks:
+    """How a family marks thoughts and calls, in one tokenizer's tokens."""
 
-    spellings: Mapping[Mark, str]
-    tokens: Mapping[int, Mark]  # the marks that are special tokens; the others are text
-    new_call: Callable[[], CallReader] | None  # None: calls are not expected, their text is content
-    openings: Mapping[str, Mark] = field(default_factory=dict)  # marks at the answer's start alone
+    spellings: Mapping[MarkKind, str]
+    tokens: Mapping[int, MarkKind]  # the marks that are special tokens; the others are text
+    new_call: Callable[[Mapping[str, Any]], CallReader]  # a reader; functions' schemas by name
+    thinks_by_default: bool  # where the template is not told
+    # marks at the answer's start alone
+    openings: Mapping[str, MarkKind] = field(default_factory=dict)
     label: str = ""  # what a thought begins with that is no part of it
 
-    def text_marks(self, *marks: Mark) -> dict[str, Mark]:
+    def text_marks(self, *marks: MarkKind) -> dict[str, MarkKind]:
         """Those of the marks that are plain text, by spelling."""
         tokens = set(self.tokens.values())
         return {

@@ -1,4 +1,4 @@
-"""How Gemma 4 writes the arguments of a call, as pieces of grammar rules.
+"""How Gemma 4 writes calls and their arguments, as a grammar.
 
 Strings stand between quote tokens, without escapes; names have no quotes; there is no white space.
 """
@@ -9,13 +9,16 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from flashdraft.chat.answers.gemma4 import SPELLINGS, TOOL_RESPONSE
+from flashdraft.chat.answers.marks import MarkKind
 from flashdraft.chat.schema.pattern import full_pattern
 from flashdraft.chat.schema.rules import SchemaRules, counts, lark_text
 from flashdraft.errors import RequestError
+from flashdraft.models.tokenizer import Tokenizer
 from flashdraft.text.exact_json import write
 
 _KEY = re.compile(r'[^:,{}\[\]"]+')  # names that can stand without quotes
-TERMINALS = (
+_TERMINALS = (
     r"INTEGER: /-?(0|[1-9][0-9]*)/",
     r"NUMBER: /-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?/",
     r"KEY: /[A-Za-z_][A-Za-z0-9_.\-]*/",
@@ -23,7 +26,49 @@ TERMINALS = (
 )
 
 
-def arguments_rule(rules: SchemaRules, name: str, schema: Any) -> str:
+class GemmaCallGrammar:
+    """A `CallGrammar` of special tokens and `call:name{…}`."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        ids = {mark: tokenizer.token_id(text) for mark, text in SPELLINGS.items()}
+        self._tokens = {mark: f"<[{index}]>" for mark, index in ids.items()}
+        end = tokenizer.token_id(TOOL_RESPONSE)
+        # after several calls it asks for their results; without the token it would call again
+        self._after_calls = "" if end is None else f" <[{end}]>?"
+
+    def text(
+        self,
+        functions: Mapping[str, Any],
+        *,
+        is_free: bool,
+        parallel: bool,
+        is_open: bool,
+        thinking: bool,
+    ) -> str:
+        tokens = self._tokens
+        rules = SchemaRules(GemmaSyntax(tokens[MarkKind.QUOTE]))
+        calls = [
+            f"{lark_text(name)} {_arguments_rule(rules, name, schema)}"
+            for name, schema in functions.items()
+        ]
+        rest = f"TEXT? {tokens[MarkKind.END_THINK]} " if is_open else ""
+        must_call = "thought? calls" if thinking else "calls"
+        start = "TEXT? (thought TEXT?)* calls?" if is_free else must_call
+        begin, end = tokens[MarkKind.CALL], tokens[MarkKind.END_CALL]
+        return "\n".join(
+            [
+                f"start: {rest}{start}",
+                f"thought: {tokens[MarkKind.THINK]} TEXT? {tokens[MarkKind.END_THINK]}",
+                f"calls: call+{self._after_calls}" if parallel else "calls: call",
+                f'call: {begin} "call:" ({" | ".join(calls)}) {end}',
+                *rules.lines,
+                *_TERMINALS,
+                "TEXT: /(?s:.+)/",
+            ]
+        )
+
+
+def _arguments_rule(rules: SchemaRules, name: str, schema: Any) -> str:
     """The rule of a tool's arguments; no schema means any arguments."""
     if schema is None or schema is True or schema == {}:
         return rules.add(rules.map(True, "", 0))

@@ -12,7 +12,7 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from typing import Any
 
 from flashdraft.errors import RequestError, quoted
-from flashdraft.text.exact_json import NegativeZero, Number, exact, levels, number_text
+from flashdraft.text.exact_json import ExactNumber, NegativeZero, exact, levels, number_text
 
 BOUNDS = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}
 _COUNTS = (
@@ -76,7 +76,7 @@ def _is_written_alike(value: Any) -> bool:
         return abs(value) <= MAX_WHOLE and not isinstance(value, NegativeZero)
     text = repr(value)  # llguidance writes 1.0 as 1 and never an exponent
     is_plain = "e" not in text and not text.endswith(".0")
-    return not isinstance(value, Number) and is_plain and abs(value) <= MAX_WHOLE
+    return not isinstance(value, ExactNumber) and is_plain and abs(value) <= MAX_WHOLE
 
 
 def check_kept(schema: Mapping[str, Any], where: str) -> None:

@@ -11,7 +11,7 @@ from decimal import Decimal
 from typing import Any, NamedTuple
 
 from flashdraft.errors import RequestError
-from flashdraft.text.exact_json import NegativeZero, Number, exact, levels
+from flashdraft.text.exact_json import ExactNumber, NegativeZero, exact, levels
 
 _MAX_MULTIPLES = 64  # no number up to 10000 has more divisors
 _MAX_DIGITS = 60  # of a multipleOf, before and after the point
@@ -25,7 +25,7 @@ _JSON_TYPES: dict[type, str] = {
     int: "integer",
     NegativeZero: "integer",
     float: "number",
-    Number: "number",
+    ExactNumber: "number",
     dict: "object",
     list: "array",
     type(None): "null",

@@ -21,7 +21,7 @@ from flashdraft.chat.schema.numbers import (
 )
 from flashdraft.chat.schema.reading import find_reference
 from flashdraft.errors import RequestError, quoted
-from flashdraft.text.exact_json import NegativeZero, Number
+from flashdraft.text.exact_json import ExactNumber, NegativeZero
 
 _MAX_DEPTH = 64
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False)  # to make one takes time
@@ -299,7 +299,7 @@ def lark_text(text: str) -> str:
 
 
 def _scalar(value: Any) -> str:
-    return value.text if isinstance(value, Number | NegativeZero) else _ENCODER.encode(value)
+    return value.text if isinstance(value, ExactNumber | NegativeZero) else _ENCODER.encode(value)
 
 
 def counts(schema: Mapping[str, Any], low: str, high: str, where: str) -> tuple[int, int | None]:

@@ -10,7 +10,7 @@ from flashdraft.bench.results import Results
 from flashdraft.bench.run.counters import OURS
 from flashdraft.bench.run.endpoint import Asking, EndpointRunner
 from flashdraft.bench.run.environment import describe_environment, shown_path
-from flashdraft.bench.run.measure import Runner, Sweep
+from flashdraft.bench.run.measure import MeasuredEngine, Sweep
 from flashdraft.bench.run.served import Served, find_served
 from flashdraft.bench.run.stream import Endpoint
 from flashdraft.cli.arguments import GREEDY, KEY_VARIABLE, MODEL_DEFAULTS
@@ -22,7 +22,7 @@ from flashdraft.errors import RequestError
 
 def open_endpoint(
     arguments: argparse.Namespace, sweep: Sweep, screen: Screen
-) -> tuple[Runner, Results]:
+) -> tuple[MeasuredEngine, Results]:
     """Find the servers that the flags name; what measures them, and what results go into."""
     key = arguments.api_key or os.environ.get(KEY_VARIABLE)
     model = None if arguments.model == MODEL_DEFAULTS["model"] else arguments.model

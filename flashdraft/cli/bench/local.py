@@ -8,7 +8,7 @@ import sys
 from flashdraft.bench.results import Results
 from flashdraft.bench.run.environment import describe_environment, shown_path
 from flashdraft.bench.run.local import LocalRunner
-from flashdraft.bench.run.measure import Runner, Sweep
+from flashdraft.bench.run.measure import MeasuredEngine, Sweep
 from flashdraft.cli.arguments import RECOMMENDED, model_sampling
 from flashdraft.cli.bench.results import new_results, shared_settings
 from flashdraft.cli.display import Screen
@@ -19,7 +19,7 @@ from flashdraft.llm import LLM
 
 def open_model(
     arguments: argparse.Namespace, sweep: Sweep, screen: Screen
-) -> tuple[Runner, Results]:
+) -> tuple[MeasuredEngine, Results]:
     """Load the model that the flags name; what measures it, and what its results go into."""
     llm = load_model(arguments, max_batch=max(sweep.concurrencies))
     require_template(llm)

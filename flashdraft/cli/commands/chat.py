@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from flashdraft.cli.answer import Answer, show_answer
+from flashdraft.cli.answer import ShownAnswer, show_answer
 from flashdraft.cli.arguments import model_sampling, sampling_params
 from flashdraft.cli.conversation import Conversation, Message, Turn
 from flashdraft.cli.display import AnswerView, DraftColours, Screen
@@ -70,7 +70,7 @@ class Chat:
         self._screen = screen
         self._conversation = conversation
         self._in_colours = False
-        self._last: Answer | None = None
+        self._last: ShownAnswer | None = None
         self._totals = Totals()
         self._commands: dict[str, Callable[[str], None]] = {
             "help": lambda _: self._screen.note(HELP),
@@ -145,7 +145,7 @@ class Chat:
         summary = describe_briefly(answer.num_tokens, answer.stats)
         self._screen.note(f"[{summary}{self._ending(answer)}]")
 
-    def _show_answer(self) -> Answer:
+    def _show_answer(self) -> ShownAnswer:
         context = self._llm.engine.max_context
         room = min(self._params.max_tokens, context // 2)  # for the answer
         dropped = self._conversation.fit(self._count_tokens, context - room)
@@ -165,7 +165,7 @@ class Chat:
     def _count_tokens(self, messages: list[Message]) -> int:
         return len(self._llm.chat_prompt(messages))
 
-    def _ending(self, answer: Answer) -> str:
+    def _ending(self, answer: ShownAnswer) -> str:
         """What the user should know about how the answer ended."""
         if answer.generation is None:
             return " · interrupted"

@@ -9,7 +9,7 @@ import argparse
 
 from flashdraft.cli.files import write_json
 from flashdraft.errors import RequestError
-from flashdraft.external.checkpoint_rules import BOTH, Finding, Report, check_folder
+from flashdraft.external.checkpoint_rules import BOTH, FolderReport, RuleFinding, check_folder
 from flashdraft.external.versions import ENGINES
 from flashdraft.kernels.select import WeightFormats, read_scheme
 from flashdraft.models.files.opening import reading
@@ -60,7 +60,7 @@ def _check(arguments: argparse.Namespace) -> int:
     return 0 if report.is_servable else EXIT_REFUSED
 
 
-def _print(report: Report) -> None:
+def _print(report: FolderReport) -> None:
     print(f"{report.folder}: {report.layout} layout")
     for engine in BOTH:
         kind = ENGINES[engine]
@@ -72,7 +72,7 @@ def _print(report: Report) -> None:
                     print(f"  {mark} {one.rule}: {one.reason}")
 
 
-def _as_json(report: Report) -> dict[str, object]:
+def _as_json(report: FolderReport) -> dict[str, object]:
     engines = {
         engine: {
             "version": ENGINES[engine].known,
@@ -85,5 +85,5 @@ def _as_json(report: Report) -> dict[str, object]:
     return {"folder": str(report.folder), "layout": report.layout, "engines": engines}
 
 
-def _rows(findings: tuple[Finding, ...], engine: str) -> list[dict[str, str]]:
+def _rows(findings: tuple[RuleFinding, ...], engine: str) -> list[dict[str, str]]:
     return [{"rule": one.rule, "reason": one.reason} for one in findings if one.engine == engine]

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from flashdraft.cli.answer import Answer, show_answer
+from flashdraft.cli.answer import ShownAnswer, show_answer
 from flashdraft.cli.arguments import sampling_params
 from flashdraft.cli.display import AnswerView, Screen
 from flashdraft.cli.files import STDOUT, check_writable, text_for_file, write_json, write_text
@@ -118,7 +118,7 @@ def _compare(llm: LLM, prompt: Prompt, params: SamplingParams, screen: Screen) -
     if params.seed is None:
         params = dataclasses.replace(params, seed=random.getrandbits(62))
 
-    def answer(settings: SamplingParams, verify: int | None) -> Answer:
+    def answer(settings: SamplingParams, verify: int | None) -> ShownAnswer:
         return show_answer(llm.stream(prompt, settings, verify), AnswerView(screen, echo=False))
 
     warm_up = min(params.max_tokens, WARM_UP_TOKENS)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from flashdraft.errors import UnsupportedModelError, quoted
 from flashdraft.models.config.keys import irrelevant
-from flashdraft.models.config.values import POSITIVE, Range, Settings
+from flashdraft.models.config.values import POSITIVE, ConfigObject, Range
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 _TRAINED_LENGTH = "original_max_position_embeddings"
@@ -38,7 +38,7 @@ class RopeConfig:
     scaling: tuple[tuple[str, float], ...] = ()  # llama3 or linear, as (name, value) pairs
 
 
-def read_plain_rope(text: Settings, head_dim: int, architecture: str) -> RopeConfig:
+def read_plain_rope(text: ConfigObject, head_dim: int, architecture: str) -> RopeConfig:
     """One rotary embedding for all layers, from either generation of config.json."""
     sections = [text.section(key) for key in ("rope_parameters", "rope_scaling")]
     theta = text.real("rope_theta", _THETA, 10000.0)
@@ -58,7 +58,7 @@ def read_plain_rope(text: Settings, head_dim: int, architecture: str) -> RopeCon
 
 
 def _rope(
-    section: Settings, theta: float, head_dim: int, architecture: str, trained: float | None
+    section: ConfigObject, theta: float, head_dim: int, architecture: str, trained: float | None
 ) -> RopeConfig:
     kind = section.word("rope_type", section.word("type", "default"))
     if kind not in _ROPE_VALUES:
@@ -75,7 +75,7 @@ def _rope(
     return RopeConfig(theta, head_dim, head_dim, tuple(values.items()))
 
 
-def _expect_whole_heads(settings: Settings, architecture: str) -> None:
+def _expect_whole_heads(settings: ConfigObject, architecture: str) -> None:
     share = settings.real("partial_rotary_factor", Range(0, 1), 1.0)
     if share != 1.0:
         raise UnsupportedModelError(
@@ -84,10 +84,10 @@ def _expect_whole_heads(settings: Settings, architecture: str) -> None:
         )
 
 
-def read_gemma4_rope(text: Settings, architecture: str, kind: str, head_dim: int) -> RopeConfig:
+def read_gemma4_rope(text: ConfigObject, architecture: str, kind: str, head_dim: int) -> RopeConfig:
     """Gemma 4's rotary embedding of one kind of layers."""
-    every = text.section("rope_parameters") or Settings({}, "rope_parameters")
-    section = every.section(kind) or Settings({}, f"rope_parameters.{kind}")
+    every = text.section("rope_parameters") or ConfigObject({}, "rope_parameters")
+    section = every.section(kind) or ConfigObject({}, f"rope_parameters.{kind}")
     every.finish(architecture, lambda key: key in (FULL, SLIDING), "config.json")
     theta = section.real("rope_theta", _THETA)
     rope_type = section.word("rope_type", "default")

@@ -42,8 +42,8 @@ from flashdraft.models.config.values import (
     POSITIVE,
     VOCABULARY,
     WIDTH,
+    ConfigObject,
     Range,
-    Settings,
     is_whole,
     require,
     token_ids,
@@ -111,7 +111,7 @@ class ModelConfig:
     @classmethod
     def from_hf(cls, config: Json) -> ModelConfig:
         """Read a config.json of a supported family; multimodal ones yield their text model."""
-        whole = Settings(config)
+        whole = ConfigObject(config)
         architecture = (whole.words("architectures") or ["(none)"])[0]
         section = whole.section("text_config")
         text = section if section is not None and section.names() else whole
@@ -140,7 +140,7 @@ class ModelConfig:
         It may name more stop tokens than config.json (Gemma 4: 3 instead of 2). Ways to decode that
         are not done here are left out with a warning.
         """
-        settings = Settings(generation)
+        settings = ConfigObject(generation)
         stops = token_ids(settings.raw("eos_token_id"), "eos_token_id", self.vocab_size)
         banned = token_ids(settings.raw("suppress_tokens"), "suppress_tokens", self.vocab_size)
         every = tuple(dict.fromkeys((*self.eos_token_ids, *stops)))
@@ -173,7 +173,9 @@ class _Common(NamedTuple):
     fields: dict[str, Any]  # of a ModelConfig
 
 
-def _read_common(whole: Settings, text: Settings, architecture: str, model_type: str) -> _Common:
+def _read_common(
+    whole: ConfigObject, text: ConfigObject, architecture: str, model_type: str
+) -> _Common:
     vocab_size = text.whole("vocab_size", VOCABULARY)
 
     def ids(key: str) -> tuple[int, ...]:
@@ -211,7 +213,7 @@ def _read_common(whole: Settings, text: Settings, architecture: str, model_type:
 
 
 def _media_tokens(
-    whole: Settings, text: Settings, vocab_size: int, stops: Sequence[int]
+    whole: ConfigObject, text: ConfigObject, vocab_size: int, stops: Sequence[int]
 ) -> tuple[int, ...]:
     found = set()
     for settings in (whole, text):
@@ -235,7 +237,7 @@ def _check(model: ModelConfig) -> None:
         require(heads % kv_heads == 0, "num_attention_heads", heads, multiple)
 
 
-def _layer_kinds(text: Settings, num_layers: int, architecture: str) -> list[str] | None:
+def _layer_kinds(text: ConfigObject, num_layers: int, architecture: str) -> list[str] | None:
     """The kind of every layer, where the config lists them."""
     kinds = text.words("layer_types")
     if not kinds:
@@ -251,7 +253,7 @@ def _layer_kinds(text: Settings, num_layers: int, architecture: str) -> list[str
     return kinds
 
 
-def _read_llama(text: Settings, common: _Common) -> ModelConfig:
+def _read_llama(text: ConfigObject, common: _Common) -> ModelConfig:
     architecture, num_layers = common.architecture, common.num_layers
     if text.flag("mlp_bias"):
         raise UnsupportedModelError(f"{architecture} has mlp_bias, which is not supported.")
@@ -281,7 +283,7 @@ def _read_llama(text: Settings, common: _Common) -> ModelConfig:
     )
 
 
-def _expect_word(text: Settings, architecture: str, key: str, only: str) -> None:
+def _expect_word(text: ConfigObject, architecture: str, key: str, only: str) -> None:
     found = text.word(key, only)
     if found != only:
         raise UnsupportedModelError(
@@ -289,7 +291,9 @@ def _expect_word(text: Settings, architecture: str, key: str, only: str) -> None
         )
 
 
-def _qwen3_windows(text: Settings, kinds: list[str] | None, common: _Common) -> list[int | None]:
+def _qwen3_windows(
+    text: ConfigObject, kinds: list[str] | None, common: _Common
+) -> list[int | None]:
     """Every layer's window; without a list of kinds the layers from max_window_layers on slide."""
     uses_window = text.flag("use_sliding_window")
     first = text.whole("max_window_layers", Range(0, LAYERS.most), 28)
@@ -319,7 +323,7 @@ def _no_windows(kinds: list[str] | None, common: _Common) -> list[int | None]:
 
 
 def _gemma4_layer(
-    text: Settings, architecture: str, kind: str, override: Settings | None
+    text: ConfigObject, architecture: str, kind: str, override: ConfigObject | None
 ) -> LayerConfig:
     """One Gemma 4 layer, from the Hub's config form or from the one transformers >= 5.15 saves."""
     full = kind == FULL
@@ -344,10 +348,10 @@ def _gemma4_layer(
     )
 
 
-def _layer_overrides(text: Settings, num_layers: int) -> dict[int, Settings]:
+def _layer_overrides(text: ConfigObject, num_layers: int) -> dict[int, ConfigObject]:
     """What differs in single layers, by their index; the keys are zero-padded numbers."""
     section = text.section("per_layer_config")
-    found: dict[int, Settings] = {}
+    found: dict[int, ConfigObject] = {}
     if section is None:
         return found
     for key in section.names():
@@ -359,7 +363,7 @@ def _layer_overrides(text: Settings, num_layers: int) -> dict[int, Settings]:
     return found
 
 
-def _read_gemma4(text: Settings, common: _Common) -> ModelConfig:
+def _read_gemma4(text: ConfigObject, common: _Common) -> ModelConfig:
     architecture, fields = common.architecture, common.fields
     # transformers' class defaults are the E2B model's; for these keys the Hub always says 0 or None
     for key in (
@@ -414,7 +418,7 @@ def _read_gemma4(text: Settings, common: _Common) -> ModelConfig:
 class _Reader(NamedTuple):
     """How the configs of one model type are read, and which of their keys change nothing."""
 
-    read: Callable[[Settings, _Common], ModelConfig]
+    read: Callable[[ConfigObject, _Common], ModelConfig]
     irrelevant: Reasons
 
 

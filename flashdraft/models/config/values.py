@@ -1,6 +1,6 @@
 """Values of a JSON config by name: each within its limits, and none passed over.
 
-A `Settings` notes which keys were asked for. Whoever reads a config ends with `finish`, which
+A `ConfigObject` notes which keys were asked for. Whoever reads a config ends with `finish`, which
 refuses what nobody asked for and no list knows to be irrelevant: a key that is ignored in silence
 may change every answer. What keys mean is for the readers; which ones are irrelevant, for
 keys.py.
@@ -63,7 +63,7 @@ def is_whole(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-class Settings:
+class ConfigObject:
     """One JSON object of a config; null is the same as no key."""
 
     def __init__(self, values: Any, name: str = "") -> None:
@@ -141,10 +141,10 @@ class Settings:
         found = self._list(key, fits, f"a list of whole numbers {within}")
         return [int(one) for one in self._or_default(key, found, None)]
 
-    def section(self, key: str) -> Settings | None:
+    def section(self, key: str) -> ConfigObject | None:
         """An object within this one."""
         value = self.raw(key)
-        return None if value is None else Settings(value, self._prefix + key)
+        return None if value is None else ConfigObject(value, self._prefix + key)
 
     def names(self) -> list[str]:
         """Every key that has a value."""
@@ -154,7 +154,7 @@ class Settings:
         """What nobody has asked for so far."""
         return {key: value for key, value in self._values.items() if key not in self._asked}
 
-    def forget(self, other: Settings) -> None:
+    def forget(self, other: ConfigObject) -> None:
         """Leave to another object what both say alike."""
         self._asked |= {key for key in self.names() if other._values.get(key) == self._values[key]}
 

@@ -22,8 +22,8 @@ from flashdraft.models.config.values import (
     POSITIVE,
     VOCABULARY,
     WIDTH,
+    ConfigObject,
     Range,
-    Settings,
 )
 
 ARCHITECTURE = "DFlashDraftModel"
@@ -103,10 +103,10 @@ class DrafterConfig:
     @classmethod
     def from_hf(cls, config: Json) -> DrafterConfig:
         """Read z-lab's layout."""
-        settings = Settings(config)
+        settings = ConfigObject(config)
         architectures = settings.words("architectures") or []
         nested = settings.section("dflash_config")
-        options = Settings({}) if nested is None else nested
+        options = ConfigObject({}) if nested is None else nested
         _refuse_second_generation(architectures, settings, options)
         if ARCHITECTURE not in architectures and not options.names():
             raise UnsupportedModelError(
@@ -114,7 +114,7 @@ class DrafterConfig:
                 f"config.json has no dflash_config and its architecture is not {ARCHITECTURE}."
             )
 
-        def holder(key: str) -> Settings:
+        def holder(key: str) -> ConfigObject:
             """dflash_config, or the top level where older files keep the key."""
             settings.raw(key)
             return options if key in options else settings
@@ -139,7 +139,7 @@ class DrafterConfig:
     @classmethod
     def from_speculators(cls, config: Json) -> DrafterConfig:
         """Read speculators' layout."""
-        settings = Settings(config)
+        settings = ConfigObject(config)
         kind = settings.word("speculators_model_type")
         if kind != "dflash":
             raise UnsupportedModelError(
@@ -150,12 +150,12 @@ class DrafterConfig:
                 "The drafter was trained with sample_from_anchor, which is not supported: its "
                 "anchor slot would predict a token too."
             )
-        stored = Settings(settings.raw("transformer_layer_config"), "transformer_layer_config")
+        stored = ConfigObject(settings.raw("transformer_layer_config"), "transformer_layer_config")
         decoder = {**_QWEN3_DEFAULTS, **stored.unasked()}
         rope = stored.section("rope_parameters")
         if rope is not None and SLIDING in rope:  # one for each kind: speculators uses this one
             decoder["rope_parameters"] = rope.raw(SLIDING)
-        layers = Settings(decoder)
+        layers = ConfigObject(decoder)
         fields = _decoder_fields(layers, _layer_kinds(layers))
         target_hidden = settings.whole("target_hidden_size", WIDTH, fields["hidden_size"])
         if target_hidden != fields["hidden_size"]:
@@ -281,7 +281,7 @@ def tensor_shapes(config: DrafterConfig) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def _refuse_second_generation(architectures: Sequence[str], *places: Settings) -> None:
+def _refuse_second_generation(architectures: Sequence[str], *places: ConfigObject) -> None:
     found = [name for name in architectures if name.startswith("DFlash2")]
     found += [key for key in _SECOND_GENERATION_KEYS if any(place.raw(key) for place in places)]
     if found:
@@ -291,7 +291,7 @@ def _refuse_second_generation(architectures: Sequence[str], *places: Settings) -
         )
 
 
-def _layer_kinds(settings: Settings) -> list[str]:
+def _layer_kinds(settings: ConfigObject) -> list[str]:
     count = settings.whole("num_hidden_layers", LAYERS)
     first_sliding = settings.whole("max_window_layers", Range(0, LAYERS.most), 0)
     uses_window = settings.flag("use_sliding_window") and bool(settings.raw("sliding_window"))
@@ -311,7 +311,9 @@ def _layer_kinds(settings: Settings) -> list[str]:
     return kinds
 
 
-def _causality(settings: Settings, options: Settings, kinds: Sequence[str]) -> tuple[bool, ...]:
+def _causality(
+    settings: ConfigObject, options: ConfigObject, kinds: Sequence[str]
+) -> tuple[bool, ...]:
     """A key for all layers decides; without one sliding layers are causal and full ones are not."""
     for value in (settings.maybe_flag("is_causal"), options.maybe_flag("causal")):
         if value is not None:
@@ -319,7 +321,7 @@ def _causality(settings: Settings, options: Settings, kinds: Sequence[str]) -> t
     return tuple(kind == SLIDING for kind in kinds)
 
 
-def _decoder_fields(settings: Settings, kinds: Sequence[str]) -> dict[str, Any]:
+def _decoder_fields(settings: ConfigObject, kinds: Sequence[str]) -> dict[str, Any]:
     """The decoder's part of the config, read as a Qwen3 model's."""
     model_type = settings.word("model_type", "qwen3")
     if model_type != "qwen3":

@@ -12,14 +12,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from flashdraft.chat.answers.deltas import Content, Delta, Reasoning, ResponseParser
-from flashdraft.chat.response import response_parser
 from flashdraft.core import FinishReason, Generation, TokenEvent, TokenLogprob
 from flashdraft.engine.sampling.grammar import TOO_COMPLEX, GrammarTooComplexError
-from flashdraft.models.tokenizer import Tokenizer
 from flashdraft.server.answering.questions import Question
 from flashdraft.server.answering.serving import Serving
 from flashdraft.server.http.errors import GenerationFailedError
-from flashdraft.server.process.queue_places import Hold
+from flashdraft.server.process.queue_places import ReservedPlaces
 
 MAX_TOGETHER = 16  # answers to one request; more of them wait here, not in the engine's queue
 _QUEUED_PARTS = 16  # of answers that are generated together and read one after the other
@@ -45,7 +43,7 @@ class End:
 
 
 @dataclass(frozen=True)
-class Part:
+class AnswerPart:
     """What one step of the engine added to one of the answers."""
 
     index: int  # which answer
@@ -58,7 +56,7 @@ class Part:
 
 async def answers(
     serving: Serving, route: str, questions: Sequence[Question]
-) -> AsyncGenerator[Part]:
+) -> AsyncGenerator[AnswerPart]:
     """The parts of all answers as they come. Closing it cancels what still runs.
 
     A queue without room for all that run together refuses the request before any of them begins.
@@ -68,14 +66,16 @@ async def answers(
     together = min(MAX_TOGETHER, len(questions), max(1, places))  # more would never be let in
     ends: list[End] = []
     try:
-        with serving.engine.reserve(together) as hold:
-            streams = [_answer(serving, number, one, hold) for number, one in enumerate(questions)]
+        with serving.engine.reserve(together) as reserved:
+            streams = [
+                _answer(serving, number, one, reserved) for number, one in enumerate(questions)
+            ]
             parts = streams[0] if len(streams) == 1 else _merge(streams, together)
             async with contextlib.aclosing(parts):
                 async for part in parts:
                     if part.end is not None:
                         ends.append(part.end)
-                        hold.keep(len(questions) - len(ends))
+                        reserved.give_back_all_but(len(questions) - len(ends))
                     yield part
     except (asyncio.CancelledError, GeneratorExit):
         serving.metrics.finished(route, "cancelled", None)
@@ -84,10 +84,10 @@ async def answers(
 
 
 async def _answer(
-    serving: Serving, index: int, question: Question, hold: Hold
-) -> AsyncGenerator[Part]:
-    reader = _Reader(serving.tokenizer, index, question, serving.engine.info.eos_token_ids)
-    async with contextlib.aclosing(serving.engine.generate(question.request(), hold)) as events:
+    serving: Serving, index: int, question: Question, reserved: ReservedPlaces
+) -> AsyncGenerator[AnswerPart]:
+    reader = _EventReader(serving, index, question)
+    async with contextlib.aclosing(serving.engine.generate(question.request(), reserved)) as events:
         async for event in events:
             yield reader.read(event)
             if event.generation is not None:
@@ -95,29 +95,27 @@ async def _answer(
     raise GenerationFailedError("The engine ended the answer without a result; send it again.")
 
 
-class _Reader:
+class _EventReader:
     """Reads one answer's events."""
 
-    def __init__(
-        self, tokenizer: Tokenizer, index: int, question: Question, eos_ids: Sequence[int]
-    ) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, serving: Serving, index: int, question: Question) -> None:
+        self._tokenizer = serving.tokenizer
         self._index = index
         self._params = question.params
         self._stop_ids = frozenset(question.params.stop_token_ids)
         if not question.params.ignore_eos:
-            self._stop_ids |= frozenset(eos_ids)
+            self._stop_ids |= frozenset(serving.engine.info.eos_token_ids)
         self._parser: ResponseParser | None = None
         self._max_calls: float = 0
         if question.tool_use is not None:
             offered = question.tool_use.offered
-            self._parser = response_parser(tokenizer, question.prompt_ids, offered)
+            self._parser = serving.answer_format.parser(question.prompt_ids, offered)
             if offered:
                 self._max_calls = float("inf") if question.tool_use.parallel else 1
         self._num_tokens = self._steps = 0
         self._called = False
 
-    def read(self, event: TokenEvent) -> Part:
+    def read(self, event: TokenEvent) -> AnswerPart:
         generation = event.generation
         if generation is not None and generation.finish_reason is FinishReason.ERROR:
             why = generation.error or "The answer could not be computed."
@@ -129,7 +127,9 @@ class _Reader:
         self._steps += 1
         deltas = self._deltas(event)
         end = None if generation is None else self._end(generation)
-        return Part(self._index, self._steps, deltas, self._tokens(event), self._num_tokens, end)
+        return AnswerPart(
+            self._index, self._steps, deltas, self._tokens(event), self._num_tokens, end
+        )
 
     def _deltas(self, event: TokenEvent) -> list[Delta]:
         if self._parser is None:
@@ -178,12 +178,14 @@ class _Reader:
         return next((stop for stop in self._params.stop if rest.startswith(stop)), None)
 
 
-async def _merge(streams: Sequence[AsyncGenerator[Part]], together: int) -> AsyncGenerator[Part]:
+async def _merge(
+    streams: Sequence[AsyncGenerator[AnswerPart]], together: int
+) -> AsyncGenerator[AnswerPart]:
     """Several answers at once; the first failure ends them all."""
-    parts: asyncio.Queue[Part | None | Exception] = asyncio.Queue(_QUEUED_PARTS)
+    parts: asyncio.Queue[AnswerPart | None | Exception] = asyncio.Queue(_QUEUED_PARTS)
     turns = asyncio.Semaphore(together)
 
-    async def pump(stream: AsyncGenerator[Part]) -> None:
+    async def pump(stream: AsyncGenerator[AnswerPart]) -> None:
         try:
             async with turns, contextlib.aclosing(stream):
                 async for part in stream:

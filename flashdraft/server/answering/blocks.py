@@ -16,7 +16,7 @@ from flashdraft.chat.answers.deltas import (
     ToolCallBegin,
     ToolCallEnd,
 )
-from flashdraft.server.answering.answers import End, Part, Token
+from flashdraft.server.answering.answers import AnswerPart, End, Token
 
 
 def new_id(prefix: str) -> str:
@@ -94,14 +94,14 @@ class Blocks:
 
 
 @dataclass
-class Answer:
+class CollectedAnswer:
     """A whole answer."""
 
     parsed: Blocks = field(default_factory=Blocks)
     tokens: list[Token] = field(default_factory=list)
     finished: End | None = None
 
-    def add(self, part: Part) -> list[BlockChange]:
+    def add(self, part: AnswerPart) -> list[BlockChange]:
         """Take the next part; how it changes the blocks."""
         self.tokens += part.tokens
         self.finished = part.end
@@ -125,9 +125,9 @@ class Answer:
         return [block for block in self.blocks if block.kind == "call"]
 
 
-async def collect(parts: AsyncGenerator[Part], count: int) -> list[Answer]:
+async def collect(parts: AsyncGenerator[AnswerPart], count: int) -> list[CollectedAnswer]:
     """All answers, when they are complete."""
-    found = [Answer() for _ in range(count)]
+    found = [CollectedAnswer() for _ in range(count)]
     async with contextlib.aclosing(parts):
         async for part in parts:
             found[part.index].add(part)

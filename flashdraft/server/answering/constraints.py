@@ -6,20 +6,15 @@ Knows no API's shape: a tool is OpenAI's function tool, a form is a schema, a pa
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flashdraft.chat.answers.formats import answer_format, open_thought, thinks_by_default
-from flashdraft.chat.answers.marks import Mark
-from flashdraft.chat.grammar.compiler import check_multiples, lark_choice
-from flashdraft.chat.response import supports_tools, tool_grammar
+from flashdraft.chat.grammar.compiler import check_multiples
 from flashdraft.chat.schema.json_rule import FIXED, JsonGrammar
 from flashdraft.chat.schema.reading import is_deeper_than
 from flashdraft.core import GrammarSpec
 from flashdraft.errors import RequestError
-from flashdraft.models.tokenizer import Tokenizer
 from flashdraft.server.answering.serving import Serving
 from flashdraft.server.http.body_structure import MAX_CHOICES, MAX_TOOLS
 from flashdraft.server.http.errors import FieldError
@@ -125,10 +120,10 @@ def answer_grammar(
 
     Where it says nothing of `thinking`, the model does as it is used to.
     """
-    tokenizer = serving.tokenizer
-    thinks = thinks_by_default(tokenizer) if thinking is None else thinking
+    answer_format = serving.answer_format
+    thinks = answer_format.thinks_by_default if thinking is None else thinking
     grammar = calls = None
-    knows_calls = supports_tools(tokenizer)
+    knows_calls = answer_format.supports_tools
     if tool_use.is_forced and not knows_calls:
         raise FieldError(
             "tool_choice",
@@ -140,71 +135,21 @@ def answer_grammar(
     if tool_use.is_forced or is_strict or form is not None:
         check_multiples(tool_use.offered)
     if tool_use.is_forced or (is_strict and form is None):
-        grammar = tool_grammar(
-            tokenizer, tool_use.tools, tool_use.choice, tool_use.parallel, prompt_ids, thinks
+        grammar = answer_format.tool_grammar(
+            tool_use.tools, tool_use.choice, tool_use.parallel, prompt_ids, thinks
         )
     elif form is not None:
         if tool_use.offered and knows_calls:
-            calls = tool_grammar(
-                tokenizer, tool_use.tools, "required", tool_use.parallel, prompt_ids, thinks
+            calls = answer_format.tool_grammar(
+                tool_use.tools, "required", tool_use.parallel, prompt_ids, thinks
             )
-        grammar = form_grammar(tokenizer, form, prompt_ids, thinks, calls)
+        grammar = answer_format.form_grammar(form, prompt_ids, thinks, calls)
     if grammar is not None and not serving.engine.info.supports_grammar:
         raise RequestError(
             "Constrained answers need the package llguidance, which the server does not have: "
             'pip install "flashdraft[serve]".'
         )
     return grammar
-
-
-def form_grammar(
-    tokenizer: Tokenizer,
-    form: GrammarSpec,
-    prompt_ids: Sequence[int],
-    thinking: bool,
-    calls: GrammarSpec | None = None,
-) -> GrammarSpec:
-    """A form, after thoughts that stay free where the model is to think, or `calls` instead."""
-    thoughts = _free_thoughts(tokenizer, prompt_ids, thinking)
-    if not thoughts and calls is None:
-        return form
-    body, rules = _lark(form)
-    lines = [f"formed: {thoughts} answer_form", f"answer_form: {body}", *rules]
-    if thoughts:
-        lines.append("ANY_THOUGHT: /(?s:.+)/")
-    if calls is None:
-        return GrammarSpec("lark", "\n".join(["start: formed", *lines]))
-    head, _, rest = calls.text.partition("\n")
-    called = head.replace("start:", "called:", 1)
-    return GrammarSpec("lark", "\n".join(["start: called | formed", called, rest, *lines]))
-
-
-def _free_thoughts(tokenizer: Tokenizer, prompt_ids: Sequence[int], thinking: bool) -> str:
-    """What may stand before a form, as the beginning of a Lark rule; "" where nothing may."""
-    is_open = open_thought(tokenizer, prompt_ids) is not None
-    marks = answer_format(tokenizer, None)
-    if marks is None or Mark.THINK not in marks.spellings or not (thinking or is_open):
-        return ""
-    ids = [tokenizer.token_id(marks.spellings[mark]) for mark in (Mark.THINK, Mark.END_THINK)]
-    if not tokenizer.special_ids.issuperset(ids):
-        return ""  # marks that are plain text cannot be told from the form's own
-    begin, end = (f"<[{index}]>" for index in ids)
-    return f"ANY_THOUGHT? {end}" if is_open else f"({begin} ANY_THOUGHT? {end})?"
-
-
-def _lark(form: GrammarSpec) -> tuple[str, list[str]]:
-    """A form as the body of a Lark rule, in llguidance's dialect, and the rules it refers to."""
-    if form.kind == "regex":
-        # a slash that is escaped already stays as it is
-        pattern = re.sub(r"(\\.)|/", lambda found: found[1] or "\\/", form.text, flags=re.DOTALL)
-        pattern = pattern.replace("\n", "\\n")
-        return f"/(?:{pattern})/", []
-    if form.kind == "choice":
-        return lark_choice(json.loads(form.text)), []
-    schema = exact_json.read(form.text) if form.kind == "json_schema" else {"type": "object"}
-    grammar = JsonGrammar(FIXED, "form")
-    body = grammar.body(schema if isinstance(schema, dict) else {})
-    return body, grammar.lines
 
 
 def check_tools(serving: Serving, tool_use: ToolUse, places: Sequence[str]) -> None:

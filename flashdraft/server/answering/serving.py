@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
 
-from flashdraft.chat.response import sampling_defaults
+from flashdraft.chat.answer_format import AnswerFormat
+from flashdraft.chat.sampling import sampling_defaults
 from flashdraft.chat.templates import encode_chat
 from flashdraft.core import Generation, Request, TokenEvent
 from flashdraft.errors import ContextLengthError
@@ -23,27 +24,27 @@ from flashdraft.models.tokenizer import Tokenizer, is_long
 from flashdraft.server.answering.token_texts import TokenTexts
 from flashdraft.server.http.errors import ApiError, UnknownModelError
 from flashdraft.server.process.client import EngineInfo
-from flashdraft.server.process.queue_places import Hold
+from flashdraft.server.process.queue_places import ReservedPlaces
 from flashdraft.server.settings import ServerSettings
 
 LONG_AT_ONCE = 1  # texts; the others wait, and short ones do not wait for them
 SHORT_AT_ONCE = 2  # more would wait for a process of the tokenizer all the same
 
 
-class Engine(Protocol):
+class AnswerEngine(Protocol):
     """The part of `EngineClient` that routes use."""
 
     @property
     def info(self) -> EngineInfo: ...
 
-    def reserve(self, count: int) -> AbstractContextManager[Hold]: ...
+    def reserve(self, count: int) -> AbstractContextManager[ReservedPlaces]: ...
 
     def generate(
-        self, request: Request, hold: Hold | None = None
+        self, request: Request, reserved: ReservedPlaces | None = None
     ) -> AsyncGenerator[TokenEvent]: ...
 
 
-class Metrics(Protocol):
+class RequestCounter(Protocol):
     """Who counts requests. `outcome`: stop, length, tool_calls, cancelled, error or refused."""
 
     def finished(self, route: str, outcome: str, generation: Generation | None) -> None: ...
@@ -53,10 +54,10 @@ class Metrics(Protocol):
 class Serving:
     """Everything that routes share."""
 
-    engine: Engine
+    engine: AnswerEngine
     tokenizer: Tokenizer
     settings: ServerSettings
-    metrics: Metrics
+    metrics: RequestCounter
 
     @property
     def model_names(self) -> tuple[str, ...]:
@@ -67,6 +68,11 @@ class Serving:
     def sampling_defaults(self) -> dict[str, Any]:
         """What a request gets where it says nothing: the checkpoint's advice, else OpenAI's 1.0."""
         return {"temperature": 1.0, **sampling_defaults(self.engine.info.generation_config)}
+
+    @cached_property
+    def answer_format(self) -> AnswerFormat:
+        """How the model marks thoughts and calls; found out once, for all requests."""
+        return AnswerFormat.of(self.tokenizer)
 
     @cached_property
     def token_texts(self) -> TokenTexts:

@@ -11,8 +11,8 @@ from flashdraft.core import Generation
 from flashdraft.errors import RequestError
 from flashdraft.models.stream_decoder import StreamDecoder
 from flashdraft.models.tokenizer import Tokenizer
-from flashdraft.server.answering.answers import Part
-from flashdraft.server.answering.blocks import Answer
+from flashdraft.server.answering.answers import AnswerPart
+from flashdraft.server.answering.blocks import CollectedAnswer
 from flashdraft.server.answering.serving import Serving
 
 log = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ def openai_usage(
     }
 
 
-async def reasoning_tokens(serving: Serving, answers: Sequence[Answer]) -> int:
+async def reasoning_tokens(serving: Serving, answers: Sequence[CollectedAnswer]) -> int:
     """How many tokens the reasoning has, counted anew from its text."""
     count = 0
     for text in filter(None, (answer.text("reasoning") for answer in answers)):
@@ -73,7 +73,7 @@ class TokenView:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._decoder = StreamDecoder(tokenizer)
 
-    def show(self, part: Part) -> dict[str, Any] | None:
+    def show(self, part: AnswerPart) -> dict[str, Any] | None:
         """The tokens of one part; None where it has none to show."""
         tokens = [
             {"text": self._decoder.push((token.id,)), "drafted": token.drafted}

@@ -7,8 +7,8 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from flashdraft.server.answering.answers import End, Part, answers
-from flashdraft.server.answering.blocks import Answer, Block, BlockChange, collect, new_id
+from flashdraft.server.answering.answers import AnswerPart, End, answers
+from flashdraft.server.answering.blocks import Block, BlockChange, CollectedAnswer, collect, new_id
 from flashdraft.server.answering.questions import Question
 from flashdraft.server.answering.serving import Serving
 from flashdraft.server.answering.usage import TokenView, statistics
@@ -55,7 +55,7 @@ def router(serving: Serving) -> APIRouter:
     return routes
 
 
-def _message(body: MessagesRequest, question: Question, answer: Answer) -> dict[str, Any]:
+def _message(body: MessagesRequest, question: Question, answer: CollectedAnswer) -> dict[str, Any]:
     return {
         **_frame(body),
         "content": [_whole_block(block) for block in answer.blocks],
@@ -112,7 +112,7 @@ class MessageStream:
         self._question = question
         self._view = TokenView(serving.tokenizer) if body.drafting.tokens else None
 
-    async def events(self, parts: AsyncIterator[Part | None]) -> AsyncIterator[str]:
+    async def events(self, parts: AsyncIterator[AnswerPart | None]) -> AsyncIterator[str]:
         """All events of the stream."""
         message = {
             **_frame(self._body),
@@ -123,7 +123,7 @@ class MessageStream:
         }
         yield _event("message_start", message=message)
         yield _event("ping")
-        answer = Answer()
+        answer = CollectedAnswer()
         async for part in parts:
             if part is None:
                 yield _event("ping")

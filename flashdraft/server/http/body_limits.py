@@ -2,7 +2,7 @@
 
 Every body here is JSON of a bounded size, so it is read as a whole, checked, and handed on in one
 piece. The size is checked while it arrives: a header that lies, or none, changes nothing. What all
-bodies on their way may have together is body_memory.py's.
+bodies together may have until they are parsed is body_memory.py's.
 """
 
 from __future__ import annotations
@@ -14,16 +14,21 @@ import numpy as np
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from flashdraft.server.http.asgi import header, send_error
-from flashdraft.server.http.body_memory import Arrivals, CrowdedOutError, Held, ShuttingDownError
+from flashdraft.server.http.body_memory import (
+    BodyMemory,
+    BodyMemoryFullError,
+    ShuttingDownError,
+    UnparsedBody,
+)
 from flashdraft.server.http.body_structure import (
     MAX_TOKEN_VALUES,
     MAX_VALUES,
     TOKEN_PATHS,
     count_values,
-    outside_strings,
+    without_strings,
 )
 from flashdraft.server.http.connection_limits import BUSY_RETRY_S
-from flashdraft.server.http.errors import HELD_BODY, SETTINGS, ApiError
+from flashdraft.server.http.errors import SETTINGS, UNPARSED_BODY, ApiError
 from flashdraft.server.settings import ServerSettings
 from flashdraft.server.telemetry.logs import MAX_LOGGED_BODY, current_record
 
@@ -38,7 +43,7 @@ class ClientTooSlowError(Exception):
     """The client does not read what it is sent."""
 
 
-class _BadBodyError(Exception):
+class _RefusedBodyError(Exception):
     """A body that is refused."""
 
     def __init__(self, error: ApiError) -> None:
@@ -46,37 +51,37 @@ class _BadBodyError(Exception):
         self.error = error
 
 
-class Limits:
+class BodyLimits:
     """Refuses bodies that are too large, too deep, too slow or no UTF-8; gives up slow readers."""
 
     def __init__(
-        self, app: ASGIApp, settings: ServerSettings, arrivals: Arrivals | None = None
+        self, app: ASGIApp, settings: ServerSettings, memory: BodyMemory | None = None
     ) -> None:
         self._app = app
         self._settings = settings
-        self._arrivals = arrivals or Arrivals(settings.max_arriving_bytes)
+        self._memory = memory or BodyMemory(settings.max_body_memory_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        send = self._impatient(send)
+        send = self._with_write_timeout(send)
         scope[SETTINGS] = self._settings  # for what counts a body's entries, once it is parsed
-        held: Held | None = None
+        unparsed: UnparsedBody | None = None
         try:
             body = await self._read_body(scope, receive)
             if body is None:
                 return
-            held = scope[HELD_BODY] = Held(self._arrivals, len(body))
+            unparsed = scope[UNPARSED_BODY] = UnparsedBody(self._memory, len(body))
             await self._check(body, scope["path"])
-            replayed = _replayed(body, receive)
+            receive = _receive_body_first(body, receive)
             del body  # what answers the request drops it once it is parsed
-            await self._app(scope, replayed, send)
-        except _BadBodyError as bad:
-            await send_error(scope, send, bad.error)
+            await self._app(scope, receive, send)
+        except _RefusedBodyError as refused:
+            await send_error(scope, send, refused.error)
         finally:
-            if held is not None:
-                held.release()
+            if unparsed is not None:
+                unparsed.release()
 
     async def _read_body(self, scope: Scope, receive: Receive) -> bytes | None:
         """The whole body; None if the client leaves before it is there."""
@@ -85,67 +90,67 @@ class Limits:
         if declared is not None and declared.isdigit() and int(declared) > limit:
             if header(scope, b"expect") is None:
                 await self._discard(receive)
-            raise _BadBodyError(self._too_large())
+            raise _RefusedBodyError(self._too_large())
         if header(scope, b"content-encoding") not in (None, b"identity"):
-            raise _BadBodyError(ApiError(415, "Send the body without a Content-Encoding."))
+            raise _RefusedBodyError(ApiError(415, "Send the body without a Content-Encoding."))
         return await self._receive_all(receive)
 
     async def _receive_all(self, receive: Receive) -> bytes | None:
         has_more = True
         try:
-            async with self._arrivals.begin(self._settings.body_timeout_s) as arrival:
-                while has_more and len(arrival.data) <= self._settings.max_body_bytes:
+            async with self._memory.receive(self._settings.body_timeout_s) as incoming:
+                while has_more and len(incoming.data) <= self._settings.max_body_bytes:
                     message = await receive()
                     if message["type"] != "http.request":
                         return None
                     has_more = message.get("more_body", False)
-                    arrival.add(message.get("body", b""))
-                if len(arrival.data) <= self._settings.max_body_bytes:
-                    return bytes(arrival.data)
+                    incoming.add(message.get("body", b""))
+                if len(incoming.data) <= self._settings.max_body_bytes:
+                    return bytes(incoming.data)
             refusal = self._too_large()
         except TimeoutError:
-            raise _BadBodyError(
+            raise _RefusedBodyError(
                 ApiError(408, "The body did not arrive in time.", headers={"Connection": "close"})
             ) from None
         except ShuttingDownError:
-            raise _BadBodyError(_shutting_down()) from None
-        except CrowdedOutError:
-            refusal = self._crowded_out()
+            raise _RefusedBodyError(_shutting_down()) from None
+        except BodyMemoryFullError:
+            refusal = self._memory_full()
         if has_more:
             await self._discard(receive)
-        raise _BadBodyError(refusal)
+        raise _RefusedBodyError(refusal)
 
     async def _check(self, body: bytes, path: str) -> None:
         try:
             logged = body.decode("utf-8")[:MAX_LOGGED_BODY]
         except UnicodeDecodeError as error:
-            raise _BadBodyError(
+            raise _RefusedBodyError(
                 ApiError(400, f"The body is not UTF-8: byte {error.start} begins no character.")
             ) from None
-        most = MAX_TOKEN_VALUES if path in TOKEN_PATHS else MAX_VALUES
+        max_values = MAX_TOKEN_VALUES if path in TOKEN_PATHS else MAX_VALUES
         if len(body) > _SCAN_IN_THREAD_BYTES:
-            refusal = await asyncio.to_thread(self._refusal, body, most)
+            refusal = await asyncio.to_thread(self._check_structure, body, max_values)
         else:
-            refusal = self._refusal(body, most)
+            refusal = self._check_structure(body, max_values)
         if refusal is not None:
-            raise _BadBodyError(refusal)
+            raise _RefusedBodyError(refusal)
         record = current_record()
         if self._settings.log_prompts and record is not None and logged:
             record.body = logged
 
-    def _refusal(self, body: bytes, most: int) -> ApiError | None:
+    def _check_structure(self, body: bytes, max_values: int) -> ApiError | None:
         """What is wrong with the body's structure, if anything; parsing it comes later."""
         limit = self._settings.max_json_depth
         if is_deeper_than(body, limit):
             return ApiError(400, f"The body's JSON is nested more than {limit} levels deep.")
-        if count_values(body) <= most:  # those in strings too: as of nearly every honest body
+        if count_values(body) <= max_values:  # those in strings too: as of nearly every honest body
             return None
-        count = count_values(outside_strings(body))
-        if count <= most:
+        count = count_values(without_strings(body))
+        if count <= max_values:
             return None
         return ApiError(
             413,
-            f"The body has {count} JSON values; at most {most}. Send fewer, or longer texts.",
+            f"The body has {count} JSON values; at most {max_values}. Send fewer, or longer texts.",
             code="body_too_large",
         )
 
@@ -168,8 +173,8 @@ class Limits:
             headers={"Connection": "close"},
         )
 
-    def _crowded_out(self) -> ApiError:
-        limit = self._settings.max_arriving_bytes
+    def _memory_full(self) -> ApiError:
+        limit = self._settings.max_body_memory_bytes
         return ApiError(
             503,
             f"The bodies of requests on their way are more than {limit} bytes together, and this "
@@ -178,7 +183,7 @@ class Limits:
             headers={"Retry-After": str(BUSY_RETRY_S), "Connection": "close"},
         )
 
-    def _impatient(self, send: Send) -> Send:
+    def _with_write_timeout(self, send: Send) -> Send:
         timeout_s = self._settings.write_timeout_s
 
         async def send_in_time(message: Message) -> None:
@@ -204,12 +209,12 @@ def is_deeper_than(body: bytes, limit: int) -> bool:
     """Whether brackets outside strings nest deeper than a limit; needs no valid JSON."""
     if body.count(b"[") + body.count(b"{") <= limit:  # as of nearly every honest body
         return False
-    steps = outside_strings(body).translate(_STEPS, _NO_BRACKETS)
+    steps = without_strings(body).translate(_STEPS, _NO_BRACKETS)
     depths = np.cumsum(np.frombuffer(steps, np.int8), dtype=np.int64)
     return bool(len(depths) and depths.max() > limit)
 
 
-def _replayed(body: bytes, receive: Receive) -> Receive:
+def _receive_body_first(body: bytes, receive: Receive) -> Receive:
     """The body in one piece, then whatever comes: the client's leaving."""
     waiting = [body]  # only until it is taken: it may be large, and an answer takes long
 

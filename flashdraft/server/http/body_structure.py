@@ -30,7 +30,7 @@ TOKEN_PATHS = ("/v1/completions", "/detokenize")
 _TOKEN_FIELDS = ("prompt", "tokens")  # of those; schemas stop at their first wrong entry
 # What these hold is the client's own, and no schema complains of it; where it is itself a JSON
 # schema, its size is checked later.
-_FREE = frozenset(
+_CLIENTS_OWN = frozenset(
     [
         "annotations",
         "arguments",
@@ -61,7 +61,7 @@ _FEW_VALUES = 8
 _QUOTE = ord('"')
 
 
-def outside_strings(body: bytes) -> bytes:
+def without_strings(body: bytes) -> bytes:
     """A JSON text without its strings; it needs not be valid. Other threads go on meanwhile."""
     if b"\\" in body:  # in this order: a backslash that is itself escaped escapes nothing
         body = body.replace(b"\\\\", b"").replace(b'\\"', b"")
@@ -90,7 +90,7 @@ def check_structure(body: Any, settings: ServerSettings) -> None:
         "guided_choice": MAX_CHOICES,
     }
     _check_count(body, "", MAX_FIELDS)
-    counted = _Counted()
+    counter = _EntryCounter()
     for name, value in body.items():
         if name in _TOKEN_FIELDS:
             if isinstance(value, list) and value and isinstance(value[0], list | str):
@@ -99,11 +99,11 @@ def check_structure(body: Any, settings: ServerSettings) -> None:
         if name in limits and isinstance(value, list | dict):
             _check_count(value, name, limits[name])
         if name != "logit_bias":
-            counted.add(value, name, name, name in limits)
+            counter.add(value, name, name, name in limits)
 
 
-class _Counted:
-    """The entries of a body so far."""
+class _EntryCounter:
+    """Counts the parts and JSON values of a body."""
 
     def __init__(self) -> None:
         self._num_parts = 0
@@ -115,13 +115,13 @@ class _Counted:
             text = value.encode("utf-8", "surrogatepass")
             count = count_values(text)
             is_few = count <= _FEW_VALUES  # not worth the look at what stands in strings
-            self._count_values(count if is_few else count_values(outside_strings(text)), place)
+            self._count_values(count if is_few else count_values(without_strings(text)), place)
         if not isinstance(value, list | dict):
             return
         self._count_values(len(value), place)
         # `input` is a conversation at the top, and the arguments of a call within one
-        is_free = name in _FREE or (name == "input" and place != "input")
-        if not is_free and not is_checked:
+        is_clients_own = name in _CLIENTS_OWN or (name == "input" and place != "input")
+        if not is_clients_own and not is_checked:
             _check_count(value, place, MAX_PARTS if isinstance(value, list) else MAX_FIELDS)
         if name in ("content", "output") and isinstance(value, list):
             self._num_parts += len(value)
@@ -131,8 +131,8 @@ class _Counted:
                     f"{place} is past the {MAX_PARTS_IN_ALL} parts that all messages may have "
                     "together. Send fewer.",
                 )
-        if is_free:
-            self._add_free(value, place)
+        if is_clients_own:
+            self._add_clients_own(value, place)
         elif isinstance(value, dict):
             for key, one in value.items():
                 if key == "arguments" or isinstance(one, list | dict):
@@ -142,7 +142,7 @@ class _Counted:
                 if isinstance(one, list | dict):
                     self.add(one, "", f"{place}[{number}]")
 
-    def _add_free(self, value: list[Any] | dict[str, Any], place: str) -> None:
+    def _add_clients_own(self, value: list[Any] | dict[str, Any], place: str) -> None:
         waiting: list[Any] = [value]
         while waiting:
             one = waiting.pop()

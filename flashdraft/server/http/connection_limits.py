@@ -1,8 +1,8 @@
-"""Connections, and how many: who says nothing is closed, and silence takes nobody's place.
+"""How many connections may be open, how many requests answered at once, how long a head may take.
 
-A connection waits for its client until a request has come whole; such ones have a time limit, and
-where too many are open the oldest of them goes first. What counts against `max_connections` is
-requests that are being answered. Routes and keys are not known here.
+A connection waits for its client until a request has arrived whole; such ones have a time limit,
+and where too many are open the oldest of them is closed first. What counts against
+`max_connections` is requests that are being answered. Routes and keys are not known here.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from flashdraft.server.settings import ServerSettings
 
 MAX_HEAD_BYTES = 64 * 1024  # from the request line to the blank line, which is counted too
 BUSY_RETRY_S = 2
-REFUSED_S = 2.0  # in which what still comes of a refused request is thrown away
-OTHER_FILES = 128  # descriptors that are not connections: the engine's pipes, logs, libraries
+DISCARD_REFUSED_S = 2.0  # in which what still comes of a refused request is thrown away
+OTHER_OPEN_FILES = 128  # descriptors that are not connections: the engine's pipes, logs, libraries
 _ALWAYS_ANSWERED = ("/health", "/metrics")  # what says that the server is busy
 
 
-class Capacity:
+class ConcurrentRequestLimit:
     """Refuses one request more than may be answered at once; health is always told."""
 
     def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
@@ -53,44 +53,44 @@ class Capacity:
 
 def connection_class(settings: ServerSettings) -> type[H11Protocol]:
     """uvicorn's protocol with this server's limits; connections of one class share their count."""
-    limit = max(1, min(settings.max_sockets, _descriptors() - OTHER_FILES))
-    opened: dict[_Connection, None] = {}  # in the order they came
+    limit = max(1, min(settings.max_sockets, _max_open_files() - OTHER_OPEN_FILES))
+    open_connections: dict[_LimitedConnection, None] = {}  # in the order they came
 
-    class Connection(_Connection):
+    class Connection(_LimitedConnection):
         def __init__(self, *arguments: Any, **named: Any) -> None:
             super().__init__(*arguments, **named)
-            self.conn = _Http()
+            self.conn = _HttpWithHeadLimit()
             self.settings = settings
-            self.opened = opened
-            self.max_opened = limit
-            self.app = self.watched(self.app)
+            self.open_connections = open_connections
+            self.max_open = limit
+            self.app = self.cut_if_unanswered(self.app)
 
     return Connection
 
 
-def _descriptors() -> int:
+def _max_open_files() -> int:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return 2**31 if soft == resource.RLIM_INFINITY else soft
 
 
-class _Http(h11.Connection):
-    """HTTP with one limit for a request's head, in however many pieces it comes.
+class _HttpWithHeadLimit(h11.Connection):
+    """HTTP with one limit for a request's head, in however many pieces it arrives.
 
-    h11's own holds for what is not complete yet: a head that comes at once would pass it.
+    h11's own is for what is not complete yet: a head that arrives at once would pass it.
     """
 
     def __init__(self) -> None:
         super().__init__(h11.SERVER, MAX_HEAD_BYTES)
         self.is_head_too_large = False
-        self._num_arrived = 0  # bytes, from where this request begins
+        self._num_bytes = 0  # from where this request begins
 
     def receive_data(self, data: bytes) -> None:
-        self._num_arrived += len(data)
+        self._num_bytes += len(data)
         super().receive_data(data)
 
     def start_next_cycle(self) -> None:
         super().start_next_cycle()
-        self._num_arrived = len(self.trailing_data[0])  # of a request that came early
+        self._num_bytes = len(self.trailing_data[0])  # of a request that came early
 
     def next_event(self) -> Any:
         is_head = self.their_state is h11.IDLE
@@ -100,36 +100,36 @@ class _Http(h11.Connection):
             self.is_head_too_large = is_head and error.error_status_hint == 431
             raise
         if isinstance(event, h11.Request):
-            size = self._num_arrived - len(self.trailing_data[0])
+            size = self._num_bytes - len(self.trailing_data[0])
             self.is_head_too_large = size > MAX_HEAD_BYTES
             if self.is_head_too_large:
                 raise h11.RemoteProtocolError(f"A head of {size} bytes.", error_status_hint=431)
         return event
 
 
-class _Connection(H11Protocol):
+class _LimitedConnection(H11Protocol):
     """A connection that does not wait for ever, and answers what is no HTTP in the API's shape."""
 
-    conn: _Http
+    conn: _HttpWithHeadLimit
     settings: ServerSettings
-    opened: dict[_Connection, None]
-    max_opened: int
-    _silence: asyncio.TimerHandle | None = None
-    _linger: asyncio.TimerHandle | None = None
+    open_connections: dict[_LimitedConnection, None]
+    max_open: int
+    _head_timer: asyncio.TimerHandle | None = None
+    _close_timer: asyncio.TimerHandle | None = None
     _is_refused = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if len(self.opened) >= self.max_opened:
-            oldest = next((one for one in self.opened if one.waits_for_client), None)
+        if len(self.open_connections) >= self.max_open:
+            oldest = next((one for one in self.open_connections if one.waits_for_client), None)
             if oldest is not None:
-                oldest.drop()
-        self.opened[self] = None
-        self._watch_silence()
+                oldest.close_now()
+        self.open_connections[self] = None
+        self._limit_head_time()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.opened.pop(self, None)
-        for timer in (self._silence, self._linger):
+        self.open_connections.pop(self, None)
+        for timer in (self._head_timer, self._close_timer):
             if timer is not None:
                 timer.cancel()
         super().connection_lost(exc)
@@ -138,14 +138,14 @@ class _Connection(H11Protocol):
         if self._is_refused:
             return
         super().data_received(data)
-        self._watch_silence()
+        self._limit_head_time()
 
     def timeout_keep_alive_handler(self) -> None:
         super().timeout_keep_alive_handler()
-        self._linger_while_read()
+        self._abort_unless_read()
 
-    def watched(self, app: Any) -> Any:
-        """The application; a connection whose request it gave up is cut, for nobody reads there."""
+    def cut_if_unanswered(self, app: Any) -> Any:
+        """The application; a connection whose request it leaves unanswered is cut: nobody reads."""
 
         async def run(scope: Any, receive: Any, send: Any) -> None:
             cycle = self.cycle
@@ -153,12 +153,12 @@ class _Connection(H11Protocol):
                 await app(scope, receive, send)
                 if not cycle.response_complete and not cycle.disconnected:
                     cycle.disconnected = True
-                    self.drop()
+                    self.close_now()
             except asyncio.CancelledError:  # the server ends, and its patience has
                 cycle.disconnected = True
-                self.drop()
+                self.close_now()
             finally:
-                self.loop.call_soon(self._linger_if_closed)  # once uvicorn has closed it
+                self.loop.call_soon(self._watch_if_closing)  # once uvicorn has closed it
 
         return run
 
@@ -172,32 +172,32 @@ class _Connection(H11Protocol):
         """There is no whole request here."""
         return self.is_idle or self.cycle.more_body
 
-    def drop(self) -> None:
+    def close_now(self) -> None:
         """Close it now, whatever is still to be written."""
-        self.opened.pop(self, None)
+        self.open_connections.pop(self, None)
         self.transport.abort()
 
-    def _watch_silence(self) -> None:
+    def _limit_head_time(self) -> None:
         """Start the time limit of a request's head, which nothing but a whole one stops."""
         if not self.is_idle:
-            if self._silence is not None:
-                self._silence.cancel()
-                self._silence = None
-        elif self._silence is None:
-            self._silence = self.loop.call_later(self.settings.head_timeout_s, self.drop)
+            if self._head_timer is not None:
+                self._head_timer.cancel()
+                self._head_timer = None
+        elif self._head_timer is None:
+            self._head_timer = self.loop.call_later(self.settings.head_timeout_s, self.close_now)
 
-    def _linger_if_closed(self) -> None:
+    def _watch_if_closing(self) -> None:
         if self.transport.is_closing():
-            self._linger_while_read()
+            self._abort_unless_read()
 
-    def _linger_while_read(self, left: int | None = None) -> None:
+    def _abort_unless_read(self, left: int | None = None) -> None:
         """A closed connection's last bytes wait for its reader, but only while it reads."""
         size = self.transport.get_write_buffer_size()
         if left is not None and size >= left:
             self.transport.abort()
         elif size:
             timeout_s = self.settings.write_timeout_s
-            self._linger = self.loop.call_later(timeout_s, self._linger_while_read, size)
+            self._close_timer = self.loop.call_later(timeout_s, self._abort_unless_read, size)
 
     def _unsupported_upgrade_warning(self) -> None:
         """A request to become something else is answered as if it were none."""
@@ -235,8 +235,8 @@ class _Connection(H11Protocol):
         # closed with bytes unread, the system would take back what was written
         self._is_refused = True
         self.transport.write_eof()
-        self._linger = self.loop.call_later(REFUSED_S, self._close_refused)
+        self._close_timer = self.loop.call_later(DISCARD_REFUSED_S, self._close_refused)
 
     def _close_refused(self) -> None:
         self.transport.close()
-        self._linger_while_read()
+        self._abort_unless_read()

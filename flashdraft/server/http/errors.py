@@ -41,7 +41,7 @@ from flashdraft.text.exact_json import Inserts
 logger = logging.getLogger(__name__)
 
 SETTINGS = "flashdraft.settings"  # the limits' place in a request's scope
-HELD_BODY = "flashdraft.body"  # where it is what counts the body as long as it is not parsed
+UNPARSED_BODY = "flashdraft.body"  # and that of what counts the body until it is parsed
 _RETRY_AFTER_S = 5.0  # where nobody knows better
 
 _MAX_COMPLAINTS = 64  # looked at, of those that pydantic has
@@ -270,9 +270,9 @@ async def _check_body(request: Request) -> None:
     request._json = body  # what `request.json()` would have kept, its numbers as they were written
     if request._body:
         request._body = b" "  # no more than that there is one: an answer takes long
-    held = request.scope.get(HELD_BODY)
-    if held is not None:
-        held.release()
+    unparsed = request.scope.get(UNPARSED_BODY)
+    if unparsed is not None:
+        unparsed.release()
     check_structure(body, request.scope.get(SETTINGS) or ServerSettings())
 
 

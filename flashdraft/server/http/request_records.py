@@ -1,4 +1,4 @@
-"""The outermost layer of the server: gives every request an id and a record, and sees it end.
+"""The outermost layer of the server: every request gets an id and a record, which is logged.
 
 Whatever happens inside, a request ends with an answer, a line in the log and a count. It knows no
 routes: which one answered is what the framework leaves in the scope.
@@ -19,12 +19,12 @@ from flashdraft.server.telemetry.metrics import Metrics
 from flashdraft.server.telemetry.prometheus import OTHER
 
 CLIENT_LEFT = 499
-QUIET_ROUTES = ("/health", "/metrics")  # asked every few seconds by machines: counted, not logged
+UNLOGGED_ROUTES = ("/health", "/metrics")  # machines ask them all the time: counted alone
 
 log = logging.getLogger(__name__)
 
 
-class Access:
+class RequestRecorder:
     """Records, logs and counts requests; answers 500 where nothing inside did."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics, sink: Sink) -> None:
@@ -41,14 +41,14 @@ class Access:
         scope["asgi"] = {**scope.get("asgi", {}), "spec_version": "2.3"}
         record = begin_record(scope["method"], scope["path"])
         try:
-            await self._serve(scope, receive, self._recording(record, send), record)
+            await self._answer(scope, receive, self._with_record(record, send), record)
         except BaseException as error:
             record.error = record.error or type(error).__name__
             raise
         finally:
-            self._finish(scope, record)
+            self._log_and_count(scope, record)
 
-    async def _serve(
+    async def _answer(
         self, scope: Scope, receive: Receive, send: Send, record: RequestRecord
     ) -> None:
         try:
@@ -63,7 +63,7 @@ class Access:
             failure = ApiError(500, f"The server failed on request {record.id}; its log says how.")
             await send_error(scope, send, failure)
 
-    def _recording(self, record: RequestRecord, send: Send) -> Send:
+    def _with_record(self, record: RequestRecord, send: Send) -> Send:
         async def send_recorded(message: Message) -> None:
             if message["type"] == "http.response.start":
                 record.status = message["status"]
@@ -76,10 +76,10 @@ class Access:
 
         return send_recorded
 
-    def _finish(self, scope: Scope, record: RequestRecord) -> None:
+    def _log_and_count(self, scope: Scope, record: RequestRecord) -> None:
         route = scope.get("route")
         record.route = getattr(route, "path", None)
         status = record.status if record.is_complete else CLIENT_LEFT
         self._metrics.responses.add(1, record.route or OTHER, str(status))
-        if record.route not in QUIET_ROUTES:
+        if record.route not in UNLOGGED_ROUTES:
             self._sink(record.line())

@@ -30,8 +30,8 @@ _PREFLIGHT_MAX_AGE = "600"
 _INLINE_SCRIPT = re.compile(r"<script(?:\s[^>]*)?>(.*?)</script\s*>", re.DOTALL | re.IGNORECASE)
 
 
-class Gate:
-    """Lets a request in or answers it with a refusal."""
+class AccessControl:
+    """Hands on the requests of those who may ask, and refuses the others."""
 
     def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
         self._app = app

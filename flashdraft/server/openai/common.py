@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from flashdraft.core import GrammarSpec
-from flashdraft.server.answering.answers import Part
-from flashdraft.server.answering.blocks import Answer, new_id
+from flashdraft.server.answering.answers import AnswerPart
+from flashdraft.server.answering.blocks import CollectedAnswer, new_id
 from flashdraft.server.answering.constraints import (
     choice_grammar,
     json_schema_grammar,
@@ -83,7 +83,7 @@ def _format(serving: Serving, wanted: ResponseFormat | None) -> GrammarSpec | No
 
 
 def usage_of(
-    questions: Sequence[Question], found: Sequence[Answer], num_reasoning: int = 0
+    questions: Sequence[Question], found: Sequence[CollectedAnswer], num_reasoning: int = 0
 ) -> dict[str, Any]:
     """The usage of finished answers; a prompt that several answers share counts once."""
     prompts = {id(question.prompt_ids): len(question.prompt_ids) for question in questions}
@@ -115,7 +115,7 @@ class Chunks:
         self._views = [TokenView(serving.tokenizer) for _ in questions] if shows else None
         self.frame = new_frame(body, kind)
 
-    def take(self, part: Part) -> dict[str, Any] | None:
+    def take(self, part: AnswerPart) -> dict[str, Any] | None:
         """Count a part; what the extension field says of its tokens."""
         self._num_tokens[part.index] = part.num_tokens
         return self._views[part.index].show(part) if self._views is not None else None

@@ -28,7 +28,7 @@ from flashdraft.errors import (
 )
 from flashdraft.killable.frames import Message, WireError
 from flashdraft.server.process.life import WORKER_COMMAND
-from flashdraft.server.process.queue_places import Hold, Places
+from flashdraft.server.process.queue_places import QueuePlaces, ReservedPlaces
 from flashdraft.server.process.request_stream import RequestStream
 from flashdraft.server.process.supervisor import EngineState, Supervisor
 from flashdraft.server.process.wire import event_from_dict, request_to_dict, step_from_dict
@@ -88,7 +88,7 @@ class EngineClient:
         self.metrics = metrics or Metrics()
         self._info: EngineInfo | None = None
         self._streams: dict[str, RequestStream] = {}
-        self._places = Places()
+        self._places = QueuePlaces()
         self._idle = asyncio.Event()
         self._idle.set()
         self._last_step_at = 0.0
@@ -134,8 +134,8 @@ class EngineClient:
     # -- requests ------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def reserve(self, count: int) -> Iterator[Hold]:
-        """Hold places for answers that are asked for together: all of them, or QueueFullError."""
+    def reserve(self, count: int) -> Iterator[ReservedPlaces]:
+        """Places for answers that are asked for together: all of them, or QueueFullError."""
         if self.state is not EngineState.READY:
             raise EngineLostError(self.detail, RESTART_S)
         taken, most = self._places.num_taken, self.settings.max_queue
@@ -147,21 +147,21 @@ class EngineClient:
                 self._retry_after(),
             )
         try:
-            with self._places.hold(count) as hold:
+            with self._places.reserve(count) as reserved:
                 self._idle.clear()
-                yield hold
+                yield reserved
         finally:
             self._note_idle()
 
     async def generate(
-        self, request: Request, hold: Hold | None = None
+        self, request: Request, reserved: ReservedPlaces | None = None
     ) -> AsyncGenerator[TokenEvent]:
         """A request's events; the last one carries its generation. Closing it cancels the request.
 
         The first `anext` submits the request. It or a later one raises RequestError,
-        QueueFullError, CapacityError or EngineLostError. Whoever holds places for it passes them.
+        QueueFullError, CapacityError or EngineLostError. Whoever has reserved places passes them.
         """
-        with self.reserve(1) if hold is None else contextlib.nullcontext():
+        with self.reserve(1) if reserved is None else contextlib.nullcontext():
             async with contextlib.aclosing(self._events(request)) as events:
                 async for event in events:
                     yield event
@@ -183,7 +183,7 @@ class EngineClient:
             self._close(stream)
 
     def _open(self, request: Request) -> RequestStream:
-        if not self._supervisor.is_running:  # one that holds places is answered in a drain too
+        if not self._supervisor.is_running:  # one with reserved places is answered in a drain too
             raise EngineLostError(self.detail, RESTART_S)
         if request.id in self._streams:
             raise RequestError(f"A request with id {request.id!r} is already running.")
@@ -208,7 +208,7 @@ class EngineClient:
         self._note_idle()
 
     def _note_idle(self) -> None:
-        """A request that holds places may be between two of its answers."""
+        """A request with reserved places may be between two of its answers."""
         if not self._streams and not self._places.num_taken:
             self._idle.set()
 

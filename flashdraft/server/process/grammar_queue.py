@@ -1,4 +1,4 @@
-"""Where requests with a grammar wait, in the engine's process, until the grammar is compiled.
+"""The queue of requests whose grammar is not compiled yet, in the engine's process.
 
 Compiling may take a second, and the engine's steps do not wait for it: it is done in a thread. What
 is ready is picked up between two steps; a socket tells the loop that there is something.
@@ -19,74 +19,76 @@ from flashdraft.core import GrammarSpec, Request
 from flashdraft.engine.sampling.grammar import TOO_COMPLEX, GrammarCompiler, GrammarTooComplexError
 from flashdraft.errors import CapacityError, FlashdraftError
 
-COMPILE_S = 10.0  # a grammar may take; honest ones take a fraction of a second
-COMPILERS = 2  # threads: a grammar that takes long does not keep the others waiting
+COMPILE_TIMEOUT_S = 10.0  # for one grammar; honest ones take a fraction of a second
+NUM_THREADS = 2  # a grammar that takes long does not keep the others waiting
 MAX_REMEMBERED = 16  # compiled grammars; fewer than the compiler keeps
 MAX_STUCK = 2  # compilations that take longer and cannot be stopped
 
 log = logging.getLogger(__name__)
 
 
-class Admitted(NamedTuple):
+class CompiledRequest(NamedTuple):
     """A request whose grammar is compiled, or why it cannot be."""
 
     request: Request
-    came_at: float
+    arrived_at: float
     error: FlashdraftError | None
 
 
-class Admission:
-    """Compiles the grammars of requests, a few at a time."""
+class GrammarQueue:
+    """Requests whose grammars are compiled in threads, a few at a time."""
 
-    def __init__(self, compiler: GrammarCompiler, timeout_s: float = COMPILE_S) -> None:
+    def __init__(self, compiler: GrammarCompiler, timeout_s: float = COMPILE_TIMEOUT_S) -> None:
         self._compiler = compiler
         self._timeout_s = timeout_s
         self._stuck: list[threading.Thread] = []  # whose compilation took too long
         self._waiting: queue.SimpleQueue[tuple[Request, float] | None] = queue.SimpleQueue()
-        self._ready: deque[Admitted] = deque()
-        self._dropped: set[str] = set()
-        self._names: set[str] = set()  # of requests that are in here
-        self._bell, self._ringer = socket.socketpair()
-        self._bell.setblocking(False)
+        self._ready: deque[CompiledRequest] = deque()
+        self._cancelled: set[str] = set()  # ids, as long as they are in here
+        self._request_ids: set[str] = set()  # of all that are in here
+        self._readable, self._notifier = socket.socketpair()  # a byte for each that is ready
+        self._readable.setblocking(False)
         self._lock = threading.Lock()  # of what the threads share: _stuck and _compiled
         self._compiled: OrderedDict[GrammarSpec, None] = OrderedDict()  # the last ones
         # daemon: a grammar that takes long must not keep the process from ending
-        self._threads = [threading.Thread(target=self._work, daemon=True) for _ in range(COMPILERS)]
+        self._threads = [
+            threading.Thread(target=self._work, daemon=True) for _ in range(NUM_THREADS)
+        ]
         for thread in self._threads:
             thread.start()
 
     def fileno(self) -> int:
-        """Readable when `take` has something."""
-        return self._bell.fileno()
+        """Readable when `take_ready` has something."""
+        return self._readable.fileno()
 
-    def knows(self, spec: GrammarSpec) -> bool:
+    def has_compiled(self, spec: GrammarSpec) -> bool:
         """Whether the compiler still has a grammar, so that nobody need wait for it."""
         with self._lock:
             return spec in self._compiled
 
     def add(self, request: Request) -> None:
-        """Take a request in; it comes out of `take` when its grammar is compiled."""
-        self._names.add(request.id)
+        """Take a request in; it comes out of `take_ready` when its grammar is compiled."""
+        self._request_ids.add(request.id)
         self._waiting.put((request, time.monotonic()))
 
-    def drop(self, request_id: str) -> bool:
-        """Forget a request that was cancelled; False if it is not in here."""
-        if request_id not in self._names:
+    def cancel(self, request_id: str) -> bool:
+        """Forget a request; False if it is not in here."""
+        if request_id not in self._request_ids:
             return False
-        self._dropped.add(request_id)
+        self._cancelled.add(request_id)
         return True
 
-    def take(self) -> list[Admitted]:
-        """The requests that are ready; those that were dropped are not among them."""
+    def take_ready(self) -> list[CompiledRequest]:
+        """The requests that are ready; those that were cancelled are not among them."""
         with contextlib.suppress(BlockingIOError):
-            while self._bell.recv(4096):
+            while self._readable.recv(4096):
                 pass
         found = []
         while self._ready:
             one = self._ready.popleft()
-            self._names.discard(one.request.id)
-            if one.request.id in self._dropped:
-                self._dropped.discard(one.request.id)
+            self._request_ids.discard(one.request.id)
+            if one.request.id in self._cancelled:
+                self._cancelled.discard(one.request.id)
             else:
                 found.append(one)
         return found
@@ -97,18 +99,18 @@ class Admission:
             self._waiting.put(None)
         for thread in self._threads:
             thread.join(1.0)
-        self._bell.close()
-        self._ringer.close()
+        self._readable.close()
+        self._notifier.close()
 
     def _work(self) -> None:
         while (item := self._waiting.get()) is not None:
-            request, came_at = item
+            request, arrived_at = item
             error = None
-            if request.grammar is not None and request.id not in self._dropped:
+            if request.grammar is not None and request.id not in self._cancelled:
                 error = self._compile_in_time(request.grammar)
-            self._ready.append(Admitted(request, came_at, error))
+            self._ready.append(CompiledRequest(request, arrived_at, error))
             with contextlib.suppress(OSError):  # the loop has ended meanwhile
-                self._ringer.send(b"!")
+                self._notifier.send(b"!")
 
     def _compile_in_time(self, spec: GrammarSpec) -> FlashdraftError | None:
         """Compile a grammar, which the compiler keeps for the engine; why it cannot be, if so.

@@ -1,7 +1,7 @@
-"""Places in the engine and its queue: one for every answer, held by the request that asks for it.
+"""Places in the engine and its queue: one for every answer, reserved by the request that asks.
 
-A request that wants several answers holds as many places as it will use at once before it asks for
-the first, so that it is refused as a whole or not at all. Knows neither requests nor the engine.
+A request that wants several answers reserves as many places as it will use at once before it asks
+for the first, so that it is refused as a whole or not at all. It knows no requests and no engine.
 """
 
 from __future__ import annotations
@@ -10,34 +10,34 @@ import contextlib
 from collections.abc import Iterator
 
 
-class Hold:
-    """Some places that are taken, for as long as they are needed."""
+class ReservedPlaces:
+    """The places that one request has reserved and not given back."""
 
-    def __init__(self, places: Places, count: int) -> None:
-        self._places = places
+    def __init__(self, queue: QueuePlaces, count: int) -> None:
+        self._queue = queue
         self._count = 0
-        self._change(count)
+        self._set_count(count)
 
-    def keep(self, count: int) -> None:
-        """Give back all but so many."""
-        self._change(min(self._count, count))
+    def give_back_all_but(self, count: int) -> None:
+        """Keep at most so many."""
+        self._set_count(min(self._count, count))
 
-    def _change(self, count: int) -> None:
-        self._places.num_taken += count - self._count
+    def _set_count(self, count: int) -> None:
+        self._queue.num_taken += count - self._count
         self._count = count
 
 
-class Places:
-    """How many places are taken."""
+class QueuePlaces:
+    """How many places are taken, by all requests."""
 
     def __init__(self) -> None:
         self.num_taken = 0
 
     @contextlib.contextmanager
-    def hold(self, count: int) -> Iterator[Hold]:
+    def reserve(self, count: int) -> Iterator[ReservedPlaces]:
         """Take places; whoever calls has seen that they are free."""
-        hold = Hold(self, count)
+        reserved = ReservedPlaces(self, count)
         try:
-            yield hold
+            yield reserved
         finally:
-            hold.keep(0)
+            reserved.give_back_all_but(0)

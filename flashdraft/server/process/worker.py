@@ -32,7 +32,7 @@ from flashdraft.engine.engine import Engine
 from flashdraft.errors import FlashdraftError
 from flashdraft.killable.frames import FrameReader, Message, WireError, pack
 from flashdraft.llm import LLM
-from flashdraft.server.process.grammar_queue import Admission, Admitted
+from flashdraft.server.process.grammar_queue import CompiledRequest, GrammarQueue
 from flashdraft.server.process.wire import BEAT_S, event_to_dict, request_from_dict, step_to_dict
 from flashdraft.server.telemetry.logs import structured_logging, write_line
 
@@ -54,7 +54,7 @@ class Worker:
         self._engine = engine
         self._frames = FrameReader()
         compiler = engine.compile_grammar  # the engine's own: what the thread made is kept
-        self._admission = None if compiler is None else Admission(compiler)
+        self._grammar_queue = None if compiler is None else GrammarQueue(compiler)
         self._queued: dict[str, float] = {}  # requests no step has begun, and when they came
         self._sending = threading.Lock()  # frames go out whole, whichever thread sends them
 
@@ -70,8 +70,8 @@ class Worker:
         finally:
             ended.set()
             beating.join()
-            if self._admission is not None:
-                self._admission.close()
+            if self._grammar_queue is not None:
+                self._grammar_queue.close()
 
     def _beat(self, ended: threading.Event) -> None:
         """Say that the process lives: what computes lets go of the interpreter meanwhile."""
@@ -86,7 +86,7 @@ class Worker:
     def _take_commands(self) -> bool:
         """Take everything that waits; while there is no work, wait for it. False at the end."""
         timeout = 0 if self._engine.has_work else None
-        sources = [one for one in (self._connection, self._admission) if one is not None]
+        sources = [one for one in (self._connection, self._grammar_queue) if one is not None]
         while readable := select.select(sources, [], [], timeout)[0]:
             if self._connection in readable:
                 data = self._connection.recv(_RECEIVE_BYTES)
@@ -94,8 +94,8 @@ class Worker:
                     return False
                 for message in self._frames.feed(data):
                     self._obey(message)
-            for one in self._admission.take() if self._admission in readable else ():
-                self._queue(one)
+            for one in self._grammar_queue.take_ready() if self._grammar_queue in readable else ():
+                self._submit_compiled(one)
             timeout = 0
         return True
 
@@ -103,7 +103,7 @@ class Worker:
         if message["type"] == "submit":
             self._submit(message["request"])
         elif message["type"] == "cancel":
-            if self._admission is None or not self._admission.drop(message["id"]):
+            if self._grammar_queue is None or not self._grammar_queue.cancel(message["id"]):
                 self._engine.cancel(message["id"])
         else:
             raise WireError(f"The front sends a message of type {message['type']!r}.")
@@ -114,19 +114,19 @@ class Worker:
         except FlashdraftError as error:
             self._refuse(content["id"], type(error).__name__, str(error))
             return
-        admission, grammar = self._admission, request.grammar
-        if admission is None or grammar is None or admission.knows(grammar):
-            self._queue(Admitted(request, time.monotonic(), None))
+        grammars, grammar = self._grammar_queue, request.grammar
+        if grammars is None or grammar is None or grammars.has_compiled(grammar):
+            self._submit_compiled(CompiledRequest(request, time.monotonic(), None))
         else:
-            admission.add(request)
+            grammars.add(request)
 
-    def _queue(self, admitted: Admitted) -> None:
-        request, came_at, refusal = admitted
+    def _submit_compiled(self, compiled: CompiledRequest) -> None:
+        request, arrived_at, refusal = compiled
         try:
             if refusal is not None:
                 raise refusal
             self._engine.submit(request)
-            self._queued[request.id] = came_at
+            self._queued[request.id] = arrived_at
         except FlashdraftError as error:
             self._refuse(request.id, type(error).__name__, str(error))
         except Exception as error:  # our own mistake, yet this request's alone

@@ -27,7 +27,7 @@ from flashdraft.train.fit.batches import PackedBatch, prefetch
 from flashdraft.train.fit.meter import Meter
 from flashdraft.train.fit.plot import LOG_NAME, draw_plot, keep_rows
 from flashdraft.train.fit.schedule import (
-    Clock,
+    RunClock,
     TrainConfig,
     known_length,
     learning_rate,
@@ -55,7 +55,7 @@ _log = logging.getLogger(__name__)
 LogRow = dict[str, Any]
 
 
-class Plan(Protocol):
+class BatchSource(Protocol):
     """Where batches come from: the same ones for the same epoch, split among processes."""
 
     def __len__(self) -> int: ...
@@ -82,7 +82,7 @@ class Trainer:
         self,
         drafter: Drafter,
         step: Step,
-        plan: Plan,
+        plan: BatchSource,
         config: TrainConfig,
         folder: Path,
         *,
@@ -112,7 +112,7 @@ class Trainer:
         self._length = known_length(config, self._steps_per_epoch)
         self._done = 0  # steps
         self._saved_at: int | None = None
-        self._clock = Clock()
+        self._clock = RunClock()
         self._meter = Meter()
         self._last_results: LogRow = {}
 
@@ -286,7 +286,7 @@ class Trainer:
                 )
         load_tensors(path, self._drafter, self._optimizers)
         self._done = self._saved_at = state.step
-        self._clock = Clock(state.seconds, state.step)
+        self._clock = RunClock(state.seconds, state.step)
         if state.limits == self._limits:
             self._length = state.length
         if self._world > 1:

@@ -88,7 +88,7 @@ def known_length(config: TrainConfig, steps_per_epoch: float) -> Length | None:
     return Length(steps, steps - round(steps * config.decay_share))
 
 
-def plan_length(config: TrainConfig, step: int, clock: Clock) -> Length | None:
+def plan_length(config: TrainConfig, step: int, clock: RunClock) -> Length | None:
     """The length of a run with a budget, once it is time to decay; None before that."""
     assert config.minutes is not None
     step_s = clock.step_seconds(step)
@@ -113,7 +113,7 @@ def learning_rate(config: TrainConfig, length: Length | None, step: int) -> floa
     return rate
 
 
-class Clock:
+class RunClock:
     """What a run has taken, over all its resumptions, and what a step takes."""
 
     def __init__(self, seconds_before: float = 0.0, steps_before: int = 0) -> None:

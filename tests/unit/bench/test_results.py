@@ -14,10 +14,10 @@ from flashdraft.bench.results import (
     DRAFT,
     FORMAT,
     PLAIN,
-    Acceptance,
     Measurement,
     Reply,
     Results,
+    RowAcceptance,
     acceptance_of,
     load_results,
     percentile,
@@ -123,8 +123,8 @@ def test_repeats_are_one_row() -> None:
 def test_an_unknown_accepted_length_is_null_and_a_gauge_is_pooled() -> None:
     unknown = Reply("t", "t", 1.0, 0.5, 5, 8)
     results = make_results()
-    results.add(("gsm8k", 1, DRAFT), Measurement({0: [unknown]}, 1.0, Acceptance()))
-    results.add(("gsm8k", 4, DRAFT), Measurement({0: [unknown]}, 1.0, Acceptance(pooled=3.5)))
+    results.add(("gsm8k", 1, DRAFT), Measurement({0: [unknown]}, 1.0, RowAcceptance()))
+    results.add(("gsm8k", 4, DRAFT), Measurement({0: [unknown]}, 1.0, RowAcceptance(pooled=3.5)))
     first, second = results.document()["rows"]
     assert first["mean_accepted_length"] is None is first["mean_accepted_length_pooled"]
     assert second["mean_accepted_length"] is None
@@ -137,7 +137,7 @@ def test_the_counters_length_stands_beside_the_pooled_one() -> None:
     results = make_results()
     answered = {0: [Reply("t", "t", 1.0, 0.5, 5, 8)]}
     for steps, pooled, counted in ((30, 3.0, 4.0), (10, 5.0, 6.0)):
-        found = Acceptance({4: steps}, [steps], [steps], pooled, counted)
+        found = RowAcceptance({4: steps}, [steps], [steps], pooled, counted)
         results.add(("gsm8k", 1, DRAFT), Measurement(answered, 1.0, found))
     results.add(("gsm8k", 1, PLAIN), measured("a"))
     drafted, plain = results.document()["rows"]
@@ -170,7 +170,7 @@ def test_problems_and_partial_results() -> None:
     results = make_results()
     assert results.document()["problems"] == ["One line is broken."]
     assert not results.document()["is_partial"]
-    failed = Measurement({}, 1.0, Acceptance(), ["prompt 1 failed"], num_failed=1)
+    failed = Measurement({}, 1.0, RowAcceptance(), ["prompt 1 failed"], num_failed=1)
     results.add(("gsm8k", 1, PLAIN), failed)
     document = results.document()
     assert document["is_partial"] and document["rows"] == []
@@ -182,7 +182,7 @@ def test_a_servers_prefix_cache_is_told() -> None:
     known = Reply("t", "t", 1.0, 0.5, prompt_tokens=100, output_tokens=8, cached_tokens=60)
     for engine, is_told in (("http", True), ("in-process", False)):
         results = make_results(engine=engine)
-        results.add(("gsm8k", 1, DRAFT), Measurement({0: [known]}, 1.0, Acceptance()))
+        results.add(("gsm8k", 1, DRAFT), Measurement({0: [known]}, 1.0, RowAcceptance()))
         document = results.document()
         assert document["rows"][0]["cached_tokens"] == 60
         assert any("60 % of the prompts' tokens" in one for one in document["problems"]) == is_told

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from flashdraft.chat.response import (
+from flashdraft.chat.answers.deltas import (
     Content,
     Delta,
     Reasoning,

@@ -9,7 +9,7 @@ import pytest
 import tokenizers
 from tokenizers import models
 
-from flashdraft.chat.response import sampling_defaults
+from flashdraft.chat.sampling import sampling_defaults
 from flashdraft.chat.templates import render_chat
 from flashdraft.core import SamplingParams
 from flashdraft.errors import RequestError

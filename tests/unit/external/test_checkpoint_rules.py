@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from flashdraft.bench.plan.pairs import DRAFTERS
 from flashdraft.cli import main
 from flashdraft.errors import CheckpointError
-from flashdraft.external.checkpoint_rules import Report, check_folder
+from flashdraft.external.checkpoint_rules import FolderReport, check_folder
 from flashdraft.external.tensor_rules import expected_shapes
 from flashdraft.models.config.target import ModelConfig
 from flashdraft.models.drafter.config import DrafterConfig
@@ -75,7 +75,7 @@ def retensor(folder: Path, change: Callable[[Json], object]) -> None:
     save_file(tensors, folder / "model.safetensors")
 
 
-def broken(report: Report) -> dict[str, set[str]]:
+def broken(report: FolderReport) -> dict[str, set[str]]:
     found: dict[str, set[str]] = {"vllm": set(), "sglang": set()}
     for one in report.failures:
         found[one.engine].add(one.rule)

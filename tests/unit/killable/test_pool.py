@@ -19,10 +19,10 @@ from flashdraft.killable.pool import (
     First,
     FirstError,
     Limits,
-    Pool,
+    ProcessPool,
+    ProcessStoppedError,
     RefusedError,
     StartError,
-    StoppedError,
 )
 
 CHILD = "tests.unit.killable.echo_child"
@@ -35,17 +35,17 @@ def this_folder(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def pool() -> Iterator[Pool]:
+def pool() -> Iterator[ProcessPool]:
     made = make_pool()
     yield made
     made.close()
 
 
-def make_pool(child: str = CHILD, **first: Any) -> Pool:
-    return Pool(child, lambda: First({"type": "load", **first}, LIMITS), work="echoes")
+def make_pool(child: str = CHILD, **first: Any) -> ProcessPool:
+    return ProcessPool(child, lambda: First({"type": "load", **first}, LIMITS), work="echoes")
 
 
-def echo(pool: Pool, value: Any = 1) -> dict[str, Any]:
+def echo(pool: ProcessPool, value: Any = 1) -> dict[str, Any]:
     return pool.ask({"type": "echo", "value": value}, LIMITS)
 
 
@@ -57,7 +57,7 @@ def is_running(pid: int) -> bool:
     return True
 
 
-def test_a_question_is_answered_and_the_process_stays(pool: Pool) -> None:
+def test_a_question_is_answered_and_the_process_stays(pool: ProcessPool) -> None:
     values = ["", "ä\ud800 \U0001f642", [1, None, {"a": 1.5}], "x" * 3_000_000]
     answers = [echo(pool, value) for value in values]
     assert [one["value"] for one in answers] == values
@@ -73,10 +73,12 @@ def test_a_question_is_answered_and_the_process_stays(pool: Pool) -> None:
         ({"type": "flood", "bytes": 65 * 1024 * 1024}, None),
     ],
 )
-def test_what_goes_too_far_is_stopped(pool: Pool, message: dict[str, Any], why: str | None) -> None:
+def test_what_goes_too_far_is_stopped(
+    pool: ProcessPool, message: dict[str, Any], why: str | None
+) -> None:
     before = echo(pool)["pid"]
     if why is not None:
-        with pytest.raises(StoppedError, match=why):
+        with pytest.raises(ProcessStoppedError, match=why):
             pool.ask(message, LIMITS)
     else:
         with pytest.raises(
@@ -89,7 +91,7 @@ def test_what_goes_too_far_is_stopped(pool: Pool, message: dict[str, Any], why: 
 
 
 def test_a_process_that_is_stopped_by_a_signal_is_given_up(
-    pool: Pool, monkeypatch: pytest.MonkeyPatch
+    pool: ProcessPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pool_module, "_MIN_WALL_S", 1.0)
     os.kill(echo(pool)["pid"], signal.SIGSTOP)
@@ -98,7 +100,7 @@ def test_a_process_that_is_stopped_by_a_signal_is_given_up(
     assert echo(pool, 5)["value"] == 5
 
 
-def test_killing_one_loses_no_other(pool: Pool) -> None:
+def test_killing_one_loses_no_other(pool: ProcessPool) -> None:
     outcomes: dict[str, Any] = {}
 
     def ask(name: str, message: dict[str, Any]) -> None:
@@ -121,7 +123,7 @@ def test_killing_one_loses_no_other(pool: Pool) -> None:
     assert {name: one["value"] for name, one in outcomes.items()} == {str(n): n for n in range(8)}
 
 
-def test_long_questions_leave_a_process_free(pool: Pool) -> None:
+def test_long_questions_leave_a_process_free(pool: ProcessPool) -> None:
     def ask_long() -> None:
         pool.ask({"type": "sleep", "seconds": 1.0}, LIMITS, is_long=True)
 
@@ -139,7 +141,7 @@ def test_long_questions_leave_a_process_free(pool: Pool) -> None:
         thread.join(30)
 
 
-def test_a_process_that_died_in_its_sleep_is_replaced_unnoticed(pool: Pool) -> None:
+def test_a_process_that_died_in_its_sleep_is_replaced_unnoticed(pool: ProcessPool) -> None:
     pid = echo(pool)["pid"]
     os.kill(pid, signal.SIGKILL)
     while is_running_child(pid):
@@ -155,7 +157,7 @@ def is_running_child(pid: int) -> bool:
         return False
 
 
-def test_a_process_that_keeps_too_much_is_replaced(pool: Pool) -> None:
+def test_a_process_that_keeps_too_much_is_replaced(pool: ProcessPool) -> None:
     first = echo(pool)["pid"]
     for _ in range(3):
         pool.ask({"type": "keep", "bytes": 16 << 20}, LIMITS)
@@ -209,13 +211,13 @@ def test_a_process_that_cannot_begin_tells_why(child: str, why: str) -> None:
     pool.close()
 
 
-def test_what_a_process_says_later_is_not_waited_for(pool: Pool) -> None:
+def test_what_a_process_says_later_is_not_waited_for(pool: ProcessPool) -> None:
     pid = echo(pool)["pid"]
     assert pool.ask({"type": "say", "bytes": 1 << 20}, LIMITS)["pid"] == pid
 
 
 def test_a_process_finds_what_is_installed_for_its_user(
-    pool: Pool, monkeypatch: pytest.MonkeyPatch
+    pool: ProcessPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = {"HOME": "/other", "PYTHONUSERBASE": "/base", "PYTHONNOUSERSITE": ""}
     for name, value in names.items():
@@ -224,7 +226,7 @@ def test_a_process_finds_what_is_installed_for_its_user(
     assert {name: told.get(name) for name in names} == names
 
 
-def test_a_warm_pool_replaces_what_was_killed_at_once(pool: Pool) -> None:
+def test_a_warm_pool_replaces_what_was_killed_at_once(pool: ProcessPool) -> None:
     pool.warm()
     wait_for(lambda: len(pool._idle) == 2)
     with pytest.raises(CapacityError, match="killed twice"):
@@ -239,7 +241,7 @@ def wait_for(holds: Any) -> None:
         time.sleep(0.02)
 
 
-def test_closing_ends_what_runs_and_tells_whoever_waits(pool: Pool) -> None:
+def test_closing_ends_what_runs_and_tells_whoever_waits(pool: ProcessPool) -> None:
     failures: list[str] = []
 
     def ask() -> None:
@@ -272,7 +274,7 @@ def test_processes_end_with_the_pool() -> None:
     assert not is_running(pid)
 
 
-def test_an_interrupt_leaves_no_half_answer(pool: Pool) -> None:
+def test_an_interrupt_leaves_no_half_answer(pool: ProcessPool) -> None:
     pid = echo(pool)["pid"]
     timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
     timer.start()
@@ -282,7 +284,7 @@ def test_an_interrupt_leaves_no_half_answer(pool: Pool) -> None:
     assert echo(pool, "mine")["value"] == "mine"
 
 
-def test_a_fork_has_processes_of_its_own(pool: Pool) -> None:
+def test_a_fork_has_processes_of_its_own(pool: ProcessPool) -> None:
     ours = echo(pool)["pid"]
     child = os.fork()
     if child == 0:
@@ -296,7 +298,7 @@ def test_a_fork_has_processes_of_its_own(pool: Pool) -> None:
     assert echo(pool)["pid"] == ours
 
 
-def test_a_fork_during_a_long_question_can_ask_long_ones(pool: Pool) -> None:
+def test_a_fork_during_a_long_question_can_ask_long_ones(pool: ProcessPool) -> None:
     asking = threading.Thread(
         target=lambda: pool.ask({"type": "sleep", "seconds": 2.0}, LIMITS, is_long=True)
     )
@@ -315,14 +317,14 @@ def test_a_fork_during_a_long_question_can_ask_long_ones(pool: Pool) -> None:
     asking.join(30)
 
 
-def test_a_mistake_in_a_child_is_told(pool: Pool) -> None:
+def test_a_mistake_in_a_child_is_told(pool: ProcessPool) -> None:
     with pytest.raises(RefusedError, match="KeyError: 'value'") as refused:
         pool.ask({"type": "echo"}, LIMITS)
     assert refused.value.kind == "bug"
 
 
 def test_a_child_has_no_secrets_no_torch_and_no_files(
-    pool: Pool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    pool: ProcessPool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", "secret")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["", ".", os.environ["PYTHONPATH"]]))

@@ -15,7 +15,7 @@ from typing import Any
 from flashdraft.models.tokenizer import Tokenizer
 from flashdraft.server.answering.serving import Serving
 from flashdraft.server.app import create_app
-from flashdraft.server.http.body_memory import Arrivals
+from flashdraft.server.http.body_memory import BodyMemory
 from flashdraft.server.launch import make_server
 from flashdraft.server.process.client import EngineClient
 from flashdraft.server.settings import ServerSettings
@@ -36,7 +36,7 @@ class Live:
     lines: list[dict[str, Any]]
     engine: EngineClient
     connections: Collection[Any]
-    arrivals: Arrivals
+    body_memory: BodyMemory
 
     async def connect(self, sent: bytes = b"") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         reader, writer = await asyncio.open_connection(*self.address)
@@ -87,7 +87,7 @@ async def live(tmp_path: Path, step_s: float = 0, **settings: Any) -> AsyncItera
         task = asyncio.create_task(server.serve([listener]))
         try:
             connections = server.server_state.connections
-            yield Live(listener.getsockname(), lines, engine, connections, app.state.arrivals)
+            yield Live(listener.getsockname(), lines, engine, connections, app.state.body_memory)
         finally:
             server.should_exit = True
             await task

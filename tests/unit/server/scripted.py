@@ -31,7 +31,7 @@ from flashdraft.server.answering.serving import Serving
 from flashdraft.server.anthropic import messages as anthropic
 from flashdraft.server.openai import chat, completions, responses
 from flashdraft.server.process.client import EngineInfo
-from flashdraft.server.process.queue_places import Hold, Places
+from flashdraft.server.process.queue_places import QueuePlaces, ReservedPlaces
 from flashdraft.server.settings import ServerSettings
 from tests.tiny import END_OF_TURN, make_tiny_tokenizer
 
@@ -90,7 +90,7 @@ class ScriptedEngine:
         self.width = width
         self.requests: list[Request] = []
         self.cancelled: list[str] = []
-        self.places = Places()
+        self.places = QueuePlaces()
         self.pause: Callable[[int], Any] | None = None  # awaited before every step
         self.info = EngineInfo(
             model=MODEL,
@@ -104,11 +104,11 @@ class ScriptedEngine:
             supports_grammar=True,
         )
 
-    def reserve(self, count: int) -> AbstractContextManager[Hold]:
-        return self.places.hold(count)
+    def reserve(self, count: int) -> AbstractContextManager[ReservedPlaces]:
+        return self.places.reserve(count)
 
     async def generate(
-        self, request: Request, hold: Hold | None = None
+        self, request: Request, reserved: ReservedPlaces | None = None
     ) -> AsyncGenerator[TokenEvent]:
         self.requests.append(request)
         script = self.scripts[(len(self.requests) - 1) % len(self.scripts)]

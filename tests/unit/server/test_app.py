@@ -192,7 +192,7 @@ def test_what_is_not_there_is_said_in_the_right_shape(tmp_path: Path) -> None:
 
 def test_the_page_and_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
-        monkeypatch.setattr("flashdraft.server.service_routes.PAGE_FOLDER", tmp_path)
+        monkeypatch.setattr("flashdraft.server.service.page.PAGE_FOLDER", tmp_path)
         (tmp_path / "page_a.js").write_text("let a = 1;")
         (tmp_path / "secret.txt").write_text("secret")
         async with server(tmp_path) as one:

@@ -6,8 +6,7 @@ from typing import Any
 
 from flashdraft.server.anthropic import conversation
 from flashdraft.server.anthropic.fields import MessagesRequest
-from flashdraft.server.openai import chat as openai_chat
-from flashdraft.server.openai import responses_input
+from flashdraft.server.openai import chat_input, responses_input
 from flashdraft.server.openai.chat_fields import ChatRequest
 from flashdraft.server.openai.responses_fields import ResponsesRequest
 
@@ -17,7 +16,7 @@ ODD = '{"x":1.50}'
 
 def chat(*messages: dict[str, Any]) -> list[dict[str, Any]]:
     body = ChatRequest.model_validate({"model": "m", "messages": [USER, *messages]})
-    return openai_chat.chat_messages(body.messages)[1:]
+    return chat_input.chat_messages(body.messages)[1:]
 
 
 def anthropic(*messages: dict[str, Any]) -> list[dict[str, Any]]:

@@ -8,10 +8,8 @@ from typing import Any, cast
 
 import pytest
 
-from flashdraft.core import GrammarSpec
 from flashdraft.errors import ContextLengthError
 from flashdraft.models.tokenizer import Tokenizer
-from flashdraft.server.answering.constraints import _lark
 from flashdraft.server.answering.serving import Serving
 from flashdraft.server.process.life import WORKER_COMMAND
 
@@ -37,14 +35,6 @@ def test_a_text_beyond_all_tokens_is_refused_unread() -> None:
     with pytest.raises(ContextLengthError, match="81 characters; the context holds 10 tokens"):
         asyncio.run(serving.tokenize("a" * 81))
     assert tokenizer.calls == 1
-
-
-@pytest.mark.parametrize(
-    ("pattern", "body"),
-    [("a/b", r"a\/b"), (r"a\/b", r"a\/b"), (r"\\/", r"\\\/"), ("x\ny", r"x\ny")],
-)
-def test_slashes_end_no_pattern(pattern: str, body: str) -> None:
-    assert _lark(GrammarSpec("regex", pattern)) == (f"/(?:{body})/", [])
 
 
 def test_the_worker_imports_nothing_from_the_current_folder() -> None:

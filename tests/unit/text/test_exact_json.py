@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from flashdraft.text.exact_json import (
+    ExactNumber,
     Inserts,
     NegativeZero,
-    Number,
     Written,
     exact,
     read,
@@ -64,7 +64,7 @@ ODD = ["1.50", "1e400", "-1E+5", "-0", "0.10", "1.0e-7", "1234567890123456789012
 @pytest.mark.parametrize("text", ODD)
 def test_odd_numbers_are_written_as_read(text: str) -> None:
     number = read(text)
-    assert isinstance(number, Number | NegativeZero) and number == float(text)
+    assert isinstance(number, ExactNumber | NegativeZero) and number == float(text)
     assert (str(number), repr(number), f"{number}") == (text,) * 3
     assert write({"a": [number]}) == f'{{"a": [{text}]}}'
 

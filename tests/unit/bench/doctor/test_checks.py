@@ -20,7 +20,7 @@ from flashdraft.bench.doctor.checks import (
 )
 from flashdraft.bench.doctor.expected import Expected, expected_range, right_config, target_of
 from flashdraft.bench.doctor.probe import Accepted
-from flashdraft.bench.doctor.replay import Comparison, Trial
+from flashdraft.bench.doctor.replay import Trial, TrialComparison
 from flashdraft.bench.doctor.report import OK, PROBLEM, WARNING
 from flashdraft.core import FinishReason, Generation, GenerationStats, TokenLogprob
 from flashdraft.kernels.select import select_kernels
@@ -189,7 +189,7 @@ def test_other_drafters_get_what_their_record_or_drafters_in_general_say(tmp_pat
 def test_a_comparison_tells_a_small_gain_from_none() -> None:
     noise = torch.rand(200, generator=torch.Generator().manual_seed(3))
     base = Trial(noise.round() * 4, noise * 4)
-    assert Comparison.of(base, base).deviations == 0.0
-    better = Comparison.of(base, Trial(base.runs, base.scores + 0.2 * noise))
+    assert TrialComparison.of(base, base).deviations == 0.0
+    better = TrialComparison.of(base, Trial(base.runs, base.scores + 0.2 * noise))
     assert better.deviations > 4 and better.gain > 1.02
-    assert Comparison.of(Trial(base.runs, base.scores + 0.2 * noise), base).deviations < -4
+    assert TrialComparison.of(Trial(base.runs, base.scores + 0.2 * noise), base).deviations < -4

@@ -12,7 +12,13 @@ import pytest
 from benchmarks import plan_check
 from flashdraft.bench.plan.gpus import GB, Card, Efficiency, find_card
 from flashdraft.bench.plan.pairs import ACCEPTED, expected_length, find_pair
-from flashdraft.bench.plan.sizes import FLOAT8, GPU_FORMATS, Format, count_drafter, count_target
+from flashdraft.bench.plan.sizes import (
+    FLOAT8,
+    GPU_FORMATS,
+    StoredFormat,
+    count_drafter,
+    count_target,
+)
 from flashdraft.bench.plan.speed import (
     FEW_BITS_SHARES,
     distinct_experts,
@@ -38,7 +44,7 @@ def bare(bandwidth: float) -> Card:
     return Card("bare", 0, 0, bandwidth, None, Efficiency(1.0, 1.0, 0.0, False))
 
 
-def kept_floats(name: str, form: Format) -> float:
+def kept_floats(name: str, form: StoredFormat) -> float:
     """Bytes that the published sums do not have: of matrices that are too small to be quantised."""
     return count_target(find_pair(name).target).light * (16 - form.bits) / 8
 
@@ -56,7 +62,9 @@ def kept_floats(name: str, form: Format) -> float:
         (MOE, INT4_HEAD, 1.79, (643, 531, 222)),
     ],
 )
-def test_plain_floors(name: str, form: Format, bandwidth: float, rates: tuple[int, ...]) -> None:
+def test_plain_floors(
+    name: str, form: StoredFormat, bandwidth: float, rates: tuple[int, ...]
+) -> None:
     pair, card = find_pair(name), bare(bandwidth)
     for context, rate in zip(CONTEXTS, rates, strict=True):
         step = predict(pair, card, requests=1, context=context, verify=0, form=form)
@@ -78,7 +86,7 @@ def test_plain_floors(name: str, form: Format, bandwidth: float, rates: tuple[in
     ],
 )
 def test_drafted_floors(
-    name: str, form: Format, verify_gb: float, draft_gb: float, step_ms: tuple[float, ...]
+    name: str, form: StoredFormat, verify_gb: float, draft_gb: float, step_ms: tuple[float, ...]
 ) -> None:
     pair, card = find_pair(name), bare(4.3)
     assert pair.drafter is not None
@@ -177,7 +185,7 @@ def test_few_bits_are_read_at_shares_of_their_own() -> None:
 def test_kernels_over_few_bits_are_fewer_and_longer(name: str) -> None:
     card, pair = find_card("h200"), find_pair(name)
 
-    def count(form: Format, requests: int) -> float:
+    def count(form: StoredFormat, requests: int) -> float:
         step = predict(pair, card, requests=requests, context=4096, verify=0, form=form)
         kernel_us = 3.2 if form is BF16 else 1.3 * 3.2
         assert step.kernels_s == pytest.approx(step.num_kernels * kernel_us / 1e6)

@@ -6,8 +6,15 @@ from collections.abc import Callable
 
 import pytest
 
-from flashdraft.bench.results import DRAFT, PLAIN, Acceptance, Measurement, Reply, Results
-from flashdraft.bench.run.measure import WARM_UP_TOKENS, Estimate, OnReply, Run, Sweep, run_sweep
+from flashdraft.bench.results import DRAFT, PLAIN, Measurement, Reply, Results, RowAcceptance
+from flashdraft.bench.run.measure import (
+    WARM_UP_TOKENS,
+    OnReply,
+    Run,
+    Sweep,
+    SweepEstimate,
+    run_sweep,
+)
 from flashdraft.bench.tasks import BenchPrompt, Task
 from flashdraft.errors import EngineLostError
 
@@ -35,7 +42,7 @@ class ScriptedRunner:
             reply = Reply("text", "text", 1.0, 0.5, 4, 8)
             on_reply(reply)
             replies[place] = [reply]
-        return Measurement(replies, 1.0, Acceptance())
+        return Measurement(replies, 1.0, RowAcceptance())
 
 
 class Lines:
@@ -168,7 +175,7 @@ def test_a_row_without_an_answer_ends_the_sweep_in_words() -> None:
         def run(self, run: Run, on_reply: OnReply) -> Measurement:
             super().run(run, lambda reply: None)
             problem = f"{run.label}: 3 of 3 prompts got no answer; prompt 1: HTTP 500."
-            return Measurement({}, 1.0, Acceptance(), [problem], len(run.prompts))
+            return Measurement({}, 1.0, RowAcceptance(), [problem], len(run.prompts))
 
     results, _, _ = sweep_with(Silent(), Sweep([make_task("a")], (1,), 16))
     assert results.is_partial and num_rows(results) == 0
@@ -182,7 +189,7 @@ def test_the_estimate_grows_with_what_is_done(monkeypatch: pytest.MonkeyPatch) -
     now = 1000.0
     monkeypatch.setattr("time.monotonic", lambda: now)
     runs = list(Sweep([make_task("a", 4)], (1,), 16).runs(MODES))
-    estimate = Estimate(runs)
+    estimate = SweepEstimate(runs)
     assert estimate.describe(runs[0], 0) == "  0 %  a, concurrency 1, plain  0/4"
     now += 30
     assert estimate.describe(runs[0], 2).endswith(" 2/4  about 1 min 30 s left")

@@ -8,16 +8,10 @@ from typing import Any
 
 import pytest
 
+from flashdraft.chat.answer_format import AnswerFormat
+from flashdraft.chat.answers.deltas import Content, Reasoning, ToolCallArguments, join_deltas
 from flashdraft.chat.answers.gemma4 import SPELLINGS
-from flashdraft.chat.answers.marks import Mark
-from flashdraft.chat.response import (
-    Content,
-    Reasoning,
-    ToolCallArguments,
-    join_deltas,
-    response_parser,
-    tool_grammar,
-)
+from flashdraft.chat.answers.marks import MarkKind
 from flashdraft.chat.templates import render_chat
 from flashdraft.models.stream_decoder import StreamDecoder
 from flashdraft.models.tokenizer import Tokenizer
@@ -69,11 +63,11 @@ def streamed(tokenizer: Tokenizer, ids: list[int]) -> list[str | int]:
 def test_the_marks_are_special_tokens(gemma4: Tokenizer) -> None:
     ids = {mark: gemma4.token_id(text) for mark, text in SPELLINGS.items()}
     assert ids == {
-        Mark.THINK: 100,
-        Mark.END_THINK: 101,
-        Mark.CALL: 48,
-        Mark.END_CALL: 49,
-        Mark.QUOTE: 52,
+        MarkKind.THINK: 100,
+        MarkKind.END_THINK: 101,
+        MarkKind.CALL: 48,
+        MarkKind.END_CALL: 49,
+        MarkKind.QUOTE: 52,
     }
     assert set(ids.values()) <= gemma4.special_ids
 
@@ -94,7 +88,7 @@ def test_what_the_template_writes_is_read_back(gemma4: Tokenizer) -> None:
     assert whole.startswith(prompt) and answer.startswith("<|tool_call>")
     answer = "<|channel>thought\nI need <b>.\n<channel|>Let me see." + answer
     ids = gemma4.encode(answer)
-    parser = response_parser(gemma4, gemma4.encode(prompt), TOOLS)
+    parser = AnswerFormat.of(gemma4).parser(gemma4.encode(prompt), TOOLS)
     deltas = [delta for piece in streamed(gemma4, ids) for delta in parser.push([piece])]
     deltas = join_deltas([*deltas, *parser.finish()])
     assert deltas[:2] == [Reasoning("I need <b>."), Content("Let me see.")]
@@ -105,16 +99,16 @@ def test_what_the_template_writes_is_read_back(gemma4: Tokenizer) -> None:
 def test_prompts_with_thinking_off_start_in_content(gemma4: Tokenizer) -> None:
     prompt = render_chat(gemma4, [USER])
     assert prompt.endswith("<|channel>thought\n<channel|>")
-    parser = response_parser(gemma4, gemma4.encode(prompt), None)
+    parser = AnswerFormat.of(gemma4).parser(gemma4.encode(prompt), None)
     assert parser.push(["Hi"]) == [Content("Hi")]
     open_prompt = gemma4.encode(prompt.removesuffix("<channel|>"))
-    assert response_parser(gemma4, open_prompt, None).push(["Hi"]) == [Reasoning("Hi")]
+    assert AnswerFormat.of(gemma4).parser(open_prompt, None).push(["Hi"]) == [Reasoning("Hi")]
 
 
 def test_its_grammar_takes_what_the_template_writes(gemma4: Tokenizer) -> None:
     llguidance = pytest.importorskip("llguidance")
     library = llguidance.LLTokenizer(gemma4.to_json(), eos_token=[1, 106])
-    spec = tool_grammar(gemma4, TOOLS, "get_weather", True)
+    spec = AnswerFormat.of(gemma4).tool_grammar(TOOLS, "get_weather", True)
     source = llguidance.LLMatcher.grammar_from_lark(spec.text)
     good = '<|tool_call>call:get_weather{city:<|"|>Łódź 🙂<|"|>,days:3}<tool_call|>'
     for text, fits in ((good, True), (good * 2, True), (good.replace("days:3", "days:x"), False)):

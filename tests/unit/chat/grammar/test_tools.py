@@ -8,13 +8,8 @@ from typing import Any
 
 import pytest
 
-from flashdraft.chat.response import (
-    ToolCallArguments,
-    ToolCallBegin,
-    join_deltas,
-    response_parser,
-    tool_grammar,
-)
+from flashdraft.chat.answer_format import AnswerFormat
+from flashdraft.chat.answers.deltas import ToolCallArguments, ToolCallBegin, join_deltas
 from flashdraft.core import GrammarSpec
 from flashdraft.errors import RequestError
 from flashdraft.models.tokenizer import Tokenizer
@@ -61,7 +56,7 @@ def accepts(tokenizer: Tokenizer, spec: GrammarSpec, text: str) -> bool:
 
 def gemma_accepts(schema: Any, arguments: str) -> bool:
     tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
-    spec = tool_grammar(GEMMA4, tools, "f", False)
+    spec = AnswerFormat.of(GEMMA4).tool_grammar(tools, "f", False)
     return accepts(GEMMA4, spec, f"<|tool_call>call:f{arguments}<tool_call|>")
 
 
@@ -103,12 +98,15 @@ WEATHER += "<tool_call|>"
     ],
 )
 def test_gemma4_answers(choice: str, parallel: bool, answer: str, fits: bool) -> None:
-    assert accepts(GEMMA4, tool_grammar(GEMMA4, TOOLS, choice, parallel), answer) == fits
+    assert (
+        accepts(GEMMA4, AnswerFormat.of(GEMMA4).tool_grammar(TOOLS, choice, parallel), answer)
+        == fits
+    )
 
 
 def test_gemma4_open_thought() -> None:
     prompt = GEMMA4.encode("<|turn>model\n<|channel>thought\n")
-    spec = tool_grammar(GEMMA4, TOOLS, "required", False, prompt)
+    spec = AnswerFormat.of(GEMMA4).tool_grammar(TOOLS, "required", False, prompt)
     assert accepts(GEMMA4, spec, "hm<channel|>" + NOW)
     assert accepts(GEMMA4, spec, "<channel|>" + NOW)
     assert not accepts(GEMMA4, spec, NOW)
@@ -116,10 +114,10 @@ def test_gemma4_open_thought() -> None:
 
 def test_auto_follows_the_schema_of_strict_tools_alone() -> None:
     strict = {"type": "function", "function": {**TOOLS[0]["function"], "strict": True}}
-    spec = tool_grammar(GEMMA4, [strict, TOOLS[1]], "auto", True)
+    spec = AnswerFormat.of(GEMMA4).tool_grammar([strict, TOOLS[1]], "auto", True)
     assert accepts(GEMMA4, spec, "Well: " + WEATHER)
     assert not accepts(GEMMA4, spec, "Well: <|tool_call>call:get_weather{}<tool_call|>")
-    spec = tool_grammar(GEMMA4, TOOLS, "auto", True)
+    spec = AnswerFormat.of(GEMMA4).tool_grammar(TOOLS, "auto", True)
     assert accepts(GEMMA4, spec, "Well: <|tool_call>call:get_weather{}<tool_call|>")
 
 
@@ -279,14 +277,17 @@ def hermes_call(name: str, **arguments: Any) -> str:
 )
 def test_hermes_answers(kind: str, choice: str, parallel: bool, answer: str, fits: bool) -> None:
     tokenizer = HERMES[kind]
-    assert accepts(tokenizer, tool_grammar(tokenizer, TOOLS, choice, parallel), answer) == fits
+    assert (
+        accepts(tokenizer, AnswerFormat.of(tokenizer).tool_grammar(TOOLS, choice, parallel), answer)
+        == fits
+    )
 
 
 @pytest.mark.parametrize("kind", HERMES)
 def test_hermes_open_thought(kind: str) -> None:
     tokenizer = HERMES[kind]
     prompt = tokenizer.encode("<|im_start|>assistant\n<think>\n")
-    spec = tool_grammar(tokenizer, TOOLS, "required", False, prompt)
+    spec = AnswerFormat.of(tokenizer).tool_grammar(TOOLS, "required", False, prompt)
     assert accepts(tokenizer, spec, "hm\n</think>\n\n" + hermes_call("now"))
     assert not accepts(tokenizer, spec, hermes_call("now"))
 
@@ -298,11 +299,11 @@ def test_references_stay_inside_their_tool() -> None:
     ]
     tools[1]["function"]["name"] = "g"
     tokenizer = HERMES["plain tokens"]
-    spec = tool_grammar(tokenizer, tools, "required", False)
+    spec = AnswerFormat.of(tokenizer).tool_grammar(tools, "required", False)
     assert accepts(tokenizer, spec, hermes_call("f", a=1))
     assert accepts(tokenizer, spec, hermes_call("g", a=True))
     assert not accepts(tokenizer, spec, hermes_call("g", a=1))
-    spec = tool_grammar(GEMMA4, tools, "required", False)
+    spec = AnswerFormat.of(GEMMA4).tool_grammar(tools, "required", False)
     assert accepts(GEMMA4, spec, "<|tool_call>call:g{a:true}<tool_call|>")
     assert not accepts(GEMMA4, spec, "<|tool_call>call:g{a:1}<tool_call|>")
 
@@ -310,17 +311,17 @@ def test_references_stay_inside_their_tool() -> None:
 @pytest.mark.parametrize("tokenizer", [GEMMA4, *HERMES.values()])
 def test_refused_choices(tokenizer: Tokenizer) -> None:
     with pytest.raises(RequestError, match="'other'; the tools are get_weather, now"):
-        tool_grammar(tokenizer, TOOLS, "other", True)
+        AnswerFormat.of(tokenizer).tool_grammar(TOOLS, "other", True)
     with pytest.raises(RequestError, match="empty"):
-        tool_grammar(tokenizer, [], "required", True)
+        AnswerFormat.of(tokenizer).tool_grammar([], "required", True)
     with pytest.raises(RequestError, match="'f'"):
         scalar = {"type": "function", "function": {"name": "f", "parameters": {"type": "string"}}}
-        tool_grammar(tokenizer, [scalar], "required", True)
+        AnswerFormat.of(tokenizer).tool_grammar([scalar], "required", True)
 
 
 def test_a_model_without_calls_cannot_be_forced() -> None:
     with pytest.raises(RequestError, match="no format for tool calls"):
-        tool_grammar(byte_tokenizer(CHATML_MARKS, []), TOOLS, "required", True)
+        AnswerFormat.of(byte_tokenizer(CHATML_MARKS, [])).tool_grammar(TOOLS, "required", True)
 
 
 def allowed_tokens(found: Any, size: int) -> list[int]:
@@ -338,7 +339,7 @@ def test_whatever_the_grammar_lets_through_is_read_as_such_a_call(tokenizer: Tok
         "mode": {"enum": ["fast", "slow", None]},
     }
     tools = [tool("f", properties, required=["text", "count"])]
-    spec = tool_grammar(tokenizer, tools, "f", False)
+    spec = AnswerFormat.of(tokenizer).tool_grammar(tools, "f", False)
     ends = {tokenizer.token_id(name) for name in ("<eos>", "<|im_end|>")}
     starts = [tokenizer.token_id(name) for name in ("<|tool_call>", "<tool_call>")]
     for seed in range(25):
@@ -348,7 +349,7 @@ def test_whatever_the_grammar_lets_through_is_read_as_such_a_call(tokenizer: Tok
             token = next((t for t in choices if t in starts), generator.choice(choices))
             assert found.try_consume_tokens([token]) == 1
             ids.append(token)
-        parser = response_parser(tokenizer, (), tools)
+        parser = AnswerFormat.of(tokenizer).parser((), tools)
         text = tokenizer.decode(ids, skip_special=False)
         deltas = join_deltas([*parser.push(pieces_of(tokenizer, text)), *parser.finish()])
         assert isinstance(deltas[0], ToolCallBegin) and isinstance(deltas[1], ToolCallArguments)

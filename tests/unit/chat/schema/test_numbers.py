@@ -14,8 +14,9 @@ from typing import Any
 import jsonschema
 import pytest
 
+from flashdraft.chat.answer_format import AnswerFormat
+from flashdraft.chat.answers.deltas import ToolCallArguments
 from flashdraft.chat.grammar.compiler import LlguidanceCompiler
-from flashdraft.chat.response import ToolCallArguments, response_parser, tool_grammar
 from flashdraft.core import GrammarSpec
 from flashdraft.engine.sampling.grammar import GrammarTooComplexError
 from flashdraft.errors import RequestError
@@ -52,7 +53,9 @@ def as_json(schema: str, value: str) -> bool:
 def called(tokenizer: Tokenizer, schema: str) -> GrammarSpec:
     parameters = read(f'{{"properties": {{"a": {schema}}}, "required": ["a"]}}')
     function = {"name": "f", "parameters": {"type": "object", **parameters}}
-    return tool_grammar(tokenizer, [{"type": "function", "function": function}], "f", False)
+    return AnswerFormat.of(tokenizer).tool_grammar(
+        [{"type": "function", "function": function}], "f", False
+    )
 
 
 def as_hermes_call(schema: str, value: str) -> bool:
@@ -289,7 +292,7 @@ def test_multiples_whose_product_llguidance_cannot_hold_are_refused() -> None:
 
 def arguments_of(tokenizer: Tokenizer, answer: str, schema: Any) -> str:
     function = {"name": "f", "parameters": {"type": "object", "properties": {"a": schema}}}
-    parser = response_parser(tokenizer, [], [{"type": "function", "function": function}])
+    parser = AnswerFormat.of(tokenizer).parser([], [{"type": "function", "function": function}])
     deltas = [delta for piece in pieces_of(tokenizer, answer) for delta in parser.push([piece])]
     deltas += parser.finish()
     return "".join(delta.text for delta in deltas if isinstance(delta, ToolCallArguments))

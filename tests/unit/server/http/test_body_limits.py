@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from flashdraft.server.http import body_limits
-from flashdraft.server.http.body_limits import ClientTooSlowError, Limits, is_deeper_than
+from flashdraft.server.http.body_limits import BodyLimits, ClientTooSlowError, is_deeper_than
 from flashdraft.server.settings import ServerSettings
 from flashdraft.server.telemetry.logs import begin_record, current_record
 from tests.unit.server.asgi_client import Answer, call, make_scope
@@ -26,7 +26,9 @@ async def echo(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 def post(chunks: Iterable[bytes], headers: dict[str, str] | None = None, **s: Any) -> Answer:
-    return call(Limits(echo, ServerSettings(**s)), "POST", "/v1/completions", headers or {}, chunks)
+    return call(
+        BodyLimits(echo, ServerSettings(**s)), "POST", "/v1/completions", headers or {}, chunks
+    )
 
 
 def test_a_body_arrives_as_it_was_sent() -> None:
@@ -116,7 +118,7 @@ def test_a_body_that_never_comes_times_out() -> None:
         async def send(message: Message) -> None:
             sent.append(message)
 
-        layer = Limits(echo, ServerSettings(body_timeout_s=0.05))
+        layer = BodyLimits(echo, ServerSettings(body_timeout_s=0.05))
         await layer(make_scope("POST", "/", ()), receive, send)
         return sent
 
@@ -133,7 +135,7 @@ def test_a_client_that_leaves_before_its_body_gets_no_answer() -> None:
         async def send(message: Message) -> None:
             sent.append(message)
 
-        await Limits(echo, ServerSettings())(make_scope("POST", "/", ()), receive, send)
+        await BodyLimits(echo, ServerSettings())(make_scope("POST", "/", ()), receive, send)
         return sent
 
     assert asyncio.run(scenario()) == []
@@ -147,7 +149,7 @@ def test_a_client_that_does_not_read_is_given_up() -> None:
         async def send(message: Message) -> None:
             await asyncio.sleep(60)
 
-        layer = Limits(echo, ServerSettings(write_timeout_s=0.05))
+        layer = BodyLimits(echo, ServerSettings(write_timeout_s=0.05))
         with pytest.raises(ClientTooSlowError):
             await layer(make_scope("POST", "/", ()), receive, send)
 
@@ -162,7 +164,7 @@ def test_bodies_are_recorded_only_if_asked(log_prompts: bool) -> None:
 
     async def outer(scope: Scope, receive: Receive, send: Send) -> None:
         begin_record("POST", "/")
-        layer = Limits(recorded, ServerSettings(log_prompts=log_prompts))
+        layer = BodyLimits(recorded, ServerSettings(log_prompts=log_prompts))
         await layer(scope, receive, send)
 
     answer = call(outer, "POST", "/", (), [b'{"prompt": "mine"}'])
@@ -185,7 +187,7 @@ def test_discarding_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
         async def send(message: Message) -> None:
             sent.append(message)
 
-        layer = Limits(echo, ServerSettings(max_body_bytes=1000))
+        layer = BodyLimits(echo, ServerSettings(max_body_bytes=1000))
         await layer(make_scope("POST", "/", ()), receive, send)
         return int(sent[0]["status"])
 

@@ -12,9 +12,9 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from flashdraft.server.http import body_limits
-from flashdraft.server.http.body_limits import Limits
-from flashdraft.server.http.body_memory import Arrivals, CrowdedOutError
-from flashdraft.server.http.errors import HELD_BODY
+from flashdraft.server.http.body_limits import BodyLimits
+from flashdraft.server.http.body_memory import BodyMemory, BodyMemoryFullError
+from flashdraft.server.http.errors import UNPARSED_BODY
 from flashdraft.server.settings import ServerSettings
 from tests.unit.server.asgi_client import make_scope
 from tests.unit.server.live_server import CHAT, is_closed, live, post, read_answer, run
@@ -22,21 +22,21 @@ from tests.unit.server.live_server import CHAT, is_closed, live, post, read_answ
 CHATS = "/v1/chat/completions"
 
 
-def test_the_oldest_gives_way() -> None:
+def test_the_oldest_is_dropped() -> None:
     async def scenario() -> None:
-        arrivals = Arrivals(max_bytes=100)
-        async with arrivals.begin(60) as second:
+        memory = BodyMemory(max_bytes=100)
+        async with memory.receive(60) as second:
             second.add(b"x" * 30)
-            with pytest.raises(CrowdedOutError):
-                async with arrivals.begin(60) as third:
+            with pytest.raises(BodyMemoryFullError):
+                async with memory.receive(60) as third:
                     third.add(b"x" * 70)
-                    assert arrivals.num_bytes == 100 and not second.is_crowded_out
+                    assert memory.num_bytes == 100 and not second.is_dropped
                     third.add(b"x")
-                    assert second.is_crowded_out and not third.is_crowded_out
-                    assert arrivals.num_bytes == 71
-                    third.add(b"x" * 30)  # more than all may have: nobody is left to give way
-            assert arrivals.num_bytes == 0
-            with pytest.raises(CrowdedOutError):  # it came before the reader was woken
+                    assert second.is_dropped and not third.is_dropped
+                    assert memory.num_bytes == 71
+                    third.add(b"x" * 30)  # more than all may have: none is left to drop
+            assert memory.num_bytes == 0
+            with pytest.raises(BodyMemoryFullError):  # it came before the reader was woken
                 second.add(b"x")
 
     asyncio.run(scenario())
@@ -44,48 +44,48 @@ def test_the_oldest_gives_way() -> None:
 
 def test_an_older_sender_does_not_push_out_younger_ones() -> None:
     async def scenario() -> None:
-        arrivals = Arrivals(max_bytes=100)
-        with pytest.raises(CrowdedOutError):
-            async with arrivals.begin(60) as old:
+        memory = BodyMemory(max_bytes=100)
+        with pytest.raises(BodyMemoryFullError):
+            async with memory.receive(60) as old:
                 old.add(b"x" * 50)
-                async with arrivals.begin(60) as young:
+                async with memory.receive(60) as young:
                     young.add(b"x" * 50)
-                    with pytest.raises(CrowdedOutError):
+                    with pytest.raises(BodyMemoryFullError):
                         old.add(b"x")
-                    assert young.data and not young.is_crowded_out
-                    raise CrowdedOutError
-        assert arrivals.num_bytes == 0
+                    assert young.data and not young.is_dropped
+                    raise BodyMemoryFullError
+        assert memory.num_bytes == 0
 
     asyncio.run(scenario())
 
 
 def test_whoever_waits_is_woken_and_time_limits_stay_apart() -> None:
     async def scenario() -> None:
-        arrivals = Arrivals(max_bytes=100)
+        memory = BodyMemory(max_bytes=100)
 
         async def wait(timeout_s: float, size: int) -> str:
             try:
-                async with arrivals.begin(timeout_s) as arrival:
-                    arrival.add(b"x" * size)
+                async with memory.receive(timeout_s) as body:
+                    body.add(b"x" * size)
                     await asyncio.sleep(60)
             except TimeoutError:
                 return "late"
-            except CrowdedOutError:
-                return "crowded out"
+            except BodyMemoryFullError:
+                return "dropped"
             return "whole"
 
         waiting = [asyncio.create_task(wait(60, 60)), asyncio.create_task(wait(0.2, 30))]
         await asyncio.sleep(0.05)
-        async with arrivals.begin(60) as quick:
+        async with memory.receive(60) as quick:
             quick.add(b"x" * 20)
-        assert await asyncio.gather(*waiting) == ["crowded out", "late"]
-        assert arrivals.num_bytes == 0
+        assert await asyncio.gather(*waiting) == ["dropped", "late"]
+        assert memory.num_bytes == 0
 
     asyncio.run(asyncio.wait_for(scenario(), 20))
 
 
 def test_a_body_whose_beginning_was_dropped_is_never_served() -> None:
-    """The rest of a crowded-out body can come before its reader is woken."""
+    """The rest of a dropped body can arrive before its reader is woken."""
 
     async def scenario() -> list[tuple[int, bytes]]:
         served: list[bytes] = []
@@ -94,7 +94,7 @@ def test_a_body_whose_beginning_was_dropped_is_never_served() -> None:
             served.append(await Request(scope, receive).body())
             await Response(b"")(scope, receive, send)
 
-        layer = Limits(echo, ServerSettings(max_body_bytes=100, max_arriving_bytes=100))
+        layer = BodyLimits(echo, ServerSettings(max_body_bytes=100, max_body_memory_bytes=100))
 
         async def ask(source: asyncio.Queue[Message]) -> int:
             statuses: list[int] = []
@@ -129,7 +129,7 @@ def test_many_slow_bodies_hold_little_and_lock_nobody_out(
     size, count, most = 40_000, 60, 410_000
 
     async def scenario() -> None:
-        settings = {"max_body_bytes": 50_000, "max_arriving_bytes": most}
+        settings = {"max_body_bytes": 50_000, "max_body_memory_bytes": most}
         async with live(tmp_path, **settings) as one:
             begun = post(CHATS, {"a": "x" * size}, length=size + 5_000)
             slow = [await one.connect(begun) for _ in range(count)]
@@ -162,13 +162,15 @@ def test_a_body_counts_until_it_is_parsed() -> None:
         async def slow(scope: Scope, receive: Receive, send: Send) -> None:
             await parsed.wait()
             await Request(scope, receive).body()
-            scope[HELD_BODY].release()
-            held.append(arrivals.num_bytes)
+            scope[UNPARSED_BODY].release()
+            held.append(memory.num_bytes)
             await done.wait()
             await Response(b"")(scope, receive, send)
 
-        arrivals = Arrivals(100)
-        layer = Limits(slow, ServerSettings(max_body_bytes=100, max_arriving_bytes=100), arrivals)
+        memory = BodyMemory(100)
+        layer = BodyLimits(
+            slow, ServerSettings(max_body_bytes=100, max_body_memory_bytes=100), memory
+        )
 
         async def ask(size: int) -> int:
             statuses: list[int] = []
@@ -184,7 +186,7 @@ def test_a_body_counts_until_it_is_parsed() -> None:
 
         first = asyncio.create_task(ask(80))
         await asyncio.sleep(0.01)
-        assert arrivals.num_bytes == 80
+        assert memory.num_bytes == 80
         assert await ask(30) == 503
         parsed.set()
         await asyncio.sleep(0.01)
@@ -193,7 +195,7 @@ def test_a_body_counts_until_it_is_parsed() -> None:
         await asyncio.sleep(0.01)
         done.set()
         assert [await first, await second] == [200, 200]
-        assert arrivals.num_bytes == 0
+        assert memory.num_bytes == 0
 
     asyncio.run(asyncio.wait_for(scenario(), 20))
 
@@ -202,9 +204,9 @@ def test_a_body_still_on_its_way_when_the_server_ends_is_told_so(tmp_path: Path)
     async def scenario() -> None:
         async with live(tmp_path) as one:
             reader, _ = await one.connect(post(CHATS, CHAT, length=5_000))
-            while not one.arrivals.is_waiting:
+            while not one.body_memory.has_incoming:
                 await asyncio.sleep(0.01)
-            one.arrivals.give_up()
+            one.body_memory.shut_down()
             status, headers, answer = await asyncio.wait_for(read_answer(reader), 5)
             assert status == 503 and int(headers["retry-after"]) > 0
             assert "shutting down" in answer["error"]["message"]
@@ -222,7 +224,7 @@ def test_a_request_that_is_cut_off_at_the_end_leaves_no_trace(tmp_path: Path) ->
         async with live(tmp_path) as one:
             lines.append(one.lines)
             reader, _ = await one.connect(post(CHATS, CHAT, length=5_000))
-            while not one.arrivals.is_waiting:
+            while not one.body_memory.has_incoming:
                 await asyncio.sleep(0.01)
         assert await is_closed(reader)
 

@@ -15,9 +15,9 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from flashdraft.server.http.body_limits import Limits
+from flashdraft.server.http.body_limits import BodyLimits
 from flashdraft.server.http.disconnect import ClientDisconnectedError, run_until_disconnect
-from flashdraft.server.http.request_records import Access
+from flashdraft.server.http.request_records import RequestRecorder
 from flashdraft.server.settings import ServerSettings
 from flashdraft.server.telemetry.metrics import Metrics
 
@@ -63,8 +63,8 @@ class Work:
             for handler in (whole, broken, stream)
         ]
         app = Starlette(routes=routes)
-        app.add_middleware(Limits, settings=ServerSettings())
-        app.add_middleware(Access, metrics=self.metrics, sink=self.lines.append)
+        app.add_middleware(BodyLimits, settings=ServerSettings())
+        app.add_middleware(RequestRecorder, metrics=self.metrics, sink=self.lines.append)
         return app
 
 

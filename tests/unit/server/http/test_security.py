@@ -10,7 +10,7 @@ import pytest
 from starlette.types import Message, Receive, Scope, Send
 
 from flashdraft.errors import RequestError
-from flashdraft.server.http.security import Gate, host_name, page_headers
+from flashdraft.server.http.security import AccessControl, host_name, page_headers
 from flashdraft.server.settings import ServerSettings
 from tests.unit.server.asgi_client import Answer, call
 
@@ -25,7 +25,7 @@ async def app(scope: Scope, receive: Receive, send: Send) -> None:
 def ask(
     *headers: tuple[str, str], path: str = "/v1/models", method: str = "GET", **s: Any
 ) -> Answer:
-    answer = call(Gate(app, ServerSettings(**s)), method, path, headers)
+    answer = call(AccessControl(app, ServerSettings(**s)), method, path, headers)
     assert (answer.body == b"inside") == (answer.status == 200)
     return answer
 
@@ -58,7 +58,7 @@ def test_loopback_needs_none(host: str) -> None:
         {"port": 65536},
         {"max_queue": -1},
         {"max_body_bytes": 0},
-        {"max_body_bytes": 1000, "max_arriving_bytes": 999},
+        {"max_body_bytes": 1000, "max_body_memory_bytes": 999},
     ],
 )
 def test_unusable_settings_are_refused(bad: dict[str, Any]) -> None:
@@ -229,7 +229,7 @@ def test_websockets_are_closed() -> None:
         async def receive() -> Message:
             return {"type": "websocket.connect"}
 
-        gate = Gate(app, ServerSettings())
+        gate = AccessControl(app, ServerSettings())
         await gate({"type": "websocket", "path": "/", "headers": []}, receive, send)
 
     asyncio.run(scenario())

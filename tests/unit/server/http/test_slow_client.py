@@ -19,7 +19,7 @@ from flashdraft.server.process.client import EngineClient
 from flashdraft.server.settings import ServerSettings
 from tests.tiny import make_tiny_tokenizer
 
-FAKE = (sys.executable, str(Path(__file__).with_name("fake_worker.py")))
+FAKE = (sys.executable, str(Path(__file__).parents[1] / "fake_worker.py"))
 ENDLESS = 1_000_000
 
 

@@ -62,7 +62,7 @@ def test_many_prompts_are_asked_a_few_at_a_time(max_batch: int, max_queue: int, 
     running, most = 0, 0
     generate = server.engine.generate
 
-    async def counted(request: Any, hold: Any) -> Any:
+    async def counted(request: Any, reserved: Any) -> Any:
         nonlocal running, most
         if running == max_batch + max_queue:
             raise QueueFullError("The queue is full.", 1.0)

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from flashdraft.chat.answer_format import AnswerFormat
+from flashdraft.chat.answers.gemma4 import knows as knows_gemma4
 from flashdraft.chat.grammar.compiler import grammar_compiler
 from flashdraft.core import GrammarSpec
-from flashdraft.server.answering.constraints import form_grammar
+from flashdraft.models.tokenizer import Tokenizer
 from tests.tiny import END_OF_TURN
 from tests.unit.server.scripted import CALL, MODEL, WEATHER, Scripted, make_tokenizer
 
@@ -41,7 +43,7 @@ def matches(spec: GrammarSpec, text: str) -> bool:
 def test_thoughts_are_free_and_the_form_follows(form: GrammarSpec, good: str, bad: str) -> None:
     tokenizer = make_tokenizer()
     prompt = tokenizer.encode("<|think|><|turn>user\nhi<turn|>\n<|turn>model\n")
-    spec = form_grammar(tokenizer, form, prompt, thinking=True)
+    spec = AnswerFormat.of(tokenizer).form_grammar(form, prompt, thinking=True)
     assert matches(spec, good) and matches(spec, THOUGHT + good)
     assert not matches(spec, bad) and not matches(spec, THOUGHT + bad)
     assert not matches(spec, THOUGHT)
@@ -54,7 +56,7 @@ def test_choices_of_any_character_after_thoughts(letter: str) -> None:
     prompt = tokenizer.encode("<|think|><|turn>user\nhi<turn|>\n<|turn>model\n")
     for choices in ([text], ["x", text]):
         form = GrammarSpec("choice", json.dumps(choices))
-        spec = form_grammar(tokenizer, form, prompt, thinking=True)
+        spec = AnswerFormat.of(tokenizer).form_grammar(form, prompt, thinking=True)
         assert matches(spec, THOUGHT + text) and matches(spec, text)
         assert not matches(spec, "ab") and not matches(spec, THOUGHT + "a")
 
@@ -85,7 +87,7 @@ def test_a_forced_call_is_not_preceded_by_thoughts_that_nobody_wants(
 def test_a_thought_that_the_prompt_opened_is_ended_first() -> None:
     tokenizer = make_tokenizer()
     prompt = tokenizer.encode("<|turn>model\n<|channel>thought\n")
-    spec = form_grammar(tokenizer, FORMS[0][0], prompt, thinking=True)
+    spec = AnswerFormat.of(tokenizer).form_grammar(FORMS[0][0], prompt, thinking=True)
     assert matches(spec, 'hm<channel|>{"a": 1}')
     assert not matches(spec, '{"a": 1}')
 
@@ -93,7 +95,26 @@ def test_a_thought_that_the_prompt_opened_is_ended_first() -> None:
 def test_without_thinking_the_form_is_all() -> None:
     tokenizer = make_tokenizer()
     prompt = tokenizer.encode("<|turn>model\n<|channel>thought\n<channel|>")
-    assert form_grammar(tokenizer, FORMS[0][0], prompt, thinking=False) == FORMS[0][0]
+    assert (
+        AnswerFormat.of(tokenizer).form_grammar(FORMS[0][0], prompt, thinking=False) == FORMS[0][0]
+    )
+
+
+def test_the_format_of_answers_is_found_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Tokenizer] = []
+
+    def knows(tokenizer: Tokenizer) -> bool:
+        asked.append(tokenizer)
+        return knows_gemma4(tokenizer)
+
+    monkeypatch.setattr("flashdraft.chat.answers.gemma4.knows", knows)
+    server = Scripted(CALL)
+    tool = {"type": "function", "function": {"name": "get_weather", "parameters": WEATHER}}
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "tools": [tool]}
+    form = {"response_format": {"type": "json_object"}}
+    for more in ({}, {"tool_choice": "required"}, {"n": 3}, form):
+        assert server.post("/v1/chat/completions", {**body, **more}).status_code == 200
+    assert asked == [server.serving.tokenizer]
 
 
 def test_forced_calls_of_all_tools_can_be_compiled() -> None:

@@ -26,7 +26,7 @@ from flashdraft.errors import (
 from flashdraft.server.process.client import EngineClient, EngineState
 from flashdraft.server.settings import ServerSettings
 
-FAKE = (sys.executable, str(Path(__file__).with_name("fake_worker.py")))
+FAKE = (sys.executable, str(Path(__file__).parents[1] / "fake_worker.py"))
 Scenario = Callable[[EngineClient], Awaitable[None]]
 
 
@@ -323,18 +323,20 @@ def test_retry_after_looks_at_what_runs_and_not_at_short_answers_alone(tmp_path:
     run(scenario)
 
 
-def test_a_request_that_holds_places_may_open_its_other_answers_in_a_drain(tmp_path: Path) -> None:
+def test_a_request_with_reserved_places_may_open_more_answers_in_a_drain(
+    tmp_path: Path,
+) -> None:
     async def scenario() -> None:
         async with engine(tmp_path, step_s=0.02) as client:
-            with client.reserve(1) as hold:
-                first = client.generate(request("a"), hold)
+            with client.reserve(1) as reserved:
+                first = client.generate(request("a"), reserved)
                 await anext(first)
                 drained = asyncio.create_task(client.drain(10))
                 await asyncio.sleep(0)
                 assert len([event async for event in first]) == 4
                 await asyncio.sleep(0.05)  # between two answers nothing is open
                 assert not drained.done()
-                assert len([event async for event in client.generate(request("b"), hold)]) == 5
+                assert len([event async for event in client.generate(request("b"), reserved)]) == 5
                 with pytest.raises(EngineLostError):
                     await answer(client, request("c"))
             await asyncio.wait_for(drained, 1)

@@ -16,7 +16,7 @@ from flashdraft.core import FinishReason, GrammarSpec, Request, SamplingParams
 from flashdraft.engine.sampling.grammar import DeadEndError, GrammarError, GrammarTooComplexError
 from flashdraft.killable.frames import Message
 from flashdraft.llm import LLM
-from flashdraft.server.process.grammar_queue import MAX_STUCK, Admission
+from flashdraft.server.process.grammar_queue import MAX_STUCK, GrammarQueue
 from tests.tiny import make_tiny_checkpoint
 from tests.unit.server.process.worker_front import running, submit
 from tests.unit.server.scripted import MODEL, Scripted
@@ -127,12 +127,12 @@ def test_usual_multiples_are_taken(llm: LLM) -> None:
         llm.engine.compile_grammar(schema({"type": "number", "multipleOf": number}))
 
 
-def wait_for(admission: Admission, count: int) -> list[Any]:
+def wait_for(grammars: GrammarQueue, count: int) -> list[Any]:
     found: list[Any] = []
     deadline = time.monotonic() + 20
     while len(found) < count:
         assert time.monotonic() < deadline
-        found += admission.take()
+        found += grammars.take_ready()
         time.sleep(0.005)
     return found
 
@@ -146,26 +146,26 @@ def test_what_takes_too_long_is_given_up_and_the_next_one_is_compiled() -> None:
             release.wait(20)
         made.append(spec.text)
 
-    admission = Admission(compiler, timeout_s=0.1)
+    grammars = GrammarQueue(compiler, timeout_s=0.1)
     try:
         for number in range(MAX_STUCK):
-            admission.add(_request(f"stuck {number}", "stuck"))
-            admission.add(_request(f"good {number}", f"good {number}"))
-        outcome = {one.request.id: one.error for one in wait_for(admission, 2 * MAX_STUCK)}
+            grammars.add(_request(f"stuck {number}", "stuck"))
+            grammars.add(_request(f"good {number}", f"good {number}"))
+        outcome = {one.request.id: one.error for one in wait_for(grammars, 2 * MAX_STUCK)}
         assert isinstance(outcome["stuck 0"], GrammarTooComplexError)
         assert "takes longer than 0.1 s" in str(outcome["stuck 0"])
         assert outcome["good 0"] is None and "good 0" in made
-        admission.add(_request("more", "more"))
-        (more,) = wait_for(admission, 1)
+        grammars.add(_request("more", "more"))
+        (more,) = wait_for(grammars, 1)
         assert "try again later" in str(more.error)
         release.set()
         until(lambda: made.count("stuck") == MAX_STUCK)
-        admission.add(_request("again", "again"))
-        (again,) = wait_for(admission, 1)
+        grammars.add(_request("again", "again"))
+        (again,) = wait_for(grammars, 1)
         assert again.error is None
     finally:
         release.set()
-        admission.close()
+        grammars.close()
 
 
 def test_a_grammar_that_is_known_or_short_does_not_wait_for_a_long_one() -> None:
@@ -174,20 +174,20 @@ def test_a_grammar_that_is_known_or_short_does_not_wait_for_a_long_one() -> None
     def compiler(spec: GrammarSpec) -> Any:
         assert spec.text != "long" or release.wait(20)
 
-    admission = Admission(compiler, timeout_s=30)
+    grammars = GrammarQueue(compiler, timeout_s=30)
     try:
-        admission.add(_request("long", "long"))
-        admission.add(_request("short", "short"))
-        (short,) = wait_for(admission, 1)
+        grammars.add(_request("long", "long"))
+        grammars.add(_request("short", "short"))
+        (short,) = wait_for(grammars, 1)
         assert short.request.id == "short" and short.error is None
-        assert admission.knows(GrammarSpec("regex", "short"))
-        assert not admission.knows(GrammarSpec("regex", "long"))
+        assert grammars.has_compiled(GrammarSpec("regex", "short"))
+        assert not grammars.has_compiled(GrammarSpec("regex", "long"))
         release.set()
-        (long,) = wait_for(admission, 1)
-        assert long.error is None and admission.knows(GrammarSpec("regex", "long"))
+        (long,) = wait_for(grammars, 1)
+        assert long.error is None and grammars.has_compiled(GrammarSpec("regex", "long"))
     finally:
         release.set()
-        admission.close()
+        grammars.close()
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -212,10 +212,10 @@ ROUTES = [
 
 
 @pytest.mark.parametrize(("path", "body"), ROUTES)
-@pytest.mark.parametrize("when", ["admission", "later"])
+@pytest.mark.parametrize("when", ["compiling", "later"])
 def test_every_api_says_400(path: str, body: dict[str, Any], when: str) -> None:
     why = "The grammar is too complex: too many states."
-    script = GrammarTooComplexError(why) if when == "admission" else f"the quick brown!!{why}"
+    script = GrammarTooComplexError(why) if when == "compiling" else f"the quick brown!!{why}"
     scripted = Scripted(script)
     answer = scripted.post(path, {"model": MODEL, **body})
     assert answer.status_code == 400

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from flashdraft.server.process.queue_places import Places
+from flashdraft.server.process.queue_places import QueuePlaces
 from tests.unit.server.live_server import CHAT, LONG, Live, live, post, run
 
 CHATS = "/v1/chat/completions"
@@ -95,12 +95,12 @@ def test_places_come_back_when_clients_leave_and_answers_fail(tmp_path: Path) ->
 
 
 def test_places_that_are_no_longer_needed_are_given_back() -> None:
-    places = Places()
-    with places.hold(2), places.hold(4) as hold:
+    places = QueuePlaces()
+    with places.reserve(2), places.reserve(4) as reserved:
         assert places.num_taken == 6
-        hold.keep(5)
+        reserved.give_back_all_but(5)
         assert places.num_taken == 6
-        hold.keep(1)
-        hold.keep(3)
+        reserved.give_back_all_but(1)
+        reserved.give_back_all_but(3)
         assert places.num_taken == 3
     assert places.num_taken == 0

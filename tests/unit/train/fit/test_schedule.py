@@ -6,8 +6,8 @@ import pytest
 
 from flashdraft.errors import RequestError
 from flashdraft.train.fit.schedule import (
-    Clock,
     Length,
+    RunClock,
     TrainConfig,
     known_length,
     learning_rate,
@@ -38,7 +38,7 @@ def test_epochs_give_the_length_and_steps_override() -> None:
     assert known_length(TrainConfig(minutes=3), 10) is None
 
 
-class FakeClock(Clock):
+class FakeClock(RunClock):
     """Steps of one second each."""
 
     def __init__(self, elapsed: float, evaluation_s: float = 0.0) -> None:
@@ -68,7 +68,7 @@ def test_budgeted_run_has_no_decay_before_it_is_planned() -> None:
 
 
 def test_clock_leaves_compilation_and_evaluations_out() -> None:
-    clock = Clock(seconds_before=1000.0, steps_before=7)
+    clock = RunClock(seconds_before=1000.0, steps_before=7)
     assert 1000 <= clock.elapsed() < 1001
     clock.lap(9)
     clock.exclude(50.0)

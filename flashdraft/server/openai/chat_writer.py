@@ -1,4 +1,4 @@
-"""The chunks of a streamed chat completion."""
+"""Answers as a chat completion, whole or in chunks."""
 
 from __future__ import annotations
 
@@ -12,29 +12,79 @@ from flashdraft.chat.answers.deltas import (
     ToolCallArguments,
     ToolCallBegin,
 )
-from flashdraft.server.answering.answers import Part
-from flashdraft.server.answering.blocks import Answer, new_id
+from flashdraft.server.answering.answers import AnswerPart
+from flashdraft.server.answering.blocks import CollectedAnswer, new_id
 from flashdraft.server.answering.logprobs import chat_logprobs
 from flashdraft.server.answering.questions import Question
 from flashdraft.server.answering.serving import Serving
 from flashdraft.server.answering.usage import reasoning_tokens, statistics
 from flashdraft.server.http.sse import DONE, KEEP_ALIVE, sse
 from flashdraft.server.openai.chat_fields import ChatRequest
-from flashdraft.server.openai.common import Chunks, usage_of
+from flashdraft.server.openai.common import Chunks, new_frame, usage_of
 
 
-class ChatStream:
+async def chat_completion(
+    serving: Serving,
+    body: ChatRequest,
+    questions: Sequence[Question],
+    found: Sequence[CollectedAnswer],
+) -> dict[str, Any]:
+    """The whole completion."""
+    texts = serving.token_texts if body.logprobs else None
+    choices = []
+    for index, answer in enumerate(found):
+        logprobs = None
+        if texts is not None:
+            entries = chat_logprobs(texts, answer.tokens, body.top_logprobs or 0)
+            logprobs = {"content": entries, "refusal": None}
+        choices.append(
+            {
+                "index": index,
+                "message": _message(answer),
+                "logprobs": logprobs,
+                "finish_reason": answer.end.reason,
+            }
+        )
+    return {
+        **new_frame(body, "chat.completion"),
+        "choices": choices,
+        "usage": usage_of(questions, found, await reasoning_tokens(serving, found)),
+        "flashdraft": statistics([answer.end.generation for answer in found]),
+    }
+
+
+def _message(answer: CollectedAnswer) -> dict[str, Any]:
+    text, calls = answer.text("content"), answer.calls
+    message: dict[str, Any] = {
+        "role": "assistant",
+        "content": text or (None if calls else ""),
+        "reasoning_content": answer.text("reasoning") or None,
+        "refusal": None,
+    }
+    if calls:
+        message["tool_calls"] = [
+            {
+                "id": new_id("call_"),
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.text},
+            }
+            for call in calls
+        ]
+    return message
+
+
+class ChatStreamWriter:
     """Writes the parts of n answers as chunks."""
 
     def __init__(self, serving: Serving, body: ChatRequest, questions: Sequence[Question]) -> None:
         self._serving = serving
         self._questions = questions
-        self._answers = [Answer() for _ in questions]
+        self._answers = [CollectedAnswer() for _ in questions]
         self._texts = serving.token_texts if body.logprobs else None
         self._num_top = body.top_logprobs or 0
         self._chunks = Chunks(serving, body, questions, "chat.completion.chunk")
 
-    async def chunks(self, parts: AsyncIterator[Part | None]) -> AsyncIterator[str]:
+    async def chunks(self, parts: AsyncIterator[AnswerPart | None]) -> AsyncIterator[str]:
         """All events of the stream."""
         for index in range(len(self._questions)):
             yield self._chunk(index, {"role": "assistant", "content": ""})
@@ -53,7 +103,7 @@ class ChatStream:
             yield sse({**self._chunks.frame, **told})
         yield DONE
 
-    def _of_part(self, part: Part) -> list[str]:
+    def _of_part(self, part: AnswerPart) -> list[str]:
         view = self._chunks.take(part)
         logprobs = None
         if self._texts is not None:

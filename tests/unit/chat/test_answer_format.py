@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from flashdraft.chat.response import (
+from flashdraft.chat.answer_format import AnswerFormat
+from flashdraft.chat.answers.deltas import (
     Content,
     Delta,
     Reasoning,
@@ -17,8 +18,6 @@ from flashdraft.chat.response import (
     ToolCallBegin,
     ToolCallEnd,
     join_deltas,
-    response_parser,
-    supports_tools,
 )
 from flashdraft.models.tokenizer import Tokenizer
 from tests.unit.chat.answer_corpus import (
@@ -49,7 +48,7 @@ def parse(
     tools: list[dict[str, Any]] | None,
     prompt: str = "",
 ) -> list[Delta]:
-    parser = response_parser(tokenizer, tokenizer.encode(prompt), tools)
+    parser = AnswerFormat.of(tokenizer).parser(tokenizer.encode(prompt), tools)
     deltas = [delta for pieces in pushes for delta in parser.push(pieces)]
     return join_deltas([*deltas, *parser.finish()])
 
@@ -176,7 +175,7 @@ def test_no_answer_is_too_strange(family: str) -> None:
 
 def test_what_is_decided_is_passed_on_at_once() -> None:
     """One character at a time: what each of them brings to light."""
-    parser = response_parser(GEMMA4, (), TOOLS)
+    parser = AnswerFormat.of(GEMMA4).parser((), TOOLS)
     answer = '<|channel>thought\nHm\nso\n<channel|>Hi<|tool_call>call:now{a:<|"|>b\n'
     shown = [parser.push([part]) for part in atoms(pieces_of(GEMMA4, answer))]
     thoughts = [Reasoning("H"), Reasoning("m"), None, Reasoning("\ns"), Reasoning("o")]
@@ -193,7 +192,7 @@ def test_what_is_decided_is_passed_on_at_once() -> None:
 
 
 def arguments_so_far(text: str) -> str:
-    parser = response_parser(GEMMA4, (), TOOLS)
+    parser = AnswerFormat.of(GEMMA4).parser((), TOOLS)
     deltas = parser.push(pieces_of(GEMMA4, "<|tool_call>call:get_weather{" + text))
     return "".join(d.text for d in deltas if isinstance(d, ToolCallArguments))
 
@@ -259,15 +258,15 @@ def test_the_format_is_told_by_tokenizer_and_template() -> None:
     plain = byte_tokenizer(["<|im_end|>"], [])
     text = "<think>x</think><tool_call>{}"
     assert read(plain, text) == [Content(text)]
-    assert not supports_tools(plain)
+    assert not AnswerFormat.of(plain).supports_tools
     template = "{{ '<think>' }}{{ '</think>' }}"
     thinking = byte_tokenizer(["<|im_end|>"], [], template)
     assert read(thinking, text) == [Reasoning("x"), Content("<tool_call>{}")]
-    assert not supports_tools(thinking)
+    assert not AnswerFormat.of(thinking).supports_tools
     template += "<tool_call></tool_call>"
     calling = byte_tokenizer(["<|im_end|>"], [], template)
     assert read(calling, f"<tool_call>{CITY}</tool_call>") == called(0, "get_weather", city="Łódź")
-    assert all(map(supports_tools, (calling, GEMMA4, QWEN3, SPECIAL)))
+    assert all(AnswerFormat.of(one).supports_tools for one in (calling, GEMMA4, QWEN3, SPECIAL))
 
 
 def test_special_tokens_without_a_meaning_leave_no_trace() -> None:

@@ -1,0 +1,116 @@
+"""How one model writes its answers, found out once per tokenizer and passed on.
+
+This is the one place where a format is chosen. Everything else about thoughts and calls asks the
+`AnswerFormat`: what reads an answer as it streams, and which grammar an answer must follow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from flashdraft.chat.answers import gemma4, hermes
+from flashdraft.chat.answers.deltas import PlainParser, ResponseParser
+from flashdraft.chat.answers.machine import MarkedParser
+from flashdraft.chat.answers.marks import AnswerMarks, MarkKind
+from flashdraft.chat.grammar.forms import form_grammar
+from flashdraft.chat.grammar.gemma4 import GemmaCallGrammar
+from flashdraft.chat.grammar.hermes import HermesCallGrammar
+from flashdraft.chat.grammar.tools import CallGrammar, tool_grammar
+from flashdraft.chat.schema.reading import tool_functions
+from flashdraft.core import GrammarSpec
+from flashdraft.models.tokenizer import Tokenizer
+
+_MAX_TAIL = 4096  # tokens of the prompt's end that are looked at
+
+
+@dataclass(frozen=True)
+class AnswerFormat:
+    """The format of a model's answers, told by its tokenizer and its template."""
+
+    tokenizer: Tokenizer
+    marks: AnswerMarks | None  # None: it marks neither thoughts nor calls
+    call_grammar: CallGrammar | None  # None: it has no format for calls that is known here
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer) -> AnswerFormat:
+        """Find out which format a tokenizer's model has."""
+        if gemma4.knows(tokenizer):
+            marks = gemma4.answer_marks(tokenizer)
+            return cls(tokenizer, marks, GemmaCallGrammar(tokenizer))
+        marks = hermes.answer_marks(tokenizer)
+        if MarkKind.CALL in marks.spellings:
+            return cls(tokenizer, marks, HermesCallGrammar(tokenizer, marks.spellings))
+        return cls(tokenizer, marks if marks.spellings else None, None)
+
+    @property
+    def supports_tools(self) -> bool:
+        """Whether the model has a format for tool calls that is known here."""
+        return self.call_grammar is not None
+
+    @property
+    def thinks_by_default(self) -> bool:
+        """Whether the model thinks where its template is not told: Gemma 4 does not, Qwen3 does."""
+        return self.marks is not None and self.marks.thinks_by_default
+
+    def open_thought(self, prompt_ids: Sequence[int]) -> str | None:
+        """The text of a thought that the prompt begins and does not end; None where none is."""
+        if self.marks is None or MarkKind.THINK not in self.marks.spellings:
+            return None
+        tail = list(prompt_ids[-_MAX_TAIL:])
+        special, thinks = self.tokenizer.special_ids, (MarkKind.THINK, MarkKind.END_THINK)
+        for place in range(len(tail) - 1, -1, -1):
+            # any other special token parts the answer from what stood before it
+            if tail[place] in special and self.marks.tokens.get(tail[place]) not in thinks:
+                tail = tail[place + 1 :]
+                break
+        text = self.tokenizer.decode(tail, skip_special=False)
+        _, opener, rest = text.rpartition(self.marks.spellings[MarkKind.THINK])
+        return rest if opener and self.marks.spellings[MarkKind.END_THINK] not in rest else None
+
+    def parser(
+        self, prompt_ids: Sequence[int], tools: Sequence[Mapping[str, Any]] | None
+    ) -> ResponseParser:
+        """The parser of one answer; without tools a call is content, as the model wrote it."""
+        if self.marks is None:
+            return PlainParser()
+        return MarkedParser(self.marks, tool_functions(tools), self.open_thought(prompt_ids))
+
+    def tool_grammar(
+        self,
+        tools: Sequence[Mapping[str, Any]],
+        choice: str,
+        parallel: bool,
+        prompt_ids: Sequence[int] = (),
+        thinking: bool = True,
+    ) -> GrammarSpec:
+        """The grammar of an answer that calls tools; see grammar/tools.py for what they mean.
+
+        `prompt_ids` tell whether the prompt left a thought open.
+        """
+        is_open = self.open_thought(prompt_ids) is not None
+        return tool_grammar(self.call_grammar, tools, choice, parallel, is_open, thinking)
+
+    def form_grammar(
+        self,
+        form: GrammarSpec,
+        prompt_ids: Sequence[int],
+        thinking: bool,
+        calls: GrammarSpec | None = None,
+    ) -> GrammarSpec:
+        """A form, after thoughts that stay free where the model is to think, or `calls` instead."""
+        return form_grammar(form, self._free_thoughts(prompt_ids, thinking), calls)
+
+    def _free_thoughts(self, prompt_ids: Sequence[int], thinking: bool) -> str:
+        """What may stand before a form, as the beginning of a Lark rule; "" where nothing may."""
+        if self.marks is None or MarkKind.THINK not in self.marks.spellings:
+            return ""
+        is_open = self.open_thought(prompt_ids) is not None
+        if not (thinking or is_open):
+            return ""
+        ids = {mark: index for index, mark in self.marks.tokens.items()}
+        if MarkKind.THINK not in ids or MarkKind.END_THINK not in ids:
+            return ""  # marks that are plain text cannot be told from the form's own
+        begin, end = f"<[{ids[MarkKind.THINK]}]>", f"<[{ids[MarkKind.END_THINK]}]>"
+        return f"ANY_THOUGHT? {end}" if is_open else f"({begin} ANY_THOUGHT? {end})?"

@@ -1,0 +1,111 @@
+"""The messages, tools and settings of the chat API to what the engine is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from flashdraft.server.answering.constraints import Tool, ToolUse, check_tools
+from flashdraft.server.answering.questions import Question, chat_question, spread, thinking_switches
+from flashdraft.server.answering.serving import Serving
+from flashdraft.server.http.errors import FieldError
+from flashdraft.server.http.fields import FunctionTool
+from flashdraft.server.openai.chat_fields import (
+    AssistantMessage,
+    ChatRequest,
+    ContentPart,
+    Message,
+    NamedTool,
+    ToolMessage,
+)
+from flashdraft.server.openai.common import output_form, sampling_fields
+
+
+async def chat_questions(serving: Serving, body: ChatRequest) -> list[Question]:
+    """What the engine is asked, once for each of the n answers."""
+    serving.check_model(body.model)
+    if body.top_logprobs and not body.logprobs:
+        raise FieldError("top_logprobs", "top_logprobs is set without logprobs; set both.")
+    tool_use = _tool_use(body)
+    check_chat_tools(serving, tool_use)
+    form = output_form(serving, body)
+    thinking = None if body.reasoning_effort is None else body.reasoning_effort != "none"
+    switches = thinking_switches(serving, thinking, body.chat_template_kwargs)
+    given = {
+        **sampling_fields(body),
+        "max_tokens": _first(body.max_completion_tokens, body.max_tokens),
+        "logprobs": (body.top_logprobs or 0) if body.logprobs else None,
+    }
+    names = {"logprobs": "top_logprobs"}
+    if body.max_completion_tokens is not None:
+        names["max_tokens"] = "max_completion_tokens"
+    verify = body.drafting.verify
+    question = await chat_question(
+        serving, chat_messages(body.messages), tool_use, form, switches, given, verify, names
+    )
+    return spread(serving, question, body.n)
+
+
+def _first(newer: int | None, older: int | None) -> int | None:
+    return older if newer is None else newer
+
+
+def _tool_use(body: ChatRequest) -> ToolUse:
+    choice = body.tool_choice
+    name = choice.function.name if isinstance(choice, NamedTool) else choice
+    tools = chat_tools(body.tools)
+    return ToolUse(tools, name or "auto", body.parallel_tool_calls is not False)
+
+
+def chat_tools(given: Sequence[FunctionTool] | None) -> tuple[Tool, ...]:
+    """The tools as chat templates want them."""
+    return tuple(
+        {"type": "function", "function": tool.function.model_dump(exclude_none=True)}
+        for tool in given or ()
+    )
+
+
+def check_chat_tools(serving: Serving, tool_use: ToolUse) -> None:
+    """Tools of the chat API within the limits."""
+    places = [f"tools[{n}].function.parameters" for n in range(len(tool_use.tools))]
+    check_tools(serving, tool_use, places)
+
+
+def chat_messages(given: Sequence[Message]) -> list[dict[str, Any]]:
+    """The messages as chat templates want them, and each tool result with its tool's name."""
+    names: dict[str, str] = {}
+    messages = []
+    for message in given:
+        made: dict[str, Any] = {"role": message.role, "content": _content(message.content)}
+        if isinstance(message, AssistantMessage):
+            fields = _assistant_fields(message)
+            if message.content is None:
+                made["content"] = message.refusal if fields else message.refusal or ""
+            if made["content"] is None and "content" not in message.model_fields_set:
+                del made["content"]
+            made |= fields
+            names |= {call.id: call.function.name for call in message.tool_calls or () if call.id}
+        elif isinstance(message, ToolMessage):
+            made["tool_call_id"] = message.tool_call_id
+            name = message.name or names.get(message.tool_call_id or "")
+            made |= {"name": name} if name else {}
+        messages.append(made)
+    return messages
+
+
+def _assistant_fields(message: AssistantMessage) -> dict[str, Any]:
+    fields: dict[str, Any] = {}
+    reasoning = message.reasoning_content or message.reasoning
+    if reasoning:
+        fields["reasoning_content"] = reasoning
+    if message.tool_calls:
+        fields["tool_calls"] = [
+            call.model_dump(exclude={"index"}, exclude_none=True) for call in message.tool_calls
+        ]
+    return fields
+
+
+def _content(content: str | list[ContentPart] | None) -> str | list[dict[str, str]] | None:
+    if content is None or isinstance(content, str):
+        return content
+    return [{"type": "text", "text": part.text or part.refusal or ""} for part in content]

@@ -1,0 +1,1 @@
+"""Routes about the server itself, by subject: its state, its models, tokens, the web page."""

@@ -1,0 +1,41 @@
+"""The web page and its files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fastapi import APIRouter, HTTPException
+from fastapi.responses import HTMLResponse, Response
+
+from flashdraft.server.http.errors import SERVICE_RESPONSES, CheckedRoute
+from flashdraft.server.http.security import page_headers
+
+PAGE_FOLDER = Path(__file__).parents[1] / "page"
+_PAGE_TYPES = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
+
+
+def router() -> APIRouter:
+    """The routes; they are the same for every server."""
+    routes = APIRouter(route_class=CheckedRoute, responses=SERVICE_RESPONSES)
+    files = {file.name: file for file in PAGE_FOLDER.glob("*") if file.suffix in _PAGE_TYPES}
+
+    @routes.get("/", include_in_schema=False)
+    async def page() -> HTMLResponse:
+        index = PAGE_FOLDER / "index.html"
+        if not index.is_file():
+            raise HTTPException(404, "This installation has no web page.")
+        text = index.read_text(encoding="utf-8")
+        return HTMLResponse(text, headers=page_headers(text))
+
+    @routes.get("/page/{name}", include_in_schema=False)
+    async def page_file(name: str) -> Response:
+        if name not in files:  # names of files that are there: no path leads elsewhere
+            raise HTTPException(404, f"The page has no file {name!r}.")
+        file = files[name]
+        return Response(
+            file.read_bytes(),
+            media_type=_PAGE_TYPES[file.suffix],
+            headers={"Cache-Control": "no-cache", "Cross-Origin-Resource-Policy": "same-origin"},
+        )
+
+    return routes

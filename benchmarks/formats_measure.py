@@ -17,7 +17,7 @@ from torch import Tensor
 
 from benchmarks.gpu_divergence import first_difference
 from flashdraft.core import FinishReason, Generation, Request, SamplingParams
-from flashdraft.engine.config import EngineConfig
+from flashdraft.engine.config import CacheOptions, EngineConfig
 from flashdraft.engine.drafts import Draft
 from flashdraft.engine.engine import Engine
 from flashdraft.engine.scheduler import Work
@@ -199,7 +199,9 @@ def compare_lengths(
 
 def _config(target: Target, **settings: Any) -> EngineConfig:
     device = target.kernels.device.type
-    return EngineConfig.for_device(device, cache_gb=CACHE_GB, ngram=False, **settings)
+    return EngineConfig.for_device(
+        device, cache=CacheOptions(cache_gb=CACHE_GB), ngram=False, **settings
+    )
 
 
 def _run(engine: Engine, requests: Sequence[Request]) -> list[Generation]:

@@ -22,7 +22,7 @@ import torch
 
 from flashdraft.chat.templates import render_chat
 from flashdraft.core import Generation, Request, SamplingParams
-from flashdraft.engine.config import EngineConfig
+from flashdraft.engine.config import CacheOptions, EngineConfig
 from flashdraft.engine.engine import Engine
 from flashdraft.kernels.select import select_kernels
 from flashdraft.models.drafter.model import PackedDrafter
@@ -46,13 +46,22 @@ def compare(
     watched = [
         dataclasses.replace(r, params=dataclasses.replace(r.params, logprobs=2)) for r in requests
     ]
-    config = EngineConfig(cache_gb=0.5, verify=0, ngram=False)
+    config = EngineConfig(cache=CacheOptions(cache_gb=0.5), verify=0, ngram=False)
     plain = zoo.run(Engine(target, config=config), watched)
     answers = {key: list(g.token_ids) for key, g in plain.items()}
     proposer = zoo.ScriptedProposer(answers, 0.25, max_drafts=15)
-    runs = [zoo.run(Engine(target, config=EngineConfig(cache_gb=0.5), proposer=proposer), requests)]
+    runs = [
+        zoo.run(
+            Engine(
+                target, config=EngineConfig(cache=CacheOptions(cache_gb=0.5)), proposer=proposer
+            ),
+            requests,
+        )
+    ]
     if drafter is not None:
-        engine = Engine(target, drafter, EngineConfig(cache_gb=0.5, verify=7, ngram=False))
+        engine = Engine(
+            target, drafter, EngineConfig(cache=CacheOptions(cache_gb=0.5), verify=7, ngram=False)
+        )
         runs.append(zoo.run(engine, requests))
     margins, tokens, steps, decoded = [], 0, 0, 0
     for drafted in runs:

@@ -32,8 +32,9 @@ from benchmarks.h200_real import RealSettings, measure_exact, measure_tasks
 from benchmarks.h200_table import merge_section
 from benchmarks.h200_trial import describe_trial, summarize
 from flashdraft.bench.plan.pairs import expected_length
-from flashdraft.engine.config import MAX_VERIFY, EngineConfig
+from flashdraft.engine.config import MAX_VERIFY, CacheOptions, EngineConfig
 from flashdraft.engine.engine import Engine
+from flashdraft.kernels.kinds import WeightOptions
 from flashdraft.kernels.select import select_kernels
 
 PROMPT_TOKENS = 128
@@ -87,10 +88,10 @@ class Run:
         config = EngineConfig(
             max_batch=batch,
             max_context=context or MAX_CONTEXT,
-            cache_gb=cache_gb or arguments.cache_gb,
+            cache=CacheOptions(cache_gb=cache_gb or arguments.cache_gb),
             max_step_tokens=chunk or arguments.step_tokens,
             prefill_chunk=chunk or arguments.prefill_chunk,
-            prefix_cache=False,  # prompts are random, and runs must not feed one another
+            prefix_cache=False,
             verify=verify if drafted else 0,
             ngram=False,
             run_ahead=True,
@@ -118,7 +119,9 @@ class Run:
         model = MODELS[arguments.model]
         model = tiny(model) if arguments.tiny else model
         model = model if arguments.layers is None else first_layers(model, arguments.layers)
-        kernels = select_kernels(arguments.device, arguments.dtype, quantize=arguments.quantize)
+        kernels = select_kernels(
+            arguments.device, arguments.dtype, weights=WeightOptions(quantize=arguments.quantize)
+        )
         record["kernels"] = kernels.name
         record["bandwidth"] = measure_bandwidth(kernels.device)
         free_memory()
@@ -393,8 +396,8 @@ class Run:
 
 def _describe_engine(engine: Engine) -> Record:
     config = engine.config
-    names = ("max_batch", "max_context", "cache_gb", "max_step_tokens", "prefill_chunk", "verify")
-    return {name: getattr(config, name) for name in names}
+    names = ("max_batch", "max_context", "max_step_tokens", "prefill_chunk", "verify")
+    return {name: getattr(config, name) for name in names} | {"cache_gb": config.cache.cache_gb}
 
 
 def _version(package: str) -> str | None:

@@ -28,10 +28,10 @@ from flashdraft.core import (
     TokenEvent,
 )
 from flashdraft.engine.cache.memory import check_cache, check_weights_fit
-from flashdraft.engine.config import EngineConfig
+from flashdraft.engine.config import OUT_OF_MEMORY, CacheOptions, EngineConfig
 from flashdraft.engine.engine import Engine
-from flashdraft.engine.live import OUT_OF_MEMORY
 from flashdraft.errors import CapacityError, FlashdraftError, RequestError
+from flashdraft.kernels.kinds import WeightOptions
 from flashdraft.kernels.select import select_kernels
 from flashdraft.models.pairs import find_drafter, open_target
 from flashdraft.models.stream_decoder import StreamDecoder
@@ -69,8 +69,8 @@ class LLM:
         max_context: int | None = None,
         max_batch: int | None = None,
         cache_gb: float | None = None,
-        kv_dtype: str = EngineConfig.kv_dtype,
-        kv_keys: str = EngineConfig.kv_keys,
+        kv_dtype: str = CacheOptions.kv_dtype,
+        kv_keys: str = CacheOptions.kv_keys,
     ) -> None:
         self.model = _name("model", model)
         draft = None if draft is None or draft == "none" else _name("draft", draft)
@@ -78,16 +78,14 @@ class LLM:
             raise RequestError(f"exact is {exact!r}; it must be True or False.")
         if not isinstance(device, str | torch.device):
             raise RequestError(f"device is {device!r}; it must be 'auto', 'cpu' or 'cuda'.")
-        self.kernels = select_kernels(device, dtype, exact, quantize, quantize_head)
+        self.kernels = select_kernels(device, dtype, exact, WeightOptions(quantize, quantize_head))
         config = _engine_config(
             self.kernels.device.type,
             draft,
             verify,
             max_context,
             max_batch,
-            cache_gb,
-            kv_dtype,
-            kv_keys,
+            CacheOptions(cache_gb, kv_dtype, kv_keys),
         )
         check_cache(self.kernels, config)  # refused before anything is loaded
         pair = open_target(self.model)
@@ -308,9 +306,7 @@ def _engine_config(
     verify: str | int,
     max_context: int | None,
     max_batch: int | None,
-    cache_gb: float | None,
-    kv_dtype: str,
-    kv_keys: str,
+    cache: CacheOptions,
 ) -> EngineConfig:
     if type(verify) is not int and not (isinstance(verify, str) and verify == "auto"):
         raise RequestError(f"verify is {verify!r}; it must be 'auto' or a number of draft tokens.")
@@ -319,9 +315,7 @@ def _engine_config(
     return EngineConfig.for_device(
         device,
         max_context=max_context,
-        cache_gb=cache_gb,
-        kv_dtype=kv_dtype,
-        kv_keys=kv_keys,
+        cache=cache,
         verify=fixed,
         ngram=draft is not None,
         **sizes,

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 from flashdraft.cli.parser import device, one_of
 from flashdraft.core import SamplingParams
-from flashdraft.engine.config import KV_DTYPES, KV_KEYS, EngineConfig
+from flashdraft.engine.config import DEFAULT_CACHE, KV_DTYPES, KV_KEYS, CacheOptions
 from flashdraft.errors import CheckpointError, RequestError
-from flashdraft.kernels.kinds import DTYPES, QUANTIZE
+from flashdraft.kernels.kinds import AS_STORED, DTYPES, QUANTIZE, WeightOptions
 from flashdraft.models.sources import DEFAULT_MODEL
 
 KEY_VARIABLE = "FLASHDRAFT_API_KEY"  # a flag shows in the list of processes; this does not
@@ -25,8 +25,9 @@ NATIVE = "native"  # the engine that is our own
 MODEL_DEFAULTS: Mapping[str, Any] = {
     "model": DEFAULT_MODEL,
     **dict.fromkeys(("draft", "verify", "device", "dtype"), "auto"),
-    **dict.fromkeys(("quantize", "quantize_head")),
-    **{n: getattr(EngineConfig, n) for n in ("max_context", "cache_gb", "kv_dtype", "kv_keys")},
+    **AS_STORED._asdict(),
+    "max_context": None,
+    **dataclasses.asdict(DEFAULT_CACHE),
 }
 
 
@@ -93,10 +94,21 @@ def add_cache_arguments(parser: argparse._ActionsContainer) -> None:
         parser.add_argument(
             flag,
             type=one_of(flag, known),
-            default=getattr(EngineConfig, name),
+            default=getattr(CacheOptions, name),
             metavar=metavar,
             help=f"{what}, one of {', '.join(known)} (default: %(default)s)",
         )
+
+
+def weight_options(arguments: argparse.Namespace) -> WeightOptions:
+    """What --quantize and --quantize-head say."""
+    return WeightOptions(arguments.quantize, arguments.quantize_head)
+
+
+def cache_options(arguments: argparse.Namespace) -> CacheOptions:
+    """What --kv-dtype, --kv-keys and, where a command has it, --cache-gb say."""
+    size = getattr(arguments, "cache_gb", None)
+    return CacheOptions(size, arguments.kv_dtype, arguments.kv_keys)
 
 
 def add_quantize_arguments(parser: argparse.ArgumentParser) -> None:

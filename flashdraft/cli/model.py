@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import asdict
 from pathlib import Path
 
+from flashdraft.cli.arguments import cache_options, weight_options
 from flashdraft.errors import RequestError
 from flashdraft.llm import LLM
 from flashdraft.models.sources import default_drafter
@@ -18,13 +20,10 @@ def load_model(arguments: argparse.Namespace, max_batch: int = 1) -> LLM:
         verify=arguments.verify,
         device=arguments.device,
         dtype=arguments.dtype,
-        quantize=arguments.quantize,
-        quantize_head=arguments.quantize_head,
         max_context=arguments.max_context,
         max_batch=max_batch,
-        cache_gb=arguments.cache_gb,
-        kv_dtype=arguments.kv_dtype,
-        kv_keys=arguments.kv_keys,
+        **weight_options(arguments)._asdict(),
+        **asdict(cache_options(arguments)),
     )
 
 

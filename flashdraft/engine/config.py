@@ -10,6 +10,7 @@ from flashdraft.errors import RequestError
 
 MAX_VERIFY = 15  # draft tokens per request and step
 MAX_BUFFERED = 256  # rows of taps a sequence may hold back before they are folded
+OUT_OF_MEMORY = "The device ran out of memory; lower max_context, max_batch or cache_gb."
 KV_DTYPES = ("auto", "fp8")
 KV_KEYS = ("stored", "rebuilt")
 _GPU_SIZES = {"max_batch": 32, "max_step_tokens": 4096, "prefill_chunk": 2048}
@@ -19,14 +20,35 @@ MAX_CACHE_GB = 10**9
 
 
 @dataclass(frozen=True)
+class CacheOptions:
+    """How large the cache of keys and values is, and what is stored in it."""
+
+    cache_gb: float | None = None  # None = 1 GB on a CPU, most of a GPU's rest
+    kv_dtype: str = "auto"  # of keys and values: the kernels' own, or 8-bit floats
+    kv_keys: str = "stored"  # or made of the values as they are read, where a layer shares the two
+
+    def __post_init__(self) -> None:
+        size = self.cache_gb
+        if size is not None and (type(size) not in (int, float) or not 0 < size <= MAX_CACHE_GB):
+            limit = f"None or a number above 0, at most {MAX_CACHE_GB}"
+            raise RequestError(f"cache_gb is {size!r}; it must be {limit}.")
+        for name, known in (("kv_dtype", KV_DTYPES), ("kv_keys", KV_KEYS)):
+            value = getattr(self, name)
+            if value not in known:
+                choices = " or ".join(map(repr, known))
+                raise RequestError(f"{name} is {value!r}; it must be {choices}.")
+
+
+DEFAULT_CACHE = CacheOptions()
+
+
+@dataclass(frozen=True)
 class EngineConfig:
     """How much runs at once and how drafting is decided; the sizes suit a CPU."""
 
     max_batch: int = 8  # sequences running at once; more of them wait
     max_context: int | None = None  # tokens; None = what the model and the cache allow
-    cache_gb: float | None = None  # of keys and values; None = 1 GB on a CPU, most of a GPU's rest
-    kv_dtype: str = "auto"  # of keys and values: the kernels' own, or 8-bit floats
-    kv_keys: str = "stored"  # or made of the values as they are read, where a layer shares the two
+    cache: CacheOptions = DEFAULT_CACHE
     page_size: int = 16
     max_step_tokens: int = 512
     prefill_chunk: int = 256  # of one prompt in a step
@@ -55,15 +77,6 @@ class EngineConfig:
         if self.verify is not None:
             limit = f"None ('auto') or an integer from 0 to {MAX_VERIFY}"
             self._require("verify", 0, MAX_VERIFY, limit)
-        size = self.cache_gb
-        if size is not None and (type(size) not in (int, float) or not 0 < size <= MAX_CACHE_GB):
-            limit = f"None or a number above 0, at most {MAX_CACHE_GB}"
-            raise RequestError(f"cache_gb is {size!r}; it must be {limit}.")
-        for name, known in (("kv_dtype", KV_DTYPES), ("kv_keys", KV_KEYS)):
-            value = getattr(self, name)
-            if value not in known:
-                choices = " or ".join(map(repr, known))
-                raise RequestError(f"{name} is {value!r}; it must be {choices}.")
 
     def _require(self, name: str, low: int, high: float, limit: str) -> None:
         value = getattr(self, name)

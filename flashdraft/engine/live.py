@@ -9,14 +9,13 @@ import torch
 from torch import Tensor
 
 from flashdraft.core import FinishReason, Generation, TokenEvent, TokenLogprob
+from flashdraft.engine.config import OUT_OF_MEMORY
 from flashdraft.engine.draft.ngram import NgramIndex
 from flashdraft.engine.output import TextOutput
 from flashdraft.engine.policy.verify import Momentum
 from flashdraft.engine.sampling.draw import MAX_KEPT, Drawing, filters
 from flashdraft.engine.sampling.process import RequestSampler, logprobs_of
 from flashdraft.engine.sequence import Sequence
-
-OUT_OF_MEMORY = "The device ran out of memory; lower max_context, max_batch or cache_gb."
 
 
 class Ending(NamedTuple):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from enum import StrEnum
+from typing import NamedTuple
 
 from flashdraft.errors import RequestError
 
@@ -38,6 +39,38 @@ class Scheme(StrEnum):
 
 DTYPES = ("auto", "float32", "bfloat16", "float16", "int8")
 QUANTIZE = (Scheme.INT4, Scheme.INT8, Scheme.FP8)  # what float weights can become on a GPU
+
+
+class WeightOptions(NamedTuple):
+    """What a target's float weights become as they are loaded; None = what its files have."""
+
+    quantize: str | None = None
+    quantize_head: str | None = None  # the head, and a table tied to it
+
+    def schemes(self) -> tuple[Scheme | None, Scheme | None]:
+        """The same as schemes, or a RequestError."""
+        whole = _read_scheme("quantize", self.quantize)
+        return whole, _read_scheme("quantize_head", self.quantize_head)
+
+    def describe(self) -> str:
+        beside = "" if self.quantize_head in (None, self.quantize) else self.quantize_head
+        return (self.quantize or "as stored") + (f" (head {beside})" if beside else "")
+
+    def flags(self) -> str:
+        """What asks for them on the command line."""
+        given = {"--quantize": self.quantize, "--quantize-head": self.quantize_head}
+        return " ".join(f"{flag} {value}" for flag, value in given.items() if value)
+
+
+AS_STORED = WeightOptions()
+
+
+def _read_scheme(name: str, value: str | None) -> Scheme | None:
+    if value is None:
+        return None
+    if value not in QUANTIZE:
+        raise RequestError(f"{name} is {value!r}; it must be one of {', '.join(QUANTIZE)}.")
+    return Scheme(value)
 
 
 def filled_depth(depth: int) -> int:

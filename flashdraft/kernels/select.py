@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import importlib
 import logging
-from typing import NamedTuple
 
 import torch
 
 from flashdraft.errors import RequestError
 from flashdraft.kernels.cpu import backend as cpu_backend
 from flashdraft.kernels.interface import Kernels
-from flashdraft.kernels.kinds import DTYPES, QUANTIZE, Scheme
+from flashdraft.kernels.kinds import AS_STORED, DTYPES, Scheme, WeightOptions
 from flashdraft.kernels.torch_backend import TorchKernels
 
 _HOW_TO_BUILD = "install a C compiler (gcc or clang) and reinstall flashdraft"
@@ -20,66 +19,39 @@ _LEAST_CAPABILITY = (8, 0)  # bfloat16 tensor cores and asynchronous copies
 _log = logging.getLogger(__name__)
 
 
-class WeightFormats(NamedTuple):
-    """What a target's float weights became as they were loaded; None = what its files have."""
-
-    quantize: str | None = None
-    quantize_head: str | None = None
-
-    @classmethod
-    def of(cls, kernels: Kernels) -> WeightFormats:
-        """What these kernels make of them."""
-        schemes = (kernels.quantize, kernels.quantize_head)
-        return cls(*(None if scheme is None else scheme.value for scheme in schemes))
-
-    def describe(self) -> str:
-        beside = "" if self.quantize_head in (None, self.quantize) else self.quantize_head
-        return (self.quantize or "as stored") + (f" (head {beside})" if beside else "")
-
-    def flags(self) -> str:
-        """What asks for them on the command line."""
-        given = {"--quantize": self.quantize, "--quantize-head": self.quantize_head}
-        return " ".join(f"{flag} {value}" for flag, value in given.items() if value)
+def weights_of(kernels: Kernels) -> WeightOptions:
+    """What these kernels make of a target's float weights."""
+    schemes = (kernels.quantize, kernels.quantize_head)
+    return WeightOptions(*(None if scheme is None else scheme.value for scheme in schemes))
 
 
 def select_kernels(
     device: str | torch.device,
     dtype: str,
     exact: bool = False,
-    quantize: str | None = None,
-    quantize_head: str | None = None,
+    weights: WeightOptions = AS_STORED,
 ) -> Kernels:
     """The fastest backend for a device and a dtype; "auto" takes the best there is.
 
     `exact`: a row's bits depend on nothing but its own past, at some cost on a GPU. On the CPU they
-    never do. `quantize`: what float weights become on a GPU, and `quantize_head` what the head and
-    a table tied to it become.
+    never do. `weights`: what float weights become on a GPU.
     """
     if dtype not in DTYPES:
         raise RequestError(f"dtype is {dtype!r}; it must be one of {', '.join(DTYPES)}.")
-    schemes = read_scheme("quantize", quantize), read_scheme("quantize_head", quantize_head)
+    schemes = weights.schemes()
     resolved = _resolve_device(device)
     if resolved.type == "cuda":
         kernels = _select_cuda(resolved, dtype, exact, *schemes)
     elif schemes != (None, None):
-        given = "quantize" if quantize is not None else "quantize_head"
+        name, value = next(one for one in weights._asdict().items() if one[1] is not None)
         raise RequestError(
-            f"{given} is {quantize or quantize_head!r}, which is for weights on a GPU; on the CPU "
-            "dtype alone decides: use dtype='int8' for weights in 8 bits, or 'float32'."
+            f"{name} is {value!r}, which is for weights on a GPU; on the CPU dtype alone decides: "
+            "use dtype='int8' for weights in 8 bits, or 'float32'."
         )
     else:
         kernels = _select_cpu(resolved, dtype)
     _log.info("kernels: %s on %s, %s", kernels.name, kernels.device, kernels.dtype)
     return kernels
-
-
-def read_scheme(name: str, value: str | None) -> Scheme | None:
-    """What `quantize` or `quantize_head` says, or a RequestError."""
-    if value is None:
-        return None
-    if value not in QUANTIZE:
-        raise RequestError(f"{name} is {value!r}; it must be one of {', '.join(QUANTIZE)}.")
-    return Scheme(value)
 
 
 def _resolve_device(device: str | torch.device) -> torch.device:

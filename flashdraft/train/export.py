@@ -23,14 +23,13 @@ from safetensors import SafetensorError
 from flashdraft.core import VERSION
 from flashdraft.errors import CheckpointError, RequestError
 from flashdraft.files import write_whole
-from flashdraft.kernels.select import WeightFormats, read_scheme
+from flashdraft.kernels.kinds import AS_STORED, WeightOptions
 from flashdraft.models.drafter.config import LAYOUTS
 from flashdraft.models.drafter.loading import load_drafter, save_drafter, save_speculators
 from flashdraft.models.files.opening import read_json
 from flashdraft.models.loading import open_checkpoint
 from flashdraft.models.sources import resolve_source
 
-AS_STORED = WeightFormats()
 PROVENANCE = "flashdraft.json"
 _VERSIONED = ("torch", "transformers", "triton", "safetensors", "numpy")
 
@@ -40,7 +39,7 @@ def export(
     out: str | Path,
     layout: str = "zlab",
     target: str | None = None,
-    formats: WeightFormats = AS_STORED,
+    formats: WeightOptions = AS_STORED,
 ) -> Path:
     """Write a drafter (of either layout) into the folder `out`, with its provenance; return it.
 
@@ -95,7 +94,7 @@ def export(
     return folder
 
 
-def _check_formats(record: Mapping[str, Any], formats: WeightFormats) -> None:
+def _check_formats(record: Mapping[str, Any], formats: WeightOptions) -> None:
     """Refuse to hand a drafter to a target in other bits.
 
     A record without formats is of a time when targets were as stored; one without a target, of
@@ -105,7 +104,8 @@ def _check_formats(record: Mapping[str, Any], formats: WeightFormats) -> None:
     if not isinstance(found, Mapping):
         return
     try:
-        trained = WeightFormats(*(read_scheme(n, found.get(n)) for n in WeightFormats._fields))
+        trained = WeightOptions(**{name: found.get(name) for name in WeightOptions._fields})
+        trained.schemes()  # or a RequestError
     except (RequestError, TypeError) as error:
         raise CheckpointError(f"The provenance is damaged: {error} Delete it to go on.") from None
     # a head that was not asked for has the format that follows from the rest

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from flashdraft.errors import RequestError, TrainingError
-from flashdraft.kernels.select import WeightFormats
+from flashdraft.kernels.kinds import AS_STORED, WeightOptions
 from flashdraft.models.drafter.config import DrafterConfig
 from flashdraft.models.drafter.opening import check_fit
 from flashdraft.models.loading import Checkpoint
@@ -44,8 +44,7 @@ class TrainingJob:
     held_out: int | None = None  # prompts; None = a twentieth, at most 256
     device: str = "auto"
     dtype: str = "auto"  # of the target; bfloat16 on a GPU, float32 on a CPU
-    quantize: str | None = None  # what the target's float weights become on a GPU
-    quantize_head: str | None = None
+    weights: WeightOptions = AS_STORED  # what the target's float weights become on a GPU
     train: TrainConfig = field(default_factory=TrainConfig)
     answering: AnswerSettings = field(default_factory=AnswerSettings)
 
@@ -111,7 +110,7 @@ def check_held_out(job: TrainingJob, num_prompts: int) -> None:
 
 
 def check_authors(
-    job: TrainingJob, answers: AnswerSet, checkpoint: Checkpoint, formats: WeightFormats
+    job: TrainingJob, answers: AnswerSet, checkpoint: Checkpoint, formats: WeightOptions
 ) -> None:
     """Refuse answers in another target's tokens, or of this one in other bits than `formats`.
 

@@ -51,8 +51,7 @@ def train_drafter(
         kernels = select_kernels(
             device,
             job.dtype_on(device),
-            quantize=job.quantize,
-            quantize_head=job.quantize_head,
+            weights=job.weights,
         )
         make_folder(job.out)
         with sole_writer(job.out) if rank == 0 else nullcontext():

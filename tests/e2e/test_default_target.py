@@ -12,7 +12,7 @@ import torch
 
 from flashdraft import LLM, SamplingParams
 from flashdraft.core import Request
-from flashdraft.engine.config import EngineConfig
+from flashdraft.engine.config import CacheOptions, EngineConfig
 from flashdraft.engine.engine import Engine
 from flashdraft.models.loading import open_checkpoint
 from flashdraft.models.registry import build_target
@@ -51,7 +51,9 @@ def test_the_law_on_twenty_prompts(dtype):
     expected = {key: g.token_ids for key, g in zoo.run(plain, requests).items()}
     answers = {key: list(tokens) for key, tokens in expected.items()}
     proposer = zoo.ScriptedProposer(answers, 0.25, max_drafts=15)
-    config = EngineConfig(max_batch=8, prefill_chunk=24, cache_gb=0.06, verify=7)
+    config = EngineConfig(
+        max_batch=8, prefill_chunk=24, cache=CacheOptions(cache_gb=0.06), verify=7
+    )
     drafted = Engine(llm.engine.target, config=config, proposer=proposer)
     result = zoo.run(drafted, requests)
     assert {key: g.token_ids for key, g in result.items()} == expected

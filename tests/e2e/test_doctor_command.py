@@ -48,7 +48,7 @@ THINKING_SWITCH = (
 
 @pytest.fixture(scope="module")
 def pair() -> Patient:
-    return Patient.load(DEFAULT_MODEL, "auto", "cpu", "auto", Mode())
+    return Patient.load(Settings(DEFAULT_MODEL, "auto", "cpu", "auto", Mode()))
 
 
 @pytest.fixture(scope="module")

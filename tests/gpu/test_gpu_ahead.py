@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from flashdraft.core import Request, SamplingParams
-from flashdraft.engine.config import EngineConfig
+from flashdraft.engine.config import CacheOptions, EngineConfig
 from flashdraft.engine.engine import Engine
 from flashdraft.kernels.select import select_kernels
 from tests import zoo
@@ -17,8 +17,8 @@ from tests.unit.engine.step.test_ahead import Oracle, greedy_requests, tokens
 
 pytestmark = pytest.mark.gpu
 
-PLAIN = EngineConfig(verify=0, ngram=False, cache_gb=0.05, run_ahead=False)
-AHEAD = EngineConfig(verify=7, ngram=False, cache_gb=0.05, max_batch=4)
+PLAIN = EngineConfig(verify=0, ngram=False, cache=CacheOptions(cache_gb=0.05), run_ahead=False)
+AHEAD = EngineConfig(verify=7, ngram=False, cache=CacheOptions(cache_gb=0.05), max_batch=4)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -6,6 +6,7 @@ import pytest
 
 from flashdraft.bench.doctor.checks import check_kernels
 from flashdraft.bench.doctor.report import OK
+from flashdraft.engine.config import CacheOptions
 from flashdraft.kernels.kinds import Scheme
 from flashdraft.kernels.select import select_kernels
 
@@ -15,5 +16,6 @@ pytestmark = pytest.mark.gpu
 @pytest.mark.parametrize("exact", [False, True])
 def test_every_kernel_agrees_with_torch(exact: bool) -> None:
     schemes = (Scheme.INT4, Scheme.INT8, Scheme.FP8)
-    [finding] = check_kernels(select_kernels("cuda", "bfloat16", exact), schemes, "rebuilt")
+    kernels, cache = select_kernels("cuda", "bfloat16", exact), CacheOptions(kv_keys="rebuilt")
+    [finding] = check_kernels(kernels, schemes, cache)
     assert finding.status == OK, finding.text

@@ -15,7 +15,7 @@ from torch import Tensor
 from flashdraft.engine.cache.memory import build_cache
 from flashdraft.engine.cache.planning import GB
 from flashdraft.engine.cache.storage import stored_dtype
-from flashdraft.engine.config import EngineConfig
+from flashdraft.engine.config import CacheOptions, EngineConfig
 from flashdraft.engine.engine import Engine
 from flashdraft.errors import RequestError
 from flashdraft.kernels.cuda.plan import LEAST_FP8_CAPABILITY
@@ -132,7 +132,7 @@ def test_exact_kernels_keep_the_law(family: str) -> None:
     kernels = select_kernels("cuda", "bfloat16", exact=True)
     target = zoo.tiny_target(family, kernels, taps=(0, 2))
     requests = zoo.mixed_requests(8, max_tokens=32)
-    config = EngineConfig(cache_gb=0.05, verify=0, ngram=False, kv_dtype="fp8")
+    config = EngineConfig(cache=CacheOptions(cache_gb=0.05, kv_dtype="fp8"), verify=0, ngram=False)
     plain = zoo.run(Engine(target, config=config), requests)
     drafter = zoo.tiny_drafter(kernels)
     engine = Engine(target, drafter, replace(config, verify=7))
@@ -148,7 +148,9 @@ def test_the_cache_takes_half_of_the_memory() -> None:
     target = zoo.tiny_target("gemma4", select_kernels("cuda", "bfloat16"))
     sizes, pages = [], []
     for kv_dtype in ("auto", "fp8"):
-        config = EngineConfig(cache_gb=0.02, max_batch=10_000, kv_dtype=kv_dtype)
+        config = EngineConfig(
+            cache=CacheOptions(cache_gb=0.02, kv_dtype=kv_dtype), max_batch=10_000
+        )
         before = torch.cuda.memory_allocated()
         cache, _ = build_cache(target, None, config)
         sizes.append(torch.cuda.memory_allocated() - before)

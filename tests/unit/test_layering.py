@@ -22,7 +22,7 @@ ORDER = {
     " | engine | chat | llm | server, bench, train, external | cli | __main__",
     "bench": "accuracy, plan, tasks | doctor, results | run | report",
     "chat": "messages, sampling, schema | answers, templates | grammar | answer_format",
-    "cli": "clients, files, parser, statistics | arguments, conversation, display, model | answer"
+    "cli": "clients, files, parser, statistics | arguments, conversation, display | answer, model"
     " | bench, flags | commands",
     "engine": "config, drafts, output, sequence, streams | cache, policy, sampling"
     " | scheduler, validate | draft | live | step | engine",

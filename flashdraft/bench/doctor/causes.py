@@ -75,9 +75,7 @@ def find_causes(patient: Patient, measured: Measured, deadline: float) -> Examin
 
 
 def _probe(patient: Patient) -> Probe:
-    return Probe(
-        patient.target, patient.drafter, kv_dtype=patient.kv_dtype, kv_keys=patient.kv_keys
-    )
+    return Probe(patient.target, patient.drafter, patient.cache)
 
 
 # -- how the pair is asked -------------------------------------------------------------------------

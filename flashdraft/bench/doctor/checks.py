@@ -21,7 +21,7 @@ from flashdraft.bench.doctor.expected import Expected
 from flashdraft.bench.doctor.probe import FEW_TOKENS, Accepted, are_cut
 from flashdraft.bench.doctor.report import OK, PROBLEM, WARNING, Finding
 from flashdraft.core import VERSION, Generation
-from flashdraft.engine.config import EngineConfig
+from flashdraft.engine.config import DEFAULT_CACHE, CacheOptions
 from flashdraft.kernels.cpu import backend as cpu_backend
 from flashdraft.kernels.cuda.quantized.layout import pack_quantized
 from flashdraft.kernels.interface import (
@@ -55,11 +55,7 @@ _Operation = tuple[str, float, Tensor, Tensor]
 # -- environment -----------------------------------------------------------------------------------
 
 
-def check_environment(
-    kernels: Kernels,
-    kv_dtype: str = EngineConfig.kv_dtype,
-    kv_keys: str = EngineConfig.kv_keys,
-) -> list[Finding]:
+def check_environment(kernels: Kernels, cache: CacheOptions = DEFAULT_CACHE) -> list[Finding]:
     """What the pair runs on, and what slows it."""
     area = "environment"
     versions = [f"flashdraft {VERSION}", f"Python {platform.python_version()}"]
@@ -108,8 +104,8 @@ def check_environment(
         text = f"plain torch runs for {dtype}, slower than the native kernels"
         remedy = "use --dtype auto (int8) or float32"
         # the native kernels refuse these
-        flags = [] if kv_dtype == "auto" else [f"--kv-dtype {kv_dtype}"]
-        flags += [] if kv_keys == "stored" else [f"--kv-keys {kv_keys}"]
+        flags = [] if cache.kv_dtype == "auto" else [f"--kv-dtype {cache.kv_dtype}"]
+        flags += [] if cache.kv_keys == "stored" else [f"--kv-keys {cache.kv_keys}"]
         remedy += f", and leave {' and '.join(flags)} out" if flags else ""
         findings.append(Finding(area, WARNING, text, remedy))
     return findings
@@ -141,7 +137,7 @@ def _describe_memory() -> str:
 
 
 def check_kernels(
-    kernels: Kernels, schemes: Iterable[Scheme] = (), kv_keys: str = EngineConfig.kv_keys
+    kernels: Kernels, schemes: Iterable[Scheme] = (), cache: CacheOptions = DEFAULT_CACHE
 ) -> list[Finding]:
     """The chosen backend against plain torch on small inputs, and rows that ignore each other.
 
@@ -150,7 +146,7 @@ def check_kernels(
     reference = TorchKernels(kernels.device, torch.float32)
     where = f"{kernels.name} on {kernels.device}"
     worst, wrong = 0.0, []
-    operations = [_operations(kernels, reference, kv_keys)]
+    operations = [_operations(kernels, reference, cache.kv_keys)]
     if kernels.keeps_quantized:
         operations += [_quantized_operations(kernels, reference, one) for one in sorted(schemes)]
     for name, limit, ours, theirs in itertools.chain(*operations):

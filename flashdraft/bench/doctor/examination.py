@@ -48,17 +48,7 @@ def examine(settings: Settings, on_progress: Callable[[str], None] = lambda _: N
     """Load the pair and run every check; `on_progress` hears what is being done."""
     on_progress(f"loading {settings.model}")
     begin = time.monotonic()
-    patient = Patient.load(
-        settings.model,
-        settings.draft,
-        settings.device,
-        settings.dtype,
-        settings.mode,
-        quantize=settings.quantize,
-        quantize_head=settings.quantize_head,
-        kv_dtype=settings.kv_dtype,
-        kv_keys=settings.kv_keys,
-    )
+    patient = Patient.load(settings)
     report = examine_patient(patient, settings, on_progress)
     report.seconds = time.monotonic() - begin
     return report
@@ -71,12 +61,12 @@ def examine_patient(
     begin = time.monotonic()
     report = Report(settings, patient.llm.drafter_name)
     on_progress("checking the machine and the kernels")
-    report.findings += check_environment(patient.llm.kernels, patient.kv_dtype, patient.kv_keys)
+    report.findings += check_environment(patient.llm.kernels, patient.cache)
     report.weights = read_weights(patient)
     report.findings.append(Finding("environment", OK, report.weights.text))
     schemes = schemes_in_use(patient.llm.kernels, report.weights.target.stored)
     patient = _affordable(patient, report)
-    report.findings += check_kernels(patient.llm.kernels, schemes, patient.kv_keys)
+    report.findings += check_kernels(patient.llm.kernels, schemes, patient.cache)
     on_progress("decoding plainly and drafted")
     measured = _measure(patient, report, begin) if patient.num_prompts else None
     if measured is not None:
@@ -116,13 +106,7 @@ def _drafts(patient: Patient) -> bool:
 def _measure(patient: Patient, report: Report, begin: float) -> Measured | None:
     """The law, greedy and seeded, and the accepted length; None without a drafter."""
     looks_up = patient.drafter is None and patient.llm.engine.config.ngram
-    probe = Probe(
-        patient.target,
-        patient.drafter,
-        ngram=looks_up,
-        kv_dtype=patient.kv_dtype,
-        kv_keys=patient.kv_keys,
-    )
+    probe = Probe(patient.target, patient.drafter, patient.cache, ngram=looks_up)
     prompts = patient.prompts()
     if probe.verify == 0:
         report.findings.append(Finding("law", OK, "plain decoding only: there is nothing drafted"))

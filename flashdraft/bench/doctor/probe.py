@@ -11,15 +11,15 @@ import dataclasses
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 
-from flashdraft.bench.doctor.settings import Mode
+from flashdraft.bench.doctor.settings import Mode, Settings
 from flashdraft.chat.templates import encode_chat
 from flashdraft.core import FinishReason, Generation, Request, SamplingParams
-from flashdraft.engine.config import MAX_VERIFY, EngineConfig
+from flashdraft.engine.config import DEFAULT_CACHE, MAX_VERIFY, CacheOptions, EngineConfig
 from flashdraft.engine.engine import Engine
 from flashdraft.errors import RequestError
 from flashdraft.llm import LLM, failure_of
@@ -85,9 +85,8 @@ class Probe:
         self,
         target: Target,
         drafter: Drafter | None,
+        cache: CacheOptions = DEFAULT_CACHE,
         ngram: bool = False,
-        kv_dtype: str = EngineConfig.kv_dtype,
-        kv_keys: str = EngineConfig.kv_keys,
     ) -> None:
         if drafter is not None:
             target = tapped(target, drafter.config.tap_layers)
@@ -101,8 +100,7 @@ class Probe:
             max_context=min(_MAX_CONTEXT, target.config.max_position),
             verify=self.verify,
             ngram=ngram,
-            kv_dtype=kv_dtype,
-            kv_keys=kv_keys,
+            cache=cache,
         )
         self._engine = Engine(target, packed, config)
         self._count = 0
@@ -150,56 +148,37 @@ class Patient:
     num_prompts: int = len(PROMPTS)  # fewer where rows are slow
 
     @classmethod
-    def load(
-        cls,
-        model: str,
-        draft: str,
-        device: str,
-        dtype: str,
-        mode: Mode,
-        *,
-        quantize: str | None = None,
-        quantize_head: str | None = None,
-        kv_dtype: str = EngineConfig.kv_dtype,
-        kv_keys: str = EngineConfig.kv_keys,
-    ) -> Patient:
+    def load(cls, settings: Settings) -> Patient:
         """Load a target with next to no cache of its own, and its drafter's parameters."""
         llm = LLM(
-            model,
-            draft=None if draft == "none" else draft,
+            settings.model,
+            draft=None if settings.draft == "none" else settings.draft,
             verify=0,
-            device=device,
-            dtype=dtype,
-            quantize=quantize,
-            quantize_head=quantize_head,
+            device=settings.device,
+            dtype=settings.dtype,
             max_batch=1,
             max_context=64,
-            kv_dtype=kv_dtype,
-            kv_keys=kv_keys,
+            **settings.weights._asdict(),
+            **asdict(settings.cache),
         )
         if llm.tokenizer is None:
             raise RequestError(
-                f"{model} has no tokenizer, so doctor cannot ask it anything; name a folder with "
-                "tokenizer.json, or a GGUF file."
+                f"{settings.model} has no tokenizer, so doctor cannot ask it anything; name a "
+                "folder with tokenizer.json, or a GGUF file."
             )
         if llm.drafter_name is None:
-            return cls(llm, None, None, mode)
+            return cls(llm, None, None, settings.mode)
         folder = resolve_source(llm.drafter_name).path
-        return cls(llm, drafter_for(llm, folder), folder, mode)
+        return cls(llm, drafter_for(llm, folder), folder, settings.mode)
 
     @property
     def target(self) -> Target:
         return self.llm.engine.target
 
     @property
-    def kv_dtype(self) -> str:
-        """What keys and values are stored as, as the user said it."""
-        return self.llm.engine.config.kv_dtype
-
-    @property
-    def kv_keys(self) -> str:
-        """Whether keys that can be made of values are stored, likewise."""
-        return self.llm.engine.config.kv_keys
+    def cache(self) -> CacheOptions:
+        """How keys and values are stored, as the user said it."""
+        return self.llm.engine.config.cache
 
     @property
     def tokenizer(self) -> Tokenizer:

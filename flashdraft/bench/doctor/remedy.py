@@ -9,13 +9,14 @@ from flashdraft.bench.plan.gpus import RUNTIME_BYTES, this_machine
 from flashdraft.bench.plan.pairs import find_pair
 from flashdraft.bench.plan.plan import make_plan
 from flashdraft.errors import FlashdraftError
-from flashdraft.kernels.select import WeightFormats
+from flashdraft.kernels.kinds import WeightOptions
+from flashdraft.kernels.select import weights_of
 
 
 def better_target(
     patient: Patient,
     trained_for: str,
-    trained_in: WeightFormats,
+    trained_in: WeightOptions,
     bits: float | None,
 ) -> str:
     """The target as the drafter knows it; more bits, the most that fit; or another drafter."""
@@ -29,7 +30,7 @@ def better_target(
         options.append(better)
     elif trained_for != model:
         options.append("a format of more bits")
-    words = ["flashdraft train", model, WeightFormats.of(kernels).flags(), "--out FOLDER"]
+    words = ["flashdraft train", model, weights_of(kernels).flags(), "--out FOLDER"]
     options.append(f"train a drafter on this very target: {' '.join(filter(None, words))}")
     return f"{', or '.join(options)}; flashdraft plan {model} says which formats fit"
 
@@ -41,7 +42,7 @@ def _better_format(patient: Patient, bits: float) -> str | None:
     card = replace(card, free_bytes=max(card.free_bytes, card.memory_bytes - RUNTIME_BYTES))
     try:
         pair = find_pair(patient.llm.model, patient.llm.drafter_name or "none")
-        plan = make_plan(pair, card, kv_dtype=patient.kv_dtype, kv_keys=patient.kv_keys)
+        plan = make_plan(pair, card, cache=patient.cache)
     except FlashdraftError:  # sizes that plan does not know
         return None
     best = next((fit.form for fit in plan.fits if fit.fits and fit.form.bits > bits), None)

@@ -109,13 +109,20 @@ class Report:
     def to_json(self) -> dict[str, Any]:
         """One JSON object; lists are in the report's own order, causes likeliest first."""
         settings = dataclasses.asdict(self.settings)
-        mode = settings.pop("mode")
+        mode, cache, _ = settings.pop("mode"), settings.pop("cache"), settings.pop("weights")
+        stored = {name: cache[name] for name in ("kv_dtype", "kv_keys")}
         mode["template"] = "given" if mode["template"] is not None else "own"
         return {
             "format": FORMAT,
             "is_healthy": self.is_healthy,
             "not_judged": self.not_judged,
-            "settings": {**settings, **mode, "drafter": self.drafter},
+            "settings": {
+                **settings,
+                **self.settings.weights._asdict(),
+                **stored,
+                **mode,
+                "drafter": self.drafter,
+            },
             "weights": None if self.weights is None else self.weights.to_json(),
             "findings": [dataclasses.asdict(finding) for finding in self.findings],
             "causes": [dataclasses.asdict(cause) for cause in self.causes],

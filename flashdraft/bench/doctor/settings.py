@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flashdraft.engine.config import EngineConfig
+from flashdraft.engine.config import DEFAULT_CACHE, CacheOptions
+from flashdraft.kernels.kinds import AS_STORED, WeightOptions
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,5 @@ class Settings:
     dtype: str = "auto"
     mode: Mode = Mode()
     seconds: float = 30.0  # once the pair is loaded; what is under way is not cut
-    quantize: str | None = None
-    quantize_head: str | None = None
-    kv_dtype: str = EngineConfig.kv_dtype
-    kv_keys: str = EngineConfig.kv_keys
+    weights: WeightOptions = AS_STORED
+    cache: CacheOptions = DEFAULT_CACHE

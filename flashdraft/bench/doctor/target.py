@@ -17,7 +17,8 @@ from flashdraft.bench.doctor.weights import (
     recorded_formats,
 )
 from flashdraft.errors import CapacityError
-from flashdraft.kernels.select import WeightFormats
+from flashdraft.kernels.kinds import AS_STORED, WeightOptions
+from flashdraft.kernels.select import weights_of
 from flashdraft.llm import LLM
 from flashdraft.models.loading import open_checkpoint
 from flashdraft.models.sources import known_models, resolve_source
@@ -37,7 +38,7 @@ def find_other_weights(patient: Patient, measured: Measured, deadline: float) ->
     trained_for = target_of(patient.llm.drafter_name, patient.folder)
     trained_in = recorded_formats(read_provenance(patient.folder))
     kernels = patient.llm.kernels
-    formats = WeightFormats.of(kernels)
+    formats = weights_of(kernels)
     if trained_for is None or (trained_for, trained_in) == (patient.llm.model, formats):
         return []
     origin, bits = _origin(patient, trained_for, trained_in)
@@ -46,7 +47,7 @@ def find_other_weights(patient: Patient, measured: Measured, deadline: float) ->
     is_possible = kernels.device.type == "cuda" or not any(trained_in)
     if is_possible and _is_here(trained_for, patient.llm.model):
         with contextlib.suppress(CapacityError):  # few bits are there because more do not fit
-            reference = _run_reference(patient, measured, trained_for, deadline, *trained_in)
+            reference = _run_reference(patient, measured, trained_for, deadline, trained_in)
     if reference is None:
         # nothing to run against: the bits alone must tell
         text = f"{origin}; {trained_for} cannot be run here beside it, to compare with"
@@ -64,7 +65,7 @@ def find_other_weights(patient: Patient, measured: Measured, deadline: float) ->
 
 
 def _origin(
-    patient: Patient, trained_for: str, trained_in: WeightFormats
+    patient: Patient, trained_for: str, trained_in: WeightOptions
 ) -> tuple[str, float | None]:
     """What the drafter knows and what the target is, in words; and the target's bits, if few."""
     target = read_weights(patient).target
@@ -105,8 +106,7 @@ def _run_reference(
     measured: Measured,
     model: str,
     deadline: float,
-    quantize: str | None = None,
-    quantize_head: str | None = None,
+    weights: WeightOptions = AS_STORED,
     dtype: str | None = None,
 ) -> tuple[Accepted | None, float]:
     """Another target with the same drafter: what it accepts, and how far it agrees with ours.
@@ -116,20 +116,19 @@ def _run_reference(
     assert patient.folder is not None
     kernels = patient.llm.kernels
     if dtype is None:  # few bits have one dtype only
-        dtype = "auto" if quantize or quantize_head else kernels.weight_dtype
+        dtype = "auto" if any(weights) else kernels.weight_dtype
     llm = LLM(
         model,
         draft=patient.folder,
         verify=0,
         device=kernels.device,
         dtype=dtype,
-        quantize=quantize,
-        quantize_head=quantize_head,
         max_batch=1,
         max_context=64,
+        **weights._asdict(),
     )
     drafter = drafter_for(llm, patient.folder)
-    probe = Probe(llm.engine.target, drafter, kv_dtype=patient.kv_dtype, kv_keys=patient.kv_keys)
+    probe = Probe(llm.engine.target, drafter, patient.cache)
     accepted = accepted_by(probe, measured.prompts, deadline)
     counts = [
         agreement(llm.engine.target, prompt, answer.token_ids)

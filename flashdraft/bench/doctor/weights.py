@@ -17,8 +17,7 @@ from flashdraft.bench.doctor.probe import Patient
 from flashdraft.bench.plan.sizes import GPU_FORMATS
 from flashdraft.engine.cache.storage import stored_dtype
 from flashdraft.kernels.interface import Kernels
-from flashdraft.kernels.kinds import Scheme
-from flashdraft.kernels.select import WeightFormats
+from flashdraft.kernels.kinds import Scheme, WeightOptions
 from flashdraft.models.config.quantization import WeightFormat, read_quantization
 from flashdraft.models.files.safetensors import open_safetensors
 from flashdraft.models.gguf.file import GGUFFile
@@ -133,9 +132,9 @@ def read_weights(patient: Patient) -> PairWeights:
     if patient.folder is not None:
         scheme = kernels.quantize_drafter
         drafter = _kept(stored_weights(patient.folder), kernels, scheme, scheme)
-    dtype = stored_dtype(kernels, patient.kv_dtype)
+    dtype = stored_dtype(kernels, patient.cache.kv_dtype)
     name = str(dtype).removeprefix("torch.")
-    return PairWeights(target, drafter, name, patient.kv_keys)
+    return PairWeights(target, drafter, name, patient.cache.kv_keys)
 
 
 def schemes_in_use(kernels: Kernels, stored: StoredWeights) -> set[Scheme]:
@@ -188,14 +187,14 @@ def scheme_bits(scheme: Scheme) -> float:
     return next(form.bits for form in GPU_FORMATS if form.flags == wanted)
 
 
-def recorded_formats(provenance: Mapping[str, Any]) -> WeightFormats:
+def recorded_formats(provenance: Mapping[str, Any]) -> WeightOptions:
     """What a drafter's target and its head were quantised to in training, where it is recorded."""
     target = provenance.get("target")
     found = target if isinstance(target, Mapping) else {}
-    return WeightFormats(found.get("quantize"), found.get("quantize_head"))
+    return WeightOptions(found.get("quantize"), found.get("quantize_head"))
 
 
-def describe_formats(formats: WeightFormats) -> str:
+def describe_formats(formats: WeightOptions) -> str:
     """The same in words that follow a target's name; nothing where nothing was quantised."""
     quantize, head = formats
     beside = "" if head in (None, quantize) else f" (head {head})"

@@ -29,7 +29,7 @@ from flashdraft.bench.plan.sizes import (
 from flashdraft.bench.plan.speed import Prediction, predict, predict_best
 from flashdraft.engine.cache.layers import shares_keys
 from flashdraft.engine.cache.planning import DEFAULT_CPU_GB, GPU_SHARE
-from flashdraft.engine.config import KV_DTYPES, KV_KEYS, EngineConfig
+from flashdraft.engine.config import DEFAULT_CACHE, CacheOptions, EngineConfig
 from flashdraft.errors import RequestError
 
 DEFAULT_CONTEXT = 8192
@@ -97,8 +97,7 @@ def make_plan(
     *,
     context: int | None = None,
     concurrency: int = 1,
-    kv_dtype: str = EngineConfig.kv_dtype,
-    kv_keys: str = EngineConfig.kv_keys,
+    cache: CacheOptions = DEFAULT_CACHE,
 ) -> Plan:
     """Every format on this card, for so many sequences of so many tokens."""
     longest = pair.target.max_position
@@ -110,19 +109,15 @@ def make_plan(
         )
     if not 1 <= concurrency <= MAX_CONCURRENCY:
         raise RequestError(f"--concurrency is {concurrency}; it must be 1 to {MAX_CONCURRENCY}.")
-    if kv_dtype not in KV_DTYPES:
-        raise RequestError(f"--kv-dtype is {kv_dtype!r}; it must be {' or '.join(KV_DTYPES)}.")
-    if kv_keys not in KV_KEYS:
-        raise RequestError(f"--kv-keys is {kv_keys!r}; it must be {' or '.join(KV_KEYS)}.")
     formats = _formats(pair, card)
-    if kv_dtype == "fp8":
+    if cache.kv_dtype == "fp8":
         if not _reads_fp8(card):
             raise RequestError(
                 f"--kv-dtype is fp8, which {card.title} cannot read; it takes a GPU of compute "
                 "capability 8.9 or newer. Leave it out, or name another card."
             )
         formats = [_with_fp8_cache(form) for form in formats]
-    if kv_keys == "rebuilt":
+    if cache.kv_keys == "rebuilt":
         _refuse_rebuilt_keys(pair, card)
         formats = [_with_rebuilt_keys(form) for form in formats]
     fits = tuple(_fit(pair, card, form, context, concurrency) for form in formats)
@@ -245,7 +240,10 @@ def _fit(pair: Pair, card: Card, form: StoredFormat, context: int, concurrency: 
 
     def cache(length: int, batch: int) -> CachePlan:
         config = EngineConfig.for_device(
-            device, max_batch=batch, max_context=length, kv_keys=form.kv_keys
+            device,
+            max_batch=batch,
+            max_context=length,
+            cache=CacheOptions(kv_keys=form.kv_keys),
         )
         return plan_cache(pair, form.cache_dtype, budget, config, length)
 

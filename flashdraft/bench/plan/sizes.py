@@ -22,7 +22,7 @@ from flashdraft.engine.cache.planning import (
     window_pages,
     window_slack,
 )
-from flashdraft.engine.config import EngineConfig
+from flashdraft.engine.config import CacheOptions, EngineConfig
 from flashdraft.kernels.kinds import FILLED_BITS, filled_depth
 from flashdraft.models.config.target import LayerConfig, ModelConfig
 from flashdraft.models.drafter.config import DrafterConfig, tensor_shapes
@@ -56,7 +56,7 @@ class StoredFormat:
     table_bits: float | None = None  # of an embedding table beside the head; None = a float's
     is_cpu: bool = False  # whose kernels quantise small weights too, and keep a table in any case
     cache_dtype: CacheType = BFLOAT16
-    kv_keys: str = EngineConfig.kv_keys
+    kv_keys: str = CacheOptions.kv_keys
 
     @property
     def float_bits(self) -> float:
@@ -285,7 +285,7 @@ def plan_cache(
     pair: Pair, dtype: ValueType, budget: int, config: EngineConfig, context: int
 ) -> CachePlan:
     """The pages of an engine with `config.max_batch` sequences of up to `context` tokens."""
-    layers = cache_layers(pair.target, pair.drafter, config.kv_keys)
+    layers = cache_layers(pair.target, pair.drafter, config.cache.kv_keys)
     costs, size = bytes_per_token(layers, dtype), config.page_size
     asked = replace(config, max_context=context)
     pages = plan_pools(layers, dtype, budget, asked, context, window_slack(pair.drafter, config))

@@ -11,6 +11,7 @@ from flashdraft.bench.doctor.examination import examine
 from flashdraft.bench.doctor.files import verify_files
 from flashdraft.bench.doctor.report import OK, PROBLEM, WARNING, Finding, Report
 from flashdraft.bench.doctor.settings import Mode, Settings
+from flashdraft.cli.arguments import cache_options, weight_options
 from flashdraft.cli.display import Screen
 from flashdraft.cli.files import STDOUT, check_writable, write_json
 from flashdraft.core import SamplingParams
@@ -88,10 +89,8 @@ def _settings(arguments: argparse.Namespace) -> Settings:
         arguments.dtype,
         mode,
         arguments.seconds,
-        arguments.quantize,
-        arguments.quantize_head,
-        arguments.kv_dtype,
-        arguments.kv_keys,
+        weight_options(arguments),
+        cache_options(arguments),
     )
 
 

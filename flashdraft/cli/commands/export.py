@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import argparse
 
+from flashdraft.cli.arguments import weight_options
 from flashdraft.cli.files import write_json
 from flashdraft.errors import RequestError
 from flashdraft.external.checkpoint_rules import BOTH, FolderReport, RuleFinding, check_folder
 from flashdraft.external.versions import ENGINES
-from flashdraft.kernels.select import WeightFormats, read_scheme
 from flashdraft.models.files.opening import reading
 from flashdraft.models.loading import open_checkpoint
 from flashdraft.models.sources import resolve_source
@@ -22,10 +22,8 @@ EXIT_REFUSED = 1
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the drafter, or check it."""
-    formats = WeightFormats(
-        read_scheme("quantize", arguments.quantize),
-        read_scheme("quantize_head", arguments.quantize_head),
-    )
+    formats = weight_options(arguments)
+    formats.schemes()  # or a RequestError
     if arguments.check:
         if any(formats):
             raise RequestError(f"{formats.flags()} would not be used with --check; leave it out.")

@@ -16,6 +16,7 @@ from flashdraft.bench.plan.pairs import Pair, find_pair
 from flashdraft.bench.plan.plan import Fit, Plan, advice, break_even, make_plan
 from flashdraft.bench.plan.sizes import cache_bytes, count_drafter, count_target
 from flashdraft.bench.plan.speed import FEW_BITS_SHARES, Prediction, explain
+from flashdraft.cli.arguments import cache_options
 from flashdraft.cli.files import write_json
 from flashdraft.engine.cache.layers import bytes_per_token, cache_layers
 from flashdraft.engine.cache.planning import DEFAULT_CPU_GB, GPU_SHARE
@@ -29,8 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
         _card(arguments),
         context=arguments.context,
         concurrency=arguments.concurrency,
-        kv_dtype=arguments.kv_dtype,
-        kv_keys=arguments.kv_keys,
+        cache=cache_options(arguments),
     )
     if arguments.json is not None:
         write_json(arguments.json, as_json(plan))

@@ -10,10 +10,11 @@ import asyncio
 import importlib
 import os
 import socket
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from flashdraft.cli.arguments import KEY_VARIABLE, NATIVE
+from flashdraft.cli.arguments import KEY_VARIABLE, NATIVE, cache_options, weight_options
 from flashdraft.cli.commands import serve_external
 from flashdraft.cli.display import Screen
 from flashdraft.engine.config import EngineConfig
@@ -78,13 +79,11 @@ def _api_key(arguments: argparse.Namespace) -> str | None:
 
 def _check_values(arguments: argparse.Namespace) -> None:
     """Refuse what the engine would refuse, before its process begins to load."""
-    given = {
-        name: getattr(arguments, name)
-        for name in ("max_batch", "max_context", "cache_gb", "kv_dtype", "kv_keys")
-    }
+    given = {name: getattr(arguments, name) for name in ("max_batch", "max_context")}
     if isinstance(arguments.verify, int):
         given["verify"] = arguments.verify
-    EngineConfig(**{name: value for name, value in given.items() if value is not None})
+    given = {name: value for name, value in given.items() if value is not None}
+    EngineConfig(cache=cache_options(arguments), **given)
 
 
 def _model_name(arguments: argparse.Namespace) -> str:
@@ -102,20 +101,14 @@ def _public_name(model: str) -> str:
 
 
 def _llm_arguments(arguments: argparse.Namespace, model: str) -> dict[str, Any]:
-    names = (
-        "verify",
-        "device",
-        "dtype",
-        "quantize",
-        "quantize_head",
-        "max_context",
-        "max_batch",
-        "cache_gb",
-        "kv_dtype",
-        "kv_keys",
-    )
-    draft = None if arguments.draft == "none" else arguments.draft
-    return {"model": model, "draft": draft, **{name: getattr(arguments, name) for name in names}}
+    names = ("verify", "device", "dtype", "max_context", "max_batch")
+    return {
+        "model": model,
+        "draft": None if arguments.draft == "none" else arguments.draft,
+        **{name: getattr(arguments, name) for name in names},
+        **weight_options(arguments)._asdict(),
+        **asdict(cache_options(arguments)),
+    }
 
 
 def _load_server() -> Any:

@@ -21,7 +21,7 @@ from flashdraft.bench.plan.sizes import (
     weight_bytes,
 )
 from flashdraft.cli.display import Screen
-from flashdraft.engine.config import EngineConfig
+from flashdraft.engine.config import CacheOptions
 from flashdraft.errors import RequestError
 from flashdraft.external import sglang, vllm
 from flashdraft.external.command import EngineCommand, EngineSettings, Nodes
@@ -104,8 +104,8 @@ def _refuse_native_flags(arguments: argparse.Namespace) -> None:
         ("log_prompts", False),
         ("quantize", None),
         ("quantize_head", None),
-        ("kv_dtype", EngineConfig.kv_dtype),
-        ("kv_keys", EngineConfig.kv_keys),
+        ("kv_dtype", CacheOptions.kv_dtype),
+        ("kv_keys", CacheOptions.kv_keys),
     ):
         if getattr(arguments, name) != default:
             raise RequestError(

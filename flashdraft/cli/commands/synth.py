@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 
+from flashdraft.cli.arguments import weight_options
 from flashdraft.cli.display import Screen
 from flashdraft.cli.files import check_writable, write_json
 from flashdraft.errors import RequestError
 from flashdraft.interrupts import terminate_as_interrupt
-from flashdraft.kernels.select import WeightFormats
+from flashdraft.kernels.select import weights_of
 from flashdraft.train.data.prompts import read_texts
 from flashdraft.train.data.regenerate import load_target
 from flashdraft.train.data.settings import SynthSettings
@@ -33,8 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
             arguments.model,
             arguments.device,
             arguments.dtype,
-            arguments.quantize,
-            arguments.quantize_head,
+            weight_options(arguments),
         )
         report = synthesize(
             llm,
@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json is not None:
         content = {
             "file": str(arguments.out),
-            **WeightFormats.of(llm.kernels)._asdict(),
+            **weights_of(llm.kernels)._asdict(),
             "found": report.num_found,
             "kept": report.num_kept,
             "drawn": report.num_drawn,

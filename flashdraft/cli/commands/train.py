@@ -14,6 +14,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+from flashdraft.cli.arguments import weight_options
 from flashdraft.cli.display import LiveLine, Screen
 from flashdraft.cli.files import STDOUT, check_writable, write_json
 from flashdraft.cli.flags.train import ANSWER_FLAGS, JOB_FLAGS
@@ -41,8 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
         init_from=arguments.init_from,
         device=arguments.device,
         dtype=arguments.dtype,
-        quantize=arguments.quantize,
-        quantize_head=arguments.quantize_head,
+        weights=weight_options(arguments),
         train=TrainConfig(**_given(arguments, TrainConfig.__dataclass_fields__)),
         **_given(arguments, JOB_FLAGS),
         answering=AnswerSettings(**_given(arguments, ANSWER_FLAGS)),

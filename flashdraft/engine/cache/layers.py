@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from flashdraft.engine.config import EngineConfig
+from flashdraft.engine.config import CacheOptions
 from flashdraft.models.config.target import LayerConfig, ModelConfig
 from flashdraft.models.drafter.config import DrafterConfig
 
@@ -46,7 +46,7 @@ def shares_keys(target: ModelConfig) -> bool:
 
 
 def cache_layers(
-    target: ModelConfig, drafter: DrafterConfig | None, kv_keys: str = EngineConfig.kv_keys
+    target: ModelConfig, drafter: DrafterConfig | None, kv_keys: str = CacheOptions.kv_keys
 ) -> list[CacheLayer]:
     """The target's layers, then the drafter's."""
     layers = [CacheLayer.of(layer, kv_keys) for layer in target.layers]

@@ -33,8 +33,8 @@ log = logging.getLogger(__name__)
 
 def check_cache(kernels: Kernels, config: EngineConfig, target: ModelConfig | None = None) -> None:
     """Refuse a cache that the kernels cannot read, or the target, once known, cannot have."""
-    stored_dtype(kernels, config.kv_dtype)
-    check_keys(kernels, config.kv_keys, target)
+    stored_dtype(kernels, config.cache.kv_dtype)
+    check_keys(kernels, config.cache.kv_keys, target)
 
 
 def check_weights_fit(
@@ -97,9 +97,9 @@ def build_cache(
 ) -> tuple[KVCache, int]:
     """The cache within its budget, and the longest sequence it can hold."""
     kernels, drafts = target.kernels, None if drafter is None else drafter.config
-    layers = cache_layers(target.config, drafts, config.kv_keys)
-    dtype = stored_dtype(kernels, config.kv_dtype)
-    check_keys(kernels, config.kv_keys, target.config)
+    layers = cache_layers(target.config, drafts, config.cache.kv_keys)
+    dtype = stored_dtype(kernels, config.cache.kv_dtype)
+    check_keys(kernels, config.cache.kv_keys, target.config)
     budget = _budget(kernels.device, config)
     max_position = target.config.max_position
     longest = min(max_position, config.max_context or max_position)
@@ -118,12 +118,12 @@ def build_cache(
             cure = f"the model knows {max_position} positions"
         else:
             cure = f"the cache of {budget / GB:.3f} GB holds no more; raise cache_gb"
-            cure += _smaller_cache(target, dtype, config.kv_keys)
+            cure += _smaller_cache(target, dtype, config.cache.kv_keys)
         raise CapacityError(f"max_context is {wanted}; at most {fits} is possible: {cure}.")
     costs = bytes_per_token(layers, dtype)
     size = sum(pages[window] * config.page_size * costs[window] for window in pages)
     name = str(dtype).removeprefix("torch.")
-    name += ", keys rebuilt" if config.kv_keys == "rebuilt" else ""
+    name += ", keys rebuilt" if config.cache.kv_keys == "rebuilt" else ""
     log.info("cache: %.3f GB of %s, sequences up to %d tokens", size / GB, name, wanted or fits)
     return KVCache(layers, pages, config.page_size, kernels, dtype), wanted or fits
 
@@ -141,8 +141,8 @@ def _smaller_cache(target: Target, dtype: torch.dtype, kv_keys: str) -> str:
 
 
 def _budget(device: torch.device, config: EngineConfig) -> int:
-    if config.cache_gb is not None:
-        return int(config.cache_gb * GB)
+    if config.cache.cache_gb is not None:
+        return int(config.cache.cache_gb * GB)
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return int(free * GPU_SHARE)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from flashdraft.errors import TrainingError
 from flashdraft.files import put_in_place
-from flashdraft.kernels.select import WeightFormats
+from flashdraft.kernels.kinds import WeightOptions
 from flashdraft.train.data.answers import (
     COLUMNS,
     FORMAT_VERSION,
@@ -51,7 +51,7 @@ class AnswerWriter:
         identity: Mapping[str, Any],
         shard_size: int,
         tokenizer: str | None = None,
-        formats: WeightFormats | None = None,
+        formats: WeightOptions | None = None,
     ) -> None:
         self.folder = Path(folder)
         self._identity = json.dumps(identity, sort_keys=True)

@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from flashdraft.errors import TrainingError
-from flashdraft.kernels.select import WeightFormats
+from flashdraft.kernels.kinds import WeightOptions
 from flashdraft.models.sources import resolve_source
 from flashdraft.models.tokenizer import Tokenizer
 
@@ -61,7 +61,7 @@ class Author(NamedTuple):
     fingerprint: str | None = None
     vocab_size: int | None = None
     tokenizer: str | None = None  # a digest
-    formats: WeightFormats | None = None
+    formats: WeightOptions | None = None
 
 
 @dataclass(frozen=True)
@@ -278,7 +278,7 @@ def _author(metadata: Mapping[str, str]) -> Author:
         identity.get("fingerprint"),
         None if vocab_size is None else int(vocab_size),
         metadata.get("tokenizer"),
-        None if "formats" not in metadata else WeightFormats(*json.loads(metadata["formats"])),
+        None if "formats" not in metadata else WeightOptions(*json.loads(metadata["formats"])),
     )
 
 

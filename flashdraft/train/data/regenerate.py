@@ -25,7 +25,8 @@ from tqdm import tqdm
 
 from flashdraft.chat.templates import render_chat
 from flashdraft.errors import RequestError, TrainingError
-from flashdraft.kernels.select import WeightFormats
+from flashdraft.kernels.kinds import AS_STORED, WeightOptions
+from flashdraft.kernels.select import weights_of
 from flashdraft.llm import LLM
 from flashdraft.models.tokenizer import Tokenizer
 from flashdraft.train.data.answer_writer import MAX_UINT16_VOCAB, AnswerWriter
@@ -93,8 +94,7 @@ def load_target(
     model: str | Path,
     device: str | torch.device = "auto",
     dtype: str = "auto",
-    quantize: str | None = None,
-    quantize_head: str | None = None,
+    weights: WeightOptions = AS_STORED,
 ) -> LLM:
     """The target alone, with next to no cache: the memory is for the answers' own."""
     return LLM(
@@ -102,10 +102,9 @@ def load_target(
         draft=None,
         device=device,
         dtype=dtype,
-        quantize=quantize,
-        quantize_head=quantize_head,
         max_batch=1,
         max_context=64,
+        **weights._asdict(),
     )
 
 
@@ -144,7 +143,7 @@ def _answer_all(
         _identity(llm, prompts, settings),
         SHARD_SIZE,
         tokenizer_digest(tokenizer),
-        WeightFormats.of(llm.kernels),
+        weights_of(llm.kernels),
     )
     every = list(_plan(len(prompts), settings))
     done = writer.done()
@@ -206,7 +205,7 @@ def find_loop(token_ids: NDArray[np.int32] | Sequence[int]) -> tuple[int, int] |
 
 def _identity(llm: LLM, prompts: Sequence[Prompt], settings: AnswerSettings) -> dict[str, Any]:
     described = json.loads(json.dumps(dataclasses.asdict(settings)))
-    formats = WeightFormats.of(llm.kernels)
+    formats = weights_of(llm.kernels)
     if any(formats):  # without them the identity is what it was before there were any
         described |= formats._asdict()
     return {

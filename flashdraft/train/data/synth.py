@@ -24,7 +24,7 @@ from tqdm import tqdm
 
 from flashdraft.chat.templates import render_chat
 from flashdraft.errors import RequestError, TrainingError
-from flashdraft.kernels.select import WeightFormats
+from flashdraft.kernels.select import weights_of
 from flashdraft.llm import LLM
 from flashdraft.models.tokenizer import Tokenizer
 from flashdraft.train.data.decode import BulkDecoder, Continuation, Job
@@ -131,7 +131,7 @@ def _continue(
     assert tokenizer is not None
     keeper = _Keeper(tokenizer, turn, settings, ForbiddenRuns(exclude))
     rows = _existing_rows(path)
-    formats = WeightFormats.of(llm.kernels).describe()
+    formats = weights_of(llm.kernels).describe()
     _refuse_other_formats(path, rows, formats)
     report = SynthReport(num_found=len(rows))
     for row in rows:

@@ -33,7 +33,7 @@ def make_answers(job: TrainingJob, kernels: Kernels, note: Callable[[str], None]
         )
     check_held_out(job, len(kept) if job.prompts else job.synth_count)
     dtype = job.dtype_on(kernels.device)
-    llm = load_target(job.target, kernels.device, dtype, job.quantize, job.quantize_head)
+    llm = load_target(job.target, kernels.device, dtype, job.weights)
     if not job.prompts:
         file = job.out / "prompts.jsonl"
         note(f"prompts: {job.synth_count} of the target's own, in {file}")

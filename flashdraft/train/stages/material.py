@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from flashdraft.kernels.interface import Kernels
-from flashdraft.kernels.select import WeightFormats
+from flashdraft.kernels.kinds import WeightOptions
+from flashdraft.kernels.select import weights_of
 from flashdraft.models.loading import Checkpoint
 from flashdraft.train.data.answers import AnswerSet, fingerprint
 from flashdraft.train.job import TrainingJob, check_authors, held_out_count
@@ -25,14 +26,14 @@ class Material:
     digest: str  # of both together
     target: dict[str, str]  # name and fingerprint
     dtype: str  # the target's
-    formats: WeightFormats
+    formats: WeightOptions
     origin: str | None  # the name of the drafter that the run starts from
 
     @classmethod
     def read(cls, job: TrainingJob, checkpoint: Checkpoint, kernels: Kernels) -> Material:
         """The answers of the job; those that its target did not write are refused."""
         everything = AnswerSet.read(job.answers or (job.out / "answers",))
-        formats = WeightFormats.of(kernels)
+        formats = weights_of(kernels)
         check_authors(job, everything, checkpoint, formats)
         count = held_out_count(job, len(everything))
         answers, held_out = everything.split(count, job.train.seed)

@@ -13,14 +13,14 @@ import torch
 
 from flashdraft.core import FinishReason, Request, SamplingParams
 from flashdraft.engine.cache.storage import Span
-from flashdraft.engine.config import EngineConfig
+from flashdraft.engine.config import CacheOptions, EngineConfig
 from flashdraft.engine.engine import Engine
 from flashdraft.errors import ContextLengthError, RequestError
 from flashdraft.models.layers import ForwardBatch
 from tests import zoo
 
-PLAIN = EngineConfig(verify=0, ngram=False, cache_gb=0.01)
-DRAFTED = EngineConfig(verify=7, ngram=False, cache_gb=0.01)
+PLAIN = EngineConfig(verify=0, ngram=False, cache=CacheOptions(cache_gb=0.01))
+DRAFTED = EngineConfig(verify=7, ngram=False, cache=CacheOptions(cache_gb=0.01))
 
 
 class Letters:
@@ -344,7 +344,9 @@ def test_cancel_at_any_point(family, num_steps):
     victim = Request("victim", prompt, params, 0)
     others = [Request(f"r{i}", prompt[: 6 + i], params, i) for i in range(2)]
     expected = {r.id: plain(target, r)[r.id].token_ids for r in [victim, *others]}
-    config = EngineConfig(verify=7, prefill_chunk=16, max_step_tokens=48, cache_gb=0.01)
+    config = EngineConfig(
+        verify=7, prefill_chunk=16, max_step_tokens=48, cache=CacheOptions(cache_gb=0.01)
+    )
     engine = Engine(target, drafter, config)
     for request in (others[0], victim, others[1]):
         engine.submit(request)
@@ -369,7 +371,9 @@ def test_cancel_at_any_point(family, num_steps):
 
 @pytest.mark.parametrize("num_steps", range(5))
 def test_cancelling_the_only_request_frees_every_page_without_a_step(target, num_steps):
-    engine = Engine(target, zoo.tiny_drafter(target.kernels), EngineConfig(cache_gb=0.01))
+    engine = Engine(
+        target, zoo.tiny_drafter(target.kernels), EngineConfig(cache=CacheOptions(cache_gb=0.01))
+    )
     engine.submit(Request("a", [5] * 40, SamplingParams(max_tokens=30, ignore_eos=True), 0))
     tokens = [t for _ in range(num_steps) for e in engine.step() for t in e.token_ids]
     engine.cancel("a")

@@ -11,15 +11,15 @@ import torch
 
 from flashdraft.core import FinishReason, Request, SamplingParams
 from flashdraft.engine.cache.pages import NO_PAGE
-from flashdraft.engine.config import EngineConfig
+from flashdraft.engine.config import CacheOptions, EngineConfig
 from flashdraft.engine.drafts import Draft
 from flashdraft.engine.engine import Engine
 from flashdraft.models.config.target import ModelConfig
 from flashdraft.models.registry import build_target
 from tests import zoo
 
-PLAIN = EngineConfig(verify=0, ngram=False, cache_gb=0.01)
-DRAFTED = EngineConfig(verify=7, cache_gb=0.01)
+PLAIN = EngineConfig(verify=0, ngram=False, cache=CacheOptions(cache_gb=0.01))
+DRAFTED = EngineConfig(verify=7, cache=CacheOptions(cache_gb=0.01))
 POISON = 66  # the token that breaks things
 BANNED = {POISON: -1000.0}
 

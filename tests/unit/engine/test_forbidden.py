@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from flashdraft.core import Generation, GrammarSpec, Request, SamplingParams
-from flashdraft.engine.config import EngineConfig
+from flashdraft.engine.config import CacheOptions, EngineConfig
 from flashdraft.engine.draft.ngram import NgramIndex
 from flashdraft.engine.engine import Engine
 from flashdraft.models.config.target import ModelConfig
@@ -19,9 +19,9 @@ from flashdraft.models.layers import Target
 from flashdraft.models.registry import build_target
 from tests import zoo
 
-PLAIN = EngineConfig(verify=0, ngram=False, cache_gb=0.01, run_ahead=False)
-DRAFTED = EngineConfig(verify=5, cache_gb=0.01, run_ahead=False)
-AHEAD = EngineConfig(verify=5, ngram=False, cache_gb=0.01, run_ahead=True)
+PLAIN = EngineConfig(verify=0, ngram=False, cache=CacheOptions(cache_gb=0.01), run_ahead=False)
+DRAFTED = EngineConfig(verify=5, cache=CacheOptions(cache_gb=0.01), run_ahead=False)
+AHEAD = EngineConfig(verify=5, ngram=False, cache=CacheOptions(cache_gb=0.01), run_ahead=True)
 SETTINGS = (
     SamplingParams(max_tokens=24, ignore_eos=True),
     SamplingParams(max_tokens=24, ignore_eos=True, temperature=1.0),

@@ -12,11 +12,11 @@ import functools
 import pytest
 
 from flashdraft.core import FinishReason, Request, SamplingParams
-from flashdraft.engine.config import EngineConfig
+from flashdraft.engine.config import CacheOptions, EngineConfig
 from flashdraft.engine.engine import Engine
 from tests import zoo
 
-PLAIN = EngineConfig(verify=0, ngram=False, cache_gb=0.01)
+PLAIN = EngineConfig(verify=0, ngram=False, cache=CacheOptions(cache_gb=0.01))
 FAMILIES = list(zoo.CONFIGS)
 BACKENDS = ["torch", "float32", "int8"]
 
@@ -48,7 +48,9 @@ def test_scripted_drafts_do_not_change_a_token(family, backend, wrong):
     target = zoo.tiny_target(family, zoo.kernels(backend))
     requests, expected = expected_answers(family, backend, count, length)
     proposer = zoo.ScriptedProposer(expected, wrong, max_drafts=7)
-    engine = Engine(target, config=EngineConfig(verify=7, cache_gb=0.01), proposer=proposer)
+    engine = Engine(
+        target, config=EngineConfig(verify=7, cache=CacheOptions(cache_gb=0.01)), proposer=proposer
+    )
     drafted = zoo.run(engine, requests)
     assert tokens(drafted) == expected
     accepted = sum(g.stats.accepted for g in drafted.values())
@@ -70,7 +72,7 @@ def test_block_drafter_of_every_size(backend, block_size):
     drafter = zoo.tiny_drafter(target.kernels, block_size)
     requests, expected = expected_answers("gemma4", backend, 4)
     for verify in sorted({1, block_size // 2, block_size - 1}):
-        config = EngineConfig(verify=verify, ngram=False, cache_gb=0.01)
+        config = EngineConfig(verify=verify, ngram=False, cache=CacheOptions(cache_gb=0.01))
         assert tokens(zoo.run(Engine(target, drafter, config), requests)) == expected
 
 
@@ -80,7 +82,11 @@ def test_every_verify_length(backend, verify):
     target = zoo.tiny_target("llama", zoo.kernels(backend))
     requests, expected = expected_answers("llama", backend, 6)
     proposer = zoo.ScriptedProposer(expected, 0.15, max_drafts=15)
-    engine = Engine(target, config=EngineConfig(verify=verify, cache_gb=0.01), proposer=proposer)
+    engine = Engine(
+        target,
+        config=EngineConfig(verify=verify, cache=CacheOptions(cache_gb=0.01)),
+        proposer=proposer,
+    )
     assert tokens(zoo.run(engine, requests)) == expected
 
 
@@ -91,10 +97,17 @@ def test_verify_lengths_mixed_within_a_batch_and_chosen_by_the_policy(family):
     lengths = [None, 0, 3, None, 15, 1]
     mixed = [dataclasses.replace(r, verify=v) for r, v in zip(requests, lengths, strict=True)]
     proposer = zoo.ScriptedProposer(expected, 0.2, max_drafts=15)
-    engine = Engine(target, config=EngineConfig(cache_gb=0.01), proposer=proposer)
+    engine = Engine(
+        target, config=EngineConfig(cache=CacheOptions(cache_gb=0.01)), proposer=proposer
+    )
     assert tokens(zoo.run(engine, mixed)) == expected
     drafter = zoo.tiny_drafter(target.kernels)
-    assert tokens(zoo.run(Engine(target, drafter, EngineConfig(cache_gb=0.01)), mixed)) == expected
+    assert (
+        tokens(
+            zoo.run(Engine(target, drafter, EngineConfig(cache=CacheOptions(cache_gb=0.01))), mixed)
+        )
+        == expected
+    )
 
 
 @pytest.mark.parametrize("backend", ["float32", "int8"])
@@ -105,7 +118,7 @@ def test_preemption_prefix_hits_and_small_chunks(family, backend):
     requests, expected = expected_answers(family, backend, 8)
     config = EngineConfig(
         max_batch=8,
-        cache_gb=zoo.cache_for(target, drafter, 17),
+        cache=CacheOptions(cache_gb=zoo.cache_for(target, drafter, 17)),
         prefill_chunk=7,
         max_step_tokens=40,
     )
@@ -114,7 +127,11 @@ def test_preemption_prefix_hits_and_small_chunks(family, backend):
     assert tokens(first) == expected
     assert sum(g.stats.preemptions for g in first.values()) > 0
     again = [dataclasses.replace(r, id=f"again-{r.id}") for r in requests]
-    roomy = Engine(target, drafter, dataclasses.replace(config, cache_gb=0.02))
+    roomy = Engine(
+        target,
+        drafter,
+        dataclasses.replace(config, cache=dataclasses.replace(config.cache, cache_gb=0.02)),
+    )
     zoo.run(roomy, requests)
     second = zoo.run(roomy, again)
     assert {k.removeprefix("again-"): v for k, v in tokens(second).items()} == expected
@@ -139,7 +156,11 @@ def test_stop_token_and_limit_inside_a_block(place):
         (dataclasses.replace(free, max_tokens=place), answer[:place], FinishReason.LENGTH),
     ):
         proposer = zoo.ScriptedProposer({"a": answer}, 0.0, max_drafts=15)
-        engine = Engine(target, config=EngineConfig(verify=15, cache_gb=0.01), proposer=proposer)
+        engine = Engine(
+            target,
+            config=EngineConfig(verify=15, cache=CacheOptions(cache_gb=0.01)),
+            proposer=proposer,
+        )
         generation = zoo.run(engine, [Request("a", prompt, params, seed=5)])["a"]
         assert generation.token_ids == expected
         assert generation.finish_reason is reason
@@ -148,7 +169,7 @@ def test_stop_token_and_limit_inside_a_block(place):
 
 def test_the_context_limit_ends_an_answer_alike():
     target = zoo.tiny_target("llama", zoo.kernels("float32"))
-    config = EngineConfig(verify=0, ngram=False, cache_gb=0.01, max_context=40)
+    config = EngineConfig(verify=0, ngram=False, cache=CacheOptions(cache_gb=0.01), max_context=40)
     request = Request("a", list(range(4, 34)), SamplingParams(max_tokens=99, ignore_eos=True), 1)
     plain = plain_answers(target, [request], config)["a"]
     assert len(plain.token_ids) == 10 and plain.finish_reason is FinishReason.LENGTH

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from flashdraft.core import FinishReason, Request, SamplingParams, TokenEvent
-from flashdraft.engine.config import EngineConfig
+from flashdraft.engine.config import CacheOptions, EngineConfig
 from flashdraft.engine.engine import Engine
 from flashdraft.engine.output import TextOutput
 from flashdraft.models.stream_decoder import StreamDecoder
@@ -170,6 +170,6 @@ def test_events_carry_pieces_without_the_stop_token() -> None:
                 assert [p for p in found[event.request_id] if isinstance(p, int)] == special
         return {key: merged(pieces) for key, pieces in found.items()}
 
-    plain = pieces_of(EngineConfig(verify=0, ngram=False, cache_gb=0.01))
-    assert pieces_of(EngineConfig(verify=7, cache_gb=0.01)) == plain
+    plain = pieces_of(EngineConfig(verify=0, ngram=False, cache=CacheOptions(cache_gb=0.01)))
+    assert pieces_of(EngineConfig(verify=7, cache=CacheOptions(cache_gb=0.01))) == plain
     assert sum(piece == MARK for pieces in plain.values() for piece in pieces) > 5

@@ -12,7 +12,7 @@ import torch
 
 from flashdraft.errors import FlashdraftError, RequestError
 from flashdraft.kernels.cpu import backend as cpu_backend
-from flashdraft.kernels.kinds import Scheme
+from flashdraft.kernels.kinds import Scheme, WeightOptions
 from flashdraft.kernels.select import select_kernels
 from flashdraft.kernels.torch_backend import TorchKernels
 
@@ -201,33 +201,35 @@ def test_unknown_dtypes_are_errors(dtype: str) -> None:
 
 @pytest.mark.usefixtures("cuda", "triton")
 def test_quantize_reaches_the_gpu_kernels() -> None:
-    kernels: Any = select_kernels("cuda", "auto", quantize="int4", quantize_head="fp8")
-    assert kernels.kinds == (Scheme.INT4, Scheme.FP8)
-    kernels = select_kernels("cuda", "auto", quantize_head="int8")
-    assert kernels.kinds == (None, Scheme.INT8)
+    kernels: Any = select_kernels(
+        "cuda", "auto", weights=WeightOptions(quantize="int4", quantize_head="fp8")
+    )
+    assert kernels.schemes == (Scheme.INT4, Scheme.FP8)
+    kernels = select_kernels("cuda", "auto", weights=WeightOptions(quantize_head="int8"))
+    assert kernels.schemes == (None, Scheme.INT8)
 
 
 @pytest.mark.usefixtures("native")
 def test_quantize_on_the_cpu_names_the_dtype() -> None:
     with pytest.raises(RequestError, match="quantize is 'int8'.*GPU.*dtype='int8'"):
-        select_kernels("cpu", "auto", quantize="int8")
+        select_kernels("cpu", "auto", weights=WeightOptions(quantize="int8"))
     with pytest.raises(RequestError, match="quantize_head is 'fp8'.*dtype"):
-        select_kernels("cpu", "auto", quantize_head="fp8")
+        select_kernels("cpu", "auto", weights=WeightOptions(quantize_head="fp8"))
 
 
 @pytest.mark.parametrize("value", ["int6", "4", "", "INT4", 4, ["int4"]])
 def test_unknown_schemes_are_errors_on_any_device(value: Any) -> None:
     with pytest.raises(RequestError, match="quantize is .*; it must be one of int4, int8, fp8"):
-        select_kernels("cpu", "auto", quantize=value)
+        select_kernels("cpu", "auto", weights=WeightOptions(quantize=value))
     with pytest.raises(RequestError, match="quantize_head is .*; it must be one of"):
-        select_kernels("cpu", "auto", quantize_head=value)
+        select_kernels("cpu", "auto", weights=WeightOptions(quantize_head=value))
 
 
 @pytest.mark.usefixtures("cuda")
 def test_quantize_without_triton_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "flashdraft.kernels.cuda.backend", None)
     with pytest.raises(RequestError, match=r"quantize needs.*flashdraft\[gpu\].*leave it out"):
-        select_kernels("cuda", "auto", quantize="int4")
+        select_kernels("cuda", "auto", weights=WeightOptions(quantize="int4"))
 
 
 @pytest.mark.usefixtures("native")

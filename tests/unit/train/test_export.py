@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from flashdraft.core import VERSION
 from flashdraft.errors import CheckpointError, FlashdraftError, RequestError, UnsupportedModelError
-from flashdraft.kernels.select import WeightFormats
+from flashdraft.kernels.kinds import WeightOptions
 from flashdraft.models.config.rope import RopeConfig
 from flashdraft.models.config.target import ModelConfig
 from flashdraft.models.drafter.config import DrafterConfig
@@ -207,7 +207,7 @@ def test_a_drafter_is_exported_for_the_format_it_was_trained_on(
     refused: bool,
 ) -> None:
     make_drafter(tmp_path / "zlab")
-    formats, said = WeightFormats(*trained), WeightFormats(*asked)
+    formats, said = WeightOptions(*trained), WeightOptions(*asked)
     about = {"name": "tiny", "fingerprint": "ab", **formats._asdict()}
     write_provenance(tmp_path / "zlab", provenance(target=about, data=[], recipe={}))
     arguments = (tmp_path / "zlab", tmp_path / "out", "speculators", str(target), said)
@@ -228,13 +228,13 @@ def test_an_old_record_is_of_a_target_as_stored(tmp_path: Path, target: Path) ->
     write_provenance(tmp_path / "zlab", record)
     arguments = (tmp_path / "zlab", tmp_path / "out", "speculators", str(target))
     with pytest.raises(RequestError, match="on tiny with its weights as stored"):
-        export(*arguments, WeightFormats("int4"))
+        export(*arguments, WeightOptions("int4"))
     assert export(*arguments).is_dir()
 
 
 def test_who_records_no_target_is_believed(tmp_path: Path, target: Path) -> None:
     make_drafter(tmp_path / "zlab")
-    asked = WeightFormats("int4", "int8")
+    asked = WeightOptions("int4", "int8")
     folder = export(tmp_path / "zlab", tmp_path / "out", "speculators", str(target), asked)
     found = read_provenance(folder)
     assert found is not None and found["exported"]["quantize"] == "int4"

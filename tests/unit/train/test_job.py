@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from flashdraft.errors import FlashdraftError, RequestError, TrainingError
-from flashdraft.kernels.select import WeightFormats
+from flashdraft.kernels.kinds import WeightOptions
 from flashdraft.models.loading import Checkpoint, open_checkpoint
 from flashdraft.models.tokenizer import Tokenizer
 from flashdraft.train.data.answers import AnswerSet, Author, fingerprint, tokenizer_digest
@@ -28,7 +28,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
 
 
 def make_job(checkpoint: Checkpoint, out: Path, **options: Any) -> TrainingJob:
-    return TrainingJob(str(checkpoint.path), out, device="cpu", **options)
+    weights = WeightOptions(options.pop("quantize", None), options.pop("quantize_head", None))
+    return TrainingJob(str(checkpoint.path), out, device="cpu", weights=weights, **options)
 
 
 def make_prompts(folder: Path, texts: list[str]) -> str:
@@ -93,10 +94,10 @@ def written_by(author: Author) -> AnswerSet:
 def test_answers_in_other_tokens_are_refused(checkpoint: Checkpoint, tmp_path: Path) -> None:
     job = make_job(checkpoint, tmp_path)
     with pytest.raises(TrainingError, match=r"by big, whose .* has 999 tokens; that of target has"):
-        check_authors(job, written_by(Author("big", "ab", 999)), checkpoint, WeightFormats())
+        check_authors(job, written_by(Author("big", "ab", 999)), checkpoint, WeightOptions())
     with pytest.raises(TrainingError, match=r"by odd, whose tokenizer is not that of target"):
         check_authors(
-            job, written_by(Author("odd", "ab", VOCAB_SIZE, "cd")), checkpoint, WeightFormats()
+            job, written_by(Author("odd", "ab", VOCAB_SIZE, "cd")), checkpoint, WeightOptions()
         )
 
 
@@ -108,10 +109,10 @@ def test_answers_of_a_sibling_are_warned_of(
     assert tokenizer is not None
     own = Author("target", fingerprint(job.target), VOCAB_SIZE, tokenizer_digest(tokenizer))
     for silent in (own, Author(), Author("old", None)):
-        check_authors(job, written_by(silent), checkpoint, WeightFormats())
+        check_authors(job, written_by(silent), checkpoint, WeightOptions())
     assert caplog.records == []
     check_authors(
-        job, written_by(own._replace(name="tuned", fingerprint="ab")), checkpoint, WeightFormats()
+        job, written_by(own._replace(name="tuned", fingerprint="ab")), checkpoint, WeightOptions()
     )
     assert "written by tuned (ab), not by target" in caplog.text
     assert "accepted less often" in caplog.text and caplog.records[0].levelname == "WARNING"
@@ -141,7 +142,7 @@ def test_answers_of_the_same_target_in_other_bits_are_refused(
     ours: tuple[str | None, ...],
     said: str,
 ) -> None:
-    job, theirs, ours = make_job(checkpoint, tmp_path), WeightFormats(*theirs), WeightFormats(*ours)
+    job, theirs, ours = make_job(checkpoint, tmp_path), WeightOptions(*theirs), WeightOptions(*ours)
     author = Author("target", fingerprint(job.target), VOCAB_SIZE, formats=theirs)
     with pytest.raises(TrainingError, match=f"written by target with its {said}"):
         check_authors(job, written_by(author), checkpoint, ours)

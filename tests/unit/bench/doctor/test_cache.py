@@ -17,38 +17,41 @@ from flashdraft.bench.doctor.probe import Accepted, Patient, Probe, greedy
 from flashdraft.bench.doctor.report import Finding, Measured
 from flashdraft.bench.doctor.settings import Mode, Settings
 from flashdraft.bench.doctor.weights import schemes_in_use, stored_weights
+from flashdraft.engine.config import CacheOptions
 from flashdraft.kernels.kinds import Scheme
 from flashdraft.kernels.torch_backend import TorchKernels
 from tests.tiny import make_tiny_checkpoint, make_tiny_drafter
 from tests.unit.bench.doctor.test_weights import KINDS, gpu, make_gguf
 
-REBUILT = {"kv_dtype": "fp8", "kv_keys": "rebuilt"}
+REBUILT = CacheOptions(kv_dtype="fp8", kv_keys="rebuilt")
 
 
 @pytest.fixture(scope="module")
 def patient(tmp_path_factory: pytest.TempPathFactory) -> Patient:
     target = make_tiny_checkpoint(tmp_path_factory.mktemp("target"), "gemma4")
     drafter = make_tiny_drafter(tmp_path_factory.mktemp("drafter"))
-    return Patient.load(str(target), str(drafter), "cpu", "bfloat16", Mode(), **REBUILT)
+    return Patient.load(
+        Settings(str(target), str(drafter), "cpu", "bfloat16", Mode(), cache=REBUILT)
+    )
 
 
 def test_a_faster_dtype_is_advised_without_the_flags_that_it_refuses() -> None:
     kernels = TorchKernels(torch.device("cpu"), torch.bfloat16)
     for flags, left_out in (
-        ({}, ""),
-        ({"kv_keys": "rebuilt"}, ", and leave --kv-keys rebuilt out"),
+        (CacheOptions(), ""),
+        (CacheOptions(kv_keys="rebuilt"), ", and leave --kv-keys rebuilt out"),
         (REBUILT, ", and leave --kv-dtype fp8 and --kv-keys rebuilt out"),
     ):
         [remedy] = [
             finding.remedy
-            for finding in check_environment(kernels, **flags)
+            for finding in check_environment(kernels, flags)
             if "plain torch runs for bfloat16" in finding.text
         ]
         assert remedy == f"use --dtype auto (int8) or float32{left_out}"
 
 
 def test_the_reference_reads_the_patients_cache(patient: Patient) -> None:
-    probe = Probe(patient.target, patient.drafter, **REBUILT)
+    probe = Probe(patient.target, patient.drafter, REBUILT)
     prompts = patient.prompts()[:2]
     answers = probe.answer(prompts, greedy(8))
     expected = Expected(3.0, 8.0, (), "", True)
@@ -69,9 +72,9 @@ def test_the_kernels_are_checked_for_the_cache_and_the_formats_in_use(
 
     monkeypatch.setattr(examination, "check_kernels", check)
     monkeypatch.setattr(examination, "schemes_in_use", lambda *_: {Scheme.INT4})
-    settings = Settings(patient.llm.model, dtype="bfloat16", seconds=5, **REBUILT)
+    settings = Settings(patient.llm.model, dtype="bfloat16", seconds=5, cache=REBUILT)
     report = examination.examine_patient(patient, settings)
-    assert seen == [(patient.llm.kernels, {Scheme.INT4}, "rebuilt")]
+    assert seen == [(patient.llm.kernels, {Scheme.INT4}, REBUILT)]
     assert "--kv-dtype fp8 and --kv-keys rebuilt out" in json.dumps(report.to_json())
 
 

@@ -15,7 +15,7 @@ from flashdraft.bench.doctor import examination
 from flashdraft.bench.doctor.causes import find_causes
 from flashdraft.bench.doctor.probe import Patient, reconfigured
 from flashdraft.bench.doctor.replay import agreement, read_text, seconds_per_row, try_drafter
-from flashdraft.bench.doctor.settings import Mode
+from flashdraft.bench.doctor.settings import Mode, Settings
 from flashdraft.bench.doctor.target import weight_bits
 from flashdraft.cli import main
 from tests.tiny import VOCAB_SIZE, make_tiny_checkpoint, make_tiny_drafter
@@ -152,7 +152,7 @@ def test_slow_rows_are_given_fewer_prompts_so_that_the_time_is_kept(
 def test_rows_are_timed_together_only_where_that_is_cheap(
     target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    patient = Patient.load(str(target), "none", "cpu", "float32", Mode())
+    patient = Patient.load(Settings(str(target), "none", "cpu", "float32", Mode()))
     counts: list[int] = []
     forward = patient.target.forward
 
@@ -204,7 +204,7 @@ def test_a_template_that_is_no_template_is_refused(
 
 def test_replay_drafts_what_the_drafter_would(target: Path, drafter: Path) -> None:
     """A text made of the drafter's own first tokens agrees; with other taps it does not."""
-    patient = Patient.load(str(target), str(drafter), "cpu", "float32", Mode())
+    patient = Patient.load(Settings(str(target), str(drafter), "cpu", "float32", Mode()))
     assert patient.drafter is not None
     prompt = patient.prompts()[0]
     text = read_text(patient.target, prompt, list(range(40, 100)), [0, 1])
@@ -218,7 +218,7 @@ def test_replay_drafts_what_the_drafter_would(target: Path, drafter: Path) -> No
 
 
 def test_a_target_agrees_with_its_own_greedy_answer(target: Path) -> None:
-    patient = Patient.load(str(target), "none", "cpu", "float32", Mode())
+    patient = Patient.load(Settings(str(target), "none", "cpu", "float32", Mode()))
     prompt = patient.prompts()[0]
     long = patient.llm.engine.target
     answer: list[int] = []

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from flashdraft.bench.doctor.checks import check_kernels
 from flashdraft.bench.doctor.report import OK, PROBLEM
+from flashdraft.engine.config import CacheOptions
 from flashdraft.kernels.interface import PagedKeys
 from flashdraft.kernels.kinds import Scheme
 from flashdraft.kernels.torch_backend import TorchKernels
@@ -45,7 +46,7 @@ class WrongRebuild(TorchKernels):
     [(WrongGate, "gated_linear"), (WrongRoute, "route"), (WrongRebuild, "rebuilt keys")],
 )
 def test_a_wrong_operation_is_named_alone(kind: type[TorchKernels], name: str) -> None:
-    (finding,) = check_kernels(kind(CPU, torch.float32), kv_keys="rebuilt")
+    (finding,) = check_kernels(kind(CPU, torch.float32), cache=CacheOptions(kv_keys="rebuilt"))
     assert finding.status == PROBLEM and f"{name} is off" in finding.text
     names = {word.split(" is off")[0] for word in finding.text.split(": ")[1].split(", ")}
     assert names == {name}
@@ -59,7 +60,7 @@ def check_agreement() -> None:
     from flashdraft.kernels.cuda.backend import TritonKernels
 
     kernels = TritonKernels(CPU, torch.float32)
-    finding = check_kernels(kernels, SCHEMES, "rebuilt")[0]
+    finding = check_kernels(kernels, SCHEMES, CacheOptions(kv_keys="rebuilt"))[0]
     assert finding.status == OK, finding.text
 
 

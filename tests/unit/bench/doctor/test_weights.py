@@ -17,7 +17,7 @@ from flashdraft.bench.doctor import target as doctor_target
 from flashdraft.bench.doctor.expected import Expected
 from flashdraft.bench.doctor.probe import Accepted, Patient
 from flashdraft.bench.doctor.report import Measured
-from flashdraft.bench.doctor.settings import Mode
+from flashdraft.bench.doctor.settings import Mode, Settings
 from flashdraft.bench.doctor.target import find_low_precision, find_other_weights
 from flashdraft.bench.doctor.weights import (
     ModelWeights,
@@ -28,8 +28,9 @@ from flashdraft.bench.doctor.weights import (
 )
 from flashdraft.bench.plan.gpus import find_card
 from flashdraft.cli import main
+from flashdraft.engine.config import CacheOptions
 from flashdraft.errors import CapacityError
-from flashdraft.kernels.kinds import Scheme
+from flashdraft.kernels.kinds import Scheme, WeightOptions
 from tests.tiny import make_tiny_checkpoint, make_tiny_drafter
 from tests.unit.models.gguf.factory import LLAMA, Types, random_values, write_gguf
 
@@ -102,7 +103,7 @@ def gpu(
 
 def on(kernels: SimpleNamespace, model: Path, folder: Path | None = None) -> Patient:
     """A pair whose weights lie in these folders, as far as reading them goes."""
-    config = SimpleNamespace(kv_dtype="auto", kv_keys="stored")
+    config = SimpleNamespace(cache=CacheOptions())
     llm = SimpleNamespace(
         model=str(model),
         kernels=kernels,
@@ -266,7 +267,7 @@ def test_the_drafter_beside_an_int4_target(target: Path, drafter: Path) -> None:
 def test_keys_that_are_not_stored_are_said(target: Path) -> None:
     patient = on(gpu(), target)
     stored = read_weights(patient)
-    patient.llm.engine.config.kv_keys = "rebuilt"
+    cast(Any, patient.llm.engine.config).cache = CacheOptions(kv_keys="rebuilt")
     rebuilt = read_weights(patient)
     assert rebuilt.text == f"{stored.text} · shared keys rebuilt"
     assert [one.to_json()["kv_keys"] for one in (stored, rebuilt)] == ["stored", "rebuilt"]
@@ -331,7 +332,7 @@ def references(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     seen: list[tuple[Any, ...]] = []
 
     def run(
-        patient: Patient, measured: Measured, model: str, deadline: float, *formats: str | None
+        patient: Patient, measured: Measured, model: str, deadline: float, *formats: WeightOptions
     ) -> tuple[Accepted, float]:
         seen.append((Path(model).name, *formats))
         return Accepted(4.0, (0.8,), 400, 100), 0.9
@@ -357,7 +358,7 @@ def test_bits_that_were_taken_on_load_are_the_cause_and_more_of_them_the_remedy(
     folder = trained_on(drafter, tmp_path / "drafter", target)
     patient = on(gpu(Scheme.INT4), target, folder)
     [cause] = find_other_weights(patient, low(), 1e9) or []
-    assert cause.name == "quantised target" and references == [(target.name, None, None)]
+    assert cause.name == "quantised target" and references == [(target.name, WeightOptions())]
     assert "float32, quantised to int4 on load (head int8): 4.5 bits a weight" in cause.text
     assert (cause.before, cause.after) == (2.0, 4.0)
     assert "leave --quantize out (bf16 fits here)" in cause.remedy
@@ -375,7 +376,7 @@ def test_a_drafter_that_was_trained_on_few_bits_is_run_on_them(
     assert references == []  # there is no other target to compare with
     [cause] = find_other_weights(on(gpu(), target, folder), low(), 1e9) or []
     assert "give --quantize int4 --quantize-head int8 as in training" in cause.remedy
-    assert references == [(target.name, "int4", "int8")]
+    assert references == [(target.name, WeightOptions("int4", "int8"))]
     assert "in int4 (head int8), and this target is float32, kept as bfloat16" in cause.text
 
 
@@ -414,7 +415,7 @@ def test_a_files_own_format_is_named(
 def test_eight_bits_on_a_cpu_are_named_with_what_they_were_made_of(
     target: Path, drafter: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    patient = Patient.load(str(target), str(drafter), "cpu", "int8", Mode())
+    patient = Patient.load(Settings(str(target), str(drafter), "cpu", "int8", Mode()))
     dtypes = []
 
     def run(*_: object, dtype: str) -> tuple[Accepted, float]:

@@ -12,6 +12,7 @@ from flashdraft.bench.plan.gpus import GB, MIB, cards_by_memory, custom_card, fi
 from flashdraft.bench.plan.pairs import find_pair
 from flashdraft.bench.plan.plan import Plan, advice, break_even, make_plan
 from flashdraft.cli import build_parser
+from flashdraft.engine.config import CacheOptions
 from flashdraft.errors import CheckpointError, ModelNotFoundError, RequestError
 from tests.tiny import make_tiny_checkpoint
 from tests.unit.models.gguf.factory import LLAMA, random_values, write_gguf
@@ -79,11 +80,13 @@ def test_the_command_carries_the_flags_of_its_format() -> None:
 
 def test_an_fp8_cache_holds_twice_as_much() -> None:
     pair, card = find_pair(DENSE), find_card("rtx4090")
-    wide, half = (make_plan(pair, card, kv_dtype=one).best for one in ("auto", "fp8"))
+    wide, half = (
+        make_plan(pair, card, cache=CacheOptions(kv_dtype=one)).best for one in ("auto", "fp8")
+    )
     assert wide.cache is not None and half.cache is not None
     assert half.cache.needed_bytes == wide.cache.needed_bytes // 2
     assert half.max_context > 2 * wide.max_context
-    asked = make_plan(pair, card, context=half.max_context, kv_dtype="fp8")
+    asked = make_plan(pair, card, context=half.max_context, cache=CacheOptions(kv_dtype="fp8"))
     assert "--quantize int4" in str(asked.command) and "--kv-dtype fp8" in str(asked.command)
     # and is advised where it is what would do
     assert any("--kv-dtype fp8" in line for line in advice(plan(DENSE, "rtx4090", 60000)))
@@ -93,18 +96,19 @@ def test_an_fp8_cache_is_refused_where_it_cannot_be_read() -> None:
     pair = find_pair(DENSE)
     for name in ("rtx3090", "a6000", "a100"):
         with pytest.raises(RequestError, match="--kv-dtype is fp8.*capability 8.9"):
-            make_plan(pair, find_card(name), kv_dtype="fp8")
+            make_plan(pair, find_card(name), cache=CacheOptions(kv_dtype="fp8"))
         assert not any("fp8" in line for line in advice(plan(DENSE, name, 262144, 2)))
     for name in ("rtx6000ada", "l40s", "h100"):
-        make_plan(pair, find_card(name), kv_dtype="fp8")
-    with pytest.raises(RequestError, match="'int3'; it must be auto or fp8"):
-        make_plan(pair, find_card("h200"), kv_dtype="int3")
+        make_plan(pair, find_card(name), cache=CacheOptions(kv_dtype="fp8"))
+    with pytest.raises(RequestError, match="'int3'; it must be 'auto' or 'fp8'"):
+        make_plan(pair, find_card("h200"), cache=CacheOptions(kv_dtype="int3"))
 
 
 def test_a_cache_without_shared_keys_holds_twice_as_much_of_the_full_layers() -> None:
     pair, card = find_pair(DENSE, "none"), find_card("h200")
     both, values = (
-        make_plan(pair, card, context=131072, kv_keys=one).best for one in ("stored", "rebuilt")
+        make_plan(pair, card, context=131072, cache=CacheOptions(kv_keys=one)).best
+        for one in ("stored", "rebuilt")
     )
     assert both.cache is not None and values.cache is not None
     saved = both.cache.needed_bytes - values.cache.needed_bytes
@@ -113,7 +117,7 @@ def test_a_cache_without_shared_keys_holds_twice_as_much_of_the_full_layers() ->
     assert not values.form.is_measured and both.form.is_measured
     assert values.plain is not None and both.plain is not None
     assert both.plain.num_bytes - values.plain.num_bytes == pytest.approx(saved)
-    asked = make_plan(pair, card, kv_dtype="fp8", kv_keys="rebuilt").command
+    asked = make_plan(pair, card, cache=CacheOptions(kv_dtype="fp8", kv_keys="rebuilt")).command
     assert "--kv-dtype fp8 --kv-keys rebuilt" in str(asked)
     build_parser().parse_args(str(asked).split()[1:])  # exits on what serve does not know
     # and is advised where it is what would do
@@ -126,7 +130,9 @@ def test_both_ways_to_a_smaller_cache_are_advised_where_neither_is_enough() -> N
         return [line for line in advice(plan(DENSE, card, context)) if line.startswith("--kv")]
 
     pair, card = find_pair(DENSE), find_card("rtx4090")
-    asked = make_plan(pair, card, context=131072, kv_dtype="fp8", kv_keys="rebuilt")
+    asked = make_plan(
+        pair, card, context=131072, cache=CacheOptions(kv_dtype="fp8", kv_keys="rebuilt")
+    )
     [line] = told(131072)
     assert line.startswith("--kv-dtype fp8 --kv-keys rebuilt, if the card has")
     assert line.endswith(f"1 × 131,072 tokens fit in {asked.best.form.name}") and asked.best.fits
@@ -143,11 +149,11 @@ def test_both_ways_to_a_smaller_cache_are_advised_where_neither_is_enough() -> N
 def test_rebuilt_keys_are_refused_where_there_are_none() -> None:
     gpu, cpu = find_card("h200"), replace(find_card("h200"), title="a CPU", is_cpu=True)
     with pytest.raises(RequestError, match="smollm2-135m has no layers that share key and value"):
-        make_plan(find_pair("smollm2-135m"), gpu, kv_keys="rebuilt")
+        make_plan(find_pair("smollm2-135m"), gpu, cache=CacheOptions(kv_keys="rebuilt"))
     with pytest.raises(RequestError, match="a CPU cannot do; it takes a GPU"):
-        make_plan(find_pair(DENSE), cpu, kv_keys="rebuilt")
-    with pytest.raises(RequestError, match="'none'; it must be stored or rebuilt"):
-        make_plan(find_pair(DENSE), gpu, kv_keys="none")
+        make_plan(find_pair(DENSE), cpu, cache=CacheOptions(kv_keys="rebuilt"))
+    with pytest.raises(RequestError, match="'none'; it must be 'stored' or 'rebuilt'"):
+        make_plan(find_pair(DENSE), gpu, cache=CacheOptions(kv_keys="none"))
     small = find_pair("smollm2-135m")
     load = make_plan(small, find_card("rtx3090"), concurrency=1024)
     assert not load.best.fits and not any("--kv-keys" in line for line in advice(load))

@@ -29,7 +29,7 @@ from flashdraft.bench.plan.sizes import (
 )
 from flashdraft.engine.cache.layers import CacheLayer, bytes_per_token, cache_layers
 from flashdraft.engine.cache.memory import build_cache
-from flashdraft.engine.config import EngineConfig
+from flashdraft.engine.config import CacheOptions, EngineConfig
 from flashdraft.errors import CapacityError, CheckpointError
 from flashdraft.kernels.kinds import Scheme, quantized_bytes
 from flashdraft.kernels.torch_backend import TorchKernels
@@ -265,7 +265,10 @@ def test_the_plan_is_the_engines(
 ) -> None:
     pair = find_pair(name, draft)
     config = EngineConfig.for_device(
-        "cuda", max_batch=batch, max_context=context, cache_gb=gigabytes, kv_keys=kv_keys
+        "cuda",
+        max_batch=batch,
+        max_context=context,
+        cache=CacheOptions(cache_gb=gigabytes, kv_keys=kv_keys),
     )
     plan = plan_cache(pair, BF16, int(gigabytes * GB), config, context)
     assert plan.reserved_bytes <= gigabytes * GB

@@ -19,7 +19,7 @@ from flashdraft.engine.cache.layers import bytes_per_token, cache_layers
 from flashdraft.engine.cache.memory import build_cache
 from flashdraft.engine.cache.planning import GB
 from flashdraft.engine.cache.storage import KVCache, stored_dtype
-from flashdraft.engine.config import EngineConfig
+from flashdraft.engine.config import CacheOptions, EngineConfig
 from flashdraft.engine.engine import Engine
 from flashdraft.errors import CapacityError, RequestError
 from flashdraft.kernels.interface import CAUSAL, Heads, PagedKeys, PageView, QKVSpec, RopeTable
@@ -29,8 +29,8 @@ from tests.tiny import make_tiny_checkpoint, make_tiny_drafter
 
 FP8 = torch.float8_e4m3fn
 CPU = torch.device("cpu")
-PLAIN = EngineConfig(verify=0, ngram=False, cache_gb=0.01, kv_dtype="fp8")
-DRAFTED = EngineConfig(verify=5, cache_gb=0.01, kv_dtype="fp8")
+PLAIN = EngineConfig(verify=0, ngram=False, cache=CacheOptions(cache_gb=0.01, kv_dtype="fp8"))
+DRAFTED = EngineConfig(verify=5, cache=CacheOptions(cache_gb=0.01, kv_dtype="fp8"))
 FAMILIES = list(zoo.CONFIGS)
 
 
@@ -112,7 +112,9 @@ def test_the_same_memory_holds_as_many_times_more_pages(family):
     layers, pages = cache_layers(target.config, None), {}
     budget = 50 * 16 * sum(bytes_per_token(layers, torch.float32).values())
     for kv_dtype in ("auto", "fp8"):
-        config = EngineConfig(max_batch=64, cache_gb=budget / GB, kv_dtype=kv_dtype)
+        config = EngineConfig(
+            max_batch=64, cache=CacheOptions(cache_gb=budget / GB, kv_dtype=kv_dtype)
+        )
         cache, _ = build_cache(target, None, config)
         pages[kv_dtype] = sum(pool.num_pages for pool in cache.book_pools)
         scratch = sum(tensor[0].nbytes for pair in cache._storage for tensor in pair)
@@ -124,12 +126,21 @@ def test_the_same_memory_holds_as_many_times_more_pages(family):
 def test_half_of_bfloat16_and_the_context_that_follows(caplog):
     target = zoo.tiny_target("llama", TorchKernels(CPU, torch.bfloat16))
     per_token = sum(bytes_per_token(cache_layers(target.config, None), torch.bfloat16).values())
-    config = EngineConfig(cache_gb=160 * per_token / GB)
+    config = EngineConfig(cache=CacheOptions(cache_gb=160 * per_token / GB))
     assert build_cache(target, None, config)[1] == 160
     caplog.set_level(logging.INFO, logger="flashdraft")
-    assert build_cache(target, None, dataclasses.replace(config, kv_dtype="fp8"))[1] == 320
+    assert (
+        build_cache(
+            target,
+            None,
+            dataclasses.replace(config, cache=dataclasses.replace(config.cache, kv_dtype="fp8")),
+        )[1]
+        == 320
+    )
     assert "of float8_e4m3fn, sequences up to 320 tokens" in caplog.text
-    too_long = dataclasses.replace(config, kv_dtype="fp8", max_context=321)
+    too_long = dataclasses.replace(
+        config, max_context=321, cache=dataclasses.replace(config.cache, kv_dtype="fp8")
+    )
     with pytest.raises(CapacityError, match="at most 320 is possible"):
         build_cache(target, None, too_long)
 
@@ -140,7 +151,7 @@ def test_half_of_bfloat16_and_the_context_that_follows(caplog):
 @pytest.mark.parametrize("value", ["FP8", "int8", "", None, 8, ["fp8"]])
 def test_other_names_are_refused(value):
     with pytest.raises(RequestError, match="kv_dtype is .*; it must be 'auto' or 'fp8'"):
-        EngineConfig(kv_dtype=value)
+        EngineConfig(cache=CacheOptions(kv_dtype=value))
 
 
 def test_the_native_cpu_kernels_refuse_it_before_anything_is_loaded():
@@ -197,14 +208,18 @@ def test_preemption_prefix_hits_and_small_chunks(family):
     drafter = zoo.tiny_drafter(target.kernels)
     tight = dataclasses.replace(
         DRAFTED,
-        cache_gb=zoo.cache_for(target, drafter, 7) / 4,  # that is of float32
         prefill_chunk=7,
         max_step_tokens=40,
+        cache=dataclasses.replace(DRAFTED.cache, cache_gb=zoo.cache_for(target, drafter, 7) / 4),
     )
     first = zoo.run(Engine(target, drafter, tight), requests)
     assert tokens(first) == expected
     assert sum(g.stats.preemptions for g in first.values()) > 0
-    roomy = Engine(target, drafter, dataclasses.replace(tight, cache_gb=0.01))
+    roomy = Engine(
+        target,
+        drafter,
+        dataclasses.replace(tight, cache=dataclasses.replace(tight.cache, cache_gb=0.01)),
+    )
     again = [dataclasses.replace(r, id=f"again-{r.id}") for r in requests]
     assert tokens(zoo.run(roomy, requests)) == expected
     second = zoo.run(roomy, again)
@@ -225,7 +240,7 @@ def test_log_probabilities_are_those_of_any_chunks_and_not_those_of_the_whole_ca
 
     expected = logprobs(verify=0)
     assert logprobs() == logprobs(prefill_chunk=9) == expected
-    assert logprobs(kv_dtype="auto") != expected
+    assert logprobs(cache=CacheOptions(cache_gb=DRAFTED.cache.cache_gb)) != expected
 
 
 def test_drafts_follow_the_same_cache_when_warm():

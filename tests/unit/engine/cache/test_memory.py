@@ -17,7 +17,7 @@ from flashdraft.engine.cache.memory import build_cache
 from flashdraft.engine.cache.pages import PageBook
 from flashdraft.engine.cache.planning import GB, LOOKAHEAD, plan_pages, window_pages
 from flashdraft.engine.cache.storage import KVCache, Span
-from flashdraft.engine.config import EngineConfig
+from flashdraft.engine.config import CacheOptions, EngineConfig
 from flashdraft.engine.sequence import Sequence
 from flashdraft.errors import CapacityError, RequestError
 
@@ -107,15 +107,23 @@ def test_a_context_that_was_asked_for_is_given(
 
 def test_a_small_cache_limits_the_context() -> None:
     target = fake_target([None])
-    assert build_cache(target, None, EngineConfig(cache_gb=gb(target, 320)))[1] == 320
-    assert build_cache(target, None, EngineConfig(cache_gb=gb(target, 335)))[1] == 320
+    assert (
+        build_cache(target, None, EngineConfig(cache=CacheOptions(cache_gb=gb(target, 320))))[1]
+        == 320
+    )
+    assert (
+        build_cache(target, None, EngineConfig(cache=CacheOptions(cache_gb=gb(target, 335))))[1]
+        == 320
+    )
 
 
 def test_windows_make_room_for_a_long_context_that_was_asked_for() -> None:
     target = fake_target([None, 64, 64, 64, 64, 64], max_position=100_000)
-    config = EngineConfig(max_batch=64, cache_gb=gb(target, 4000))
+    config = EngineConfig(max_batch=64, cache=CacheOptions(cache_gb=gb(target, 4000)))
     assert build_cache(target, None, config)[1] == 4000, "windows for all 64 take their share"
-    config = EngineConfig(max_batch=64, cache_gb=gb(target, 4000), max_context=20_000)
+    config = EngineConfig(
+        max_batch=64, cache=CacheOptions(cache_gb=gb(target, 4000)), max_context=20_000
+    )
     assert build_cache(target, None, config)[1] == 20_000
 
 
@@ -128,7 +136,10 @@ def test_spare_windows_make_room_for_all_sequences_at_full_length() -> None:
 
     def pools(num_windows: float) -> tuple[int, int]:
         size = (every_token + 10 * num_windows * per_sequence) * page_bytes
-        config_ = dataclasses.replace(config, cache_gb=(size + 4 * 11 * page_bytes) / GB)
+        config_ = dataclasses.replace(
+            config,
+            cache=dataclasses.replace(config.cache, cache_gb=(size + 4 * 11 * page_bytes) / GB),
+        )
         full, windowed = (one.num_pages for one in build_cache(target, None, config_)[0].book_pools)
         return full, windowed
 
@@ -141,14 +152,16 @@ def test_spare_windows_make_room_for_all_sequences_at_full_length() -> None:
 def test_a_model_without_full_attention_is_limited_by_its_positions_alone() -> None:
     assert build_cache(fake_target([24, 40]), None, EngineConfig())[1] == 4096
     target = fake_target([1000])
-    tiny = EngineConfig(cache_gb=gb(target, 160))
+    tiny = EngineConfig(cache=CacheOptions(cache_gb=gb(target, 160)))
     assert build_cache(target, None, tiny)[1] == 160, "a pool smaller than its window"
 
 
 @pytest.mark.parametrize("block_size", [8, 100])
 def test_the_drafters_lag_has_room_in_windowed_pools(block_size: int) -> None:
     target, drafter = fake_target([None]), fake_drafter([24, None], block_size)
-    config = EngineConfig(max_batch=1, prefill_chunk=16, cache_gb=gb(target, 4096, drafter))
+    config = EngineConfig(
+        max_batch=1, prefill_chunk=16, cache=CacheOptions(cache_gb=gb(target, 4096, drafter))
+    )
     cache, _ = build_cache(target, drafter, config)
     pool = next(pool for pool in cache.book_pools if pool.window == 24)
     # 24 visible tokens, 255 whose taps are only buffered yet, a chunk or a block on top
@@ -160,11 +173,17 @@ def test_the_drafters_lag_has_room_in_windowed_pools(block_size: int) -> None:
     [
         (EngineConfig(max_context=5000), r"max_context is 5000; at most 4096 .* 4096 positions"),
         (
-            EngineConfig(max_context=2000, cache_gb=320 * 32 / GB),
+            EngineConfig(max_context=2000, cache=CacheOptions(cache_gb=320 * 32 / GB)),
             r"max_context is 2000; at most 320 .* raise cache_gb",
         ),
-        (EngineConfig(cache_gb=1e-9), r"cache_gb is 0\.000000\d*; a single page .* Raise cache_gb"),
-        (EngineConfig(cache_gb=1e-9, max_context=100), r"cache_gb is 0\.0.* Raise cache_gb"),
+        (
+            EngineConfig(cache=CacheOptions(cache_gb=1e-9)),
+            r"cache_gb is 0\.000000\d*; a single page .* Raise cache_gb",
+        ),
+        (
+            EngineConfig(cache=CacheOptions(cache_gb=1e-9), max_context=100),
+            r"cache_gb is 0\.0.* Raise cache_gb",
+        ),
     ],
 )
 def test_too_large_a_wish_names_value_limit_and_remedy(config: EngineConfig, message: str) -> None:
@@ -174,10 +193,10 @@ def test_too_large_a_wish_names_value_limit_and_remedy(config: EngineConfig, mes
 
 def test_the_remedy_helps() -> None:
     with pytest.raises(CapacityError) as caught:
-        build_cache(fake_target([None, 24]), None, EngineConfig(cache_gb=1e-9))
+        build_cache(fake_target([None, 24]), None, EngineConfig(cache=CacheOptions(cache_gb=1e-9)))
     needed = re.search(r"takes (\S+)\.", str(caught.value))
     assert needed is not None
-    enough = EngineConfig(cache_gb=float(needed.group(1)) + 1e-6)
+    enough = EngineConfig(cache=CacheOptions(cache_gb=float(needed.group(1)) + 1e-6))
     assert build_cache(fake_target([None, 24]), None, enough)[1] >= 16
 
 
@@ -197,8 +216,9 @@ def test_the_remedy_helps() -> None:
 )
 def test_engine_config_refuses(setting: dict[str, Any]) -> None:
     [(name, value)] = setting.items()
+    kind = CacheOptions if name == "cache_gb" else EngineConfig
     with pytest.raises(RequestError, match=rf"{name} is {value}; it must be"):
-        EngineConfig(**setting)
+        kind(**setting)
 
 
 # -- rows ----------------------------------------------------------------------------------------

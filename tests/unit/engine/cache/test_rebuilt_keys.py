@@ -19,7 +19,7 @@ from flashdraft.engine.cache.layers import CacheLayer, bytes_per_token, cache_la
 from flashdraft.engine.cache.memory import build_cache
 from flashdraft.engine.cache.planning import GB
 from flashdraft.engine.cache.storage import KVCache, check_keys
-from flashdraft.engine.config import EngineConfig
+from flashdraft.engine.config import CacheOptions, EngineConfig
 from flashdraft.engine.engine import Engine
 from flashdraft.errors import CapacityError, RequestError
 from flashdraft.kernels.select import select_kernels
@@ -30,8 +30,8 @@ from tests import zoo
 from tests.tiny import make_tiny_checkpoint, make_tiny_drafter
 
 CPU = torch.device("cpu")
-PLAIN = EngineConfig(verify=0, ngram=False, cache_gb=0.01, kv_keys="rebuilt")
-DRAFTED = EngineConfig(verify=5, cache_gb=0.01, kv_keys="rebuilt")
+PLAIN = EngineConfig(verify=0, ngram=False, cache=CacheOptions(cache_gb=0.01, kv_keys="rebuilt"))
+DRAFTED = EngineConfig(verify=5, cache=CacheOptions(cache_gb=0.01, kv_keys="rebuilt"))
 FAMILIES = ["gemma4", "gemma4_moe"]
 KV_DTYPES = ["auto", "fp8"]
 
@@ -79,7 +79,9 @@ def test_bytes_of_the_shared_layers_are_halved_exactly(kv_dtype):
     assert rebuilt == {None: stored[None] // 2, 20: stored[20]} and stored[None] % 2 == 0
     sizes = {}
     for way in ("stored", "rebuilt"):
-        config = EngineConfig(cache_gb=1.0, max_batch=2, kv_dtype=kv_dtype, kv_keys=way)
+        config = EngineConfig(
+            cache=CacheOptions(cache_gb=1.0, kv_dtype=kv_dtype, kv_keys=way), max_batch=2
+        )
         cache, _ = build_cache(target, None, config)
         full = [pair for pair in cache._storage if pair[1].shape[3] == 16]
         sizes[way] = sum(one.nbytes for pair in full for one in pair if one is not None)
@@ -92,9 +94,11 @@ def test_the_same_memory_holds_a_longer_context(caplog):
     tensors = zoo.Tensors(zoo.random_tensors(config))
     target = build_target(config, tensors, kernels, ())
     per_token = sum(bytes_per_token(cache_layers(target.config, None), torch.bfloat16).values())
-    engine_config = EngineConfig(cache_gb=160 * per_token / GB)
+    engine_config = EngineConfig(cache=CacheOptions(cache_gb=160 * per_token / GB))
     assert build_cache(target, None, engine_config)[1] == 160
-    rebuilt = dataclasses.replace(engine_config, kv_keys="rebuilt")
+    rebuilt = dataclasses.replace(
+        engine_config, cache=dataclasses.replace(engine_config.cache, kv_keys="rebuilt")
+    )
     caplog.set_level(logging.INFO, logger="flashdraft")
     assert build_cache(target, None, rebuilt)[1] == 320
     assert "of bfloat16, keys rebuilt, sequences up to 320 tokens" in caplog.text
@@ -109,7 +113,7 @@ def test_the_same_memory_holds_a_longer_context(caplog):
 def test_it_is_advised_on_a_gpu_where_it_would_help(family, kv_keys, helps):
     kernels = TorchKernels(torch.device("cuda"), torch.bfloat16)
     target = SimpleNamespace(kernels=kernels, config=ModelConfig.from_hf(zoo.CONFIGS[family]))
-    config = EngineConfig(cache_gb=1e-5, max_context=500, kv_keys=kv_keys)
+    config = EngineConfig(cache=CacheOptions(cache_gb=1e-5, kv_keys=kv_keys), max_context=500)
     with pytest.raises(CapacityError, match="kv_dtype='fp8'") as caught:
         build_cache(target, None, config)
     assert ("kv_keys='rebuilt'" in str(caught.value)) == helps
@@ -121,7 +125,7 @@ def test_it_is_advised_on_a_gpu_where_it_would_help(family, kv_keys, helps):
 @pytest.mark.parametrize("value", ["Rebuilt", "none", "", None, True, ["rebuilt"]])
 def test_other_names_are_refused(value):
     with pytest.raises(RequestError, match="kv_keys is .*; it must be 'stored' or 'rebuilt'"):
-        EngineConfig(kv_keys=value)
+        EngineConfig(cache=CacheOptions(kv_keys=value))
 
 
 def test_the_native_cpu_kernels_refuse_it_before_anything_is_loaded():
@@ -163,7 +167,9 @@ def plain_answers(family, kv_dtype, kv_keys="rebuilt"):
     """Each request decoded alone, plainly, in an engine of its own."""
     target = zoo.tiny_target(family, zoo.kernels("torch"))
     requests, answers = zoo.mixed_requests(4, max_tokens=12), {}
-    config = dataclasses.replace(PLAIN, kv_dtype=kv_dtype, kv_keys=kv_keys)
+    config = dataclasses.replace(
+        PLAIN, cache=dataclasses.replace(PLAIN.cache, kv_dtype=kv_dtype, kv_keys=kv_keys)
+    )
     for request in requests:
         answers.update(zoo.run(Engine(target, config=config), [request]))
     return requests, tokens(answers)
@@ -181,7 +187,9 @@ def test_scripted_drafts_do_not_change_a_token(family, kv_dtype):
     requests, expected = plain_answers(family, kv_dtype)
     target = zoo.tiny_target(family, zoo.kernels("torch"))
     proposer = zoo.ScriptedProposer(expected, 0.2, max_drafts=7)
-    config = dataclasses.replace(DRAFTED, verify=7, kv_dtype=kv_dtype)
+    config = dataclasses.replace(
+        DRAFTED, verify=7, cache=dataclasses.replace(DRAFTED.cache, kv_dtype=kv_dtype)
+    )
     drafted = zoo.run(Engine(target, config=config, proposer=proposer), requests)
     assert tokens(drafted) == expected
     assert sum(g.stats.accepted for g in drafted.values()) > 10
@@ -198,15 +206,20 @@ def test_preemption_prefix_hits_and_small_chunks(kv_dtype):
     share = 1 if kv_dtype == "auto" else 4
     tight = dataclasses.replace(
         DRAFTED,
-        cache_gb=sum(per_token.values()) * 16 * 7 / share / GB,
-        kv_dtype=kv_dtype,
         prefill_chunk=7,
         max_step_tokens=40,
+        cache=dataclasses.replace(
+            DRAFTED.cache, cache_gb=sum(per_token.values()) * 16 * 7 / share / GB, kv_dtype=kv_dtype
+        ),
     )
     first = zoo.run(Engine(target, drafter, tight), requests)
     assert tokens(first) == expected
     assert sum(g.stats.preemptions for g in first.values()) > 0
-    roomy = Engine(target, drafter, dataclasses.replace(tight, cache_gb=0.01))
+    roomy = Engine(
+        target,
+        drafter,
+        dataclasses.replace(tight, cache=dataclasses.replace(tight.cache, cache_gb=0.01)),
+    )
     again = [dataclasses.replace(r, id=f"again-{r.id}") for r in requests]
     assert tokens(zoo.run(roomy, requests)) == expected
     second = zoo.run(roomy, again)
@@ -228,8 +241,9 @@ def test_log_probabilities_of_8_bits_are_those_of_any_chunks_and_not_those_of_ro
     params = SamplingParams(max_tokens=10, ignore_eos=True, logprobs=2)
     request = Request("a", [5 + (7 * i) % 60 for i in range(50)], params, seed=1)
 
-    def logprobs(**settings):
-        config = dataclasses.replace(PLAIN, kv_dtype="fp8", **settings)
+    def logprobs(kv_keys="rebuilt", **settings):
+        cache = dataclasses.replace(PLAIN.cache, kv_dtype="fp8", kv_keys=kv_keys)
+        config = dataclasses.replace(PLAIN, cache=cache, **settings)
         return zoo.run(Engine(target, config=config), [request])["a"].logprobs
 
     expected = logprobs()

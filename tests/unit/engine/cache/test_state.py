@@ -15,12 +15,12 @@ import torch
 from flashdraft.core import Request, SamplingParams
 from flashdraft.engine.cache.layers import cache_layers
 from flashdraft.engine.cache.pages import NO_PAGE
-from flashdraft.engine.config import EngineConfig
+from flashdraft.engine.config import CacheOptions, EngineConfig
 from flashdraft.engine.engine import Engine
 from tests import zoo
 
-PLAIN = EngineConfig(verify=0, ngram=False, cache_gb=0.01)
-DRAFTED = EngineConfig(verify=5, cache_gb=0.01)
+PLAIN = EngineConfig(verify=0, ngram=False, cache=CacheOptions(cache_gb=0.01))
+DRAFTED = EngineConfig(verify=5, cache=CacheOptions(cache_gb=0.01))
 FAMILIES = list(zoo.CONFIGS)
 LONG = SamplingParams(max_tokens=400, ignore_eos=True, temperature=0.8)
 
@@ -55,7 +55,11 @@ def assert_as_after_prefill(engine, sequence, target, drafter):
     engine.proposer.fold([sequence])
     length = sequence.num_cached
     assert sequence.num_folded == length > 0
-    fresh = Engine(target, drafter, EngineConfig(verify=5, prefill_chunk=512, cache_gb=0.01))
+    fresh = Engine(
+        target,
+        drafter,
+        EngineConfig(verify=5, prefill_chunk=512, cache=CacheOptions(cache_gb=0.01)),
+    )
     fresh.submit(Request("fresh", sequence.tokens[:length], LONG, 0))
     fresh.step()
     expected_of = fresh._live["fresh"].sequence

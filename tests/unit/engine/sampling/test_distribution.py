@@ -21,7 +21,7 @@ import pytest
 import torch
 
 from flashdraft.core import GrammarSpec, Request, SamplingParams
-from flashdraft.engine.config import EngineConfig
+from flashdraft.engine.config import CacheOptions, EngineConfig
 from flashdraft.engine.engine import Engine
 from flashdraft.models.config.target import ModelConfig
 from flashdraft.models.drafter.model import Drafter, PackedDrafter
@@ -32,7 +32,13 @@ VOCAB = 8
 LENGTH = 3
 PROMPT = [4, 5, 1, 6]
 NUM_SEEDS = 2000
-CONFIG = EngineConfig(verify=LENGTH, ngram=False, cache_gb=0.01, max_batch=64, max_step_tokens=1024)
+CONFIG = EngineConfig(
+    verify=LENGTH,
+    ngram=False,
+    cache=CacheOptions(cache_gb=0.01),
+    max_batch=64,
+    max_step_tokens=1024,
+)
 PLAIN = dataclasses.replace(CONFIG, verify=0)
 SETTINGS = {
     "T 0.5": {"temperature": 0.5},

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from flashdraft.core import FinishReason, GrammarSpec, Request, SamplingParams
-from flashdraft.engine.config import EngineConfig
+from flashdraft.engine.config import CacheOptions, EngineConfig
 from flashdraft.engine.drafts import FORCED_SOURCE, Draft
 from flashdraft.engine.engine import Engine
 from flashdraft.engine.sampling.grammar import Constraint, GrammarError
@@ -21,8 +21,8 @@ from tests import zoo
 
 EOS = 2
 SPEC = GrammarSpec("lark", "phrases")
-PLAIN = EngineConfig(verify=0, ngram=False, cache_gb=0.01)
-DRAFTED = EngineConfig(verify=7, cache_gb=0.01)
+PLAIN = EngineConfig(verify=0, ngram=False, cache=CacheOptions(cache_gb=0.01))
+DRAFTED = EngineConfig(verify=7, cache=CacheOptions(cache_gb=0.01))
 GRAMMAR = zoo.TokenGrammar(zoo.phrases)
 
 
@@ -100,7 +100,7 @@ def test_scripted_drafts_change_no_token(family, wrong):
 @pytest.mark.parametrize("verify", [None, 1, 7])
 @pytest.mark.parametrize("ngram", [False, True])
 def test_block_drafts_change_no_token(family, verify, ngram):
-    config = EngineConfig(verify=verify, ngram=ngram, cache_gb=0.01)
+    config = EngineConfig(verify=verify, ngram=ngram, cache=CacheOptions(cache_gb=0.01))
     done = zoo.run(engine_of(config, family=family, drafter=True), mixed_requests())
     assert tokens(done) == tokens(expected(family))
 
@@ -109,7 +109,9 @@ def test_block_drafts_change_no_token(family, verify, ngram):
 def test_preemption_and_small_chunks_change_no_token(family):
     drafter = zoo.tiny_drafter(target(family).kernels)
     size = zoo.cache_for(target(family), drafter, 17)
-    config = EngineConfig(max_batch=8, cache_gb=size, prefill_chunk=7, max_step_tokens=40)
+    config = EngineConfig(
+        max_batch=8, cache=CacheOptions(cache_gb=size), prefill_chunk=7, max_step_tokens=40
+    )
     done = zoo.run(engine_of(config, family=family, drafter=True), mixed_requests(8))
     assert tokens(done) == tokens(expected(family, 8))
     assert sum(g.stats.preemptions for g in done.values()) > 0
@@ -127,7 +129,7 @@ def test_verify_zero_is_plain_for_one_request():
 
 @pytest.mark.parametrize("verify", [None, 7])
 def test_forced_tokens_are_drafts_without_any_drafter(verify):
-    config = EngineConfig(verify=verify, ngram=False, cache_gb=0.01)
+    config = EngineConfig(verify=verify, ngram=False, cache=CacheOptions(cache_gb=0.01))
     requests = [r for r in mixed_requests() if r.grammar]
     done = zoo.run(engine_of(config), requests)
     assert tokens(done) == {key: tokens(expected())[key] for key in done}
@@ -229,7 +231,7 @@ def test_a_matcher_that_fails_ends_only_its_request(place, drafter, caplog):
     )
     whole = zoo.run(engine_of(PLAIN), [dataclasses.replace(broken, grammar=SPEC)])["broken"]
     requests = mixed_requests()
-    for config in (PLAIN, DRAFTED, EngineConfig(cache_gb=0.01)):
+    for config in (PLAIN, DRAFTED, EngineConfig(cache=CacheOptions(cache_gb=0.01))):
         engine = engine_of(config, drafter=drafter)
         done = zoo.run(engine, [requests[0], broken, *requests[1:]])
         failed = done.pop("broken")
@@ -347,7 +349,7 @@ def test_a_grammar_costs_one_mask_per_verified_row():
         grammars.append(compiler(spec))
         return grammars[-1]
 
-    config = EngineConfig(verify=0, ngram=False, cache_gb=0.01)
+    config = EngineConfig(verify=0, ngram=False, cache=CacheOptions(cache_gb=0.01))
     engine = Engine(target(), config=config, grammar_compiler=counting)
     done = zoo.run(engine, [Request("a", [5, 9], SamplingParams(max_tokens=40), 1, grammar=SPEC)])
     assert grammars[0].num_masks == len(done["a"].token_ids)
@@ -405,7 +407,7 @@ def test_after_a_failure_nothing_is_drafted_and_the_answer_goes_on():
 
             return Matcher(self)
 
-    config = EngineConfig(verify=7, ngram=False, cache_gb=0.01)
+    config = EngineConfig(verify=7, ngram=False, cache=CacheOptions(cache_gb=0.01))
     request = Request("a", [5, 9], SamplingParams(max_tokens=40), 1, grammar=SPEC)
     whole = zoo.run(engine_of(config), [request])["a"]
     grammar = Grammar(zoo.phrases)

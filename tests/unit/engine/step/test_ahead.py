@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from flashdraft.core import FinishReason, Request, SamplingParams
-from flashdraft.engine.config import EngineConfig
+from flashdraft.engine.config import CacheOptions, EngineConfig
 from flashdraft.engine.drafts import Draft
 from flashdraft.engine.engine import Engine
 from flashdraft.engine.sampling.accept import Acceptance
@@ -24,8 +24,8 @@ from flashdraft.engine.step.device import DeviceSteps
 from flashdraft.engine.streams import Graphs
 from tests import zoo
 
-PLAIN = EngineConfig(verify=0, ngram=False, cache_gb=0.01, run_ahead=False)
-AHEAD = EngineConfig(verify=7, ngram=False, cache_gb=0.01, run_ahead=True)
+PLAIN = EngineConfig(verify=0, ngram=False, cache=CacheOptions(cache_gb=0.01), run_ahead=False)
+AHEAD = EngineConfig(verify=7, ngram=False, cache=CacheOptions(cache_gb=0.01), run_ahead=True)
 
 
 def greedy_requests(count, max_tokens=40, seed=5, **settings):
@@ -177,7 +177,7 @@ def test_requests_that_come_late_join():
 def test_too_few_pages_only_cost_time():
     target, engine = build(max_batch=6)
     small = zoo.cache_for(target, zoo.tiny_drafter(target.kernels, 8), 14)
-    target, engine = build(max_batch=6, cache_gb=small)
+    target, engine = build(max_batch=6, cache=CacheOptions(cache_gb=small))
     requests = [
         Request(f"r{i}", [5 + i] * 30, SamplingParams(max_tokens=60, ignore_eos=True), i)
         for i in range(6)
@@ -291,7 +291,9 @@ def test_requests_with_verify_lengths_of_their_own():
 
 def test_a_lookup_without_a_drafter_needs_the_host():
     target = zoo.tiny_target("llama", zoo.kernels("float32"))
-    engine = Engine(target, config=EngineConfig(ngram=True, cache_gb=0.01, run_ahead=True))
+    engine = Engine(
+        target, config=EngineConfig(ngram=True, cache=CacheOptions(cache_gb=0.01), run_ahead=True)
+    )
     assert engine._ahead is None
 
 

@@ -9,7 +9,7 @@ import random
 import pytest
 
 from flashdraft.core import FinishReason, Request, SamplingParams
-from flashdraft.engine.config import EngineConfig
+from flashdraft.engine.config import CacheOptions, EngineConfig
 from flashdraft.engine.engine import Engine
 from flashdraft.engine.step import score
 from flashdraft.errors import RequestError
@@ -17,7 +17,7 @@ from tests import zoo
 
 NUM_TOP = 3
 PROMPT = [random.Random(1).randrange(4, zoo.VOCAB) for _ in range(53)]
-CONFIG = EngineConfig(cache_gb=0.02, prefill_chunk=16)
+CONFIG = EngineConfig(cache=CacheOptions(cache_gb=0.02), prefill_chunk=16)
 
 
 @functools.cache
@@ -33,7 +33,9 @@ def request(name="a", prompt=PROMPT, max_tokens=12, count=NUM_TOP, **settings):
 @functools.cache
 def expected(family="gemma4", backend="float32"):
     """Each token forced as the answer to the prompt before it, and its logprobs asked for."""
-    engine = Engine(target(family, backend), config=EngineConfig(verify=0, cache_gb=0.02))
+    engine = Engine(
+        target(family, backend), config=EngineConfig(verify=0, cache=CacheOptions(cache_gb=0.02))
+    )
     asked = []
     for end in range(1, len(PROMPT)):
         params = SamplingParams(max_tokens=1, logprobs=NUM_TOP, logit_bias={PROMPT[end]: 1e6})
@@ -69,7 +71,7 @@ def test_preempted_and_drafted_requests_have_every_entry_once():
     drafter = zoo.tiny_drafter(target().kernels)
     config = EngineConfig(
         max_batch=6,
-        cache_gb=zoo.cache_for(target(), drafter, 13),
+        cache=CacheOptions(cache_gb=zoo.cache_for(target(), drafter, 13)),
         prefill_chunk=7,
         max_step_tokens=40,
     )

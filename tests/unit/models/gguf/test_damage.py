@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from flashdraft.core import Request, SamplingParams
-from flashdraft.engine.config import EngineConfig
+from flashdraft.engine.config import CacheOptions, EngineConfig
 from flashdraft.engine.engine import Engine
 from flashdraft.errors import CheckpointError, FlashdraftError, UnsupportedModelError
 from flashdraft.models.gguf.file import GGUFFile
@@ -186,7 +186,7 @@ def load_and_step(path: Path) -> bool:
     try:
         checkpoint = open_checkpoint(path)
         target = build_target(checkpoint.config, checkpoint.source, zoo.kernels("torch"))
-        engine = Engine(target, config=EngineConfig(cache_gb=0.001, verify=0))
+        engine = Engine(target, config=EngineConfig(cache=CacheOptions(cache_gb=0.001), verify=0))
         engine.submit(Request("a", [3, 4, 5], SamplingParams(max_tokens=2), seed=0))
     except FlashdraftError:
         return False

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from flashdraft.errors import TrainingError
-from flashdraft.kernels.select import WeightFormats
+from flashdraft.kernels.kinds import WeightOptions
 from flashdraft.train.data import answer_writer as module
 from flashdraft.train.data.answer_writer import AnswerWriter
 from flashdraft.train.data.answers import Answer, AnswerSet, Author
@@ -179,14 +179,14 @@ def test_who_wrote_the_answers_is_known(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("formats", "said", "flags"),
     [
-        (WeightFormats(), "as stored", ""),
-        (WeightFormats("fp8", "fp8"), "fp8", "--quantize fp8 --quantize-head fp8"),
-        (WeightFormats("int4", "int8"), "int4 (head int8)", "--quantize int4 --quantize-head int8"),
-        (WeightFormats(None, "fp8"), "as stored (head fp8)", "--quantize-head fp8"),
+        (WeightOptions(), "as stored", ""),
+        (WeightOptions("fp8", "fp8"), "fp8", "--quantize fp8 --quantize-head fp8"),
+        (WeightOptions("int4", "int8"), "int4 (head int8)", "--quantize int4 --quantize-head int8"),
+        (WeightOptions(None, "fp8"), "as stored (head fp8)", "--quantize-head fp8"),
     ],
 )
 def test_the_formats_of_the_targets_weights_are_kept(
-    tmp_path: Path, formats: WeightFormats, said: str, flags: str
+    tmp_path: Path, formats: WeightOptions, said: str, flags: str
 ) -> None:
     writer = AnswerWriter(tmp_path, 100, IDENTITY, 1, formats=formats)
     writer.append(make_answers(1)[0])

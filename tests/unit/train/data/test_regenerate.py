@@ -15,8 +15,7 @@ import pytest
 from flashdraft import LLM, SamplingParams
 from flashdraft.errors import CapacityError, TrainingError
 from flashdraft.interrupts import terminate_as_interrupt
-from flashdraft.kernels.kinds import Scheme
-from flashdraft.kernels.select import WeightFormats
+from flashdraft.kernels.kinds import Scheme, WeightOptions
 from flashdraft.train.data import regenerate as module
 from flashdraft.train.data.answers import AnswerSet, fingerprint
 from flashdraft.train.data.decode import BulkDecoder
@@ -79,7 +78,7 @@ def test_one_folder_has_the_answers_of_one_format(
     with pytest.raises(TrainingError, match="quantize: int4 there, None now"):
         regenerate(llm, PROMPTS[:2], tmp_path / "coded", SETTINGS)
     found = AnswerSet.read([tmp_path / "plain", tmp_path / "coded"]).authors
-    formats = {WeightFormats(), WeightFormats("int4", "int8")}
+    formats = {WeightOptions(), WeightOptions("int4", "int8")}
     assert {author.formats for author in found} == formats
 
 

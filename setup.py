@@ -84,12 +84,15 @@ def level_extension(name: str, flags: list[str]) -> Extension:
 processor = Extension(
     f"{PACKAGE}._processor",
     sources=[f"{FOLDER}/processor.c"],
+    depends=[f"{FOLDER}/detect.h"],
     define_macros=[STABLE],
     py_limited_api=True,
     optional=True,
 )
 
-setup(
-    ext_modules=[processor, *(level_extension(name, flags) for name, flags in LEVELS.items())],
-    options={"bdist_wheel": {"py_limited_api": "cp311"}},
-)
+if __name__ == "__main__":  # benchmarks/native_levels.py and the tests read the tables above
+    levels = [level_extension(name, flags) for name, flags in LEVELS.items()]
+    setup(
+        ext_modules=[processor, *levels],
+        options={"bdist_wheel": {"py_limited_api": "cp311"}},
+    )

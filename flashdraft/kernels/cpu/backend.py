@@ -1,9 +1,9 @@
 """The native CPU backend: the Python face of the C kernels in native/.
 
 This module owns packing, memory and the checks without which a wrong tensor would crash the
-process; the arithmetic is in C, built for the level of processors that levels.py chose. It keeps the
-exactness contract (interface.py) at full speed. The kernels may be absent (no compiler at install
-time): ask `available` first.
+process; the arithmetic is in C, built for the level of processors that levels.py chose. It keeps
+the exactness contract (interface.py) at full speed. The kernels may be absent (no compiler at
+install time): ask `available` first.
 
 The kernels run on a small thread pool of their own (native/pool.h), with as many threads as torch
 uses when `CpuKernels` is constructed; call `torch.set_num_threads` before that.

@@ -14,7 +14,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-
 _ROTATED = 64  # inputs that are mixed with each other; ROTATED in native/rotate.h
 _LARGEST = 127
 _MOST_INPUTS = 65536  # a longer sum of 8-bit products could overflow 32 bits

@@ -17,11 +17,17 @@ typedef int8x16_t Block;
 
 ALWAYS_INLINE Block load_block(const int8_t *x) { return vld1q_s8(x); }
 
-/* The instruction by name: with the intrinsic gcc copies sums from register to register. */
+/* The instruction by name: with the intrinsic gcc copies sums from register to register. clang does
+ * not, and takes no number that only inlining makes constant. */
 ALWAYS_INLINE ivec dot8(ivec sum, const int8_t *weights, Block x, const int quad) {
     const int8x16_t w = vld1q_s8(weights);
+#if defined(__clang__)
+    const int32x4_t four = vdupq_n_s32(vreinterpretq_s32_s8(x)[quad]);
+    return (ivec)vdotq_s32((int32x4_t)sum, w, vreinterpretq_s8_s32(four));
+#else
     __asm__("sdot %0.4s, %1.16b, %2.4b[%3]" : "+w"(sum) : "w"(w), "w"(x), "i"(quad));
     return sum;
+#endif
 }
 
 #else

@@ -104,9 +104,10 @@ ALWAYS_INLINE float add_product_of(float sum, float a, float b) {
 #endif
 }
 
-/* The same with b = four[i]; by name on aarch64, where gcc would copy sums around. */
+/* The same with b = four[i]; by name on aarch64, where gcc would copy sums around (clang does not,
+ * and takes no number that only inlining makes constant). */
 ALWAYS_INLINE vec add_multiple(vec sum, vec a, Four four, const int i) {
-#if defined(__aarch64__)
+#if defined(__aarch64__) && !defined(__clang__)
     __asm__("fmla %0.4s, %1.4s, %2.s[%3]" : "+w"(sum) : "w"(a), "w"(four), "i"(i));
     return sum;
 #else

@@ -33,7 +33,7 @@ $(STAMP): pyproject.toml $(wildcard setup.py) $(NATIVE)
 	  "flashdraft needs Python 3.11 or newer, this is %d.%d; name another one: make setup PYTHON=python3.11" \
 	  % sys.version_info[:2])'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade pip "setuptools>=70"
+	$(BIN)/python -m pip install --quiet --upgrade pip "setuptools>=77"
 	$(BIN)/python -m pip show --quiet torch 2>/dev/null || $(BIN)/python -m pip install "$(TORCH)"
 	$(BIN)/python -m pip install --quiet --no-build-isolation --editable ".[dev]"
 	@touch $@

@@ -1,8 +1,8 @@
 /* Every kernel on fixed inputs: a checksum of the output's bits for each, to compare levels by.
  *
- * Knows no Python, so that it also runs where only an emulator is at hand; native_levels.py compiles
- * and runs it. Ends with 1 if a row's bits depend on its neighbours or on the threads. With the
- * argument `detect` it prints the levels that the processor runs instead.
+ * Knows no Python, so that it also runs where only an emulator is at hand; native_levels.py
+ * compiles and runs it. Ends with 1 if a row's bits depend on its neighbours or on the threads.
+ * With the argument `detect` it prints the levels that the processor runs instead.
  */
 #include <math.h>
 #include <stdio.h>

@@ -3,9 +3,9 @@
  * GROUP inputs of one output lie side by side in a panel: 4, as dot8.h takes them, or 8 where the
  * processor multiplies two rows by two outputs at once. X_BIAS is dot8.h's.
  *
- * `x` and `weights` are the tile's first row and first panel, `stride` the inputs of both; sums come
- * in and go out as sum[row][vector of outputs]. `rows` and `panels` are constants wherever this is
- * inlined.
+ * `x` and `weights` are the tile's first row and first panel, `stride` the inputs of both; sums
+ * come in and go out as sum[row][vector of outputs]. `rows` and `panels` are constants wherever
+ * this is inlined.
  */
 #ifndef FLASHDRAFT_PRODUCTS8_H
 #define FLASHDRAFT_PRODUCTS8_H

@@ -5,6 +5,8 @@
 #   make test     check, then every test, those against vLLM last; CI runs exactly this. Where
 #                 vLLM for the CPU cannot be installed (no build, no network) it says so
 #   make test-vllm  the tests against a real vLLM alone, in an environment of its own (2 GB)
+#   make wheel    a wheel in dist/ for every machine of this architecture, its contents checked; with
+#                 a manylinux tag where auditwheel and patchelf are installed
 #   make format   rewrite the sources in the one format
 #   make clean    remove what was built; .venv stays, the next target refreshes it
 #
@@ -20,7 +22,7 @@ STAMP := $(VENV)/.stamp
 NATIVE := $(wildcard flashdraft/kernels/cpu/native/*.[ch])
 PROMPT := Write a Python function that tells whether a number is prime, and explain how it works.
 
-.PHONY: setup demo check test test-vllm format clean
+.PHONY: setup demo check test test-vllm wheel format clean
 
 setup: $(STAMP)
 
@@ -31,7 +33,7 @@ $(STAMP): pyproject.toml $(wildcard setup.py) $(NATIVE)
 	  "flashdraft needs Python 3.11 or newer, this is %d.%d; name another one: make setup PYTHON=python3.11" \
 	  % sys.version_info[:2])'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade pip "setuptools>=70"
+	$(BIN)/python -m pip install --quiet --upgrade pip "setuptools>=77"
 	$(BIN)/python -m pip show --quiet torch 2>/dev/null || $(BIN)/python -m pip install "$(TORCH)"
 	$(BIN)/python -m pip install --quiet --no-build-isolation --editable ".[dev]"
 	@touch $@
@@ -52,6 +54,12 @@ test: check
 
 test-vllm: setup
 	$(BIN)/python -m tests.vllm.run_tests
+
+# Without build/, where what was deleted from the source lives on.
+wheel: setup
+	rm -rf build dist
+	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
+	$(BIN)/python -m tests.wheel dist
 
 format: setup
 	$(BIN)/ruff format .

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from flashdraft.errors import RequestError
 
-VERSION = "0.1.0"  # pyproject.toml reads it here
+VERSION = "0.2.0"  # pyproject.toml reads it here
 
 
 class FinishReason(StrEnum):

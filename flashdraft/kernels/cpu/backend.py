@@ -1,8 +1,9 @@
 """The native CPU backend: the Python face of the C kernels in native/.
 
 This module owns packing, memory and the checks without which a wrong tensor would crash the
-process; the arithmetic is in C. It keeps the exactness contract (interface.py) at full speed. The
-extension module may be absent (no compiler at install time): ask `available` first.
+process; the arithmetic is in C, built for the level of processors that levels.py chose. It keeps
+the exactness contract (interface.py) at full speed. The kernels may be absent (no compiler at
+install time): ask `available` first.
 
 The kernels run on a small thread pool of their own (native/pool.h), with as many threads as torch
 uses when `CpuKernels` is constructed; call `torch.set_num_threads` before that.
@@ -19,7 +20,8 @@ import torch
 from torch import Tensor
 
 from flashdraft.kernels.composed import ComposedKernels
-from flashdraft.kernels.cpu.weights import FloatWeight, Int8Weight, native
+from flashdraft.kernels.cpu import levels
+from flashdraft.kernels.cpu.weights import FloatWeight, Int8Weight
 from flashdraft.kernels.interface import (
     Heads,
     PagedKeys,
@@ -33,7 +35,7 @@ from flashdraft.kernels.quantized import Matrix, join_floats
 
 def available() -> bool:
     """Whether the native kernels were built for this installation."""
-    return native is not None
+    return levels.chosen() is not None
 
 
 class CpuKernels(ComposedKernels):
@@ -43,7 +45,8 @@ class CpuKernels(ComposedKernels):
     dtype = torch.float32
 
     def __init__(self, quantize: bool) -> None:
-        if native is None:
+        level = levels.chosen()
+        if level is None:
             raise RuntimeError(
                 "The native CPU kernels are not built; install flashdraft where a C compiler is, "
                 "or use the torch backend."
@@ -60,6 +63,8 @@ class CpuKernels(ComposedKernels):
             "use a GPU, or dtype='bfloat16', which is plain torch on a CPU and slow; for any other "
             "model"
         )
+        self.level = level
+        self._native = levels.load(level)
         self._quantize = quantize
         self._threads = torch.get_num_threads()
         self._facts = _Facts()
@@ -67,8 +72,8 @@ class CpuKernels(ComposedKernels):
     def pack(self, *parts: Matrix, quantize: bool = True) -> FloatWeight | Int8Weight:
         weight = join_floats(parts, self.device, self.dtype)
         if self._quantize and quantize:
-            return Int8Weight.pack(weight)
-        return FloatWeight.pack(weight)
+            return Int8Weight.pack(self._native, weight, self._threads)
+        return FloatWeight.pack(self._native, weight)
 
     def linear(self, x: Tensor, weight: Any) -> Tensor:
         rows, inputs = x.shape
@@ -83,7 +88,7 @@ class CpuKernels(ComposedKernels):
         columns = x.shape[-1]
         scale = 0 if weight is None else _address(weight, size=columns)
         rows = x.numel() // columns
-        native.rms_norm(_address(x), scale, out.data_ptr(), rows, columns, eps, self._threads)
+        self._native.rms_norm(_address(x), scale, out.data_ptr(), rows, columns, eps, self._threads)
         return out
 
     def add_rms_norm(
@@ -91,7 +96,7 @@ class CpuKernels(ComposedKernels):
     ) -> tuple[Tensor, Tensor]:
         rows, columns = x.shape
         total, out = torch.empty(rows, columns), torch.empty(rows, columns)
-        native.add_rms_norm(
+        self._native.add_rms_norm(
             _address(x),
             _address(delta, size=rows * columns),
             _address(weight, size=columns),
@@ -113,7 +118,7 @@ class CpuKernels(ComposedKernels):
         columns = features // 2
         out = torch.empty(rows, columns)
         kind = 0 if activation is Activation.SILU else 1
-        native.gated(_address(gate_up), out.data_ptr(), rows, columns, kind, self._threads)
+        self._native.gated(_address(gate_up), out.data_ptr(), rows, columns, kind, self._threads)
         return out
 
     def prepare_qkv(
@@ -135,7 +140,7 @@ class CpuKernels(ComposedKernels):
                 f"{tuple(key_cache.shape)}."
             )
         query = torch.empty(rows, heads.spec.num_heads, layer.dim)
-        native.prepare_qkv(
+        self._native.prepare_qkv(
             _address(qkv),
             _address(heads.positions, torch.int64, rows),
             _address(slots, torch.int64, rows),
@@ -168,7 +173,7 @@ class CpuKernels(ComposedKernels):
             seen_width = mask.explicit.shape[-1]
             seen = _address(mask.explicit, torch.bool, batch.num_seqs * seen_width**2)
         out = torch.empty(rows, heads * dim)
-        native.attention(
+        self._native.attention(
             _address(query),
             _address(key_cache),
             _address(keys.value_cache, size=key_cache.numel()),
@@ -190,17 +195,17 @@ class CpuKernels(ComposedKernels):
 
     def softmax(self, x: Tensor) -> Tensor:
         out = torch.empty_like(x)
-        native.softmax(_address(x), out.data_ptr(), *x.shape, self._threads)
+        self._native.softmax(_address(x), out.data_ptr(), *x.shape, self._threads)
         return out
 
     def softcap(self, x: Tensor, cap: float) -> Tensor:
         out = torch.empty_like(x)
-        native.softcap(_address(x), out.data_ptr(), *x.shape, cap, self._threads)
+        self._native.softcap(_address(x), out.data_ptr(), *x.shape, cap, self._threads)
         return out
 
     def argmax(self, x: Tensor) -> Tensor:
         out = torch.empty(x.shape[0], dtype=torch.int64)
-        native.argmax(_address(x), out.data_ptr(), *x.shape, self._threads)
+        self._native.argmax(_address(x), out.data_ptr(), *x.shape, self._threads)
         return out
 
 

@@ -13,7 +13,8 @@ from tokenizers import models
 from flashdraft.chat.templates import render_chat
 from flashdraft.errors import CheckpointError, RequestError
 from flashdraft.models import tokenizer as tokenizer_module
-from flashdraft.models.tokenizer import MAX_CHARS, Tokenizer
+from flashdraft.models.tokenizer import Tokenizer
+from flashdraft.text.protocol import MAX_CHARS
 from tests.unit.text.template_bombs import FREEZERS, LOOP, SIZE_BOMBS, TIME_BOMBS
 
 USER = {"role": "user", "content": "Hi"}

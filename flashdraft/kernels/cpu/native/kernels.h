@@ -1,4 +1,4 @@
-/* The kernels that module.c offers to Python. None of them knows about Python.
+/* The kernels that module.c offers to Python, once for each level. None of them knows about Python.
  *
  * All matrices are row-major and dense. Every function keeps the law of the exactness contract: a
  * row's result depends on that row's inputs alone, never on the number of rows, on their order, on
@@ -36,7 +36,7 @@ typedef struct {
 
 typedef struct {
     const float *x;       /* [rows, in] */
-    const int8_t *panels; /* [panels, padded_in / 4, PANEL, 4], padded_in a multiple of 64 */
+    const int8_t *panels; /* [panels, padded_in / GROUP, PANEL, GROUP]; padded_in: 64 times n */
     const float *scale;   /* [panels * PANEL] */
     const int32_t *start; /* [panels * PANEL]: see dot8.h */
     float *y;             /* [rows, out] */
@@ -52,7 +52,7 @@ typedef struct {
     const float *delta;  /* [rows, columns]: add_rms_norm */
     const float *weight; /* [columns], or NULL for none: the norms */
     float *total;        /* [rows, columns]: add_rms_norm's sum */
-    float *out;          /* [rows, columns] */
+    float *out;          /* [rows, columns]; [rows, columns padded to 64 times n] for rotate_rows */
     int64_t *index;      /* [rows]: argmax */
     size_t rows, columns;
     float eps, cap;
@@ -92,6 +92,8 @@ typedef struct {
 
 void linear_float(const LinearFloat *call);
 Status linear_int8(const LinearInt8 *call);
+extern const int int8_group;        /* GROUP of products8.h */
+void rotate_rows(const Rows *call); /* as linear_int8 turns its rows: for its weights */
 
 void rms_norm_row(const float *x, const float *weight, float *out, size_t columns, float eps);
 void rms_norm(const Rows *call);

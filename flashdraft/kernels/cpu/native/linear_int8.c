@@ -6,12 +6,11 @@
  */
 #include <stdlib.h>
 
-#include "dot8.h"
 #include "kernels.h"
 #include "panels.h"
+#include "products8.h"
 #include "rotate.h"
 
-#define BLOCK 16            /* inputs per step of the inner loop */
 #define WORTH_A_THREAD 2048 /* inputs to round below which one thread is faster than two */
 
 typedef struct {
@@ -52,20 +51,36 @@ static float round_row(const float *x, int8_t *restrict to, size_t count) {
         union {
             float value;
             uint32_t bits; /* the low ones are the integer itself */
-        } shifted = {x[i] * inverse + rounder};
+        } shifted = {add_product_of(rounder, x[i], inverse)};
         to[i] = (int8_t)(uint8_t)(shifted.bits ^ X_BIAS);
     }
     return largest / 127.0f;
+}
+
+static size_t pad(size_t in) { return (in + ROTATED - 1) / ROTATED * ROTATED; }
+
+static void rotate_row(const float *x, size_t in, float *rotated) {
+    for (size_t i = 0; i < in; i += ROTATED)
+        rotate(x + i, in - i < ROTATED ? in - i : ROTATED, rotated + i);
+}
+
+static void rotate_some(const void *job, size_t from, size_t to) {
+    const Rows *call = job;
+    for (size_t row = from; row < to; row++)
+        rotate_row(call->x + row * call->columns, call->columns,
+                   call->out + row * pad(call->columns));
+}
+
+void rotate_rows(const Rows *call) {
+    run_parallel(rotate_some, call, call->rows, call->threads);
 }
 
 static void quantize_rows(const void *quantized, size_t from, size_t to) {
     const Quantized *state = quantized;
     const size_t in = state->call->in, padded = state->padded_in;
     for (size_t row = from; row < to; row++) {
-        const float *x = state->call->x + row * in;
         float *rotated = state->rotated + row * padded;
-        for (size_t i = 0; i < padded; i += ROTATED)
-            rotate(x + i, in - i < ROTATED ? in - i : ROTATED, rotated + i);
+        rotate_row(state->call->x + row * in, in, rotated);
         state->scale[row] = round_row(rotated, state->x + row * padded, padded);
     }
 }
@@ -77,28 +92,14 @@ ALWAYS_INLINE void tile(const void *quantized, size_t row, size_t panel, const i
     const LinearInt8 *call = state->call;
     const size_t stride = state->padded_in;
     const int8_t *weights = call->panels + panel * stride * PANEL;
-    const int8_t *ahead = weights + panels * stride * PANEL; /* hard to foresee for the hardware */
     const int8_t *x = state->x + row * stride;
-    ivec sum[MOST_ROWS][2 * VECTORS];
+    Sums sum;
     for (int v = 0; v < panels * VECTORS; v++) {
         ivec start = {0};
         if (X_BIAS) memcpy(&start, call->start + panel * PANEL + v * LANES, sizeof start);
         for (int r = 0; r < rows; r++) sum[r][v] = start;
     }
-    for (size_t k = 0; k < stride; k += BLOCK) {
-        Block block[MOST_ROWS];
-        for (int r = 0; r < rows; r++) block[r] = load_block(x + r * stride + k);
-#pragma GCC unroll 4
-        for (int quad = 0; quad < 4; quad++) {
-            for (int line = quad; line < panels * PANEL * BLOCK / 64; line += 4)
-                __builtin_prefetch(ahead + panels * k * PANEL + 64 * line);
-            for (int v = 0; v < panels * VECTORS; v++) {
-                const int8_t *four = weights + (v / VECTORS * stride + k + 4 * quad) * PANEL +
-                                     v % VECTORS * LANES * 4;
-                for (int r = 0; r < rows; r++) sum[r][v] = dot8(sum[r][v], four, block[r], quad);
-            }
-        }
-    }
+    add_products(sum, x, weights, stride, rows, panels);
     for (int r = 0; r < rows; r++) {
         vec y[2 * VECTORS];
         for (int v = 0; v < panels * VECTORS; v++)
@@ -110,8 +111,10 @@ ALWAYS_INLINE void tile(const void *quantized, size_t row, size_t panel, const i
 
 DEFINE_TILES
 
+const int int8_group = GROUP;
+
 Status linear_int8(const LinearInt8 *call) {
-    const size_t rows = call->rows, padded = (call->in + ROTATED - 1) / ROTATED * ROTATED;
+    const size_t rows = call->rows, padded = pad(call->in);
     Quantized state = {.call = call, .padded_in = padded};
     state.rotated = malloc(rows * padded * sizeof(float) + 1);
     state.x = malloc(rows * padded + 1);

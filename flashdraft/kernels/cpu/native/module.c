@@ -1,5 +1,7 @@
-/* flashdraft.kernels.cpu._native: the kernels as Python functions of addresses and sizes.
+/* flashdraft.kernels.cpu._native_LEVEL: the kernels as Python functions of addresses and sizes.
  *
+ * setup.py compiles this folder once for each level and names the module in MODULE; levels.py
+ * chooses. Only CPython's stable interface is used, so that one build serves 3.11 and newer.
  * The caller (cpu/backend.py) owns all memory and has checked shapes, dtypes and layout. What only
  * the data can tell (positions, slots, pages) is checked by the kernels and raised here.
  */
@@ -7,6 +9,11 @@
 #include <Python.h>
 
 #include "kernels.h"
+
+#define QUOTED_NAME(name) #name
+#define QUOTED(name) QUOTED_NAME(name)
+#define INIT_NAME(name) PyInit_##name
+#define INIT(name) INIT_NAME(name)
 
 /* The arguments of one call, taken in order; a wrong one sets the Python error and yields 0. */
 typedef struct {
@@ -169,6 +176,18 @@ static PyObject *py_softcap(PARAMETERS) {
     return run_rows(softcap, &call);
 }
 
+static PyObject *py_rotate_rows(PARAMETERS) {
+    if (!has_count(count, 5)) return NULL;
+    Arguments arguments = {given};
+    Rows call = {0};
+    call.x = take_address(&arguments);
+    call.out = take_address(&arguments);
+    call.rows = take_size(&arguments);
+    call.columns = take_size(&arguments);
+    call.threads = take_int(&arguments);
+    return run_rows(rotate_rows, &call);
+}
+
 static PyObject *py_argmax(PARAMETERS) {
     if (!has_count(count, 5)) return NULL;
     Arguments arguments = {given};
@@ -251,19 +270,22 @@ static PyObject *py_attention(PARAMETERS) {
 static PyMethodDef methods[] = {
     METHOD(linear_float), METHOD(linear_int8), METHOD(rms_norm),    METHOD(add_rms_norm),
     METHOD(gated),        METHOD(softmax),     METHOD(softcap),     METHOD(argmax),
-    METHOD(prepare_qkv),  METHOD(attention),   {NULL, NULL, 0, NULL},
+    METHOD(prepare_qkv),  METHOD(attention),   METHOD(rotate_rows), {NULL, NULL, 0, NULL},
 };
 
 static struct PyModuleDef module = {
     PyModuleDef_HEAD_INIT,
-    .m_name = "_native",
+    .m_name = QUOTED(MODULE),
     .m_doc = "Kernels for the CPU; flashdraft.kernels.cpu.backend is their Python face.",
     .m_size = 0,
     .m_methods = methods,
 };
 
-PyMODINIT_FUNC PyInit__native(void) {
+PyMODINIT_FUNC INIT(MODULE)(void) {
     PyObject *made = PyModule_Create(&module);
-    if (made && PyModule_AddIntMacro(made, PANEL) < 0) Py_CLEAR(made);
+    if (!made) return NULL;
+    if (PyModule_AddIntMacro(made, PANEL) < 0 ||
+        PyModule_AddIntConstant(made, "GROUP", int8_group) < 0)
+        Py_CLEAR(made);
     return made;
 }

@@ -10,15 +10,15 @@ static void rotate(float *head, const float *cos, const float *sin, size_t half)
     for (; i + LANES <= half; i += LANES) {
         const vec a = load(left + i), b = load(right + i);
         const vec c = load(cos + i), s = load(sin + i);
-        store(left + i, a * c - b * s);
-        store(right + i, b * c + a * s);
+        store(left + i, add_product(-(b * s), a, c));
+        store(right + i, add_product(a * s, b, c));
     }
     if (i < half) {
         const size_t rest = half - i;
         const vec a = load_part(left + i, rest, 0.0f), b = load_part(right + i, rest, 0.0f);
         const vec c = load_part(cos + i, rest, 0.0f), s = load_part(sin + i, rest, 0.0f);
-        store_part(left + i, a * c - b * s, rest);
-        store_part(right + i, b * c + a * s, rest);
+        store_part(left + i, add_product(-(b * s), a, c), rest);
+        store_part(right + i, add_product(a * s, b, c), rest);
     }
 }
 

@@ -14,25 +14,27 @@ static void share_rows(Work work, const Rows *call) {
     run_parallel(work, call, call->rows, size >= WORTH_A_THREAD ? call->threads : 1);
 }
 
+ALWAYS_INLINE void add_squares(vec *sum, const float *x) {
+    for (int p = 0; p < PARTS; p++) {
+        const vec part = load(x + p * LANES);
+        sum[p] = add_product(sum[p], part, part);
+    }
+}
+
 /* 1 / sqrt(mean(x^2) + eps), with the squares summed in an order fixed by `columns`. */
 static float inverse_rms(const float *x, size_t columns, float eps) {
-    vec sum[4] = {{0}};
+    vec sum[4][PARTS] = {{{0}}};
     size_t i = 0;
-    for (; i + 4 * LANES <= columns; i += 4 * LANES)
-        for (int v = 0; v < 4; v++) {
-            const vec part = load(x + i + v * LANES);
-            sum[v] += part * part;
-        }
-    for (; i + LANES <= columns; i += LANES) {
-        const vec part = load(x + i);
-        sum[0] += part * part;
-    }
+    for (; i + 4 * WIDE <= columns; i += 4 * WIDE)
+        for (int v = 0; v < 4; v++) add_squares(sum[v], x + i + v * WIDE);
+    for (; i + WIDE <= columns; i += WIDE) add_squares(sum[0], x + i);
     if (i < columns) {
-        const vec part = load_part(x + i, columns - i, 0.0f);
-        sum[0] += part * part;
+        float rest[WIDE] = {0};
+        memcpy(rest, x + i, (columns - i) * sizeof(float));
+        add_squares(sum[0], rest);
     }
-    const float total = sum_lanes((sum[0] + sum[1]) + (sum[2] + sum[3]));
-    return 1.0f / sqrtf(total / (float)columns + eps);
+    for (int p = 0; p < PARTS; p++) sum[0][p] = (sum[0][p] + sum[1][p]) + (sum[2][p] + sum[3][p]);
+    return 1.0f / sqrtf(sum_lanes(sum[0]) / (float)columns + eps);
 }
 
 void rms_norm_row(const float *x, const float *weight, float *out, size_t columns, float eps) {
@@ -77,7 +79,8 @@ void add_rms_norm(const Rows *call) { share_rows(add_norm_rows, call); }
 ALWAYS_INLINE vec gate_vec(vec x, vec up, const GateKind kind) {
     if (kind == SILU) return x / (exp_vec(-x) + 1.0f) * up;
     /* 0.5 (1 + tanh u) = 1 / (1 + e^-2u), which does not cancel for negative u */
-    const vec twice = (x * x * 0.044715f + 1.0f) * x * 1.5957691216f; /* 2 sqrt(2 / pi) */
+    const vec cubic = add_product(splat(1.0f), x * x, splat(0.044715f)) * x;
+    const vec twice = cubic * 1.5957691216f; /* 2 sqrt(2 / pi) */
     return x / (exp_vec(-twice) + 1.0f) * up;
 }
 
@@ -118,19 +121,25 @@ static float row_max(const float *x, size_t columns) {
     return largest_lane(larger(larger(best[0], best[1]), larger(best[2], best[3])));
 }
 
+ALWAYS_INLINE void add_powers(vec *sum, const float *x, float *out, float peak) {
+    for (int p = 0; p < PARTS; p++) {
+        const vec power = exp_vec(load(x + p * LANES) - peak);
+        sum[p] += power;
+        store(out + p * LANES, power);
+    }
+}
+
 static void softmax_row(const float *x, float *out, size_t columns) {
     const float peak = row_max(x, columns);
-    vec sum = {0};
+    vec sum[PARTS] = {{0}};
     size_t i = 0;
-    for (; i + LANES <= columns; i += LANES) {
-        const vec power = exp_vec(load(x + i) - peak);
-        sum += power;
-        store(out + i, power);
-    }
+    for (; i + WIDE <= columns; i += WIDE) add_powers(sum, x + i, out + i, peak);
     if (i < columns) {
-        const vec power = exp_vec(load_part(x + i, columns - i, -INFINITY) - peak);
-        sum += power;
-        store_part(out + i, power, columns - i);
+        float rest[WIDE];
+        for (int lane = 0; lane < WIDE; lane++) rest[lane] = -INFINITY;
+        memcpy(rest, x + i, (columns - i) * sizeof(float));
+        add_powers(sum, rest, rest, peak);
+        memcpy(out + i, rest, (columns - i) * sizeof(float));
     }
     const float inverse = 1.0f / sum_lanes(sum);
     for (i = 0; i + LANES <= columns; i += LANES) store(out + i, load(out + i) * inverse);

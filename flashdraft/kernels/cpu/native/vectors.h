@@ -1,8 +1,13 @@
-/* Vectors of floats as wide as the machine's registers, and the functions every kernel shares.
+/* Vectors of floats as wide as the level's registers, and the functions every kernel shares.
  *
- * Only the compiler's generic vector types are used, so the same source serves NEON, AVX2 and
- * AVX-512. Every function works on each lane alone: an element's bits never depend on its lane,
- * which is why the end of a row is padded to a whole vector instead of getting scalar code.
+ * Mostly the compiler's generic vector types, so the same source serves every level (levels.py).
+ * Every function works on each lane alone: an element's bits never depend on its lane, which is why
+ * the end of a row is padded to a whole vector instead of getting scalar code.
+ *
+ * All levels give the same bits. Hence three rules: a fused product is written out (add_product),
+ * for compilers differ in what they fuse, and setup.py forbids them to; a sum along a row goes in
+ * WIDE lanes, however many of them a register holds; and nothing here calls the C library's
+ * functions, but for those that round correctly.
  */
 #ifndef FLASHDRAFT_VECTORS_H
 #define FLASHDRAFT_VECTORS_H
@@ -24,6 +29,9 @@
 #else
 #define LANES 4
 #endif
+
+#define WIDE 16              /* lanes of a sum along a row */
+#define PARTS (WIDE / LANES) /* vectors that hold them */
 
 typedef float vec __attribute__((vector_size(4 * LANES)));
 typedef int32_t ivec __attribute__((vector_size(4 * LANES)));
@@ -48,32 +56,58 @@ ALWAYS_INLINE Four load_four(const float *from) { return from; }
 #endif
 ALWAYS_INLINE float pick(Four four, const int i) { return four[i]; }
 
-/* sum + a * b with one rounding, or with two where the machine has no fused product: but always
- * the same. gcc may take `sum + a * b` apart in one loop and not in another (on Sapphire Rapids it
- * avoids chains of wide fused products), and two tile sizes would then disagree; so x86 says it
- * outright. */
+#if defined(__AVX512F__) || (defined(__FMA__) && defined(__AVX__)) || defined(__aarch64__)
+#define HAS_FUSED_PRODUCT 1
+#else
+#define HAS_FUSED_PRODUCT 0
+
+typedef double double_vec __attribute__((vector_size(8 * LANES)));
+typedef uint64_t bits_vec __attribute__((vector_size(8 * LANES)));
+
+/* A fused product from doubles, which hold a * b exactly. Rounding their sum to a float would be a
+ * second rounding; so an inexact sum is first moved to its odd neighbour (rounded to odd), from
+ * which the second one goes where the exact sum would. Some twenty times slower, and the same bits:
+ * for processors that are older than 2013. */
+ALWAYS_INLINE vec fuse(vec sum, vec a, vec b) {
+    const double_vec product =
+        __builtin_convertvector(a, double_vec) * __builtin_convertvector(b, double_vec);
+    const double_vec addend = __builtin_convertvector(sum, double_vec);
+    const double_vec total = product + addend;
+    const double_vec added = total - product;
+    const double_vec error = (product - (total - added)) + (addend - added);
+    const bits_vec inexact = (bits_vec)(error > 0.0) | (bits_vec)(error < 0.0); /* not for NaN */
+    const bits_vec moved = inexact & ~(bits_vec)total & 1;
+    const bits_vec inwards = moved & ((bits_vec)error ^ (bits_vec)total) >> 63;
+    return __builtin_convertvector((double_vec)((bits_vec)total + moved - (inwards << 1)), vec);
+}
+#endif
+
+/* sum + a * b with one rounding. */
 ALWAYS_INLINE vec add_product(vec sum, vec a, vec b) {
 #if defined(__AVX512F__)
     return (vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)sum);
-#elif defined(__FMA__) && defined(__AVX__)
+#elif defined(__aarch64__)
+    return (vec)vfmaq_f32((float32x4_t)sum, (float32x4_t)a, (float32x4_t)b);
+#elif HAS_FUSED_PRODUCT
     return (vec)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)sum);
 #else
-    return sum + a * b;
+    return fuse(sum, a, b);
 #endif
 }
 
 /* The same for single numbers. */
 ALWAYS_INLINE float add_product_of(float sum, float a, float b) {
-#if defined(__AVX512F__) || (defined(__FMA__) && defined(__AVX__)) || defined(__aarch64__)
+#if HAS_FUSED_PRODUCT
     return __builtin_fmaf(a, b, sum);
 #else
-    return sum + a * b;
+    return fuse(splat(sum), splat(a), splat(b))[0];
 #endif
 }
 
-/* The same with b = four[i]; by name on aarch64, where gcc would copy sums around. */
+/* The same with b = four[i]; by name on aarch64, where gcc would copy sums around (clang does not,
+ * and takes no number that only inlining makes constant). */
 ALWAYS_INLINE vec add_multiple(vec sum, vec a, Four four, const int i) {
-#if defined(__aarch64__)
+#if defined(__aarch64__) && !defined(__clang__)
     __asm__("fmla %0.4s, %1.4s, %2.s[%3]" : "+w"(sum) : "w"(a), "w"(four), "i"(i));
     return sum;
 #else
@@ -100,10 +134,11 @@ ALWAYS_INLINE vec choose(ivec mask, vec yes, vec no) {
 /* The larger of each lane; `first` wins where either is NaN. */
 ALWAYS_INLINE vec larger(vec first, vec second) { return choose(second > first, second, first); }
 
-ALWAYS_INLINE float sum_lanes(vec value) {
-    float lanes[LANES];
-    memcpy(lanes, &value, sizeof lanes);
-    for (int half = LANES / 2; half > 0; half /= 2)
+/* The sum of WIDE lanes. */
+ALWAYS_INLINE float sum_lanes(const vec *parts) {
+    float lanes[WIDE];
+    memcpy(lanes, parts, sizeof lanes);
+    for (int half = WIDE / 2; half > 0; half /= 2)
         for (int i = 0; i < half; i++) lanes[i] += lanes[i + half];
     return lanes[0];
 }
@@ -131,14 +166,16 @@ ALWAYS_INLINE vec exp_vec(vec x) {
     const float lowest = -87.3f;
     const vec bounded = clamp(x, lowest, 88.0f);
     const vec rounder = splat(12582912.0f); /* 1.5 * 2^23: adding it rounds to an integer */
-    const vec shifted = bounded * 1.44269504f + rounder;
+    const vec shifted = add_product(rounder, bounded, splat(1.44269504f));
     const ivec n = (ivec)shifted - (ivec)rounder;
     const vec whole = shifted - rounder;
-    const vec r = (bounded - whole * 0.693359375f) + whole * 2.12194440e-4f; /* ln 2 in 2 parts */
+    const vec most = add_product(bounded, whole, splat(-0.693359375f)); /* ln 2 in 2 parts */
+    const vec r = add_product(most, whole, splat(2.12194440e-4f));
     const vec square = r * r;
-    const vec low_terms = r * 0.166671142f + 0.499992311f;
-    const vec high_terms = r * 0.00831252057f + 0.0418901555f;
-    const vec power = (high_terms * square + low_terms) * square + (r + 1.0f);
+    const vec low_terms = add_product(splat(0.499992311f), r, splat(0.166671142f));
+    const vec high_terms = add_product(splat(0.0418901555f), r, splat(0.00831252057f));
+    const vec terms = add_product(low_terms, high_terms, square);
+    const vec power = add_product(r + 1.0f, terms, square);
     const vec scaled = power * (vec)((n + 127) << 23);
     return choose(x < splat(lowest), (vec){0}, scaled);
 }
@@ -146,8 +183,9 @@ ALWAYS_INLINE vec exp_vec(vec x) {
 /* tanh x: a Pade approximant near 0, where 1 - 2 / (e^2x + 1) would cancel. */
 ALWAYS_INLINE vec tanh_vec(vec x) {
     const vec square = x * x;
-    const vec above = x * ((square + 105.0f) * square + 945.0f);
-    const vec below = (square * 15.0f + 420.0f) * square + 945.0f;
+    const vec above = x * add_product(splat(945.0f), square + 105.0f, square);
+    const vec middle = add_product(splat(420.0f), square, splat(15.0f));
+    const vec below = add_product(splat(945.0f), middle, square);
     const vec size = choose(x < (vec){0}, -x, x);
     const vec far = 1.0f - 2.0f / (exp_vec(size + size) + 1.0f);
     return choose(size < splat(0.625f), above / below, choose(x < (vec){0}, -far, far));

@@ -310,9 +310,11 @@ def test_wrong_page_views_are_refused() -> None:
 
 
 OUT_OF_MEMORY = """
-import resource, torch
+import resource, sys, torch
+from flashdraft.kernels.cpu import levels
 from flashdraft.kernels.cpu.backend import CpuKernels
 from flashdraft.kernels.interface import CAUSAL, PagedKeys, PageView
+levels.use(sys.argv[1])
 size, count = 2**16, 2**9
 cache, query = torch.zeros(1, size, 1, 4), torch.zeros(1, 1, 4)
 view = PageView(
@@ -332,8 +334,7 @@ print(float(kernels.argmax(torch.tensor([[0.0, 1.0]]))))
 """
 
 
-def test_attention_without_memory_raises() -> None:
-    run = subprocess.run(
-        [sys.executable, "-c", OUT_OF_MEMORY], capture_output=True, text=True, timeout=120
-    )
+def test_attention_without_memory_raises(level: str) -> None:
+    command = [sys.executable, "-c", OUT_OF_MEMORY, level]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert run.stdout.split() == ["refused", "1.0"], run.stderr

@@ -8,10 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from flashdraft.kernels.cpu.backend import CpuKernels, available
-from flashdraft.kernels.cpu.weights import rotate
 from flashdraft.kernels.kinds import Activation
 from flashdraft.kernels.torch_backend import TorchKernels
 
@@ -68,6 +68,15 @@ def test_float_linear_is_right(shape: tuple[int, int]) -> None:
     assert error <= 1e-6 * shape[1]
 
 
+def rotate(x: Tensor) -> Tensor:
+    """Rows padded to a multiple of 64 and turned by the matrix of native/rotate.h."""
+    mix = torch.ones(1, 1)
+    while len(mix) < 64:
+        mix = torch.cat([torch.cat([mix, mix], 1), torch.cat([mix, -mix], 1)])
+    padded = F.pad(x, (0, -x.shape[1] % 64))
+    return (padded.view(-1, 64) @ (mix / 8)).view(padded.shape)
+
+
 def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     """(integers, scales) as the 8-bit linear defines them, in float64."""
     largest = x.abs().amax(-1, keepdim=True)
@@ -83,8 +92,8 @@ def test_int8_linear_sums_exactly(shape: tuple[int, int]) -> None:
     x[3] = 0
     x[4, 0] = 1000.0  # an outlier
     packed = kernels.pack(torch.randn(shape))
-    panels, depth, panel, _ = packed.panels.shape
-    weight = packed.panels.transpose(1, 2).reshape(panels * panel, 4 * depth)[: shape[0]]
+    panels, depth, panel, group = packed.panels.shape
+    weight = packed.panels.transpose(1, 2).reshape(panels * panel, group * depth)[: shape[0]]
     integers, scales = quantize_rows(rotate(x))
     expected = (integers @ weight.double().T).float() * scales * packed.scale[: shape[0]]
     assert torch.equal(kernels.linear(x, packed), expected)

@@ -63,7 +63,7 @@ def test_flags_reach_their_settings(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_run_has_one_length(capsys: pytest.CaptureFixture[str], two: str) -> None:
     with pytest.raises(SystemExit):
         parse(*two.split())
-    assert "not allowed with argument" in capsys.readouterr().err
+    assert "do not go together" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,8 @@ def collect(file: str) -> dict[str, str]:
     pytest.importorskip("triton", reason="Triton is not installed")
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
-    count = min(8, os.cpu_count() or 1)
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 1))  # each has its own files
+    count = max(1, min(8, (os.cpu_count() or 1) // workers))
 
     def run(first: int) -> dict[str, str]:
         finished = subprocess.run(

@@ -71,7 +71,7 @@ class Flashdraft:
         self._params = SamplingParams(max_tokens=max_tokens)
 
     def answer(self, prompt_ids: list[int], num_tokens: int) -> Turn:
-        self.llm.engine.book.forget_cached()  # an earlier turn's prefix
+        self.llm.engine.forget_prefixes()  # an earlier turn's prefix
         begin = time.perf_counter()
         (found,) = self.llm.generate([prompt_ids], self._params)
         seconds = time.perf_counter() - begin

@@ -43,10 +43,11 @@ class Setting:
 def read_setting(text: str) -> Setting:
     """MODULE.NAME=VALUE, of a constant that exists and is of the value's type."""
     path, equals, literal = text.partition("=")
-    module, dot, name = path.strip().partition(".")
-    if not (equals and dot and module.isidentifier() and name.isidentifier()):
+    module, dot, name = path.strip().rpartition(".")
+    parts = [*module.split("."), name]
+    if not (equals and dot and all(part.isidentifier() for part in parts)):
         raise argparse.ArgumentTypeError(
-            f"{text!r} is not MODULE.NAME=VALUE, as in overlap.MAX_ROWS=16"
+            f"{text!r} is not MODULE.NAME=VALUE, as in cuda.overlap.MAX_ROWS=16"
         )
     try:
         home = importlib.import_module(f"{PACKAGE}.{module}")

@@ -27,26 +27,13 @@ from flashdraft.core import (
     SamplingParams,
     TokenEvent,
 )
-from flashdraft.engine.cache.memory import check_weights_fit
-from flashdraft.engine.cache.storage import check_keys, stored_dtype
+from flashdraft.engine.cache.memory import check_cache, check_weights_fit
 from flashdraft.engine.config import EngineConfig
 from flashdraft.engine.engine import Engine
 from flashdraft.engine.live import OUT_OF_MEMORY
-from flashdraft.engine.output import StreamDecoder as Decoder
-from flashdraft.errors import (
-    CapacityError,
-    FlashdraftError,
-    RequestError,
-)
-from flashdraft.kernels.interface import Kernels
+from flashdraft.errors import CapacityError, FlashdraftError, RequestError
 from flashdraft.kernels.select import select_kernels
-from flashdraft.models.drafter.loading import load_drafter
-from flashdraft.models.drafter.model import PackedDrafter
-from flashdraft.models.files.opening import reading
-from flashdraft.models.layers import Target
-from flashdraft.models.loading import Checkpoint, loading_progress, open_checkpoint
-from flashdraft.models.registry import build_target
-from flashdraft.models.sources import default_drafter, resolve_source
+from flashdraft.models.pairs import find_drafter, open_target
 from flashdraft.models.stream_decoder import StreamDecoder
 from flashdraft.models.tokenizer import Tokenizer
 
@@ -102,18 +89,19 @@ class LLM:
             kv_dtype,
             kv_keys,
         )
-        stored_dtype(self.kernels, config.kv_dtype)  # refused before anything is loaded
-        check_keys(self.kernels, config.kv_keys)
-        path = resolve_source(self.model).path
-        checkpoint = open_checkpoint(path)
-        check_keys(self.kernels, config.kv_keys, checkpoint.config)
-        self.generation_config = checkpoint.generation_config
-        self.tokenizer = Tokenizer.from_checkpoint(path)
-        drafter_name = default_drafter(self.model) if draft == "auto" else draft
-        self.drafter_name = None if drafter_name == "ngram" else drafter_name
+        check_cache(self.kernels, config)  # refused before anything is loaded
+        pair = open_target(self.model)
+        check_cache(self.kernels, config, pair.checkpoint.config)
+        self.generation_config = pair.checkpoint.generation_config
+        self.tokenizer = Tokenizer.from_checkpoint(pair.path)
+        self.drafter_name = find_drafter(self.model, draft)
         try:
-            target, drafter = _load(checkpoint, self.drafter_name, self.kernels, self.model)
-            self._grammar_compiler = _grammar_compiler(self.tokenizer, target)
+            if self.drafter_name is not None:
+                pair = pair.with_drafter(self.drafter_name)
+            check_weights_fit(pair.checkpoint.source, pair.drafter, self.kernels, self.model)
+            target, drafter = pair.build(self.kernels, self.model)
+            ids = target.config.vocab_size, target.config.eos_token_ids
+            self._grammar_compiler = _grammar_compiler(self.tokenizer, *ids)
             self.engine = Engine(
                 target,
                 drafter,
@@ -269,7 +257,7 @@ class LLM:
             )
         return self.tokenizer
 
-    def _decoder_factory(self) -> Callable[[], Decoder] | None:
+    def _decoder_factory(self) -> Callable[[], StreamDecoder] | None:
         tokenizer = self.tokenizer
         return None if tokenizer is None else lambda: StreamDecoder(tokenizer)
 
@@ -346,27 +334,10 @@ def _name(what: str, value: str | os.PathLike[str]) -> str:
     return os.fspath(value)
 
 
-def _load(
-    checkpoint: Checkpoint, drafter_name: str | None, kernels: Kernels, label: str
-) -> tuple[Target, PackedDrafter | None]:
-    drafter = None
-    if drafter_name is not None:
-        drafter = load_drafter(resolve_source(drafter_name).path, checkpoint.config)
-    taps = drafter.config.tap_layers if drafter is not None else ()
-    check_weights_fit(checkpoint.source, drafter, kernels, label)
-    with loading_progress(checkpoint.source, label) as on_read:
-        target = build_target(checkpoint.config, checkpoint.source, kernels, taps, on_read)
-    if drafter is None:
-        return target, None
-    with reading(f"The drafter {drafter_name}"):
-        return target, PackedDrafter(drafter, kernels)
-
-
-def _grammar_compiler(tokenizer: Tokenizer | None, target: Target) -> LlguidanceCompiler | None:
-    config = target.config
-    if tokenizer is None:
-        return None
-    return grammar_compiler(tokenizer, config.vocab_size, config.eos_token_ids)
+def _grammar_compiler(
+    tokenizer: Tokenizer | None, vocab_size: int, eos_token_ids: Sequence[int]
+) -> LlguidanceCompiler | None:
+    return None if tokenizer is None else grammar_compiler(tokenizer, vocab_size, eos_token_ids)
 
 
 def _is_list(value: object) -> bool:

@@ -9,13 +9,15 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from flashdraft.core import FinishReason, Request, StepStats, TokenEvent
 from flashdraft.engine.cache.memory import build_cache
 from flashdraft.engine.cache.pages import PageBook
 from flashdraft.engine.config import MAX_VERIFY, EngineConfig
-from flashdraft.engine.draft.block import BlockProposer, GuardedProposer, Proposer
+from flashdraft.engine.draft.block import BlockProposer
 from flashdraft.engine.draft.ngram import NgramIndex
+from flashdraft.engine.draft.proposer import GuardedProposer, Proposer
 from flashdraft.engine.drafts import Draft
 from flashdraft.engine.live import Ending, Live
 from flashdraft.engine.output import StreamDecoder, TextOutput
@@ -41,6 +43,15 @@ from flashdraft.models.layers import Target
 log = logging.getLogger(__name__)
 
 MEASURED_WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
+
+
+class Load(NamedTuple):
+    """How full an engine is."""
+
+    running: int
+    waiting: int
+    pages_used: int
+    pages_total: int
 
 
 class Engine:
@@ -158,6 +169,31 @@ class Engine:
     @property
     def has_work(self) -> bool:
         return bool(self._live)
+
+    @property
+    def load(self) -> Load:
+        """How full the engine is."""
+        pools = self.book.pools
+        return Load(
+            running=len(self.scheduler.running),
+            waiting=len(self.scheduler.waiting),
+            pages_used=sum(pool.num_pages - pool.num_available for pool in pools),
+            pages_total=sum(pool.num_pages for pool in pools),
+        )
+
+    def waiting_ids(self) -> set[str]:
+        """The requests that are not begun yet, or were preempted."""
+        return {sequence.request.id for sequence in self.scheduler.waiting}
+
+    def cancel_all(self) -> list[TokenEvent]:
+        """Cancel every request at once; their last events."""
+        for sequence in (*self.scheduler.running, *self.scheduler.waiting):
+            self.cancel(sequence.request.id)
+        return self.flush_cancelled()
+
+    def forget_prefixes(self) -> None:
+        """Empty the prefix cache."""
+        self.book.forget_cached()
 
     def prepare(self, at_once: int, seconds: float) -> None:
         """Capture steps of up to so many requests now, for about so long, not while they run."""

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from flashdraft.core import GenerationStats, Request, TokenLogprob
+from flashdraft.core import GenerationStats, Request, SamplingParams, TokenLogprob
 
 
 @dataclass(eq=False)
@@ -39,6 +39,11 @@ class Sequence:
         self.stats.prompt_tokens = len(self.tokens)
         if self.request.prompt_logprobs is not None:
             self.prompt_logprobs = [None]
+
+    @classmethod
+    def scratch(cls, max_length: int = 2) -> Sequence:
+        """Of one token, for measurements; nobody waits for it."""
+        return cls(Request("measure", [0], SamplingParams(), 0), frozenset(), max_length)
 
     @property
     def num_prompt(self) -> int:

@@ -48,6 +48,9 @@ class ComposedKernels(Kernels):
     quantize = None
     quantize_head = None
     quantize_drafter = None
+    keeps_quantized = False
+    why_no_fp8_cache: str | None = None
+    why_no_rebuilt_keys: str | None = None
 
     def holds(self, num_values: int) -> bool:
         return False

@@ -1,4 +1,4 @@
-"""The kernel interface: every numeric operation of the models, one Protocol, one file per backend.
+"""The kernel interface: every numeric operation of the models, and what a backend can do.
 
 The exactness contract: on the CPU every operation reduces each row in an order that does not depend
 on the number of rows, on batch neighbours, on how a prompt was cut into chunks, or on pages. Plain
@@ -190,6 +190,10 @@ class Kernels(Protocol):
     quantize: Scheme | None  # what float weights become as they are packed; None: this dtype
     quantize_head: Scheme | None
     quantize_drafter: Scheme | None
+    weight_dtype: str  # what `dtype` calls the weights: "int8" where activations are float32
+    keeps_quantized: bool  # whether weights in few bits can stay as they are
+    why_no_fp8_cache: str | None  # what keeps 8-bit keys and values away, with the remedy
+    why_no_rebuilt_keys: str | None  # the same for keys that are made of values
 
     def pack(self, *parts: Matrix, quantize: bool = True) -> Any:
         """Turn weights [out, in] of any dtype into this backend's own format, once.

@@ -35,6 +35,7 @@ class TorchKernels(ComposedKernels):
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
         self.device = device
         self.dtype = dtype
+        self.weight_dtype = str(dtype).removeprefix("torch.")
         self._row_by_row = device.type == "cpu"
 
     def _rows(self, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:

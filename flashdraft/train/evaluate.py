@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -92,6 +93,18 @@ class Evaluation:
     def overall(self, with_loops: bool = True) -> TaskResult:
         """All requests together."""
         return TaskResult.of(self._kept(with_loops))
+
+    def summary(self) -> dict[str, Any]:
+        """What a log says of it: means over requests, and all of them pooled."""
+        overall, without_loops = self.overall(), self.overall(with_loops=False)
+        return {
+            "accepted_length": overall.mean,
+            "accepted_length_pooled": overall.pooled,
+            "accepted_length_without_loops": without_loops.mean,
+            "acceptance": [round(share, 4) for share in overall.acceptance],
+            "by_source": {source: task.mean for source, task in self.tasks().items()},
+            "num_requests": overall.num_requests,
+        }
 
     def _kept(self, with_loops: bool) -> list[RequestResult]:
         return [request for request in self.requests if with_loops or not request.looped]

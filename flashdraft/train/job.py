@@ -6,6 +6,8 @@ import logging
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
+
 from flashdraft.errors import RequestError, TrainingError
 from flashdraft.kernels.select import WeightFormats
 from flashdraft.models.drafter.config import DrafterConfig
@@ -64,6 +66,12 @@ class TrainingJob:
             raise RequestError(f"synth_count is {self.synth_count}; it must be at least 1.")
         if self.held_out is not None and self.held_out < 0:
             raise RequestError(f"held_out is {self.held_out}; it must be at least 0.")
+
+    def dtype_on(self, device: torch.device) -> str:
+        """The target's dtype on a device, where none was asked for too."""
+        if self.dtype != "auto":
+            return self.dtype
+        return "bfloat16" if device.type == "cuda" else "float32"
 
 
 def plan_drafter(job: TrainingJob, checkpoint: Checkpoint) -> DrafterConfig:

@@ -35,6 +35,7 @@ from flashdraft.train.fit.state import latest, read_state
 from flashdraft.train.initial import new_drafter
 from flashdraft.train.job import TrainingJob
 from flashdraft.train.pipeline import train_drafter
+from flashdraft.train.stages import answering, training
 from tests.tiny import CONFIGS, END_OF_TURN, make_tiny_checkpoint
 
 ROOT = Path(__file__).parents[2]
@@ -207,7 +208,7 @@ def test_the_formats_of_the_targets_weights_are_recorded_and_not_mixed(
         return llm
 
     monkeypatch.setattr(pipeline, "select_kernels", select)
-    monkeypatch.setattr(pipeline, "load_target", load)
+    monkeypatch.setattr(answering, "load_target", load)
     options = ("--prompts", prompts, "--steps", 2)
     result = run_command(target, "--out", tmp_path / "a", *options, "--quantize", "int4")
     said = {"quantize": "int4", "quantize_head": "int8"}
@@ -288,13 +289,13 @@ def test_the_held_out_answers_are_walked_to_their_limit(
     target: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The engine drafts no further than an answer's limit, so the evaluation must know it."""
-    limits, evaluate = [], pipeline.evaluate_offline
+    limits, evaluate = [], training.evaluate_offline
 
     def record(*arguments: Any, max_tokens: int | None = None, **options: Any) -> Evaluation:
         limits.append(max_tokens)
         return evaluate(*arguments, max_tokens=max_tokens, **options)
 
-    monkeypatch.setattr(pipeline, "evaluate_offline", record)
+    monkeypatch.setattr(training, "evaluate_offline", record)
     run_command(target, "--out", tmp_path / "out", "--prompts", prompts, "--steps", 1)
     assert set(limits) == {24}  # --max-tokens of ANSWERING
 

@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from flashdraft.engine.cache.memory import GB, build_cache
-from flashdraft.engine.cache.storage import LEAST_FP8_CAPABILITY, stored_dtype
+from flashdraft.engine.cache.storage import stored_dtype
 from flashdraft.engine.config import EngineConfig
 from flashdraft.engine.engine import Engine
 from flashdraft.errors import RequestError
+from flashdraft.kernels.cuda.plan import LEAST_FP8_CAPABILITY
 from flashdraft.kernels.interface import Heads, PagedKeys, QKVSpec, RopeTable
 from flashdraft.kernels.select import select_kernels
 from flashdraft.kernels.torch_backend import TorchKernels

@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from flashdraft.engine.cache.storage import why_no_fp8
 from flashdraft.engine.config import EngineConfig
 from flashdraft.engine.engine import Engine
 from flashdraft.kernels.interface import Heads, KeyRebuild, PagedKeys, PageView, QKVSpec, RopeTable
@@ -79,7 +78,7 @@ def test_attention_equals_the_reference(
 ) -> None:
     case = CASES[name]
     kernels = triton_kernels(case.dtype)
-    if stored is not None and why_no_fp8(kernels) is not None:
+    if stored is not None and kernels.why_no_fp8_cache is not None:
         pytest.skip("this GPU reads no 8-bit floats")
     query, _, values, view = make_batch(case)
     values, rebuild = values.to(stored or case.dtype), make_rebuild(case.head_dim, case.dtype)
@@ -129,7 +128,7 @@ def test_values_are_written_as_ever_without_keys(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("kv_dtype", ["auto", "fp8"])
 def test_drafted_and_plain_tokens_are_equal(kv_dtype: str) -> None:
     kernels = triton_kernels(BF16, exact=True)
-    if kv_dtype == "fp8" and why_no_fp8(kernels) is not None:
+    if kv_dtype == "fp8" and kernels.why_no_fp8_cache is not None:
         pytest.skip("this GPU reads no 8-bit floats")
     target = zoo.tiny_target("gemma4", kernels, taps=(0, 2))
     requests = zoo.mixed_requests(4, max_tokens=24)

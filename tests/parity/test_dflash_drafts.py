@@ -19,7 +19,7 @@ import pytest
 
 from flashdraft.cli import main as flashdraft
 from flashdraft.core import Request, SamplingParams
-from flashdraft.engine.draft.block import GuardedProposer
+from flashdraft.engine.draft.proposer import GuardedProposer
 from flashdraft.engine.drafts import Draft
 from flashdraft.engine.scheduler import Work
 from flashdraft.kernels.select import select_kernels

@@ -270,7 +270,7 @@ def test_no_cuda_device(folder, monkeypatch):
 
 
 def test_out_of_memory_while_loading(folder, monkeypatch):
-    for place in ("flashdraft.llm.build_target", "flashdraft.llm.Engine"):
+    for place in ("flashdraft.models.pairs.build_target", "flashdraft.llm.Engine"):
         with monkeypatch.context() as patch:
             patch.setattr(place, lambda *a, **k: (_ for _ in ()).throw(torch.OutOfMemoryError("x")))
             with pytest.raises(CapacityError, match="does not fit.*smaller"):

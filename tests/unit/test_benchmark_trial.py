@@ -84,17 +84,18 @@ def test_of_two_constants_of_one_name_and_value_only_the_named_one_is_set() -> N
     code = """
 import triton.language as tl
 from benchmarks.h200_trial import read_setting
-from flashdraft.kernels import overlap, triton_quantized, triton_quantized_backend
-from flashdraft.kernels import triton_quantized_experts, triton_quantized_tiles
-overlap.MAX_ROWS = triton_quantized_experts.MAX_ROWS  # one object, two constants
-read_setting("triton_quantized_experts.MAX_ROWS=32").apply()
-assert triton_quantized_experts.MAX_ROWS == triton_quantized_backend.MAX_ROWS == 32
+from flashdraft.kernels.cuda import overlap, quantized_backend
+from flashdraft.kernels.cuda.experts import quantized as experts
+from flashdraft.kernels.cuda.quantized import linear, tiles
+overlap.MAX_ROWS = experts.MAX_ROWS  # one object, two constants
+read_setting("cuda.experts.quantized.MAX_ROWS=32").apply()
+assert experts.MAX_ROWS == quantized_backend.MAX_ROWS == 32
 assert overlap.MAX_ROWS == 64
-before = triton_quantized_tiles.BLOCK_N.value
-read_setting(f"triton_quantized_tiles.BLOCK_N={before // 2}").apply()
-assert isinstance(triton_quantized_tiles.BLOCK_N, tl.constexpr)
-assert triton_quantized_tiles.BLOCK_N.value == before // 2
-assert triton_quantized_tiles.BLOCK_N is triton_quantized.BLOCK_N
+before = tiles.BLOCK_N.value
+read_setting(f"cuda.quantized.tiles.BLOCK_N={before // 2}").apply()
+assert isinstance(tiles.BLOCK_N, tl.constexpr)
+assert tiles.BLOCK_N.value == before // 2
+assert tiles.BLOCK_N is linear.BLOCK_N
 """
     finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert finished.returncode == 0, finished.stderr

@@ -24,14 +24,15 @@ ORDER = {
     "external": "command, pairs, processes, tensor_rules, vllm_plugin"
     " | checkpoint_rules, launch, versions | memory | sglang, vllm",
     "kernels": "quantized | interface | composed | cpu, torch_backend | cuda, select",
-    "kernels.cuda": "driver, loss, overlap, plan | attention, dense | quantized | experts"
-    " | quantized_backend | backend",
+    "kernels.cuda": "driver, loss, overlap, plan | dense | attention, dense_backend, quantized"
+    " | experts | quantized_backend | expert_backend | backend",
     "models": "config | files, rope | compressed_tensors, gguf, weights"
     " | layers, other_formats, sources, tokenizer"
-    " | drafter, gemma4, llama, loading, stream_decoder | registry",
+    " | drafter, gemma4, llama, loading, stream_decoder | registry | pairs",
     "server": "settings, telemetry | http, process | answering | anthropic, openai"
     " | service_routes | app | launch",
-    "train": "export, initial, lock | data | fit | estimate, evaluate, origin | job | pipeline",
+    "train": "export, initial, lock | data | fit | estimate, evaluate, origin | job"
+    " | stages | pipeline",
 }
 TREES = {
     path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text(encoding="utf-8"))

@@ -151,7 +151,7 @@ def check_kernels(
     where = f"{kernels.name} on {kernels.device}"
     worst, wrong = 0.0, []
     operations = [_operations(kernels, reference, kv_keys)]
-    if kernels.name == "triton":  # only these read them as they are
+    if kernels.keeps_quantized:
         operations += [_quantized_operations(kernels, reference, one) for one in sorted(schemes)]
     for name, limit, ours, theirs in itertools.chain(*operations):
         scale = float(theirs.float().abs().max()) or 1.0
@@ -177,7 +177,7 @@ def _operations(kernels: Kernels, reference: Kernels, kv_keys: str) -> Iterator[
     x, weight, vector = draw(5, 96), draw(64, 96), draw(96)
     packed, plain = kernels.pack(weight), reference.pack(weight)
     wide = x.to(reference.dtype)
-    linear_limit = max(limit, _INT8_LIMIT) if "int8" in kernels.name else limit
+    linear_limit = max(limit, _INT8_LIMIT) if kernels.weight_dtype == "int8" else limit
     yield "linear", linear_limit, kernels.linear(x, packed), reference.linear(wide, plain)
     gated = reference.gated_linear(wide, plain, Activation.SILU)
     ours = kernels.gated_linear(x, packed, Activation.SILU)

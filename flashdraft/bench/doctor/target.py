@@ -12,7 +12,6 @@ from flashdraft.bench.doctor.replay import agreement
 from flashdraft.bench.doctor.report import CLEAR_GAIN, QUANTISED, Cause, Measured
 from flashdraft.bench.doctor.weights import (
     describe_formats,
-    dtype_name,
     read_weights,
     recorded_formats,
 )
@@ -125,7 +124,7 @@ def _better_format(patient: Patient, bits: float) -> str | None:
 
 def find_low_precision(patient: Patient, measured: Measured, deadline: float) -> list[Cause] | None:
     """The same weights without rounding to 8 bits."""
-    if "int8" not in patient.llm.kernels.name:
+    if patient.llm.kernels.weight_dtype != "int8":
         return []
     model = patient.llm.model
     accepted, agreed = _run_reference(patient, measured, model, deadline, dtype="float32")
@@ -157,7 +156,7 @@ def _run_reference(
     assert patient.folder is not None
     kernels = patient.llm.kernels
     if dtype is None:  # few bits have one dtype only
-        dtype = "auto" if quantize or quantize_head else dtype_name(kernels)
+        dtype = "auto" if quantize or quantize_head else kernels.weight_dtype
     llm = LLM(
         model,
         draft=patient.folder,

@@ -138,13 +138,6 @@ def read_weights(patient: Patient) -> PairWeights:
     return PairWeights(target, drafter, name, patient.kv_keys)
 
 
-def dtype_name(kernels: Kernels) -> str:
-    """What `--dtype` calls these kernels' own."""
-    if kernels.device.type == "cpu" and "int8" in kernels.name:
-        return "int8"
-    return str(kernels.dtype).removeprefix("torch.")
-
-
 def schemes_in_use(kernels: Kernels, stored: StoredWeights) -> set[Scheme]:
     """The formats of few bits in which these kernels keep weights."""
     if not kernels.holds(stored.most_values):
@@ -269,7 +262,7 @@ def _kept(
 ) -> ModelWeights:
     """What the kernels make of weights: a CPU has one format, a GPU holds or makes few bits."""
     where = "this CPU" if kernels.device.type == "cpu" else "this GPU"
-    dtype = dtype_name(kernels)
+    dtype = kernels.weight_dtype
     float_bits = float(8 * kernels.dtype.itemsize)
     small = ""
     if kernels.holds(stored.most_values) and not kernels.holds(stored.fewest_values):
@@ -308,7 +301,7 @@ def _head(
     sizes = f"{_size(saved)} of memory and {_size(reads * saved)} a step"
     if scheme is not None:
         return scheme.value, f", its head quantised to {scheme} on load, which saves {sizes}"
-    dtype = dtype_name(kernels)
+    dtype = kernels.weight_dtype
     return dtype, f", its head as {dtype}: --quantize-head {_HEAD_SCHEME} would save {sizes}"
 
 

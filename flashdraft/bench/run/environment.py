@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 from flashdraft.core import VERSION
-from flashdraft.kernels.interface import Kernels
 from flashdraft.llm import LLM
 
 ROOT = Path(__file__).parents[3]
@@ -32,7 +31,7 @@ def describe_environment(arguments: Iterable[str], llm: LLM | None = None) -> di
         "device": _device_name(device),
         "cpu_count": os.cpu_count(),
         "threads": torch.get_num_threads(),
-        "dtype": None if llm is None else _dtype(llm.kernels),
+        "dtype": None if llm is None else llm.kernels.weight_dtype,
         "kernels": None if llm is None else llm.kernels.name,
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "command": shown_command(arguments),
@@ -73,11 +72,6 @@ def shown_path(text: str) -> str:
     if os.path.isabs(value) or value.startswith(("..", "~")):
         value = Path(value).name or value
     return f"{name}={value}" if equals else value
-
-
-def _dtype(kernels: Kernels) -> str:
-    """What the weights are kept in: kernels for int8 take and give float32."""
-    return "int8" if "int8" in kernels.name else str(kernels.dtype).removeprefix("torch.")
 
 
 def _device_name(device: torch.device) -> str:

@@ -78,7 +78,7 @@ class LocalRunner:
     def run(self, run: Run, on_reply: OnReply) -> Measurement:
         """Answer every prompt with `run.concurrency` of them in flight."""
         engine = self._llm.engine
-        engine.book.forget_cached()
+        engine.forget_prefixes()
         if run.is_warm_up:
             engine.prepare(run.concurrency, PREPARE_S)
         if self._llm.kernels.device.type == "cuda":

@@ -18,13 +18,13 @@ from flashdraft.engine.cache.storage import (
     plan_pages,
     shares_keys,
     stored_dtype,
-    why_no_fp8,
     window_pages,
 )
 from flashdraft.engine.config import MAX_BUFFERED, EngineConfig
 from flashdraft.errors import CapacityError, RequestError
 from flashdraft.kernels.interface import Kernels
 from flashdraft.kernels.quantized import Scheme, filled_bytes, quantized_bytes
+from flashdraft.models.config.target import ModelConfig
 from flashdraft.models.drafter.model import Drafter, PackedDrafter
 from flashdraft.models.layers import Target
 from flashdraft.models.weights import TensorSource
@@ -36,6 +36,12 @@ DEFAULT_CPU_GB = 1.0
 GPU_SHARE = 0.85  # of the memory left once the weights are there
 LOOKAHEAD = 64  # tokens a step may write beyond the committed ones
 SPARE_WINDOWS = 2  # a windowed pool's room, in running sequences: as much again for cached prefixes
+
+
+def check_cache(kernels: Kernels, config: EngineConfig, target: ModelConfig | None = None) -> None:
+    """Refuse a cache that the kernels cannot read, or the target, once known, cannot have."""
+    stored_dtype(kernels, config.kv_dtype)
+    check_keys(kernels, config.kv_keys, target)
 
 
 def check_weights_fit(
@@ -134,7 +140,7 @@ def _smaller_cache(target: Target, dtype: torch.dtype, kv_keys: str) -> str:
     kernels, cures = target.kernels, ""
     if kernels.device.type != "cuda":
         return cures
-    if dtype == kernels.dtype and why_no_fp8(kernels) is None:
+    if dtype == kernels.dtype and kernels.why_no_fp8_cache is None:
         cures += ", or store keys and values in 8 bits with kv_dtype='fp8'"
     if kv_keys == "stored" and shares_keys(target.config):
         cures += ", or store no keys that can be made of values with kv_keys='rebuilt'"

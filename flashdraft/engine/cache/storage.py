@@ -41,8 +41,6 @@ from flashdraft.models.config.target import LayerConfig, ModelConfig
 from flashdraft.models.drafter.config import DrafterConfig
 from flashdraft.models.layers import LayerCache
 
-LEAST_FP8_CAPABILITY = (8, 9)  # Ada: older cards have no instruction between fp8 and floats
-
 
 @dataclass(frozen=True)
 class CacheLayer:
@@ -214,45 +212,21 @@ def stored_dtype(kernels: Kernels, kv_dtype: str) -> torch.dtype:
     """What keys and values are stored as; refuses what the kernels cannot read."""
     if kv_dtype == "auto":
         return kernels.dtype
-    missing = why_no_fp8(kernels)
-    if missing is not None:
-        raise RequestError(f"kv_dtype is 'fp8', but {missing}; or use kv_dtype='auto'.")
+    if kernels.why_no_fp8_cache is not None:
+        why = kernels.why_no_fp8_cache
+        raise RequestError(f"kv_dtype is 'fp8', but {why}; or use kv_dtype='auto'.")
     return torch.float8_e4m3fn
-
-
-def why_no_fp8(kernels: Kernels) -> str | None:
-    """What keeps these kernels from reading an fp8 cache, with the remedy."""
-    if kernels.name.startswith("cpu-"):
-        return (
-            f"flashdraft's native CPU kernels ({kernels.name}) read float32 only; use a GPU, or "
-            "dtype='bfloat16', which is plain torch on a CPU and slow"
-        )
-    if kernels.name == "triton" and kernels.device.type == "cuda":
-        capability = torch.cuda.get_device_capability(kernels.device)
-        if capability < LEAST_FP8_CAPABILITY:
-            found, least = (".".join(map(str, c)) for c in (capability, LEAST_FP8_CAPABILITY))
-            return (
-                f"this GPU has compute capability {found}, and reading 8-bit floats needs {least} "
-                "(Ada) or newer; use a newer GPU"
-            )
-    return None
 
 
 def check_keys(kernels: Kernels, kv_keys: str, target: ModelConfig | None = None) -> None:
     """Refuse to rebuild keys where the kernels cannot, or the target, once known, shares none."""
     if kv_keys == "stored":
         return
-    missing = None
+    missing = kernels.why_no_rebuilt_keys
     if target is not None and not shares_keys(target):
         missing = (
             f"{target.architecture} has a projection of its own for values, of which no key can "
             "be made (Gemma 4's full layers share one);"
-        )
-    elif kernels.name.startswith("cpu-"):
-        missing = (
-            f"flashdraft's native CPU kernels ({kernels.name}) read stored keys only; for a Gemma "
-            "4 whose full layers share key and value use a GPU, or dtype='bfloat16', which is "
-            "plain torch on a CPU and slow; for any other model"
         )
     if missing is not None:
         raise RequestError(f"kv_keys is 'rebuilt', but {missing} use kv_keys='stored'.")

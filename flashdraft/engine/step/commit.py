@@ -10,7 +10,7 @@ from torch import Tensor
 
 from flashdraft.core import FinishReason, StepStats
 from flashdraft.engine.cache.pages import PageBook
-from flashdraft.engine.draft.block import GuardedProposer
+from flashdraft.engine.draft.proposer import GuardedProposer
 from flashdraft.engine.drafts import BLOCK_SOURCE, Draft
 from flashdraft.engine.live import Ending, Live
 from flashdraft.engine.policy.verify import VerifyPolicy

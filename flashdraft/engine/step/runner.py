@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flashdraft.core import Request, SamplingParams, TokenLogprob
+from flashdraft.core import TokenLogprob
 from flashdraft.engine.cache.pages import PageBook
 from flashdraft.engine.cache.storage import HostRows, KVCache, Span
 from flashdraft.engine.drafts import Draft
@@ -89,10 +89,9 @@ class Runner:
         The widths take turns, so that a busy moment of the machine does not hit one of them alone.
         """
         times: dict[int, float] = {}
-        request = Request("measure", [0], SamplingParams(), 0)
         for turn in range(repeats + 1):
             for width in widths:
-                scratch = RunningSequence(request, frozenset(), width)
+                scratch = RunningSequence.scratch(width)
                 self._book.open(scratch, scratch.tokens)
                 if self._book.reserve(scratch, width):
                     draft = Draft([0] * (width - 1), [])

@@ -41,7 +41,18 @@ class CpuKernels(ComposedKernels):
                 "The native CPU kernels are not built; install flashdraft where a C compiler is, "
                 "or use the torch backend."
             )
-        self.name = "cpu-int8" if quantize else "cpu-float32"
+        self.weight_dtype = "int8" if quantize else "float32"
+        self.name = f"cpu-{self.weight_dtype}"
+        who = f"flashdraft's native CPU kernels ({self.name})"
+        self.why_no_fp8_cache = (
+            f"{who} read float32 only; use a GPU, or dtype='bfloat16', which is plain torch on a "
+            "CPU and slow"
+        )
+        self.why_no_rebuilt_keys = (
+            f"{who} read stored keys only; for a Gemma 4 whose full layers share key and value "
+            "use a GPU, or dtype='bfloat16', which is plain torch on a CPU and slow; for any other "
+            "model"
+        )
         self._quantize = quantize
         self._threads = torch.get_num_threads()
         self._facts = _Facts()

@@ -5,45 +5,20 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from flashdraft.kernels.composed import compose_mixture
-from flashdraft.kernels.cuda.attention.few_rows import MAX_MEETINGS, attend_few
-from flashdraft.kernels.cuda.attention.paged import paged_attention
-from flashdraft.kernels.cuda.dense.best import best_columns, best_of_logits
-from flashdraft.kernels.cuda.dense.linear import multiply_rows
+from flashdraft.kernels.cuda import dense_backend, expert_backend, quantized_backend
+from flashdraft.kernels.cuda.attention.attend import attend, attention
+from flashdraft.kernels.cuda.attention.few_rows import MAX_MEETINGS
 from flashdraft.kernels.cuda.dense.residual import residual_norm_rows
 from flashdraft.kernels.cuda.dense.rows import add_norm_rows, gate_rows, norm_rows, prepare_heads
-from flashdraft.kernels.cuda.experts.few_rows import mix_few_rows
-from flashdraft.kernels.cuda.experts.grouped import mix_rows
-from flashdraft.kernels.cuda.experts.one_row import mix_one_row
-from flashdraft.kernels.cuda.experts.plan import plan_exact_experts, plan_experts
-from flashdraft.kernels.cuda.experts.quantized_one_row import mix_row
-from flashdraft.kernels.cuda.experts.routing import choose_rows, route_rows
-from flashdraft.kernels.cuda.plan import (
-    DeviceLimits,
-    plan_attention,
-    plan_best,
-    plan_exact_attention,
-    plan_exact_best,
-    plan_exact_linear,
-    plan_linear,
-)
-from flashdraft.kernels.cuda.quantized.few_rows import multiply_normed
-from flashdraft.kernels.cuda.quantized.layout import PackedWeight
-from flashdraft.kernels.cuda.quantized.linear import dequantize
-from flashdraft.kernels.cuda.quantized_backend import (
-    FEW_EXPERT_ROWS,
-    is_held,
-    look_up,
-    mix,
-    multiply,
-    pack_rows,
-    pack_stack,
-)
+from flashdraft.kernels.cuda.plan import LEAST_FP8_CAPABILITY, DeviceLimits
+from flashdraft.kernels.cuda.quantized_backend import is_packed
 from flashdraft.kernels.interface import (
     Activation,
     Best,
@@ -59,11 +34,7 @@ from flashdraft.kernels.torch_backend import TorchKernels
 MAX_TILES = 1 << 18
 MIN_ROWS_BESIDE = 2  # one row takes less time than a fork and a join
 MAX_ROWS_BESIDE = 64  # more rows keep the device busy with one thing at a time
-EXACT_ROWS = 1024
-MAX_ROUTED_ROWS = 4  # estimated: more of them keep two launches busy
-FUSED_HEAD_ROWS = 128  # more of them are multiplied faster by torch, which writes the logits
 MIN_QUANTIZED_VALUES = 1 << 22
-MAX_LOGITS_BYTES = 300 << 20
 
 
 class TritonKernels:
@@ -75,6 +46,8 @@ class TritonKernels:
     """
 
     name = "triton"
+    keeps_quantized = True
+    why_no_rebuilt_keys: str | None = None
 
     def __init__(
         self,
@@ -86,6 +59,8 @@ class TritonKernels:
     ) -> None:
         self.device = device
         self.dtype = dtype
+        self.weight_dtype = str(dtype).removeprefix("torch.")
+        self.why_no_fp8_cache = why_no_fp8(device)
         self.exact = exact
         self.quantize = quantize  # float weights become this as they are packed
         self.quantize_drafter: Scheme | None = Scheme.INT8 if quantize is Scheme.INT4 else quantize
@@ -122,38 +97,32 @@ class TritonKernels:
 
     def _pack(self, parts: Sequence[Matrix], scheme: Scheme | None) -> Any:
         num_values = sum(math.prod(part.shape) for part in parts)
-        if self.holds(num_values) and is_held(parts, scheme):
-            return pack_rows(parts, scheme, self.device)
+        if self.holds(num_values) and quantized_backend.is_held(parts, scheme):
+            return quantized_backend.pack_rows(parts, scheme, self.device)
         return self._torch.pack(*parts)
 
     def pack_embedding(self, matrix: Matrix, head: Any | None) -> Any:
-        if isinstance(head, PackedWeight):
+        if is_packed(head):
             return head
         if isinstance(matrix, Quantized):
             return self._pack([matrix], None)
         return self._torch.pack_embedding(matrix, head)
 
     def embed(self, token_ids: Tensor, table: Any) -> Tensor:
-        if isinstance(table, PackedWeight):
+        if is_packed(table):
             with self._on_device():
-                return look_up(token_ids, table, self.dtype)
+                return quantized_backend.look_up(token_ids, table, self.dtype)
         return self._torch.embed(token_ids, table)
 
     def linear(self, x: Tensor, weight: Any) -> Tensor:
         if isinstance(weight, tuple):  # in different formats
             return torch.cat([self.linear(x, piece) for piece in weight], dim=1)
-        if isinstance(weight, PackedWeight):
-            with self._on_device():
-                return multiply(x, weight, self._arrivals, self._limits, self.exact)
-        sizes = (*weight.shape, weight.itemsize, self._limits)
+        settings = (self._arrivals, self._limits, self.exact)
         with self._on_device():
-            plan = plan_exact_linear(*sizes) if self.exact else plan_linear(x.shape[0], *sizes)
-            if plan is not None and x.shape[0] <= EXACT_ROWS:
-                return multiply_rows(x, weight, plan, self._arrivals)
-            if plan is not None:  # in pieces: the parts of a cut depth take memory for every row
-                pieces = (x[i : i + EXACT_ROWS] for i in range(0, x.shape[0], EXACT_ROWS))
-                return torch.cat([multiply_rows(p, weight, plan, self._arrivals) for p in pieces])
-        return self._torch.linear(x, weight)
+            if is_packed(weight):
+                return quantized_backend.multiply(x, weight, *settings)
+            found = dense_backend.multiply_floats(x, weight, *settings)
+        return self._torch.linear(x, weight) if found is None else found
 
     def rms_norm(self, x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
         with self._on_device():
@@ -181,12 +150,10 @@ class TritonKernels:
         weight: Any,
         activation: Activation | None = None,
     ) -> tuple[Tensor, Tensor]:
-        if isinstance(weight, PackedWeight) and not self.exact:
-            counts = self._arrivals
+        if not self.exact:
+            settings = (self._limits, self._arrivals, activation)
             with self._on_device():
-                both = multiply_normed(
-                    residual, norm, eps, weight, self._limits, counts, activation
-                )
+                both = quantized_backend.multiply_residual(residual, norm, eps, weight, *settings)
             if both is not None:
                 return both
         stream, (normed,) = self.residual_norms(residual, [norm], eps)
@@ -199,9 +166,10 @@ class TritonKernels:
             return gate_rows(gate_up, activation)
 
     def gated_linear(self, x: Tensor, weight: Any, activation: Activation) -> Tensor:
-        if isinstance(weight, PackedWeight):
+        if is_packed(weight):
             with self._on_device():
-                return multiply(x, weight, self._arrivals, self._limits, self.exact, activation)
+                settings = (self._arrivals, self._limits, self.exact, activation)
+                return quantized_backend.multiply(x, weight, *settings)
         return self.gated(self.linear(x, weight), activation)
 
     def prepare_qkv(
@@ -216,23 +184,19 @@ class TritonKernels:
             return prepare_heads(qkv, heads, key_cache, value_cache, slots)
 
     def attention(self, query: Tensor, keys: PagedKeys) -> Tensor:
-        make_plan = plan_exact_attention if self.exact else plan_attention
         with self._on_device():
-            return paged_attention(query, keys, make_plan(query, keys, self._limits))
+            return attention(query, keys, self._limits, self.exact)
 
     def attend(self, qkv: Tensor, heads: Heads, keys: PagedKeys) -> Tensor:
-        if not self.exact:
-            with self._on_device():
-                mixed = attend_few(qkv, heads, keys, self._meetings, self._limits)
-            if mixed is not None:
-                return mixed
-        caches = keys.key_cache, keys.value_cache
-        return self.attention(self.prepare_qkv(qkv, heads, *caches, keys.view.slots), keys)
+        with self._on_device():
+            return attend(qkv, heads, keys, self._meetings, self._limits, self.exact)
 
     def mixture(self, residual: Residual, parts: Mixture) -> tuple[Tensor, Tensor, Tensor]:
         if not self.exact:
             with self._on_device():
-                found = mix_row(residual, parts, self._limits, self._arrivals)
+                found = quantized_backend.mix_residual(
+                    residual, parts, self._limits, self._arrivals
+                )
             if found is not None:
                 return found
         return compose_mixture(self, residual, parts)
@@ -285,43 +249,31 @@ class TritonKernels:
         softcap: float | None = None,
         forbidden: Tensor | None = None,
     ) -> Best:
-        piece = max(1, MAX_LOGITS_BYTES // (weight.shape[0] * x.itemsize))
-        are_few = self.exact or x.shape[0] <= FUSED_HEAD_ROWS or piece <= FUSED_HEAD_ROWS
+        row_bytes, how = weight.shape[0] * x.itemsize, (multiplier, softcap, forbidden)
+        fits = dense_backend.fits_one_launch(x.shape[0], row_bytes, self.exact)
         with self._on_device():
-            if are_few and not isinstance(weight, PackedWeight):
-                if self.exact:
-                    plan = plan_exact_best(weight.itemsize, self._limits)
-                else:
-                    plan = plan_best(x.shape[0], weight.itemsize, self._limits)
-                return best_columns(x, weight, plan, multiplier, softcap, forbidden)
-            bests = [
-                best_of_logits(
-                    self.linear(x[i : i + piece], weight), multiplier, softcap, forbidden
-                )
-                for i in range(0, max(1, x.shape[0]), piece)
-            ]
-            if len(bests) == 1:
-                return bests[0]
-            return Best(
-                torch.cat([best.index for best in bests]),
-                torch.cat([best.logit for best in bests]),
-                torch.cat([best.log_total for best in bests]),
-            )
+            if fits and not is_packed(weight):
+                return dense_backend.best_in_one_launch(x, weight, self._limits, self.exact, *how)
+            multiply = partial(self.linear, weight=weight)
+            return dense_backend.best_of_products(x, row_bytes, multiply, *how)
 
     def pack_experts(self, weight: Matrix) -> Any:
-        if self.holds(math.prod(weight.shape)) and is_held([weight], self.quantize):
-            return pack_stack(weight, self.quantize, self.device)
+        is_held = quantized_backend.is_held([weight], self.quantize)
+        if self.holds(math.prod(weight.shape)) and is_held:
+            return quantized_backend.pack_stack(weight, self.quantize, self.device)
         return join_floats([weight], self.device, self.dtype)
 
     def choose_experts(self, logits: Tensor, num_chosen: int, scale: Tensor) -> Choice:
         with self._on_device():
-            return choose_rows(logits, num_chosen, scale)
+            return expert_backend.choose(logits, num_chosen, scale)
 
     def route(self, x: Tensor, router: Any, num_chosen: int, scale: Tensor) -> Choice:
-        if self.exact or x.shape[0] > MAX_ROUTED_ROWS or not isinstance(router, Tensor):
-            return self.choose_experts(self.linear(x, router), num_chosen, scale)
+        settings = (self._arrivals, self.exact)
         with self._on_device():
-            return route_rows(x, router, num_chosen, scale, self._arrivals)
+            found = expert_backend.route(x, router, num_chosen, scale, *settings)
+        if found is not None:
+            return found
+        return self.choose_experts(self.linear(x, router), num_chosen, scale)
 
     def experts(
         self,
@@ -332,31 +284,25 @@ class TritonKernels:
         weights: Tensor,
         activation: Activation,
     ) -> Tensor:
-        num_rows, num_chosen = chosen.shape
-        x = x.contiguous()
-        are_few = num_rows <= FEW_EXPERT_ROWS or self.exact
-        if are_few and isinstance(gate_up, PackedWeight) and isinstance(down, PackedWeight):
-            inputs = (x, gate_up, down, chosen, weights, activation)
-            with self._on_device():
-                return mix(*inputs, self._arrivals, self._limits, self.exact, self._is_settled)
-        plan = plan_experts(num_rows, num_chosen, gate_up.shape[0], x.itemsize)
-        if self.exact:
-            plan = plan_exact_experts(x.itemsize)
-        routed, processors = (chosen, weights, activation, plan), self._limits.num_processors
+        settings = (self._arrivals, self._limits, self.exact, self._is_settled)
         with self._on_device():
-            if plan.block_m and not plan.splits:
-                return mix_rows(x, gate_up, down, *routed, processors, self._expert_floats)
-            gate_up, down = self._expert_floats(gate_up), self._expert_floats(down)
-            if plan.splits:
-                return mix_few_rows(x, gate_up, down, *routed, processors)
-            return mix_one_row(x, gate_up, down, *routed)
+            return expert_backend.mix_experts(
+                x, gate_up, down, (chosen, weights), activation, *settings
+            )
 
-    def _expert_floats(self, weight: Any) -> Tensor:
-        """All experts of a layer as floats: for prompts the arithmetic is what costs."""
-        if isinstance(weight, PackedWeight):
-            return dequantize(weight, self.dtype)
-        found: Tensor = weight
-        return found
+
+def why_no_fp8(device: torch.device) -> str | None:
+    """What keeps this card from reading 8-bit floats, with the remedy."""
+    if device.type != "cuda":  # Triton's interpreter
+        return None
+    capability = torch.cuda.get_device_capability(device)
+    if capability >= LEAST_FP8_CAPABILITY:
+        return None
+    found, least = (".".join(map(str, c)) for c in (capability, LEAST_FP8_CAPABILITY))
+    return (
+        f"this GPU has compute capability {found}, and reading 8-bit floats needs {least} (Ada) or "
+        "newer; use a newer GPU"
+    )
 
 
 def _read_limits(device: torch.device) -> DeviceLimits:

@@ -26,6 +26,7 @@ MIN_SKINNY_DEPTH = 2048  # torch's are faster on small weights
 MAX_DEPTH_SPLITS = 16
 MIN_DEEP_STEPS = 8  # of twice the depth: fewer do not pay for a longer start
 FULL = 0.9  # of the programs that all processors together hold
+LEAST_FP8_CAPABILITY = (8, 9)  # Ada: older cards have no instruction between fp8 and floats
 
 
 class DeviceLimits(NamedTuple):

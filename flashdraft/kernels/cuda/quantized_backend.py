@@ -8,15 +8,16 @@ rows of it at a time, and torch multiplies. With `exact` every row goes Triton's
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
 
 from flashdraft.kernels.cuda.dense.rows import gate_rows
 from flashdraft.kernels.cuda.experts.quantized import MAX_ROWS, mix_quantized
-from flashdraft.kernels.cuda.experts.quantized_one_row import mix_one
+from flashdraft.kernels.cuda.experts.quantized_one_row import mix_one, mix_row
 from flashdraft.kernels.cuda.plan import DeviceLimits
-from flashdraft.kernels.cuda.quantized.few_rows import multiply_few
+from flashdraft.kernels.cuda.quantized.few_rows import multiply_few, multiply_normed
 from flashdraft.kernels.cuda.quantized.few_rows_plan import Experts
 from flashdraft.kernels.cuda.quantized.layout import (
     ROW_TILE,
@@ -26,7 +27,7 @@ from flashdraft.kernels.cuda.quantized.layout import (
 )
 from flashdraft.kernels.cuda.quantized.linear import dequantize, multiply_quantized, plan_quantized
 from flashdraft.kernels.cuda.quantized.many_rows import multiply_many
-from flashdraft.kernels.interface import Activation
+from flashdraft.kernels.interface import Activation, Mixture, Residual
 from flashdraft.kernels.quantized import Matrix, Quantized, Scheme, quantize, stack_rows
 
 # Rows up to which Triton reads the codes. Estimated: on an H200 it was the faster way for 128 rows
@@ -65,6 +66,16 @@ def pack_stack(weight: Matrix, scheme: Scheme | None, device: torch.device) -> P
     return stack_packed([pack_quantized(quantize(one.to(device), scheme)) for one in weight])
 
 
+def is_packed(weight: Any) -> TypeGuard[PackedWeight]:
+    """Whether this weight stays in few bits, all of it in one format."""
+    return isinstance(weight, PackedWeight)
+
+
+def floats_of(weight: PackedWeight | Tensor, dtype: torch.dtype) -> Tensor:
+    """The whole weight as floats."""
+    return dequantize(weight, dtype) if isinstance(weight, PackedWeight) else weight
+
+
 def is_held(parts: Sequence[Matrix], scheme: Scheme | None) -> bool:
     """Whether any of these stays, or becomes, quantised."""
     return scheme is not None or any(isinstance(part, Quantized) for part in parts)
@@ -100,6 +111,28 @@ def multiply(
         floats = dequantize(weight, x.dtype, first=first, count=some)
         torch.mm(x, floats.T, out=output[:, first : first + some])
     return output if activation is None else gate_rows(output, activation)
+
+
+def multiply_residual(
+    residual: Residual,
+    norm: Tensor,
+    eps: float,
+    weight: Any,
+    limits: DeviceLimits,
+    arrivals: Tensor,
+    activation: Activation | None,
+) -> tuple[Tensor, Tensor] | None:
+    """`Kernels.residual_linear` in one launch; None where it takes several."""
+    if not isinstance(weight, PackedWeight):
+        return None
+    return multiply_normed(residual, norm, eps, weight, limits, arrivals, activation)
+
+
+def mix_residual(
+    residual: Residual, parts: Mixture, limits: DeviceLimits, arrivals: Tensor
+) -> tuple[Tensor, Tensor, Tensor] | None:
+    """`Kernels.mixture` of one row in four launches; None where that is not the way."""
+    return mix_row(residual, parts, limits, arrivals)
 
 
 def look_up(token_ids: Tensor, table: PackedWeight, dtype: torch.dtype) -> Tensor:

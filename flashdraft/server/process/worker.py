@@ -149,22 +149,20 @@ class Worker:
                 "events": [event_to_dict(event) for event in events],
                 "stats": step_to_dict(self._engine.last_step),
                 "started": self._started(began),
-                "gauges": gauges(self._engine),
+                "gauges": self._engine.load._asdict(),
             }
         )
 
     def _started(self, began: float) -> list[list[Any]]:
         """The requests that left the queue with this step, and how long they had waited."""
-        waiting = {sequence.request.id for sequence in self._engine.scheduler.waiting}
+        waiting = self._engine.waiting_ids()
         started = [(name, came) for name, came in self._queued.items() if name not in waiting]
         for name, _ in started:
             del self._queued[name]
         return [[name, max(0.0, began - came)] for name, came in started]
 
     def _end_all(self, why: str) -> list[TokenEvent]:
-        for sequence in (*self._engine.scheduler.running, *self._engine.scheduler.waiting):
-            self._engine.cancel(sequence.request.id)
-        return [_failed(event, why) for event in self._engine.flush_cancelled()]
+        return [_failed(event, why) for event in self._engine.cancel_all()]
 
     def _send(self, message: Message) -> None:
         try:
@@ -181,17 +179,6 @@ class Worker:
             frame = pack(message)
         with self._sending:
             self._connection.sendall(frame)
-
-
-def gauges(engine: Engine) -> dict[str, int]:
-    """How full the engine is."""
-    pools = engine.book.pools
-    return {
-        "running": len(engine.scheduler.running),
-        "waiting": len(engine.scheduler.waiting),
-        "pages_used": sum(pool.num_pages - pool.num_available for pool in pools),
-        "pages_total": sum(pool.num_pages for pool in pools),
-    }
 
 
 def describe(llm: LLM) -> dict[str, Any]:
@@ -220,7 +207,7 @@ def serve(connection: socket.socket, arguments: Mapping[str, Any]) -> int:
         if llm is None:
             return EXIT_FAILED
         llm.engine.prepare(llm.engine.config.max_batch, PREPARE_S)
-        ready = {"type": "ready", "info": describe(llm), "gauges": gauges(llm.engine)}
+        ready = {"type": "ready", "info": describe(llm), "gauges": llm.engine.load._asdict()}
         connection.sendall(pack(ready))
         Worker(connection, llm.engine).run()
     except (BrokenPipeError, ConnectionResetError):  # the front has gone in the middle

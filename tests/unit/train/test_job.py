@@ -13,11 +13,11 @@ from flashdraft.errors import FlashdraftError, RequestError, TrainingError
 from flashdraft.kernels.select import WeightFormats
 from flashdraft.models.loading import Checkpoint, open_checkpoint
 from flashdraft.models.tokenizer import Tokenizer
-from flashdraft.train import pipeline
 from flashdraft.train.data.answers import AnswerSet, Author
 from flashdraft.train.data.regenerate import AnswerSettings, fingerprint, tokenizer_digest
 from flashdraft.train.job import TrainingJob, check_authors, plan_drafter
 from flashdraft.train.pipeline import train_drafter
+from flashdraft.train.stages import answering
 from tests.tiny import VOCAB_SIZE, make_tiny_checkpoint
 from tests.unit.train.tiny_run import tiny_answers
 
@@ -57,7 +57,7 @@ def test_nothing_is_answered_for_a_job_that_cannot_end_well(
     def load(*_: object) -> None:
         raise AssertionError("the target was loaded")
 
-    monkeypatch.setattr(pipeline, "load_target", load)
+    monkeypatch.setattr(answering, "load_target", load)
     prompts = (make_prompts(tmp_path, ["the fox", "the dog"]),)
     with pytest.raises(FlashdraftError, match=message):
         train_drafter(make_job(checkpoint, tmp_path / "out", prompts=prompts, **options))

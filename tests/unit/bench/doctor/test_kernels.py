@@ -64,12 +64,12 @@ def check_agreement() -> None:
 
 
 def check_wrong_products(scheme: Scheme) -> None:
-    from flashdraft.kernels.cuda import backend
+    from flashdraft.kernels.cuda import backend, quantized_backend
 
-    multiply = backend.multiply
+    multiply = quantized_backend.multiply
     kernels = backend.TritonKernels(CPU, torch.float32)
     try:
-        backend.multiply = lambda *given: multiply(*given) * 1.01
+        quantized_backend.multiply = lambda *given: multiply(*given) * 1.01
         finding = check_kernels(kernels, [scheme])[0]
         assert finding.status == PROBLEM, finding.text
         for name in ("linear", "gated_linear", "mixture"):
@@ -78,7 +78,7 @@ def check_wrong_products(scheme: Scheme) -> None:
         # weights in floats are not multiplied so
         assert check_kernels(kernels)[0].status == OK
     finally:
-        backend.multiply = multiply
+        quantized_backend.multiply = multiply
 
 
 CHECKS: dict[str, Callable[[], None]] = {

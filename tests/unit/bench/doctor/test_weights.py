@@ -89,6 +89,8 @@ def gpu(
         name="triton",
         device=torch.device("cuda"),
         dtype=torch.bfloat16,
+        weight_dtype="bfloat16",
+        why_no_fp8_cache=None,
         quantize=quantize,
         quantize_head=head or (Scheme.INT8 if quantize is Scheme.INT4 else quantize),
         quantize_drafter=Scheme.INT8 if quantize is Scheme.INT4 else quantize,

@@ -32,6 +32,7 @@ from flashdraft.engine.cache.storage import CacheLayer, bytes_per_token, cache_l
 from flashdraft.engine.config import EngineConfig
 from flashdraft.errors import CapacityError, CheckpointError
 from flashdraft.kernels.quantized import Scheme, quantized_bytes
+from flashdraft.kernels.torch_backend import TorchKernels
 from flashdraft.models.loading import open_checkpoint
 from flashdraft.models.sources import default_drafter, known_models, resolve_source
 from tests.tiny import make_tiny_checkpoint
@@ -40,7 +41,7 @@ from tests.unit.models.test_compressed_tensors import write_model
 
 DENSE, MOE = "google/gemma-4-31B-it", "google/gemma-4-26B-A4B-it"
 BF16 = torch.bfloat16
-META = SimpleNamespace(name="triton", device=torch.device("meta"), dtype=BF16)
+META = TorchKernels(torch.device("meta"), BF16)
 
 
 def test_every_model_known_by_name_can_be_planned() -> None:

@@ -149,8 +149,10 @@ def test_the_native_cpu_kernels_refuse_it_before_anything_is_loaded():
 
 @pytest.mark.parametrize("capability", [(8, 0), (8, 6), (8, 9), (9, 0), (12, 0)])
 def test_cards_without_the_conversion_refuse_it(capability, monkeypatch):
+    backend = pytest.importorskip("flashdraft.kernels.cuda.backend")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    kernels = SimpleNamespace(name="triton", device=torch.device("cuda"), dtype=torch.bfloat16)
+    why = backend.why_no_fp8(torch.device("cuda"))
+    kernels = SimpleNamespace(dtype=torch.bfloat16, why_no_fp8_cache=why)
     assert stored_dtype(kernels, "auto") == torch.bfloat16
     if capability >= (8, 9):
         assert stored_dtype(kernels, "fp8") == FP8
@@ -158,7 +160,7 @@ def test_cards_without_the_conversion_refuse_it(capability, monkeypatch):
         found = ".".join(map(str, capability))
         with pytest.raises(RequestError, match=rf"capability {found}, .*needs 8.9.*'auto'"):
             stored_dtype(kernels, "fp8")
-    plain_torch = SimpleNamespace(**{**vars(kernels), "name": "torch"})
+    plain_torch = TorchKernels(torch.device("cuda"), torch.bfloat16)
     assert stored_dtype(plain_torch, "fp8") == FP8, "torch converts on any device"
 
 

@@ -110,9 +110,8 @@ def test_the_same_memory_holds_a_longer_context(caplog):
     ("family", "kv_keys", "helps"),
     [("gemma4", "stored", True), ("gemma4", "rebuilt", False), ("llama", "stored", False)],
 )
-def test_it_is_advised_on_a_gpu_where_it_would_help(family, kv_keys, helps, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    kernels = SimpleNamespace(name="triton", device=torch.device("cuda"), dtype=torch.bfloat16)
+def test_it_is_advised_on_a_gpu_where_it_would_help(family, kv_keys, helps):
+    kernels = TorchKernels(torch.device("cuda"), torch.bfloat16)
     target = SimpleNamespace(kernels=kernels, config=ModelConfig.from_hf(zoo.CONFIGS[family]))
     config = EngineConfig(cache_gb=1e-5, max_context=500, kv_keys=kv_keys)
     with pytest.raises(CapacityError, match="kv_dtype='fp8'") as caught:
@@ -139,7 +138,9 @@ def test_the_native_cpu_kernels_refuse_it_before_anything_is_loaded():
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 def test_a_target_that_shares_nothing_refuses_it(family, tmp_path, monkeypatch):
     folder = make_tiny_checkpoint(tmp_path, family)
-    monkeypatch.setattr("flashdraft.llm._load", lambda *given: pytest.fail("weights were read"))
+    monkeypatch.setattr(
+        "flashdraft.models.pairs.OpenPair.build", lambda *given: pytest.fail("weights were read")
+    )
     name = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}[family]
     with pytest.raises(RequestError, match=rf"'rebuilt', but {name} has .*kv_keys='stored'"):
         LLM(str(folder), draft=None, device="cpu", dtype="bfloat16", kv_keys="rebuilt")

@@ -83,7 +83,8 @@ def launched_kernels() -> set[str]:
         for node in ast.walk(tree):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Subscript):
                 name = ast.unparse(node.func.value)
-                found |= {f"{path.stem}.{name}"} if name in kernels else set()
+                where = f"{path.parent.name}.{path.stem}"
+                found |= {f"{where}.{name}"} if name in kernels else set()
     return found
 
 
@@ -150,7 +151,7 @@ def pretend(card: Card) -> list[Compiled]:
     def launch(function: Any, grid: tuple[int, ...], *values: Any, **named: Any) -> None:
         assert all(size > 0 for size in grid)
         kernel = function.warmup(*values, grid=grid, **named)
-        module = function.fn.__module__.rpartition(".")[2]
+        module = ".".join(function.fn.__module__.split(".")[-2:])
         name = f"{module}.{function.fn.__name__}"
         compiled.append(_describe(name, kernel, (*values, *named.values())))
 

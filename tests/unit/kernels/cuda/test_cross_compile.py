@@ -49,14 +49,14 @@ pytestmark = pytest.mark.timeout(900)  # the first test of a card waits for all 
 BF16, FP16, FP32, FP8 = torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn
 LEAST_FP8_CAPABILITY = 89  # the engine refuses such a cache on older cards
 STREAMING = {  # these read memory in a loop, and must copy while they compute
-    "triton_attention._attend",
-    "triton_linear._multiply",
-    "triton_best._best_of_tile",
-    "triton_few_rows._up_few",
-    "triton_few_rows._down_few",
-    "triton_grouped._up",
-    "triton_grouped._down",
-    "triton_quantized._multiply",
+    "attention.paged._attend",
+    "dense.linear._multiply",
+    "dense.best._best_of_tile",
+    "experts.few_rows._up_few",
+    "experts.few_rows._down_few",
+    "experts.grouped._up",
+    "experts.grouped._down",
+    "quantized.linear._multiply",
 }
 MAX_SPILLED = 128  # a few registers cost nothing; a tile of the wrong size takes hundreds of bytes
 # heads, key heads, window
@@ -365,9 +365,9 @@ def test_routing_and_prompts_take_few_launches(
 ) -> None:
     found = running[card].result()
     launched = {name: [each.kernel for each in found[name].compiled] for name in found}
-    assert launched["route of 4 rows"] == ["triton_routing._route"]
-    assert launched["int4 stack as floats"] == ["triton_quantized._dequantize"]
-    assert launched["int4 linear of a prompt"] == ["triton_quantized._dequantize"] * 4
+    assert launched["route of 4 rows"] == ["experts.routing._route"]
+    assert launched["int4 stack as floats"] == ["quantized.linear._dequantize"]
+    assert launched["int4 linear of a prompt"] == ["quantized.linear._dequantize"] * 4
 
 
 @pytest.mark.parametrize("card", CARDS)

@@ -76,7 +76,6 @@ def check_floats_are_read() -> None:
 
 
 def check_experts(num_rows: int, num_floats: int) -> None:
-    from flashdraft.kernels.cuda import backend as triton_backend
     from flashdraft.kernels.cuda import quantized_backend
 
     kernels, activation = make_kernels(), Activation.GELU_TANH
@@ -89,7 +88,7 @@ def check_experts(num_rows: int, num_floats: int) -> None:
     x = torch.randn(num_rows, 64) / 8
     packed = pack_quantized(gate_up), pack_quantized(down)
     with (
-        counting(triton_backend, "dequantize") as floats,
+        counting(quantized_backend, "dequantize") as floats,
         counting(quantized_backend, "mix_quantized") as pieces,
     ):
         found = kernels.experts(x, *packed, chosen, weights, activation)

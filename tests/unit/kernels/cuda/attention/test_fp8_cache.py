@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from flashdraft.engine.cache.storage import LEAST_FP8_CAPABILITY
+from flashdraft.kernels.cuda.plan import LEAST_FP8_CAPABILITY
 from flashdraft.kernels.interface import (
     BIDIRECTIONAL,
     CAUSAL,
@@ -225,9 +225,9 @@ COMPILED: dict[str, cross_compile.Case] = {
     "verify 512": lambda: attend(torch.bfloat16, 512, (32, 4), 16, 4096, None),
 }
 KERNELS = {
-    "prepare": "triton_rows._prepare",
-    "decode 64": "triton_attention._attend",
-    "verify 512": "triton_attention._attend",
+    "prepare": "dense.rows._prepare",
+    "decode 64": "attention.paged._attend",
+    "verify 512": "attention.paged._attend",
 }
 
 

@@ -112,10 +112,10 @@ def check_best_of_logits(softcap: float | None) -> None:
 
 def check_many_rows() -> None:
     """More rows than the fused head takes, in more than one piece."""
-    from flashdraft.kernels.cuda import backend as triton_backend
+    from flashdraft.kernels.cuda import dense_backend
 
     x, weight = torch.randn(300, 16), torch.randn(40, 16)
-    triton_backend.MAX_LOGITS_BYTES = 270 * 40 * 4
+    dense_backend.MAX_LOGITS_BYTES = 270 * 40 * 4
     found = make_kernels(exact=False).best_columns(x, weight, 0.7, 5.0)
     expected = TorchKernels(CPU, torch.float32).best_columns(x, weight, 0.7, 5.0)
     assert torch.equal(found.index, expected.index)

@@ -10,7 +10,7 @@ import torch
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from flashdraft.kernels.composed import compose_mixture
-from flashdraft.kernels.cuda import backend
+from flashdraft.kernels.cuda import backend, quantized_backend
 from flashdraft.kernels.cuda.experts import quantized_one_row
 from flashdraft.kernels.cuda.plan import DeviceLimits
 from flashdraft.kernels.cuda.quantized import few_rows
@@ -136,13 +136,13 @@ def test_a_card_with_fewer_processors_than_experts(launches, num_processors):
 
 
 def test_the_backend_takes_it_unless_it_must_be_exact(monkeypatch):
-    monkeypatch.setattr(backend, "mix_row", lambda *inputs: "in four launches")
+    monkeypatch.setattr(quantized_backend, "mix_row", lambda *inputs: "in four launches")
     monkeypatch.setattr(backend, "compose_mixture", lambda *inputs: "composed")
     parts, _ = mixture()
     for exact, expected in ((False, "in four launches"), (True, "composed")):
         kernels = backend.TritonKernels(torch.device("cpu"), torch.bfloat16, exact)
         assert kernels.mixture(residual(), parts) == expected
-    monkeypatch.setattr(backend, "mix_row", lambda *inputs: None)
+    monkeypatch.setattr(quantized_backend, "mix_row", lambda *inputs: None)
     kernels = backend.TritonKernels(torch.device("cpu"), torch.bfloat16)
     assert kernels.mixture(residual(), parts) == "composed"
 

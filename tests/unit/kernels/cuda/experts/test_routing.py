@@ -92,18 +92,18 @@ def check_strided_rows() -> None:
 
 def check_backend(exact: bool) -> None:
     """Any number of rows; few of them in one launch, unless sums must have one order."""
-    from flashdraft.kernels.cuda import backend as triton_backend
+    from flashdraft.kernels.cuda import backend, expert_backend
 
-    kernels = triton_backend.TritonKernels(CPU, torch.float32, exact)
+    kernels = backend.TritonKernels(CPU, torch.float32, exact)
     router, scale = kernels.pack(draw(3, 16, 64) / 16, quantize=False), torch.rand(16) + 0.5
     launches: list[int] = []
-    route_rows = triton_backend.route_rows
+    route_rows = expert_backend.route_rows
 
     def watch(x: Tensor, *others: object) -> object:
         launches.append(x.shape[0])
         return route_rows(x, *others)
 
-    triton_backend.route_rows = watch
+    expert_backend.route_rows = watch
     try:
         for num_rows in (0, 1, 4, 5, 40):
             x = draw(3, num_rows, 64)
@@ -112,7 +112,7 @@ def check_backend(exact: bool) -> None:
             assert torch.equal(found[0], expected[0])
             torch.testing.assert_close(found[1], expected[1], atol=1e-7, rtol=1e-6)
     finally:
-        triton_backend.route_rows = route_rows
+        expert_backend.route_rows = route_rows
     assert launches == ([] if exact else [0, 1, 4])
     assert not kernels._arrivals.any()
 

@@ -16,6 +16,8 @@ from flashdraft.models import tokenizer as tokenizer_module
 from flashdraft.models.tokenizer import MAX_CHARS, Tokenizer
 from tests.unit.text.template_bombs import FREEZERS, LOOP, SIZE_BOMBS, TIME_BOMBS
 
+pytestmark = pytest.mark.alone  # limits in wall time, of several processes
+
 USER = {"role": "user", "content": "Hi"}
 
 

@@ -37,17 +37,12 @@ def report(checks: Mapping[str, Callable[[], None]]) -> None:
     json.dump(failures, sys.stdout)
 
 
-def count_processors() -> int:
-    """How many there are for one of pytest's workers."""
-    return max(1, (os.cpu_count() or 1) // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 1)))
-
-
 def collect(file: str) -> dict[str, str]:
     """The test's part: run the file as a script and read its report."""
     pytest.importorskip("triton", reason="Triton is not installed")
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
-    count = min(8, count_processors())
+    count = min(8, os.cpu_count() or 1)
 
     def run(first: int) -> dict[str, str]:
         finished = subprocess.run(

@@ -6,6 +6,7 @@ that no line launches is a failure: whoever writes one adds a line.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -34,7 +35,6 @@ from flashdraft.kernels.interface import (
     Residual,
     RopeTable,
 )
-from tests.interpreted import count_processors
 from tests.unit.kernels.cuda.cross_compile import (
     CARDS,
     Case,
@@ -315,7 +315,7 @@ for _rows in (1, 2, 16, 64, 1024, 4096):
 def running() -> Iterator[dict[str, Future[dict[str, Found]]]]:
     """Every card's kernels, being compiled."""
     pytest.importorskip("triton", reason="Triton is not installed")
-    with ThreadPoolExecutor(max_workers=count_processors()) as pool:
+    with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
         yield {card: pool.submit(compile_cases, __file__, card) for card in CARDS}
 
 

@@ -48,8 +48,11 @@ check: setup
 	$(BIN)/mypy
 	$(BIN)/pytest tests/unit/test_layering.py tests/unit/test_house.py
 
+# Two processes, one thread each. Then, one after the other, what measures time, and what runs the
+# default models as users do, with every processor.
 test: check
-	$(BIN)/pytest -m "not vllm"
+	$(BIN)/pytest -m "not (vllm or alone or weights)" -n 2 --dist loadfile
+	$(BIN)/pytest -m "not vllm and (alone or weights)"
 	$(BIN)/python -m tests.vllm.run_tests --if-installable
 
 test-vllm: setup

@@ -7,6 +7,7 @@ the default target on first use and fail where it cannot be had, so a green run 
 from __future__ import annotations
 
 import functools
+import os
 import signal
 
 import pytest
@@ -33,6 +34,9 @@ def _why_default_target_is_missing() -> str | None:
 def pytest_configure(config: pytest.Config) -> None:
     # A shell lets its background jobs ignore Ctrl-C, and so would every process that a test starts.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    if "PYTEST_XDIST_WORKER" in os.environ:  # one of several: each has a processor, as its children
+        torch.set_num_threads(1)
+        os.environ["OMP_NUM_THREADS"] = "1"
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -17,6 +17,8 @@ from tests.e2e.test_serve_process import Running, runs, serving, until
 from tests.tiny import CHAT_TEMPLATE, make_tiny_checkpoint
 from tests.unit.text.template_bombs import FREEZERS
 
+pytestmark = pytest.mark.alone  # limits in wall time, of several processes
+
 MAX_HEALTH_S = 1.0
 NAME = "tiny"
 

@@ -10,6 +10,8 @@ import pytest
 from tests.e2e.browser import Keys, Page
 from tests.e2e.scripted_server import Script, ScriptedServer
 
+pytestmark = pytest.mark.alone  # Chromium takes both processors
+
 LONG = " ".join(f"word{i}" for i in range(400))
 MARKDOWN = """\
 # Title

@@ -15,6 +15,8 @@ import pytest
 from tests.e2e.browser import Keys, Page
 from tests.tiny import make_tiny_checkpoint
 
+pytestmark = pytest.mark.alone  # Chromium takes both processors
+
 KEY = "k3y"
 START_S = 60
 

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from tests.e2e.browser import Keys, Page
 from tests.e2e.scripted_server import Failure, Script, ScriptedServer
+
+pytestmark = pytest.mark.alone  # Chromium takes both processors
 
 LONG = " ".join(f"word{i}" for i in range(400))
 

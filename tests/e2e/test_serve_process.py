@@ -25,6 +25,8 @@ from flashdraft.core import SamplingParams
 from flashdraft.llm import LLM
 from tests.tiny import make_tiny_checkpoint
 
+pytestmark = pytest.mark.alone  # it measures milliseconds of a server and its engine
+
 PROMPT = "the quick brown fox"
 START_S = 60
 LONG = 900  # tokens; the tiny model's context holds 1024

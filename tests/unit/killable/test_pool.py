@@ -25,6 +25,8 @@ from flashdraft.killable.pool import (
     StartError,
 )
 
+pytestmark = pytest.mark.alone  # limits in wall time, of several processes
+
 CHILD = "tests.unit.killable.echo_child"
 LIMITS = Limits(0.5, 128)
 

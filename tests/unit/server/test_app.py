@@ -6,7 +6,6 @@ import asyncio
 import base64
 import contextlib
 import json
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,8 +22,8 @@ from flashdraft.server.process.client import EngineClient, EngineState
 from flashdraft.server.settings import ServerSettings
 from tests.tiny import CHAT_TEMPLATE, SPECIAL_TOKENS, make_tiny_tokenizer
 from tests.unit.server.asgi_client import Answer, call_async
+from tests.unit.server.live_server import FAKE
 
-FAKE = (sys.executable, str(Path(__file__).with_name("fake_worker.py")))
 OWN = {"host": "127.0.0.1:8000"}
 
 

@@ -15,6 +15,8 @@ from tests.unit.server.asgi_client import Answer, call, call_and_watch
 from tests.unit.server.scripted import MODEL
 from tests.unit.server.test_loop_lag import HEADERS, make_serving
 
+pytestmark = pytest.mark.alone  # it measures how long the loop stands still
+
 MAX_LAG_S = 0.3  # the same as for long prompts; before there was a check, seconds
 
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"

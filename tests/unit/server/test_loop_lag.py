@@ -22,6 +22,8 @@ from tests.tiny import make_tiny_tokenizer
 from tests.unit.server.asgi_client import call_and_watch, call_async
 from tests.unit.server.scripted import MODEL, ScriptedEngine, make_tokenizer
 
+pytestmark = pytest.mark.alone  # it measures how long the loop stands still
+
 TEXT = ("the quick brown fox jumps over the lazy dog; " * 20_000)[:900_000]
 MAX_LAG_S = 0.3  # tokenizing TEXT takes longer than that
 HEADERS = {"host": "127.0.0.1:8000", "content-type": "application/json"}

@@ -17,6 +17,8 @@ from flashdraft.models.tokenizer import Tokenizer
 from flashdraft.text.protocol import MAX_CHARS
 from tests.unit.text.template_bombs import FREEZERS, LOOP, SIZE_BOMBS, TIME_BOMBS
 
+pytestmark = pytest.mark.alone  # limits in wall time, of several processes
+
 USER = {"role": "user", "content": "Hi"}
 
 

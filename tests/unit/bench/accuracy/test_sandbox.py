@@ -13,9 +13,12 @@ import pytest
 from flashdraft.bench.accuracy import confined, sandbox
 from flashdraft.bench.accuracy.sandbox import CodeTest, NoSandboxError, SandboxLimits, passes
 
-pytestmark = pytest.mark.skipif(
-    sandbox.sandbox_problem() is not None, reason="this machine cannot confine code"
-)
+pytestmark = [
+    pytest.mark.alone,  # limits in wall time, of several processes
+    pytest.mark.skipif(
+        sandbox.sandbox_problem() is not None, reason="this machine cannot confine code"
+    ),
+]
 TESTS = "assert double(2) == 4\nassert double(-3) == -6"
 RIGHT = "def double(x):\n    return 2 * x\n"
 SHORT = SandboxLimits(wall_s=3.0, cpu_s=1)

@@ -172,6 +172,7 @@ def _describe(name: str, kernel: Any, values: tuple[Any, ...]) -> Compiled:
     )
 
 
+@functools.cache  # many launches have the same kernel
 def count_spilled(binary: bytes) -> int:
     """Bytes of the stack, which holds what finds no register; read by Triton's own tool."""
     from triton import knobs

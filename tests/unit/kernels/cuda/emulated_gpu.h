@@ -2,15 +2,13 @@
 // wait for the others. flashdraft/kernels/cuda/device.h has it in place of a GPU's instructions.
 #pragma once
 
+// Nothing of the standard library of C++: its containers alone took most of a compilation.
+#include <setjmp.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 #include <ucontext.h>
-
-#include <cmath>
-#include <cstdint>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
-#include <deque>
-#include <vector>
 
 #define DEVICE inline
 #define KERNEL static void
@@ -19,39 +17,68 @@
 
 constexpr int THREADS_HERE = WARPS * 32, MOST_TOGETHER = 8;
 
+constexpr int STACK_BYTES = 1 << 16;
+
+template <typename Item>
+struct Queue {
+    Item *items;  // none until the first one
+    int first, end, room;
+
+    bool is_empty() const { return first == end; }
+    Item &front() { return items[first]; }
+    Item &back() { return items[end - 1]; }
+    void pop() { first++; }
+    void push(const Item &item) {
+        if (end == room && first > room / 2) {
+            memmove(items, items + first, (end - first) * sizeof(Item));
+            end -= first, first = 0;
+        } else if (end == room) {
+            room = room == 0 ? 8 : 2 * room;
+            items = (Item *)realloc(items, room * sizeof(Item));
+        }
+        items[end++] = item;
+    }
+};
+
 struct Copy {
     char *to;
     const char *from;
     int bytes;
-};
-struct Fiber {
-    ucontext_t context;
-    std::vector<char> stack;
-    bool is_done = false;
-    std::deque<std::vector<Copy>> groups;
-    std::vector<Copy> open;
+    int group;
 };
 struct Barrier {
-    int arrived = 0, generation = 0;
+    int arrived, generation;
+};
+struct Fiber {
+    jmp_buf place;
+    bool is_begun, is_done;
+    const Barrier *awaited;  // and when it came there
+    int generation;
+    Queue<Copy> copies;
+    int num_groups;  // that are committed
 };
 
-static std::vector<Fiber> fibers;
-static std::vector<Barrier> barriers;  // of every block, and of every warp
-static Barrier named_barriers[16];     // of some warps, where a block is alone
-static ucontext_t scheduler;
+static Fiber *fibers;
+static Barrier barriers[MOST_TOGETHER * (1 + WARPS)];  // of every block, and of every warp
+static Barrier named_barriers[16];                     // of some warps, where a block is alone
+static jmp_buf scheduler;
 static int current, first_block, together;
 static bool is_backwards = false;  // which block runs first
 static char *shared_memory[MOST_TOGETHER];
 static u32 exchange[WARPS * MOST_TOGETHER][32][6];
 
-static void give_way() { swapcontext(&fibers[current].context, &scheduler); }
+// Unlike swapcontext, this leaves the kernel of the system alone.
+static void give_way() {
+    if (_setjmp(fibers[current].place) == 0) _longjmp(scheduler, 1);
+}
 static void meet(Barrier &barrier, int count) {
-    int generation = barrier.generation;
     if (++barrier.arrived == count) {
         barrier.arrived = 0;
         barrier.generation++;
     } else {
-        while (barrier.generation == generation) give_way();
+        fibers[current].awaited = &barrier;
+        fibers[current].generation = barrier.generation;
+        give_way();
     }
 }
 static void require_aligned(const void *place, int bytes) {
@@ -78,22 +105,19 @@ template <int BYTES>
 DEVICE void copy_few(Shared to, const char *from) {
     require_aligned(from, BYTES);
     require_aligned(to, BYTES);
-    fibers[current].open.push_back({to, from, BYTES});
+    fibers[current].copies.push({to, from, BYTES, fibers[current].num_groups});
 }
 DEVICE void copy_16(Shared to, const char *from) { copy_few<16>(to, from); }
 DEVICE void copy_or_zeros(Shared to, const u16 *from, bool is_there) {
     static const Words zeros = {};
     copy_16(to, is_there ? (const char *)from : (const char *)&zeros);
 }
-DEVICE void commit() {
-    fibers[current].groups.push_back(fibers[current].open);
-    fibers[current].open.clear();
-}
-static void finish_copies(size_t num_left) {
-    auto &groups = fibers[current].groups;
-    while (groups.size() > num_left) {
-        for (const Copy &copy : groups.front()) memcpy(copy.to, copy.from, copy.bytes);
-        groups.pop_front();
+DEVICE void commit() { fibers[current].num_groups++; }
+static void finish_copies(int num_left) {
+    Queue<Copy> &copies = fibers[current].copies;
+    int end = fibers[current].num_groups - num_left;
+    for (; !copies.is_empty() && copies.front().group < end; copies.pop()) {
+        memcpy(copies.front().to, copies.front().from, copies.front().bytes);
     }
 }
 template <int LEFT>
@@ -118,11 +142,11 @@ DEVICE u16 to_bfloat16(float value) {
 DEVICE float float16_at(u32 two, int place) {
     u32 bits = place == 0 ? two & 0xFFFF : two >> 16;
     int exponent = bits >> 10 & 31, fraction = bits & 1023;
-    float size = exponent == 0 ? std::ldexp((float)fraction, -24)
-                               : std::ldexp((float)(1024 + fraction), exponent - 25);
+    float size = exponent == 0 ? __builtin_ldexpf(fraction, -24)
+                               : __builtin_ldexpf(1024 + fraction, exponent - 25);
     return bits >> 15 ? -size : size;
 }
-DEVICE float exponential(float value) { return std::exp(value); }
+DEVICE float exponential(float value) { return __builtin_expf(value); }
 DEVICE float divide(float value, float by) { return value / by; }
 DEVICE float number_at(u32 two, int place) {
     return as_float(place ? two & 0xFFFF0000 : two << 16);
@@ -213,9 +237,9 @@ static float join_warp(float value, Join join) {
     wait_for_warp();
     return found;
 }
-DEVICE float inverse_root(float value) { return 1 / std::sqrt(value); }
-DEVICE float power_of_two(float exponent) { return std::exp2(exponent); }
-DEVICE float larger(float a, float b) { return std::fmax(a, b); }
+DEVICE float inverse_root(float value) { return 1 / __builtin_sqrtf(value); }
+DEVICE float power_of_two(float exponent) { return __builtin_exp2f(exponent); }
+DEVICE float larger(float a, float b) { return __builtin_fmaxf(a, b); }
 DEVICE float sum_of_warp(float value) {
     return join_warp(value, [](float a, float b) { return a + b; });
 }
@@ -234,39 +258,58 @@ DEVICE int first_bit(u32 bits) { return __builtin_ctz(bits); }
 
 #include "emulated_warpgroups.h"
 
+static void begin(int fiber, char *stack, void (*body)()) {
+    static ucontext_t start;
+    getcontext(&start);
+    start.uc_stack.ss_sp = stack;
+    start.uc_stack.ss_size = STACK_BYTES;
+    fibers[fiber].is_begun = true;
+    makecontext(&start, body, 0);
+    setcontext(&start);
+}
+
+// Every fiber in turn until it waits, again and again.
+static void run_fibers(int count, char *stacks, void (*body)()) {
+    for (bool is_left = true; is_left;) {
+        is_left = false;
+        for (current = 0; current < count; current++) {
+            Fiber &fiber = fibers[current];
+            if (fiber.is_done) continue;
+            is_left = true;
+            if (fiber.awaited != nullptr && fiber.awaited->generation == fiber.generation) continue;
+            fiber.awaited = nullptr;
+            if (_setjmp(scheduler) != 0) continue;
+            if (fiber.is_begun) _longjmp(fiber.place, 1);
+            begin(current, stacks + (size_t)current * STACK_BYTES, body);
+        }
+    }
+}
+
 // Runs a kernel's blocks, so many together, one after the other; what is not written is no number.
 template <typename Body>
 void run_blocks(int count, int at_a_time, int shared_bytes, Body body) {
     static Body *the_body;
     the_body = &body;
     together = at_a_time;
+    int num_fibers = together * THREADS_HERE, block_bytes = shared_bytes + 1024;
+    char *stacks = (char *)malloc((size_t)num_fibers * STACK_BYTES);
+    char *memory = (char *)malloc((size_t)block_bytes * together + 1024);
+    fibers = (Fiber *)malloc(num_fibers * sizeof(Fiber));
     for (int i = 0; i < count; i += together) {
         first_block = is_backwards ? count - together - i : i;
-        std::vector<char> memory((shared_bytes + 1024) * together + 1024, (char)0xFF);
-        for (int i = 0; i < together; i++) {
-            uintptr_t place = (uintptr_t)memory.data() + i * (shared_bytes + 1024);
-            shared_memory[i] = (char *)((place + 1023) / 1024 * 1024);
+        memset(memory, 0xFF, (size_t)block_bytes * together + 1024);
+        for (int j = 0; j < together; j++) {
+            uintptr_t place = (uintptr_t)memory + (size_t)j * block_bytes;
+            shared_memory[j] = (char *)((place + 1023) / 1024 * 1024);
         }
-        fibers.assign(together * THREADS_HERE, Fiber());
-        barriers.assign(MOST_TOGETHER + together * WARPS, Barrier());
-        for (Fiber &fiber : fibers) {
-            fiber.stack.resize(1 << 16);
-            getcontext(&fiber.context);
-            fiber.context.uc_stack.ss_sp = fiber.stack.data();
-            fiber.context.uc_stack.ss_size = fiber.stack.size();
-            fiber.context.uc_link = &scheduler;
-            makecontext(&fiber.context, [] {
-                (*the_body)();
-                fibers[current].is_done = true;
-            }, 0);
-        }
-        for (bool is_left = true; is_left;) {
-            is_left = false;
-            for (current = 0; current < (int)fibers.size(); current++) {
-                if (fibers[current].is_done) continue;
-                is_left = true;
-                swapcontext(&scheduler, &fibers[current].context);
-            }
-        }
+        memset(fibers, 0, num_fibers * sizeof(Fiber));
+        memset(barriers, 0, sizeof(barriers));
+        run_fibers(num_fibers, stacks, [] {
+            (*the_body)();
+            fibers[current].is_done = true;
+            _longjmp(scheduler, 1);
+        });
+        for (int j = 0; j < num_fibers; j++) free(fibers[j].copies.items);
     }
+    free(fibers), free(memory), free(stacks);
 }

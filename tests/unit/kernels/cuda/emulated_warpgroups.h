@@ -20,13 +20,14 @@ struct Product {
     Words a;
     u64 rows;
     int count;  // rows
+    int group;  // that it is committed with
     bool adds;
-    std::vector<float> before;
+    float before[128];
 };
 
-static std::deque<LateCopy> late_copies;
-static std::deque<std::deque<Product>> products[THREADS_HERE];  // of a thread, by what is committed
-static std::deque<Product> open_products[THREADS_HERE];
+static Queue<LateCopy> late_copies;
+static Queue<Product> products[THREADS_HERE];  // of a thread, on their way
+static int num_product_groups[THREADS_HERE];   // that are committed
 static Barrier group_barriers[WARPS / 4 + 1];
 
 [[noreturn]] static void fail(const char *why) {
@@ -69,7 +70,7 @@ DEVICE void copy_many(Shared to, const char *from, int bytes, Shared signal) {
     is_late = !is_late;
     LateCopy copy = {to, from, bytes, (Signal *)signal};
     if (is_late) {
-        late_copies.push_back(copy);
+        late_copies.push(copy);
     } else {
         finish(copy);
     }
@@ -79,9 +80,9 @@ DEVICE void wait_for_signal(Shared place, u32 turn) {
     for (int i = 0; (u32)signal->is_odd == turn; i++) {
         if (i > 100000) fail("a signal is never given");
         give_way();
-        if (late_copies.empty() || late_copies.front().signal != signal) continue;
+        if (late_copies.is_empty() || late_copies.front().signal != signal) continue;
         LateCopy copy = late_copies.front();
-        late_copies.pop_front();
+        late_copies.pop();
         finish(copy);
     }
 }
@@ -90,34 +91,31 @@ DEVICE u32 address_of(Shared place) { return place - shared_memory[current / THR
 
 DEVICE void begin_products() {}
 static Product *find_product(int thread, const float *sum) {  // the first one on its way
-    for (auto &group : products[thread]) {
-        for (Product &product : group) {
-            if (product.sum == sum) return &product;
-        }
-    }
-    for (Product &product : open_products[thread]) {
-        if (product.sum == sum) return &product;
+    Queue<Product> &queue = products[thread];
+    for (int i = queue.first; i < queue.end; i++) {
+        if (queue.items[i].sum == sum) return &queue.items[i];
     }
     return nullptr;
 }
 template <int COUNT>
 DEVICE void multiply_rows(float *sum, Words a, u64 rows, bool adds) {
-    Product product = {sum, a, rows, COUNT, adds, std::vector<float>(sum, sum + COUNT / 2)};
-    if (find_product(current, sum) == nullptr) std::fill(sum, sum + COUNT / 2, NAN);
-    open_products[current].push_back(product);
+    static_assert(COUNT <= 256, "so many sums are kept");
+    Product product = {sum, a, rows, COUNT, num_product_groups[current], adds, {}};
+    memcpy(product.before, sum, COUNT / 2 * sizeof(float));
+    if (find_product(current, sum) == nullptr) {
+        for (int i = 0; i < COUNT / 2; i++) sum[i] = __builtin_nanf("");
+    }
+    products[current].push(product);
 }
-DEVICE void commit_products() {
-    products[current].push_back(open_products[current]);
-    open_products[current].clear();
-}
+DEVICE void commit_products() { num_product_groups[current]++; }
 
 // What the four warps' first products give together.
 static float found_sums[WARPS / 4 + 1][64][256];
 static void multiply_now(int group) {
-    const Product &one = products[group * 128].front().front();
+    const Product &one = products[group * 128].front();
     float a[64][16];
     for (int thread = 0; thread < 128; thread++) {
-        const Product &mine = products[group * 128 + thread].front().front();
+        const Product &mine = products[group * 128 + thread].front();
         if (mine.rows != one.rows || mine.count != one.count || mine.adds != one.adds) {
             fail("threads of a warpgroup do not agree");
         }
@@ -141,7 +139,7 @@ static void multiply_now(int group) {
     }
     for (int i = 0; i < 64; i++) {
         float *sums = found_sums[group][i];
-        std::fill(sums, sums + one.count, 0.0f);
+        memset(sums, 0, one.count * sizeof(float));
         for (int k = 0; k < 16; k++) {
             for (int j = 0; j < one.count; j++) sums[j] += a[i][k] * b[k][j];
         }
@@ -149,27 +147,26 @@ static void multiply_now(int group) {
 }
 DEVICE void wait_for_products(int num_left) {
     int group = current / 128;
-    auto &mine = products[current];
-    if (!open_products[current].empty()) fail("products were not committed");
-    while ((int)mine.size() > num_left) {
+    Queue<Product> &mine = products[current];
+    int end = num_product_groups[current] - num_left;
+    if (!mine.is_empty() && mine.back().group == num_product_groups[current]) {
+        fail("products were not committed");
+    }
+    while (!mine.is_empty() && mine.front().group < end) {
         meet(group_barriers[group], 128);
         if (current % 128 == 0) multiply_now(group);
         meet(group_barriers[group], 128);
-        Product product = mine.front().front();
-        mine.front().pop_front();
-        if (mine.front().empty()) mine.pop_front();
-        std::vector<float> sums(product.count / 2);
+        Product product = mine.front();
+        mine.pop();
+        float sums[128];
         for (int i = 0; i < product.count / 2; i++) {
             int row = current % 128 / 32 * 16 + current % 32 / 4 + i / 2 % 2 * 8;
             sums[i] = found_sums[group][row][i / 4 * 8 + current % 4 * 2 + i % 2];
             if (product.adds) sums[i] += product.before[i];
         }
         Product *later = find_product(current, product.sum);
-        if (later == nullptr) {
-            std::copy(sums.begin(), sums.end(), product.sum);
-        } else {
-            later->before = sums;
-        }
+        float *to = later == nullptr ? product.sum : later->before;
+        memcpy(to, sums, product.count / 2 * sizeof(float));
         meet(group_barriers[group], 128);
     }
 }

@@ -147,9 +147,10 @@ def compile_attention(name: str) -> None:
     )
     query = torch.empty(num_rows, heads, head_dim, dtype=dtype)
     make_plan = plan_exact_attention if name.startswith("exact") else plan_attention
-    plan = make_plan(query, cache, view, window, HOPPER)
+    keys = PagedKeys(cache, cache, view, scale=1.0, window=window, mask=mask)
+    plan = make_plan(query, keys, HOPPER)
     assert (plan.num_splits > 1) == (num_keys >= 1000)
-    paged_attention(query, PagedKeys(cache, cache, view, scale=1.0, window=window, mask=mask), plan)
+    paged_attention(query, keys, plan)
 
 
 def compile_rows() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,8 @@ from flashdraft.server.app import create_app
 from flashdraft.server.process.client import EngineClient
 from flashdraft.server.settings import ServerSettings
 from tests.tiny import make_tiny_tokenizer
+from tests.unit.server.live_server import FAKE
 
-FAKE = (sys.executable, str(Path(__file__).parents[1] / "fake_worker.py"))
 ENDLESS = 1_000_000
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -25,8 +24,8 @@ from flashdraft.errors import (
 )
 from flashdraft.server.process.client import EngineClient, EngineState
 from flashdraft.server.settings import ServerSettings
+from tests.unit.server.live_server import FAKE
 
-FAKE = (sys.executable, str(Path(__file__).parents[1] / "fake_worker.py"))
 Scenario = Callable[[EngineClient], Awaitable[None]]
 
 

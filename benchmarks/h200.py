@@ -12,7 +12,7 @@ default pair on the task files in BENCH. Each run merges its sections into one r
 section that fails is recorded as failed, and the others go on. --tiny tries everything out on a CPU
 in miniature: its figures mean nothing.
 
-    python -m benchmarks.h200 --model 31b --layers 6 --set overlap.MAX_ROWS=16
+    python -m benchmarks.h200 --model 31b --layers 6 --set cuda.overlap.MAX_ROWS=16
 
 is a trial: with --layers or --set a section is one line, and is written only where --output says.
 """

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from flashdraft.engine.config import EngineConfig
+from flashdraft.engine.config import CacheOptions, EngineConfig
 from flashdraft.engine.engine import Engine
 from flashdraft.kernels.interface import Heads, KeyRebuild, PagedKeys, PageView, QKVSpec, RopeTable
 from flashdraft.kernels.torch_backend import TorchKernels
@@ -132,9 +132,9 @@ def test_drafted_and_plain_tokens_are_equal(kv_dtype: str) -> None:
         pytest.skip("this GPU reads no 8-bit floats")
     target = zoo.tiny_target("gemma4", kernels, taps=(0, 2))
     requests = zoo.mixed_requests(4, max_tokens=24)
-    settings: dict[str, Any] = {"cache_gb": 0.05, "kv_dtype": kv_dtype, "kv_keys": "rebuilt"}
-    plain = Engine(target, config=EngineConfig(verify=0, ngram=False, **settings))
-    drafted = Engine(target, zoo.tiny_drafter(kernels), EngineConfig(verify=5, **settings))
+    cache = CacheOptions(0.05, kv_dtype, "rebuilt")
+    plain = Engine(target, config=EngineConfig(verify=0, ngram=False, cache=cache))
+    drafted = Engine(target, zoo.tiny_drafter(kernels), EngineConfig(verify=5, cache=cache))
     answers = [
         {key: one.token_ids for key, one in zoo.run(engine, requests).items()}
         for engine in (plain, drafted)

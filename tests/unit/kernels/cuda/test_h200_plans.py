@@ -1,6 +1,6 @@
 """The plans of an H200, which were measured there: other cards' needs must not change them.
 
-test_triton_plan.py has the linears of few rows; here is everything else that a plan decides.
+test_plan.py has the linears of few rows; here is everything else that a plan decides.
 """
 
 from __future__ import annotations

@@ -62,9 +62,8 @@ def interpret() -> dict[str, str]:
 
 def compile_for_hopper() -> list[tuple[str, int]]:
     """(kernel, bytes of shared memory) of launches at the default target's and Gemma's sizes."""
-    from test_triton_compile import Catcher
-
     from flashdraft.kernels.cuda import loss as triton_loss
+    from tests.unit.kernels.cuda.test_compile import Catcher
 
     compiled: list[tuple[str, int]] = []
     triton_loss._loss_row = Catcher(triton_loss._loss_row, compiled)

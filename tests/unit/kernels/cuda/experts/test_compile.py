@@ -1,6 +1,6 @@
 """The kernels of a mixture of experts compile for a Hopper GPU and fit it, at Gemma 4's sizes.
 
-As in test_triton_compile.py, every launch is caught and compiled instead, in another process.
+As in ../test_compile.py, every launch is caught and compiled instead, in another process.
 """
 
 from __future__ import annotations

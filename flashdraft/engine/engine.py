@@ -1,7 +1,8 @@
 """The engine: requests in, committed tokens out. A step is schedule → draft → verify → commit.
 
-Plain decoding is the same loop with nothing drafted. The engine knows no tokenizer beyond a decoder
-made per request, no chat, no threads: one caller, one step at a time.
+Plain decoding is a step with nothing drafted. Where requests are drawn plainly on a GPU, whole
+steps run ahead of the host (step/ahead.py). The engine knows no tokenizer beyond a decoder made per
+request, no chat, no threads: one caller, one step at a time.
 """
 
 from __future__ import annotations

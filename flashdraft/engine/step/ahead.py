@@ -1,10 +1,11 @@
 """Runs decoding ahead of the host: the next step is on its way before the last one is read.
 
-Where every running request decodes greedily, a step needs nothing from the host but pages. So two
-steps are kept in flight on the device; the host reads the older one, commits its tokens, and
-launches another. What a request wrote after its end is never read: its pages are only used again by
-work that the device does later. Everything else (prompts, sampling, grammars, the fight for pages)
-is the engine's own loop, for which `land` brings the host up to date.
+Where every running request decodes and is drawn plainly (greedily, or by noise with at most simple
+filters), a step needs nothing from the host but pages. So two steps are kept in flight on the
+device; the host reads the older one, commits its tokens, and launches another. What a request wrote
+after its end is never read: its pages are only used again by work that the device does later.
+Everything else (prompts, penalties, grammars, log-probabilities, the fight for pages) is the
+engine's own loop, for which `land` brings the host up to date.
 """
 
 from __future__ import annotations

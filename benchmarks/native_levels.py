@@ -16,6 +16,7 @@ import argparse
 import datetime
 import hashlib
 import json
+import os
 import platform
 import runpy
 import shutil
@@ -47,7 +48,9 @@ EMULATED = {
 
 
 def run(command: list[str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        command, capture_output=True, text=True, check=False, env=dict(os.environ)
+    )
 
 
 def build(compiler: list[str], flags: list[str], to: Path) -> str | None:

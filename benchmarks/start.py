@@ -85,7 +85,7 @@ def summary(times: list[float]) -> dict[str, float]:
 def extract(commit: str, folder: Path) -> Path:
     """The package at a commit, in a folder."""
     command = ["git", "-C", str(ROOT), "archive", "--format=tar", commit, "flashdraft"]
-    archive = subprocess.run(command, check=True, capture_output=True).stdout
+    archive = subprocess.run(command, check=True, capture_output=True, env=dict(os.environ)).stdout
     with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
         tar.extractall(folder, filter="data")
     return folder

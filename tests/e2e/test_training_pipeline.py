@@ -20,7 +20,7 @@ from flashdraft import LLM, SamplingParams
 from flashdraft.cli import build_parser
 from flashdraft.errors import CheckpointError, RequestError, TrainingError
 from flashdraft.kernels.interface import Kernels
-from flashdraft.kernels.kinds import Scheme
+from flashdraft.kernels.kinds import AS_STORED, Scheme, WeightOptions
 from flashdraft.kernels.select import select_kernels
 from flashdraft.models.drafter.loading import save_drafter
 from flashdraft.models.loading import open_checkpoint
@@ -191,15 +191,15 @@ def test_the_formats_of_the_targets_weights_are_recorded_and_not_mixed(
 ) -> None:
     """As on a GPU, but for the arithmetic: a CPU's kernels that say they quantise."""
 
-    def select(device: Any, dtype: str, exact: bool = False, **schemes: str | None) -> Kernels:
+    def select(device: Any, dtype: str, weights: WeightOptions = AS_STORED) -> Kernels:
         kernels = select_kernels(device, dtype)
-        if schemes.get("quantize") == "int4":
+        if weights.quantize == "int4":
             kernels.quantize, kernels.quantize_head = Scheme.INT4, Scheme.INT8
         return kernels
 
-    def load(model: Path, device: Any, dtype: str, *schemes: str | None) -> LLM:
+    def load(model: Path, device: Any, dtype: str, weights: WeightOptions) -> LLM:
         llm = load_target(model, device, dtype)
-        if schemes[0] == "int4":
+        if weights.quantize == "int4":
             llm.kernels.quantize, llm.kernels.quantize_head = Scheme.INT4, Scheme.INT8
         return llm
 

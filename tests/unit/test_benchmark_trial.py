@@ -48,7 +48,7 @@ def test_a_model_is_cut_to_whole_patterns_and_keeps_its_drafter(name: str) -> No
         ("LARGEST_FP8=1.0", "is not MODULE.NAME=VALUE"),
         ("quantized.LARGEST_FP8", "is not MODULE.NAME=VALUE"),
         ("nothing.SIZE=1", "flashdraft.kernels.nothing cannot be imported"),
-        ("quantized.SIZE=1", "quantized has no constant SIZE; it has GROUPS, SUPER_GROUP"),
+        ("quantized.SIZE=1", "quantized has no constant SIZE; it has SUPER_GROUP"),
         ("quantized.quantize=1", "no constant quantize"),
         ("quantized.__name__='x'", "no constant __name__"),
         ("quantized.SUPER_GROUP=many", "'many' is not a Python literal"),

@@ -13,11 +13,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from flashdraft.engine.config import EngineConfig
+from flashdraft.engine.config import CacheOptions, EngineConfig
 from flashdraft.engine.engine import Engine
 from flashdraft.kernels.cpu import levels
 from flashdraft.kernels.cpu.backend import CpuKernels
-from flashdraft.kernels.interface import CAUSAL, PageView, QKVSpec, RopeTable
+from flashdraft.kernels.interface import CAUSAL, Heads, PagedKeys, PageView, QKVSpec, RopeTable
 from flashdraft.kernels.kinds import Activation
 from tests import zoo
 
@@ -47,12 +47,15 @@ def outputs(kernels: CpuKernels) -> Iterator[Tensor]:
     rope, spec = RopeTable(numbers(40, 10), numbers(40, 10)), QKVSpec(6, 2, 20, 1e-6)
     keys, values = numbers(5, 8, 2, 20), numbers(5, 8, 2, 20).flip(0)
     slots = torch.arange(30, 39)
-    query = kernels.prepare_qkv(numbers(9, spec.width), spec, rope, slots, keys, values, slots)
+    query = kernels.prepare_qkv(
+        numbers(9, spec.width), Heads(spec, rope, slots), keys, values, slots
+    )
     starts, context = torch.tensor([0, 9]).int(), torch.tensor([30]).int()
     view = PageView(starts, context, torch.arange(5).int().unsqueeze(0), slots, 8, 9, 39)
     yield from (query, keys, values)
-    yield kernels.attention(query, keys, values, view, scale=0.2, window=None, mask=CAUSAL)
-    yield kernels.attention(query, keys, values, view, scale=0.2, window=7, mask=CAUSAL)
+    for window in (None, 7):
+        seen = PagedKeys(keys, values, view, scale=0.2, window=window, mask=CAUSAL)
+        yield kernels.attention(query, seen)
 
 
 def digest() -> str:
@@ -75,7 +78,7 @@ def test_every_level_keeps_the_law_and_decodes_the_same_tokens(level: str, backe
     def answers(verify: int, drafts: dict[str, list[int]] | None) -> dict[str, list[int]]:
         target = zoo.tiny_target("qwen3", zoo.kernels(backend))
         proposer = None if drafts is None else zoo.ScriptedProposer(drafts, 0.4, max_drafts=7)
-        config = EngineConfig(verify=verify, ngram=False, cache_gb=0.01)
+        config = EngineConfig(verify=verify, ngram=False, cache=CacheOptions(0.01))
         engine = Engine(target, config=config, proposer=proposer)
         done = zoo.run(engine, zoo.mixed_requests(4, max_tokens=16))
         return {name: generation.token_ids for name, generation in done.items()}

@@ -166,7 +166,7 @@ def make_quantized(scheme: str, *shape: int) -> Any:
     """A weight in few bits, packed, of no more than a shape."""
     from flashdraft.kernels.cuda.quantized.layout import pack_quantized
     from flashdraft.kernels.kinds import Scheme
-    from flashdraft.kernels.quantized import Quantized
+    from flashdraft.kernels.quantized import Quantized, code_dtype
 
     found, (*rows, depth) = Scheme(scheme.removesuffix("_k")), shape
     numbers = {"int4": 32, "int4_k": 32, "int6": 16, "int8": 32, "fp8": depth}
@@ -174,7 +174,7 @@ def make_quantized(scheme: str, *shape: int) -> Any:
     scale = make(*rows, depth // group, dtype=kind or FP16)
     over = None if kind is None else make(*rows, depth // 256, dtype=FP16)
     lows = (scale, over) if scheme == "int4_k" else (None, None)
-    codes = make(*shape, dtype=found.dtype)
+    codes = make(*shape, dtype=code_dtype(found))
     return pack_quantized(Quantized(found, codes, scale, group, 0, lows[0], over, lows[1]))
 
 

@@ -51,8 +51,8 @@ check: setup
 # Two processes, one thread each. Then, one after the other, what measures time, and what runs the
 # default models as users do, with every processor.
 test: check
-	$(BIN)/pytest -m "not (vllm or alone or weights)" -n 2 --dist loadfile
-	$(BIN)/pytest -m "not vllm and (alone or weights)"
+	$(BIN)/pytest -m "not (vllm or alone or weights or gpu)" -n 2 --dist loadfile
+	$(BIN)/pytest -m "not vllm and (alone or weights or gpu)"
 	$(BIN)/python -m tests.vllm.run_tests --if-installable
 
 test-vllm: setup

@@ -91,7 +91,7 @@ class Run:
             cache=CacheOptions(cache_gb=cache_gb or arguments.cache_gb),
             max_step_tokens=chunk or arguments.step_tokens,
             prefill_chunk=chunk or arguments.prefill_chunk,
-            prefix_cache=False,
+            prefix_cache=False,  # prompts are random, and runs must not feed one another
             verify=verify if drafted else 0,
             ngram=False,
             run_ahead=True,

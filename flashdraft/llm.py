@@ -98,6 +98,7 @@ class LLM:
                 pair = pair.with_drafter(self.drafter_name)
             check_weights_fit(pair.checkpoint.source, pair.drafter, self.kernels, self.model)
             target, drafter = pair.build(self.kernels, self.model)
+            del pair  # the drafter's own weights: they are packed now
             ids = target.config.vocab_size, target.config.eos_token_ids
             self._grammar_compiler = _grammar_compiler(self.tokenizer, *ids)
             self.engine = Engine(

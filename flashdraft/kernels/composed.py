@@ -48,6 +48,7 @@ class ComposedKernels(Kernels):
     quantize = None
     quantize_head = None
     quantize_drafter = None
+    level: str | None = None
     keeps_quantized = False
     why_no_fp8_cache: str | None = None
     why_no_rebuilt_keys: str | None = None

@@ -183,6 +183,7 @@ class Kernels(Protocol):
     quantize: Scheme | None  # what float weights become as they are packed; None: this dtype
     quantize_head: Scheme | None
     quantize_drafter: Scheme | None
+    level: str | None  # of processors that native code was built for
     weight_dtype: str  # what `dtype` calls the weights: "int8" where activations are float32
     keeps_quantized: bool  # whether weights in few bits can stay as they are
     why_no_fp8_cache: str | None  # what keeps 8-bit keys and values away, with the remedy

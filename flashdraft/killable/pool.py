@@ -116,9 +116,9 @@ class ProcessPool:
     def ask(self, message: Mapping[str, Any], limits: Limits, *, is_long: bool = False) -> Message:
         """The answer of a process that has nothing else to do. Long questions leave one free.
 
-        Raises RefusedError where it says so itself, StoppedError where it went beyond its limits
-        or crashed, CapacityError where none can be started or somebody else has stopped it. Where
-        a new one is needed: FirstError, StartError, and what `first` raises.
+        Raises RefusedError where it says so itself, ProcessStoppedError where it went beyond its
+        limits or crashed, CapacityError where none can be started or somebody else has stopped it.
+        Where a new one is needed: FirstError, StartError, and what `first` raises.
         """
         frame = _with_limits(message, limits)
         with self._long if is_long else contextlib.nullcontext():

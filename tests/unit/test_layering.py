@@ -118,6 +118,17 @@ def test_a_module_leans_on_few_others() -> None:
     assert wide.keys() <= WIDE, wide
 
 
+def test_nothing_imports_the_package_that_it_is_in() -> None:
+    """What a folder's __init__ has is for those outside of it."""
+    above = [
+        f"{name} -> {other}"
+        for name, others in IMPORTS.items()
+        for other in others
+        if name.startswith(f"{other}.")
+    ]
+    assert above == []
+
+
 def test_the_package_itself_is_not_imported_within() -> None:
     for name, tree in TREES.items():
         assert all(imported_ours(tree)), f"{name}: import a module of flashdraft"

@@ -83,8 +83,7 @@ def check_environment(kernels: Kernels, cache: CacheOptions = DEFAULT_CACHE) -> 
     cores, threads = _usable_cores(), torch.get_num_threads()
     memory = _describe_memory()
     where = f"{platform.machine()} CPU, {cores} cores, {threads} threads"
-    level = kernels.level if isinstance(kernels, cpu_backend.CpuKernels) else None
-    built = f"; kernels built for {level}" if level else ""
+    built = f"; kernels built for {kernels.level}" if kernels.level else ""
     findings.append(Finding(area, OK, f"{where}{memory}; activations in {dtype}{built}"))
     if threads > cores or 2 * threads < cores:
         text = f"{threads} threads run on {cores} usable cores"

@@ -37,13 +37,13 @@ def better_target(
 
 def _better_format(patient: Patient, bits: float) -> str | None:
     """The most exact format that this GPU holds, where the target is in one of fewer bits."""
-    card = this_machine()
-    # what is taken now is mostly this very pair, which would make room
-    card = replace(card, free_bytes=max(card.free_bytes, card.memory_bytes - RUNTIME_BYTES))
     try:
+        card = this_machine()
+        # what is taken now is mostly this very pair, which would make room
+        card = replace(card, free_bytes=max(card.free_bytes, card.memory_bytes - RUNTIME_BYTES))
         pair = find_pair(patient.llm.model, patient.llm.drafter_name or "none")
         plan = make_plan(pair, card, cache=patient.cache)
-    except FlashdraftError:  # sizes that plan does not know
+    except FlashdraftError:  # sizes that plan does not know, a driver that says nothing
         return None
     best = next((fit.form for fit in plan.fits if fit.fits and fit.form.bits > bits), None)
     if best is None:

@@ -45,6 +45,7 @@ class TritonKernels:
     """
 
     name = "triton"
+    level: str | None = None
     keeps_quantized = True
     why_no_rebuilt_keys: str | None = None
 

@@ -89,7 +89,7 @@ def mix_quantized(
     arrivals: Tensor,
     exact: bool = False,
 ) -> Tensor:
-    """`Kernels.experts` for at most MAX_ROWS rows; `arrivals` as in triton_linear.multiply_rows.
+    """`Kernels.experts` for at most MAX_ROWS rows; `arrivals` as in dense.linear.multiply_rows.
 
     gate_up.shape [num_experts, 2 * inner, hidden], down.shape [num_experts, hidden, inner].
     """

@@ -68,7 +68,7 @@ def route_rows(
 ) -> tuple[Tensor, Tensor]:
     """`Kernels.route` for few rows: what `choose_rows` says of x @ router.T.
 
-    `arrivals` as in triton_linear.multiply_rows; it needs one.
+    `arrivals` as in dense.linear.multiply_rows; it needs one.
     """
     (num_rows, depth), num_experts = x.shape, router.shape[0]
     assert router.is_contiguous() and x.stride(1) == 1 and router.shape[1] == depth

@@ -120,7 +120,7 @@ def multiply_quantized(
     arrivals: Tensor,
     activation: Activation | None = None,
 ) -> Tensor:
-    """x [num_rows, depth] bfloat16 @ weight.T; `arrivals` as in triton_linear.multiply_rows.
+    """x [num_rows, depth] bfloat16 @ weight.T; `arrivals` as in dense.linear.multiply_rows.
 
     With an activation the weight is [gate | up] by its rows: the result is that of `Kernels.gated`.
     """

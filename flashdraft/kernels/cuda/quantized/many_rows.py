@@ -91,7 +91,7 @@ def multiply_many(
     arrivals: Tensor,
     activation: Activation | None = None,
 ) -> Tensor | None:
-    """x [num_rows, depth] bfloat16 @ weight.T; `arrivals` as in triton_linear.multiply_rows.
+    """x [num_rows, depth] bfloat16 @ weight.T; `arrivals` as in dense.linear.multiply_rows.
 
     With an activation the weight is [gate | up] by its rows: the result is that of `Kernels.gated`.
     None where this is not the way to multiply.

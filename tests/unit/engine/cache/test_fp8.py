@@ -206,12 +206,9 @@ def test_preemption_prefix_hits_and_small_chunks(family):
     requests, expected = plain_answers(family)
     target = zoo.tiny_target(family, zoo.kernels("torch"), taps=(0, 2))
     drafter = zoo.tiny_drafter(target.kernels)
-    tight = dataclasses.replace(
-        DRAFTED,
-        prefill_chunk=7,
-        max_step_tokens=40,
-        cache=dataclasses.replace(DRAFTED.cache, cache_gb=zoo.cache_for(target, drafter, 7) / 4),
-    )
+    small = zoo.cache_for(target, drafter, 7) / 4  # that is of float32
+    cache = dataclasses.replace(DRAFTED.cache, cache_gb=small)
+    tight = dataclasses.replace(DRAFTED, prefill_chunk=7, max_step_tokens=40, cache=cache)
     first = zoo.run(Engine(target, drafter, tight), requests)
     assert tokens(first) == expected
     assert sum(g.stats.preemptions for g in first.values()) > 0

@@ -1,4 +1,4 @@
-// What flashdraft/kernels/cuda/warpgroups.h has, for one block on a CPU: for emulated_gpu.h.
+// What flashdraft/kernels/cuda/quantized/warpgroups.h has, for one block on a CPU: for emulated_gpu.h.
 //
 // A product takes place as late as it may, when its warpgroup waits for it: shared memory is read
 // then (its registers are read at once), and until then its sums are no numbers. Every other copy

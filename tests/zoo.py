@@ -164,7 +164,9 @@ def kernels(name: str) -> Kernels:
     """A CPU backend: "torch", "float32" or "int8"."""
     if name == "torch":
         return TorchKernels(torch.device("cpu"), torch.float32)
-    return CpuKernels(quantize=name == "int8")
+    found = CpuKernels(quantize=name == "int8")
+    found._threads = 2  # also where every process of the tests has one thread by itself
+    return found
 
 
 def tiny_target(family: str, backend: Kernels, taps: Sequence[int] = (), seed: int = 0) -> Target:

@@ -22,7 +22,7 @@ from flashdraft.kernels.interface import (
     PagedKeys,
     Residual,
 )
-from flashdraft.kernels.kinds import Activation
+from flashdraft.kernels.kinds import Activation, Scheme
 from flashdraft.kernels.quantized import Matrix, Quantized, join_floats
 
 
@@ -45,9 +45,9 @@ def compose_mixture(
 class ComposedKernels(Kernels):
     """A backend that brings the smaller operations."""
 
-    quantize = None
-    quantize_head = None
-    quantize_drafter = None
+    quantize: Scheme | None = None
+    quantize_head: Scheme | None = None
+    quantize_drafter: Scheme | None = None
     level: str | None = None
     keeps_quantized = False
     why_no_fp8_cache: str | None = None

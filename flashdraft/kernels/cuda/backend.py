@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flashdraft.kernels.composed import compose_mixture
+from flashdraft.kernels.composed import ComposedKernels
 from flashdraft.kernels.cuda import dense_backend, expert_backend, quantized_backend
 from flashdraft.kernels.cuda.attention.attend import attend, attention, make_meetings
 from flashdraft.kernels.cuda.dense.residual import residual_norm_rows
@@ -36,7 +36,7 @@ MAX_ROWS_BESIDE = 64  # more rows keep the device busy with one thing at a time
 MIN_QUANTIZED_VALUES = 1 << 22
 
 
-class TritonKernels:
+class TritonKernels(ComposedKernels):
     """Triton where it beats torch, on one stream at a time; torch's own operations for the rest.
 
     No kernel adds by atomics: the same call gives the same bits. But plans depend on the batch, and
@@ -45,9 +45,7 @@ class TritonKernels:
     """
 
     name = "triton"
-    level: str | None = None
     keeps_quantized = True
-    why_no_rebuilt_keys: str | None = None
 
     def __init__(
         self,
@@ -63,7 +61,7 @@ class TritonKernels:
         self.why_no_fp8_cache = why_no_fp8(device)
         self.exact = exact
         self.quantize = quantize  # float weights become this as they are packed
-        self.quantize_drafter: Scheme | None = Scheme.INT8 if quantize is Scheme.INT4 else quantize
+        self.quantize_drafter = Scheme.INT8 if quantize is Scheme.INT4 else quantize
         self.quantize_head = quantize_head or self.quantize_drafter
         self._torch = TorchKernels(device, dtype)
         self._limits = _read_limits(device)
@@ -150,16 +148,14 @@ class TritonKernels:
         weight: Any,
         activation: Activation | None = None,
     ) -> tuple[Tensor, Tensor]:
-        if not self.exact:
-            settings = (self._limits, self._arrivals, activation)
-            with self._on_device():
-                both = quantized_backend.multiply_residual(residual, norm, eps, weight, *settings)
-            if both is not None:
-                return both
-        stream, (normed,) = self.residual_norms(residual, [norm], eps)
-        if activation is None:
-            return stream, self.linear(normed, weight)
-        return stream, self.gated_linear(normed, weight, activation)
+        settings = (self._limits, self._arrivals, self.exact)
+        with self._on_device():
+            both = quantized_backend.multiply_residual(
+                residual, norm, eps, weight, activation, *settings
+            )
+        if both is not None:
+            return both
+        return super().residual_linear(residual, norm, eps, weight, activation)
 
     def gated(self, gate_up: Tensor, activation: Activation) -> Tensor:
         with self._on_device():
@@ -170,7 +166,7 @@ class TritonKernels:
             with self._on_device():
                 settings = (self._arrivals, self._limits, self.exact, activation)
                 return quantized_backend.multiply(x, weight, *settings)
-        return self.gated(self.linear(x, weight), activation)
+        return super().gated_linear(x, weight, activation)
 
     def prepare_qkv(
         self,
@@ -192,14 +188,10 @@ class TritonKernels:
             return attend(qkv, heads, keys, self._meetings, self._limits, self.exact)
 
     def mixture(self, residual: Residual, parts: Mixture) -> tuple[Tensor, Tensor, Tensor]:
-        if not self.exact:
-            with self._on_device():
-                found = quantized_backend.mix_residual(
-                    residual, parts, self._limits, self._arrivals
-                )
-            if found is not None:
-                return found
-        return compose_mixture(self, residual, parts)
+        settings = (self._limits, self._arrivals, self.exact)
+        with self._on_device():
+            found = quantized_backend.mix_residual(residual, parts, *settings)
+        return super().mixture(residual, parts) if found is None else found
 
     def both(
         self,
@@ -271,9 +263,7 @@ class TritonKernels:
         settings = (self._arrivals, self.exact)
         with self._on_device():
             found = expert_backend.route(x, router, num_chosen, scale, *settings)
-        if found is not None:
-            return found
-        return self.choose_experts(self.linear(x, router), num_chosen, scale)
+        return super().route(x, router, num_chosen, scale) if found is None else found
 
     def experts(
         self,

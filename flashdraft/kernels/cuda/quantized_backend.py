@@ -119,21 +119,22 @@ def multiply_residual(
     norm: Tensor,
     eps: float,
     weight: Any,
+    activation: Activation | None,
     limits: DeviceLimits,
     arrivals: Tensor,
-    activation: Activation | None,
+    exact: bool,
 ) -> tuple[Tensor, Tensor] | None:
     """`Kernels.residual_linear` in one launch; None where it takes several."""
-    if not isinstance(weight, PackedWeight):
+    if exact or not isinstance(weight, PackedWeight):
         return None
     return multiply_normed(residual, norm, eps, weight, limits, arrivals, activation)
 
 
 def mix_residual(
-    residual: Residual, parts: Mixture, limits: DeviceLimits, arrivals: Tensor
+    residual: Residual, parts: Mixture, limits: DeviceLimits, arrivals: Tensor, exact: bool
 ) -> tuple[Tensor, Tensor, Tensor] | None:
     """`Kernels.mixture` of one row in four launches; None where that is not the way."""
-    return mix_row(residual, parts, limits, arrivals)
+    return None if exact else mix_row(residual, parts, limits, arrivals)
 
 
 def look_up(token_ids: Tensor, table: PackedWeight, dtype: torch.dtype) -> Tensor:

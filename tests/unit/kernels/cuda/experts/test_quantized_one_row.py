@@ -9,6 +9,7 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
+from flashdraft.kernels import composed
 from flashdraft.kernels.composed import compose_mixture
 from flashdraft.kernels.cuda import backend, quantized_backend
 from flashdraft.kernels.cuda.experts import quantized_one_row
@@ -138,7 +139,7 @@ def test_a_card_with_fewer_processors_than_experts(launches, num_processors):
 
 def test_the_backend_takes_it_unless_it_must_be_exact(monkeypatch):
     monkeypatch.setattr(quantized_backend, "mix_row", lambda *inputs: "in four launches")
-    monkeypatch.setattr(backend, "compose_mixture", lambda *inputs: "composed")
+    monkeypatch.setattr(composed, "compose_mixture", lambda *inputs: "composed")
     parts, _ = mixture()
     for exact, expected in ((False, "in four launches"), (True, "composed")):
         kernels = backend.TritonKernels(torch.device("cpu"), torch.bfloat16, exact)

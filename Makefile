@@ -2,8 +2,8 @@
 #   make setup    .venv with flashdraft in it (editable), and the tools of the other targets
 #   make demo     an answer from the default model with live statistics, then plain beside drafted
 #   make check    format, lint, types, layering and house rules
-#   make test     check, then every test, those against vLLM last; CI runs exactly this. Where
-#                 vLLM for the CPU cannot be installed (no build, no network) it says so
+#   make test     check, then every test; CI runs exactly this. Where vLLM for the CPU cannot be
+#                 installed (no build, no network) it says so
 #   make test-vllm  the tests against a real vLLM alone, in an environment of its own (2 GB)
 #   make wheel    a wheel in dist/ for every machine of this architecture, its contents checked; with
 #                 a manylinux tag where auditwheel and patchelf are installed
@@ -48,15 +48,16 @@ check: setup
 	$(BIN)/mypy
 	$(BIN)/pytest tests/unit/test_layering.py tests/unit/test_house.py
 
-# Two processes, one thread each. Then, one after the other, what measures time, and what runs the
-# default models as users do, with every processor.
+# Two processes, one thread each, the longest files first. Then, one after the other, what measures
+# time, and what runs the default pair as users do, with every processor.
 test: check
-	$(BIN)/pytest -m "not (vllm or alone or weights or gpu)" -n 2 --dist loadfile
-	$(BIN)/pytest -m "not vllm and (alone or weights or gpu)"
-	$(BIN)/python -m tests.vllm.run_tests --if-installable
+	$(BIN)/python -m tests.vllm.make_environment --if-installable
+	$(BIN)/pytest -m "not (alone or gpu)" -n 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/pytest -m "alone or gpu"
 
 test-vllm: setup
-	$(BIN)/python -m tests.vllm.run_tests
+	$(BIN)/python -m tests.vllm.make_environment
+	$(BIN)/pytest -m vllm tests/vllm
 
 # Without build/, where what was deleted from the source lives on.
 wheel: setup

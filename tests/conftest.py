@@ -39,6 +39,19 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["OMP_NUM_THREADS"] = "1"
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Who may take long goes first, so that no process has one to end when the others are done."""
+
+    def limit(item: pytest.Item) -> float:
+        marker = item.get_closest_marker("timeout")
+        return float(marker.args[0]) if marker else float(item.config.getini("timeout"))
+
+    longest: dict[object, float] = {}
+    for item in items:
+        longest[item.path] = max(longest.get(item.path, 0.0), limit(item))
+    items.sort(key=lambda item: -longest[item.path])  # stable: within a file as it is written
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("gpu") and not torch.cuda.is_available():
         pytest.skip("needs a CUDA device, and torch sees none here")

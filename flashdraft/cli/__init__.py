@@ -49,7 +49,7 @@ def build_parser() -> Parser:
     for name, text in COMMANDS.items():
         command = commands.add_parser(name, help=text)
         command.declare = partial(_declare, name)
-        command.set_defaults(run=later(name))
+        command.set_defaults(run=later(f"flashdraft.cli.commands.{name}"))
     for one in (parser, *commands.choices.values()):
         one.commands = commands.choices
     return parser

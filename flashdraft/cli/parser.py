@@ -129,12 +129,11 @@ def _names(action: argparse.Action) -> tuple[str | None, ...]:
     return (*action.option_strings, metavar, action.dest)
 
 
-def later(command: str) -> Callable[[argparse.Namespace], int]:
-    """What runs a command; its module is loaded then, with everything that it needs."""
+def later(module: str) -> Callable[[argparse.Namespace], int]:
+    """What a command's module has as `run`; it is loaded then, with everything that it needs."""
 
     def run(arguments: argparse.Namespace) -> int:
-        module = importlib.import_module(f"flashdraft.cli.commands.{command}")
-        code: int = module.run(arguments)
+        code: int = importlib.import_module(module).run(arguments)
         return code
 
     return run

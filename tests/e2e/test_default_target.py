@@ -20,7 +20,7 @@ from flashdraft.models.sources import resolve_source
 from tests import zoo
 from tests.prompts import PROMPTS
 
-pytestmark = [pytest.mark.weights, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.weights, pytest.mark.alone, pytest.mark.timeout(900)]
 
 MODEL = "smollm2-135m"
 

@@ -1,4 +1,4 @@
-"""`make test` ends with vLLM's tests where vLLM can be had, and says so where it cannot."""
+"""`make test` has vLLM's tests where vLLM can be had, and says so where it cannot."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.vllm import run_tests
+from tests.vllm import make_environment
 from tests.vllm.vllm_processes import ROOT
 
 NO_BUILD = """\
@@ -43,13 +43,13 @@ ERROR: Could not install packages due to an OSError: [Errno 28] No space left on
     ],
 )
 def test_only_what_cannot_be_had_is_no_failure(said: str, reason: str | None) -> None:
-    assert run_tests.why_not_installable(said) == reason
+    assert make_environment.why_not_installable(said) == reason
 
 
 def test_a_real_pip_without_an_index(tmp_path: Path) -> None:
     bare = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "", "PIP_CONFIG_FILE": os.devnull}
     done = subprocess.run(
-        [sys.executable, "-m", "tests.vllm.run_tests", "--if-installable"],
+        [sys.executable, "-m", "tests.vllm.make_environment", "--if-installable"],
         cwd=ROOT,
         env={**os.environ, **bare, "FLASHDRAFT_HOME": str(tmp_path)},
         capture_output=True,
@@ -57,7 +57,9 @@ def test_a_real_pip_without_an_index(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     line = done.stdout.splitlines()[-1]
-    assert line.startswith(f"The vLLM tests were NOT run: {run_tests.PACKAGE} cannot be installed")
+    assert line.startswith(
+        f"The vLLM tests will NOT run: {make_environment.PACKAGE} cannot be installed"
+    )
     assert "No matching distribution" in line
 
 
@@ -70,7 +72,7 @@ def fake(monkeypatch: pytest.MonkeyPatch, failing: str, said: str) -> list[list[
         if failing in command:
             raise subprocess.CalledProcessError(1, command, said)
 
-    monkeypatch.setattr(run_tests, "run", run)
+    monkeypatch.setattr(make_environment, "run", run)
     return ran
 
 
@@ -79,16 +81,16 @@ def test_asked_for_by_name_it_must_be_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], status: int
 ) -> None:
     monkeypatch.setenv("FLASHDRAFT_HOME", str(tmp_path))
-    fake(monkeypatch, run_tests.PACKAGE, NO_BUILD)
-    assert run_tests.main(words) == status
+    fake(monkeypatch, make_environment.PACKAGE, NO_BUILD)
+    assert make_environment.main(words) == status
 
 
 def test_a_broken_installation_is_a_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("FLASHDRAFT_HOME", str(tmp_path))
-    fake(monkeypatch, run_tests.PACKAGE, FULL_DISK)
-    assert run_tests.main(["--if-installable"]) == 1
+    fake(monkeypatch, make_environment.PACKAGE, FULL_DISK)
+    assert make_environment.main(["--if-installable"]) == 1
     assert "No space left on device" in capsys.readouterr().out
 
 
@@ -98,14 +100,14 @@ def test_a_finished_environment_is_kept_and_a_broken_one_made_anew(
     ran = fake(monkeypatch, "nothing", "")
     python = tmp_path / "bin" / "python"
     python.parent.mkdir()
-    run_tests.make_environment(tmp_path)
-    assert any(run_tests.PACKAGE in command for command in ran)
+    make_environment.make_environment(tmp_path)
+    assert any(make_environment.PACKAGE in command for command in ran)
     ran.clear()
     python.touch()
-    run_tests.make_environment(tmp_path)
+    make_environment.make_environment(tmp_path)
     assert ran == []
     python.unlink()  # the interpreter that it was made with is gone
-    run_tests.make_environment(tmp_path)
+    make_environment.make_environment(tmp_path)
     assert ran != []
 
 
@@ -114,8 +116,8 @@ def test_the_environment_sees_the_plugin_of_a_checkout_that_pip_left_nothing_in(
 ) -> None:
     packages = tmp_path / "lib" / "python3.11" / "site-packages"
     packages.mkdir(parents=True)
-    run_tests.show_checkout(tmp_path)
-    run_tests.show_checkout(tmp_path)  # as every later run does
+    make_environment.show_checkout(tmp_path)
+    make_environment.show_checkout(tmp_path)  # as every later run does
     seen = {found.name: found for found in distributions(path=[str(packages)])}
     assert set(seen) == {"flashdraft", "vllm"}
     (plugin,) = seen["flashdraft"].entry_points.select(group="vllm.general_plugins")

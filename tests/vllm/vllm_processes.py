@@ -19,6 +19,7 @@ from flashdraft.external.versions import VLLM
 from flashdraft.models.files.packaged import cache_folder
 
 VERSION = VLLM.known
+STAMP = ".stamp"  # in an environment that is complete
 START_S = 240.0
 STOP_S = 60.0  # a command that ends vLLM in turn needs some time
 ROOT = Path(__file__).parents[2]
@@ -38,9 +39,9 @@ def environment_folder() -> Path:
 
 
 def find_python() -> Path | None:
-    """Its interpreter, if it is there."""
+    """Its interpreter, if it is there and complete."""
     python = environment_folder() / "bin" / "python"
-    return python if python.exists() else None
+    return python if python.exists() and (environment_folder() / STAMP).exists() else None
 
 
 def environment(**changes: str) -> dict[str, str]:

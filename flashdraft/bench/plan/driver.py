@@ -46,8 +46,10 @@ def _describe(driver: ctypes.CDLL) -> Device:
     _check(driver.cuDevicePrimaryCtxRetain(byref(context), device))
     try:
         _check(driver.cuCtxPushCurrent_v2(context))
-        _check(driver.cuMemGetInfo_v2(byref(free), byref(total)))
-        _check(driver.cuCtxPopCurrent_v2(byref(context)))
+        try:
+            _check(driver.cuMemGetInfo_v2(byref(free), byref(total)))
+        finally:
+            _check(driver.cuCtxPopCurrent_v2(byref(context)))
     finally:
         driver.cuDevicePrimaryCtxRelease_v2(device)
     return Device(name.value.decode("utf-8", "replace"), total.value, free.value)

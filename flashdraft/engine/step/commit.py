@@ -32,7 +32,7 @@ class Committer:
         self._proposer = proposer
         self._policy = policy
 
-    def accept_landed(
+    def accept_read(
         self, work: Work, live: Live, result: SlotResult, stats: StepStats
     ) -> Ending | None:
         """Commit what a step on the device did for one work."""
@@ -127,7 +127,7 @@ class Committer:
         for work in works:
             self._release(work.sequence)
 
-    def settle_ahead(self, sequences: Sequence[RunningSequence]) -> None:
+    def settle_read(self, sequences: Sequence[RunningSequence]) -> None:
         """The same after a step on the device, which folds what it computes and needs its pages."""
         for sequence in sequences:
             sequence.num_folded = sequence.num_cached

@@ -42,16 +42,19 @@ def share_slots(survival: Tensor, num_slots: int) -> Tensor:
 def lay_out_rows(
     blocks: Tensor,
     lengths: Tensor,
+    alive: Tensor,
     counts: Tensor | None,
     tables: Tensor,
+    nowhere: Tensor,
     page_size: int,
     num_rows: int,
 ) -> RowLayout:
     """The rows of every sequence's anchor and its first `counts` draft tokens.
 
     blocks [num_seqs, width] hold an anchor and draft tokens each, lengths [num_seqs] int32 are the
-    anchors' positions, tables [num_pools, num_seqs, max_pages] int32 the page tables. Without
-    `counts` all blocks are taken whole; num_rows = the counts' sum and one for every anchor.
+    anchors' positions, tables [num_pools, num_seqs, max_pages] int32 the page tables. Who is not
+    `alive` [num_seqs] int32 writes to the pages `nowhere` [num_pools, 1]. Without `counts` all
+    blocks are taken whole; num_rows = the counts' sum and one for every anchor.
     """
     num_seqs, width = blocks.shape
     device = blocks.device
@@ -68,6 +71,7 @@ def lay_out_rows(
         tokens = blocks.flatten()[owner * width + place]
         positions = lengths[owner] + place
     pages = tables[:, owner, positions // page_size].to(torch.int64)
+    pages = torch.where(alive[owner] > 0, pages, nowhere)
     slots = pages * page_size + (positions % page_size).unsqueeze(0)
     return RowLayout(tokens, positions, query_start, slots, owner)
 

@@ -19,7 +19,7 @@ from flashdraft.engine.config import CacheOptions, EngineConfig
 from flashdraft.engine.drafts import Draft
 from flashdraft.engine.engine import Engine
 from flashdraft.engine.sampling.accept import Acceptance
-from flashdraft.engine.step import ahead
+from flashdraft.engine.step import pipeline
 from flashdraft.engine.step.device import DeviceSteps
 from flashdraft.engine.streams import Graphs
 from tests import zoo
@@ -57,18 +57,19 @@ class Oracle:
         self.engine, self.answers, self.wrong = engine, answers, wrong
         self.random = random.Random(11)
         self.num_steps = 0
-        engine._ahead._steps._draft = self.draft
+        engine._pipeline._steps._draft = self.draft
         if wrong == 1.0:  # nor may the drafter be right by chance, in steps that the host takes
             propose, empty = engine.proposer.propose, Draft([], [])
             engine.proposer.propose = lambda works, *rest: [empty for _ in propose(works, *rest)]
 
-    def draft(self, anchors, lengths, tables, shape):
+    def draft(self, anchors, lengths, alive, tables, shape):
         self.num_steps += 1
         width = shape.width
         drafts = torch.zeros(len(anchors), width, dtype=torch.int64)
-        for slot, sequence in enumerate(self.engine._ahead._slots[: len(anchors)]):
-            if sequence is None:
+        for slot, seat in enumerate(self.engine._pipeline._seats[: len(anchors)]):
+            if seat is None or not alive[slot]:
                 continue
+            sequence = seat.sequence
             done = int(lengths[slot]) + 1 - sequence.num_prompt
             known = self.answers[sequence.request.id][done : done + width]
             said = set(self.answers[sequence.request.id])
@@ -120,7 +121,7 @@ def test_a_target_alone_runs_ahead_too():
     engine = Engine(target, config=dataclasses.replace(AHEAD, verify=None, max_batch=2))
     requests = greedy_requests(5)
     assert tokens(zoo.run(engine, requests)) == plain_tokens(target, requests)
-    assert engine._ahead._num_launched > 20
+    assert engine._pipeline._num_launched > 20
 
 
 def test_greedy_and_sampled_requests_take_turns():
@@ -145,7 +146,7 @@ def test_sampled_requests_run_ahead_with_the_same_noise(verify):
         for i in range(8)
     ]
     assert tokens(zoo.run(engine, requests)) == plain_tokens(target, requests)
-    assert engine._ahead._num_launched > 20
+    assert engine._pipeline._num_launched > 20
 
 
 def test_drafts_of_sampled_requests_are_drawn_with_the_targets_noise():
@@ -174,6 +175,105 @@ def test_requests_that_come_late_join():
     assert done == expected
 
 
+def never(*_):
+    raise AssertionError("the host took a step of its own")
+
+
+def serve(engine, arrivals, steps=600):
+    """Submit requests at their steps; what each of them got, step by step and in the end."""
+    pieces, done = {}, {}
+    for step in range(steps):
+        for request in arrivals.get(step, ()):
+            engine.submit(request)
+        for event in engine.step():
+            pieces.setdefault(event.request_id, []).append((step, len(event.token_ids)))
+            if event.generation is not None:
+                done[event.request_id] = event.generation
+        engine.check_integrity()
+        if not engine.has_work and step > max(arrivals):
+            break
+    return pieces, done
+
+
+@pytest.mark.parametrize("verify", [0, 7])
+def test_arrivals_and_ends_never_leave_the_pipeline(verify, monkeypatch):
+    target, engine = build(max_batch=4, verify=verify)
+    monkeypatch.setattr(engine.runner, "verify", never)
+    requests = greedy_requests(12)
+    pieces, done = serve(engine, {3 * i: [request] for i, request in enumerate(requests)})
+    expected = plain_tokens(target, requests)
+    assert {key: generation.token_ids for key, generation in done.items()} == expected
+
+
+def test_a_long_prompt_rides_beside_those_who_decode(monkeypatch):
+    target, engine = build(max_batch=4, verify=0)
+    monkeypatch.setattr(engine._pipeline._budget, "rows", lambda others, *_: 40 if others else 512)
+    monkeypatch.setattr(engine.runner, "verify", never)
+    params = SamplingParams(max_tokens=60, ignore_eos=True)
+    early = [Request(f"r{i}", [5 + i, 9], params, i) for i in range(2)]
+    late = Request("long", [7 + i % 50 for i in range(200)], params, 9)
+    pieces, done = serve(engine, {0: early, 10: [late]})
+    first = pieces["long"][0][0]
+    assert first >= 10 + 200 // 40
+    for request in early:  # a token in every step, those of the prompt too
+        steps = [step for step, _ in pieces[request.id]]
+        assert steps == list(range(steps[0], steps[0] + 60))
+    expected = plain_tokens(target, [*early, late])
+    assert {key: generation.token_ids for key, generation in done.items()} == expected
+
+
+def test_a_sleeping_slot_writes_nothing_of_its_own():
+    """Its prompt's keys are what they are without anybody beside it."""
+    target, engine = build(max_batch=4)
+    engine._pipeline._budget.rows = lambda others, *_: 16 if others else 512
+    params = SamplingParams(max_tokens=50, ignore_eos=True)
+    early = [Request(f"r{i}", [5 + i, 9], params, i) for i in range(3)]
+    late = Request("long", [7 + i % 50 for i in range(90)], params, 9)
+    _, done = serve(engine, {0: early, 6: [late]})
+    expected = plain_tokens(target, [*early, late])
+    assert {key: generation.token_ids for key, generation in done.items()} == expected
+
+
+def test_who_gives_way_is_served_without_the_host(monkeypatch):
+    target, engine = build(max_batch=6)
+    small = zoo.cache_for(target, zoo.tiny_drafter(target.kernels, 8), 24)
+    target, engine = build(max_batch=6, cache=CacheOptions(cache_gb=small))
+    monkeypatch.setattr(engine.runner, "verify", never)
+    requests = [
+        Request(f"r{i}", [5 + i] * 30, SamplingParams(max_tokens=60, ignore_eos=True), i)
+        for i in range(6)
+    ]
+    _, done = serve(engine, {0: requests}, steps=2000)
+    assert {k: g.token_ids for k, g in done.items()} == plain_tokens(target, requests)
+    assert sum(g.stats.preemptions for g in done.values()) > 0
+
+
+def test_a_prompt_that_is_cancelled_half_way_frees_its_slot():
+    target, engine = build(max_batch=2)
+    engine._pipeline._budget.rows = lambda others, *_: 16 if others else 512
+    params = SamplingParams(max_tokens=50, ignore_eos=True)
+    early, late = Request("a", [5, 9], params, 0), Request("b", [7] * 120, params, 1)
+    engine.submit(early)
+    for _ in range(4):
+        engine.step()
+    engine.submit(late)
+    for _ in range(3):
+        engine.step()
+    engine.cancel("b")
+    after = Request("c", [11, 12], params, 2)
+    engine.submit(after)
+    done = {}
+    for _ in range(200):
+        for event in engine.step():
+            if event.generation is not None:
+                done[event.request_id] = event.generation
+        engine.check_integrity()
+    assert done["b"].finish_reason is FinishReason.CANCELLED
+    expected = plain_tokens(target, [early, after])
+    assert done["a"].token_ids == expected["a"] and done["c"].token_ids == expected["c"]
+    assert all(pool.num_available == pool.num_pages for pool in engine.book.pools)
+
+
 def test_too_few_pages_only_cost_time():
     target, engine = build(max_batch=6)
     small = zoo.cache_for(target, zoo.tiny_drafter(target.kernels, 8), 14)
@@ -185,7 +285,7 @@ def test_too_few_pages_only_cost_time():
     generations = zoo.run(engine, requests)
     assert tokens(generations) == plain_tokens(target, requests)
     assert sum(g.stats.preemptions for g in generations.values()) > 0
-    assert engine._ahead._num_launched > 0
+    assert engine._pipeline._num_launched > 0
 
 
 def test_a_cancelled_request_leaves_the_others_alone():
@@ -197,7 +297,7 @@ def test_a_cancelled_request_leaves_the_others_alone():
     done = {}
     for step in range(200):
         if step == 8:
-            assert engine._ahead.is_flying
+            assert engine._pipeline.is_flying
             engine.cancel("r1")
             engine.cancel("r3")
         for event in engine.step():
@@ -246,12 +346,12 @@ def test_a_step_that_fails_costs_no_request(fails_at, monkeypatch):
     requests = greedy_requests(4, max_tokens=30)
     launch, count = DeviceSteps.launch, 0
 
-    def fail(self, shape):
+    def fail(self, shape, chunks=()):
         nonlocal count
         count += 1
         if count == fails_at:
             raise RuntimeError("the device is on fire")
-        return launch(self, shape)
+        return launch(self, shape, chunks)
 
     monkeypatch.setattr(DeviceSteps, "launch", fail)
     assert tokens(zoo.run(engine, requests)) == plain_tokens(target, requests)
@@ -294,7 +394,7 @@ def test_a_lookup_without_a_drafter_needs_the_host():
     engine = Engine(
         target, config=EngineConfig(ngram=True, cache=CacheOptions(cache_gb=0.01), run_ahead=True)
     )
-    assert engine._ahead is None
+    assert engine._pipeline is None
 
 
 class SlowToBegin:
@@ -318,14 +418,14 @@ class SlowToBegin:
 
 @pytest.mark.parametrize("share", [0.0, 1e9])
 def test_what_is_captured_is_used_while_new_shapes_cost_too_much(share, monkeypatch):
-    monkeypatch.setattr(ahead, "NEW_S", 0.0)
-    monkeypatch.setattr(ahead, "NEW_SHARE", share)
+    monkeypatch.setattr(pipeline, "NEW_S", 0.0)
+    monkeypatch.setattr(pipeline, "NEW_SHARE", share)
     target, engine = build(max_batch=4)
     requests = [
         Request(f"r{i}", [5 + i], SamplingParams(max_tokens=30 - 6 * i, ignore_eos=True), seed=i)
         for i in range(4)
     ]
-    engine._ahead._steps.graphs = graphs = SlowToBegin()
+    engine._pipeline._steps.graphs = graphs = SlowToBegin()
     assert tokens(zoo.run(engine, requests)) == plain_tokens(target, requests)
     batches = {shape.batch for shape in graphs.runs}
     assert batches == ({4} if share == 0.0 else {1, 2, 3, 4})
@@ -333,7 +433,7 @@ def test_what_is_captured_is_used_while_new_shapes_cost_too_much(share, monkeypa
 
 def test_prepared_steps_are_not_captured_again_and_change_nothing():
     target, engine = build(max_batch=4, verify=None)
-    engine._ahead._steps.graphs = graphs = SlowToBegin()
+    engine._pipeline._steps.graphs = graphs = SlowToBegin()
     engine.prepare(4, seconds=60.0)
     prepared = set(graphs)
     assert {shape.batch for shape in prepared} == {1, 2, 3, 4}
@@ -345,22 +445,22 @@ def test_prepared_steps_are_not_captured_again_and_change_nothing():
 
 def test_preparing_stops_in_time_with_the_likeliest_of_every_batch(monkeypatch):
     _, engine = build(max_batch=4)
-    engine._ahead._steps.graphs = graphs = SlowToBegin()
+    engine._pipeline._steps.graphs = graphs = SlowToBegin()
     clock = iter(range(1000))
-    monkeypatch.setattr(ahead, "time", SimpleNamespace(perf_counter=lambda: float(next(clock))))
+    monkeypatch.setattr(pipeline, "time", SimpleNamespace(perf_counter=lambda: float(next(clock))))
     engine.prepare(4, seconds=8.5)  # two steps for each of the four batches
     assert {shape.batch for shape in graphs} == {1, 2, 3, 4} and len(set(graphs)) == 4
 
 
 def test_steps_are_prepared_behind_one_that_nobody_reads_any_more():
     target, engine = build(max_batch=2, verify=None)
-    engine._ahead._steps.graphs = graphs = SlowToBegin()
+    engine._pipeline._steps.graphs = graphs = SlowToBegin()
     requests = greedy_requests(2)
     free = Request("r0", [5, 6, 7], SamplingParams(max_tokens=90, ignore_eos=True), seed=0)
     spoken = plain_tokens(target, [free])["r0"]
     ends = dataclasses.replace(free.params, stop_token_ids=(spoken[4],))
     zoo.run(engine, [dataclasses.replace(free, params=ends)])
-    assert engine._ahead.is_flying  # the step behind the one with the stop token
+    assert engine._pipeline.is_flying  # the step behind the one with the stop token
     engine.prepare(2, seconds=60.0)
     prepared = set(graphs)
     assert tokens(zoo.run(engine, requests)) == plain_tokens(target, requests)
@@ -369,7 +469,7 @@ def test_steps_are_prepared_behind_one_that_nobody_reads_any_more():
 
 def test_nothing_is_prepared_while_requests_run():
     _, engine = build(max_batch=4)
-    engine._ahead._steps.graphs = graphs = SlowToBegin()
+    engine._pipeline._steps.graphs = graphs = SlowToBegin()
     engine.submit(greedy_requests(1)[0])
     engine.prepare(4, seconds=60.0)
     assert not graphs.runs
@@ -377,7 +477,7 @@ def test_nothing_is_prepared_while_requests_run():
 
 def test_a_step_that_cannot_be_prepared_is_no_failure(monkeypatch, caplog):
     target, engine = build(max_batch=4)
-    engine._ahead._steps.graphs = graphs = SlowToBegin()
+    engine._pipeline._steps.graphs = graphs = SlowToBegin()
 
     def fail(key, function):
         raise torch.OutOfMemoryError("no room")
@@ -409,7 +509,7 @@ class FailsToCapture(Graphs):
 
 def test_a_step_that_cannot_be_captured_costs_the_others_nothing(caplog):
     target, engine = build(max_batch=4)
-    engine._ahead._steps.graphs = graphs = FailsToCapture(batch=2)
+    engine._pipeline._steps.graphs = graphs = FailsToCapture(batch=2)
     requests = [
         Request(f"r{i}", [5 + i], SamplingParams(max_tokens=30 - 6 * i, ignore_eos=True), seed=i)
         for i in range(4)
@@ -421,23 +521,23 @@ def test_a_step_that_cannot_be_captured_costs_the_others_nothing(caplog):
 
 def test_preparing_ends_where_the_memory_does():
     _, engine = build(max_batch=4, verify=None)
-    engine._ahead._steps.graphs = graphs = FailsToCapture(batch=2)
+    engine._pipeline._steps.graphs = graphs = FailsToCapture(batch=2)
     engine.prepare(4, seconds=60.0)
     assert {shape.batch for shape in graphs} == {4, 3} and len(graphs.failed) == 1
 
 
 def test_preparing_leaves_room_for_what_nobody_foresaw(monkeypatch):
-    monkeypatch.setattr(ahead, "MOST_PREPARED", 3)
+    monkeypatch.setattr(pipeline, "MOST_PREPARED", 3)
     _, engine = build(max_batch=4, verify=None)
-    engine._ahead._steps.graphs = graphs = SlowToBegin()
+    engine._pipeline._steps.graphs = graphs = SlowToBegin()
     engine.prepare(4, seconds=60.0)
     assert len(set(graphs)) == 3
 
 
 def test_preparing_writes_to_the_page_of_nobody_alone():
     _, engine = build(max_batch=4, verify=None)
-    engine._ahead._steps._tables.random_(1, 5)  # as other requests have left them
-    engine._ahead._steps.graphs = SlowToBegin()
+    engine._pipeline._steps._tables.random_(1, 5)  # as other requests have left them
+    engine._pipeline._steps.graphs = SlowToBegin()
     layers = engine.runner._cache._storage
     before = [torch.stack(layer) for layer in layers]
     engine.prepare(4, seconds=60.0)

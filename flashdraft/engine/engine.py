@@ -26,9 +26,8 @@ from flashdraft.engine.policy.costs import GPU_COSTS, CostModel
 from flashdraft.engine.policy.verify import VerifyPolicy
 from flashdraft.engine.policy.width import WidthChooser
 from flashdraft.engine.sampling.accept import accept_length, accept_ragged
-from flashdraft.engine.sampling.draw import Drawing
 from flashdraft.engine.sampling.grammar import Constraint, GrammarCompiler
-from flashdraft.engine.sampling.process import RequestSampler, is_sound, sample_rows
+from flashdraft.engine.sampling.process import LogitRows, RequestSampler, is_sound, sample_rows
 from flashdraft.engine.scheduler import Scheduler, Work
 from flashdraft.engine.sequence import Sequence as RunningSequence
 from flashdraft.engine.step.commit import Committer
@@ -38,6 +37,7 @@ from flashdraft.engine.step.pipeline import AHEAD_MARGIN, StepPart, StepPipeline
 from flashdraft.engine.step.runner import Runner, Verified
 from flashdraft.engine.validate import validate_request
 from flashdraft.errors import RequestError
+from flashdraft.kernels.draw.rule import SlotRequest
 from flashdraft.models.drafter.model import PackedDrafter
 from flashdraft.models.layers import Target
 
@@ -71,6 +71,8 @@ class Engine:
         self.config = config or EngineConfig()
         self.target = target
         self._device = target.kernels.device
+        # the head that writes no logits rounds otherwise: greedy requests would change with others
+        self._is_exact = getattr(target.kernels, "exact", False)
         self._new_decoder = new_decoder
         self.compile_grammar = grammar_compiler
         cache, self.max_context = build_cache(target, drafter, self.config)
@@ -99,7 +101,7 @@ class Engine:
             steps = DeviceSteps(target, block_proposer, cache, batch, max_length, accept)
             chooser = WidthChooser(costs, self.policy.survival, self.config.verify)
             self._pipeline = StepPipeline(
-                steps, self.book, self.scheduler, chooser, self._drawing_of
+                steps, self.book, self.scheduler, chooser, self._describe
             )
         self._committer = Committer(self.book, self.proposer, self.policy)
         self.last_step = StepStats()
@@ -286,7 +288,7 @@ class Engine:
         return (
             sequence.request.verify == verify
             and sequence.prompt_logprobs is None
-            and self._live[sequence.request.id].drawing is not None
+            and self._live[sequence.request.id].suits_device
             and (self.proposer is None or self.proposer.serves(sequence))
         )
 
@@ -295,8 +297,9 @@ class Engine:
         running, waiting = self.scheduler.running, self.scheduler.waiting
         return bool(waiting) and self._suits(waiting[0], (running or waiting)[0].request.verify)
 
-    def _drawing_of(self, sequence: RunningSequence) -> Drawing:
-        return self._live[sequence.request.id].drawing or Drawing.GREEDY
+    def _describe(self, sequence: RunningSequence) -> tuple[SlotRequest, bool]:
+        live = self._live[sequence.request.id]
+        return live.slot_request, live.is_plainly_greedy and not self._is_exact
 
     def _commit_read(self, parts: Sequence[StepPart], stats: StepStats) -> list[TokenEvent]:
         begin = time.perf_counter()
@@ -405,7 +408,7 @@ class Engine:
             draft = drafts[i]
             num_accepted = accept_length(samples[i], draft.tokens if draft is not None else [])
             ending = self._committer.accept(
-                work, live, draft, samples[i], num_accepted, logits, stats
+                work, live, draft, samples[i], num_accepted, LogitRows(logits), stats
             )
             if ending is not None:
                 endings[work.sequence.request.id] = ending

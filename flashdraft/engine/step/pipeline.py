@@ -20,18 +20,13 @@ import numpy as np
 from flashdraft.engine.cache.pages import NO_PAGE, PageBook
 from flashdraft.engine.policy.prompts import PromptBudget
 from flashdraft.engine.policy.width import WidthChooser
-from flashdraft.engine.sampling.draw import Drawing
 from flashdraft.engine.scheduler import Scheduler, Work
 from flashdraft.engine.sequence import Sequence as RunningSequence
-from flashdraft.engine.step.device import (
-    DeviceSteps,
-    PendingStep,
-    PromptChunk,
-    SlotResult,
-    SlotState,
-    StepShape,
-)
+from flashdraft.engine.step.device import DeviceSteps, PendingStep, PromptChunk, StepShape
+from flashdraft.engine.step.result import SlotResult
+from flashdraft.engine.step.slots import SlotState
 from flashdraft.engine.streams import MOST_GRAPHS
+from flashdraft.kernels.draw.rule import SlotRequest, has_penalties
 
 log = logging.getLogger(__name__)
 
@@ -48,10 +43,17 @@ class Seat:
     """A sequence in a slot."""
 
     sequence: RunningSequence
-    drawing: Drawing
+    is_greedy: bool  # it takes the likeliest token as it is, and nobody asks how likely
     num_computed: int  # tokens that the cache holds once all launched steps are done, of a prompt
     is_awake: bool = False  # it decodes in the next step that is launched
     known_pages: list[int] = field(default_factory=list)  # entered so far, by pool
+
+    @property
+    def wants_scores(self) -> bool:
+        """Log-probabilities, or a word on whose fault a row without a token is."""
+        params = self.sequence.request.params
+        adjusts = has_penalties(params) or params.logit_bias or params.min_tokens > 0
+        return params.logprobs is not None or bool(adjusts)
 
 
 @dataclass(frozen=True)
@@ -80,12 +82,13 @@ class StepPipeline:
         book: PageBook,
         scheduler: Scheduler,
         chooser: WidthChooser,
-        drawing_of: Callable[[RunningSequence], Drawing],
+        describe: Callable[[RunningSequence], tuple[SlotRequest, bool]],
     ) -> None:
         self._steps, self._book, self._scheduler = steps, book, scheduler
-        self._chooser, self._drawing_of = chooser, drawing_of
+        self._chooser, self._describe = chooser, describe
+        self._slots = steps.slots
         self._budget = PromptBudget(scheduler.max_step_tokens)
-        self._seats: list[Seat | None] = [None] * steps.max_batch
+        self._seats: list[Seat | None] = [None] * steps.slots.count
         self._in_flight: deque[_InFlight] = deque()
         self._num_launched = 0
         self._new_s, self._steady_s = 0.0, 0.0  # spent on first steps of a shape, and on the others
@@ -135,11 +138,11 @@ class StepPipeline:
         ]
         if first.width:
             self._chooser.remember_drafts([part.result.confidence for part in parts])
-        tokens = iter(result.first_tokens)
+        woken = iter(result.woken)
         for seat, work in first.prompts:
-            samples = [next(tokens)] if work.emits else []
+            own = next(woken) if work.emits else SlotResult(0, [], [], [])
             if seat in self._seats:
-                parts.append(StepPart(work, SlotResult(0, [], samples, [])))
+                parts.append(StepPart(work, own))
         return parts
 
     def leave(self, sequence: RunningSequence) -> None:
@@ -177,23 +180,23 @@ class StepPipeline:
 
     def _sit_down(self, sequence: RunningSequence) -> None:
         slot = self._seats.index(None)
-        seat = Seat(sequence, self._drawing_of(sequence), sequence.num_cached, sequence.is_decoding)
-        seat.known_pages = [0] * self._steps.num_pools
+        request, is_greedy = self._describe(sequence)
+        seat = Seat(sequence, is_greedy, sequence.num_cached, sequence.is_decoding)
+        seat.known_pages = [0] * self._slots.num_pools
         self._seats[slot] = seat
-        params, seed = sequence.request.params, sequence.request.seed
-        state = SlotState(sequence.tokens[-1], sequence.num_cached, params, seed, seat.is_awake)
-        self._steps.load([slot], [state])
+        state = SlotState(sequence.tokens[-1], sequence.num_cached, request, seat.is_awake)
+        self._slots.load(slot, state)
 
     def _stand_up(self, slot: int) -> None:
         self._seats[slot] = None
-        self._steps.clear([slot])
+        self._slots.clear([slot])
 
     def _close_ranks(self) -> None:
         """Move together where fewer slots would do: who decodes first, then who will."""
         if self._batch_for(self._num_awake) >= self._batch:
             return
         order = sorted(range(len(self._seats)), key=lambda slot: _rank(self._seats[slot]))
-        self._steps.move(order)
+        self._slots.move(order)
         self._seats = [self._seats[slot] for slot in order]
 
     def _give_way(self) -> None:
@@ -267,14 +270,14 @@ class StepPipeline:
         for slot, seat in enumerate(self._seats):
             if seat is None:
                 continue
-            for pool in range(self._steps.num_pools):
-                table, begin = self._book.table(seat.sequence, pool), self._steps.place_of(pool, slot)
+            for pool in range(self._slots.num_pools):
+                table, begin = self._book.table(seat.sequence, pool), self._slots.place_of(pool, slot)
                 for index in range(seat.known_pages[pool], len(table)):
                     if table[index] != NO_PAGE:
                         places.append(begin + index)
                         pages.append(table[index])
                 seat.known_pages[pool] = len(table)
-        self._steps.write_pages(np.asarray(places, np.int64), np.asarray(pages, np.int64))
+        self._slots.write_pages(np.asarray(places, np.int64), np.asarray(pages, np.int64))
 
     # -- steps ---------------------------------------------------------------------------------
 
@@ -291,23 +294,22 @@ class StepPipeline:
             assert seat is not None
             prompts.append((seat, work))
         decoding = [seat if seat and seat.is_awake else None for seat in self._seats[: self._batch]]
-        drawing = max(
-            [seat.drawing for seat in decoding if seat is not None]
-            + [seat.drawing for seat, work in prompts if work.emits],
-            default=Drawing.GREEDY,
-        )
-        shape = self._shape(len(decoding), width, drawing)
-        step = self._start(shape, chunks)
+        drawn = [seat for seat in decoding if seat is not None]
+        drawn += [seat for seat, work in prompts if work.emits]
+        shape = self._shape(len(decoding), width, all(seat.is_greedy for seat in drawn))
+        step = self._start(shape, chunks, any(seat.wants_scores for seat in drawn))
         self._in_flight.append(_InFlight(step, decoding, prompts, width, others_s))
         self._num_launched += 1
         for seat, work in prompts:
             seat.num_computed = work.start + work.num_tokens
             seat.is_awake = work.emits
 
-    def _start(self, shape: StepShape, chunks: Sequence[PromptChunk]) -> PendingStep:
+    def _start(
+        self, shape: StepShape, chunks: Sequence[PromptChunk], wants_scores: bool
+    ) -> PendingStep:
         """Launch a step, and note what it takes the host if the shape is new."""
         is_ready, begin = bool(chunks) or self._steps.is_ready(shape), time.perf_counter()
-        step = self._steps.launch(shape, chunks)
+        step = self._steps.launch(shape, chunks, wants_scores)
         if not is_ready:
             self._new_s += time.perf_counter() - begin
         return step
@@ -341,22 +343,22 @@ class StepPipeline:
         """The smallest batch for so many; where it would be new, a larger one may have to do."""
         if count == 0 or self._affords_new():
             return smallest_batch(count)
-        ready = {shape.batch for shape in self._steps.captured if shape.batch >= count}
+        ready = {shape.batch for shape in self._steps.ready_shapes if shape.batch >= count}
         return min(ready, default=smallest_batch(count))
 
     def _ready_widths(self, batch: int) -> set[int]:
-        drawing = max(seat.drawing for seat in self._seats if seat is not None)
+        is_greedy = all(seat.is_greedy for seat in self._seats if seat is not None)
         return {
             shape.num_slots // batch
-            for shape in self._steps.captured
-            if shape.batch == batch and shape.drawing is drawing
+            for shape in self._steps.ready_shapes
+            if shape.batch == batch and shape.is_greedy == is_greedy
         }
 
-    def _shape(self, batch: int, width: int, drawing: Drawing) -> StepShape:
+    def _shape(self, batch: int, width: int, is_greedy: bool) -> StepShape:
         drafted = width
         if batch > 1 and width:  # some sequences may verify more than the mean
             drafted = min(width + max(2, width // 2), self._steps.max_width)
-        return StepShape(batch, batch * width, drafted, drawing)
+        return StepShape(batch, batch * width, drafted, is_greedy)
 
     def _is_worth_it(self) -> bool:
         """Whether somebody is sure to go on after what is in flight; stop tokens aside."""
@@ -371,17 +373,17 @@ class StepPipeline:
         Nobody is there: all slots are empty, and what they write goes to the page of nobody.
         """
         self.abandon()  # what may still be in flight is for requests that have ended
-        self._steps.clear(range(self._steps.max_batch))
+        self._slots.clear(range(self._slots.count))
         deadline = time.perf_counter() + seconds
         for batch, width in self._likeliest(at_once)[:MOST_PREPARED]:
-            shape = self._shape(batch, width, Drawing.GREEDY)
+            shape = self._shape(batch, width, is_greedy=True)
             try:
                 while not self._steps.is_ready(shape) and time.perf_counter() < deadline:
                     self._steps.launch(shape).read()
             except Exception as error:  # a step that is needed will say so itself
                 log.warning("steps of %d requests cannot be prepared: %s", batch, error)
                 break
-            if shape in self._steps.graphs.failed:  # memory, most likely: leave what there is
+            if self._steps.is_failed(shape):  # memory, most likely: leave what there is
                 break
 
     def _likeliest(self, at_once: int) -> list[tuple[int, int]]:

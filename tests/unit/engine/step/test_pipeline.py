@@ -57,28 +57,27 @@ class Oracle:
         self.engine, self.answers, self.wrong = engine, answers, wrong
         self.random = random.Random(11)
         self.num_steps = 0
-        engine._pipeline._steps._draft = self.draft
+        engine._pipeline._steps._drafts_of = self.draft
         if wrong == 1.0:  # nor may the drafter be right by chance, in steps that the host takes
             propose, empty = engine.proposer.propose, Draft([], [])
             engine.proposer.propose = lambda works, *rest: [empty for _ in propose(works, *rest)]
 
-    def draft(self, anchors, lengths, alive, tables, shape):
+    def draft(self, shape):
         self.num_steps += 1
-        width = shape.width
-        drafts = torch.zeros(len(anchors), width, dtype=torch.int64)
-        for slot, seat in enumerate(self.engine._pipeline._seats[: len(anchors)]):
-            if seat is None or not alive[slot]:
+        batch, width, slots = shape.batch, shape.width, self.engine._pipeline._slots
+        drafts = torch.zeros(batch, width, dtype=torch.int64)
+        for slot, seat in enumerate(self.engine._pipeline._seats[:batch]):
+            if seat is None or not slots.alive[slot]:
                 continue
             sequence = seat.sequence
-            done = int(lengths[slot]) + 1 - sequence.num_prompt
+            done = int(slots.lengths[slot]) + 1 - sequence.num_prompt
             known = self.answers[sequence.request.id][done : done + width]
             said = set(self.answers[sequence.request.id])
             never = next(token for token in range(zoo.VOCAB) if token not in said)
             for place, token in enumerate(known):
                 is_wrong = self.random.random() < self.wrong
                 drafts[slot, place] = never if is_wrong else token
-        confidence = torch.rand(len(anchors), width)
-        return drafts, confidence
+        return drafts, torch.rand(batch, width)
 
 
 def build(backend="float32", family="gemma4", config=AHEAD, **settings):
@@ -346,12 +345,12 @@ def test_a_step_that_fails_costs_no_request(fails_at, monkeypatch):
     requests = greedy_requests(4, max_tokens=30)
     launch, count = DeviceSteps.launch, 0
 
-    def fail(self, shape, chunks=()):
+    def fail(self, *arguments):
         nonlocal count
         count += 1
         if count == fails_at:
             raise RuntimeError("the device is on fire")
-        return launch(self, shape, chunks)
+        return launch(self, *arguments)
 
     monkeypatch.setattr(DeviceSteps, "launch", fail)
     assert tokens(zoo.run(engine, requests)) == plain_tokens(target, requests)
@@ -416,6 +415,15 @@ class SlowToBegin:
         return function()
 
 
+def verified(keys):
+    """(batch, draft tokens) of the target's passes among pieces of steps."""
+    return {(key[1], key[2]) for key in keys if key[0] == "verify"}
+
+
+def batches(keys):
+    return {batch for batch, _ in verified(keys)}
+
+
 @pytest.mark.parametrize("share", [0.0, 1e9])
 def test_what_is_captured_is_used_while_new_shapes_cost_too_much(share, monkeypatch):
     monkeypatch.setattr(pipeline, "NEW_S", 0.0)
@@ -427,8 +435,7 @@ def test_what_is_captured_is_used_while_new_shapes_cost_too_much(share, monkeypa
     ]
     engine._pipeline._steps.graphs = graphs = SlowToBegin()
     assert tokens(zoo.run(engine, requests)) == plain_tokens(target, requests)
-    batches = {shape.batch for shape in graphs.runs}
-    assert batches == ({4} if share == 0.0 else {1, 2, 3, 4})
+    assert batches(graphs.runs) == ({4} if share == 0.0 else {1, 2, 3, 4})
 
 
 def test_prepared_steps_are_not_captured_again_and_change_nothing():
@@ -436,8 +443,8 @@ def test_prepared_steps_are_not_captured_again_and_change_nothing():
     engine._pipeline._steps.graphs = graphs = SlowToBegin()
     engine.prepare(4, seconds=60.0)
     prepared = set(graphs)
-    assert {shape.batch for shape in prepared} == {1, 2, 3, 4}
-    assert {shape.num_slots // shape.batch for shape in prepared} >= {0, 1, 7}
+    assert batches(prepared) == {1, 2, 3, 4}
+    assert {slots // batch for batch, slots in verified(prepared)} >= {0, 1, 7}
     requests = greedy_requests(9)
     assert tokens(zoo.run(engine, requests)) == plain_tokens(target, requests)
     assert set(graphs.runs) == prepared
@@ -449,7 +456,7 @@ def test_preparing_stops_in_time_with_the_likeliest_of_every_batch(monkeypatch):
     clock = iter(range(1000))
     monkeypatch.setattr(pipeline, "time", SimpleNamespace(perf_counter=lambda: float(next(clock))))
     engine.prepare(4, seconds=8.5)  # two steps for each of the four batches
-    assert {shape.batch for shape in graphs} == {1, 2, 3, 4} and len(set(graphs)) == 4
+    assert batches(graphs) == {1, 2, 3, 4} and len(verified(graphs)) == 4
 
 
 def test_steps_are_prepared_behind_one_that_nobody_reads_any_more():
@@ -502,7 +509,7 @@ class FailsToCapture(Graphs):
         return super().call(key, function)
 
     def _record(self, function):
-        if self.asked[-1].batch == self.batch:
+        if self.asked[-1][:2] == ("verify", self.batch):
             raise torch.OutOfMemoryError("no room")
         return SimpleNamespace(replay=function), None
 
@@ -515,15 +522,15 @@ def test_a_step_that_cannot_be_captured_costs_the_others_nothing(caplog):
         for i in range(4)
     ]
     assert tokens(zoo.run(engine, requests)) == plain_tokens(target, requests)
-    assert {shape.batch for shape in graphs.failed} == {2} and "no room" in caplog.text
-    assert {shape.batch for shape in graphs} >= {1, 4}
+    assert batches(graphs.failed) == {2} and "no room" in caplog.text
+    assert batches(graphs) >= {1, 4}
 
 
 def test_preparing_ends_where_the_memory_does():
     _, engine = build(max_batch=4, verify=None)
     engine._pipeline._steps.graphs = graphs = FailsToCapture(batch=2)
     engine.prepare(4, seconds=60.0)
-    assert {shape.batch for shape in graphs} == {4, 3} and len(graphs.failed) == 1
+    assert batches(graphs) == {4, 3} and len(graphs.failed) == 1
 
 
 def test_preparing_leaves_room_for_what_nobody_foresaw(monkeypatch):
@@ -531,12 +538,12 @@ def test_preparing_leaves_room_for_what_nobody_foresaw(monkeypatch):
     _, engine = build(max_batch=4, verify=None)
     engine._pipeline._steps.graphs = graphs = SlowToBegin()
     engine.prepare(4, seconds=60.0)
-    assert len(set(graphs)) == 3
+    assert len(verified(graphs)) == 3
 
 
 def test_preparing_writes_to_the_page_of_nobody_alone():
     _, engine = build(max_batch=4, verify=None)
-    engine._pipeline._steps._tables.random_(1, 5)  # as other requests have left them
+    engine._pipeline._slots.tables.random_(1, 5)  # as other requests have left them
     engine._pipeline._steps.graphs = SlowToBegin()
     layers = engine.runner._cache._storage
     before = [torch.stack(layer) for layer in layers]

@@ -66,9 +66,10 @@ def _draw_part(logits: Tensor, settings: SlotSettings, rows: DrawnRows) -> Draw:
     rivals = (scaled + noise).masked_fill(~_kept(scaled, settings, rows), -math.inf)
     tokens = torch.where(temperature > 0, rivals.argmax(1), adjusted.argmax(1))
     logit = raw.gather(1, tokens.unsqueeze(1)).squeeze(1)
-    wants_top = sound & (settings.num_top[rows.owner] > 0)
     top_ids, top_logits = _largest(raw)
-    has_top = wants_top.unsqueeze(1) & (top_logits > -math.inf)
+    num_top = settings.num_top[rows.owner].unsqueeze(1)
+    has_top = torch.arange(MAX_TOP, device=raw.device) < num_top
+    has_top = has_top & sound.unsqueeze(1) & (top_logits > -math.inf)
     return Draw(
         tokens.masked_fill(~sound, NO_TOKEN),
         logit.masked_fill(~sound, -math.inf),

@@ -54,7 +54,8 @@ class Draw(NamedTuple):
     tokens: Tensor  # [rows] int64; -1 = none can be chosen, and the rest says nothing
     logit: Tensor  # [rows] float32: the token's own, raw
     log_total: Tensor  # [rows] float32: the logarithm of the sum of exp(raw logit)
-    # The likeliest by raw logits, for slots with num_top > 0; -1 and -inf where there is none.
+    # The likeliest by raw logits, the slot's num_top of them; -1 and -inf behind, or if there are
+    # fewer with a logit above -inf.
     top_ids: Tensor  # [rows, MAX_TOP] int64
     top_logits: Tensor  # [rows, MAX_TOP] float32
 

@@ -31,6 +31,10 @@ class Rows:
     rows: DrawnRows
     requests: list[SlotRequest]
 
+    @property
+    def drawable(self) -> tuple[Tensor, SlotSettings, DrawnRows]:
+        return self.logits, self.settings, self.rows
+
     def to(self, device: torch.device) -> Rows:
         tensors = {
             field.name: value.to(device)

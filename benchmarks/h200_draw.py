@@ -1,4 +1,4 @@
-"""Microseconds of a draw over Gemma 4's vocabulary: python -m benchmarks.h200_draw [--dtype bfloat16]
+"""Microseconds of a draw over Gemma 4's vocabulary: python -m benchmarks.h200_draw [--dtype D]
 
 From graph replays, with logits that are not in the cache. Beside each time stands what reading the
 logits once takes.

@@ -319,7 +319,7 @@ class Kernels(Protocol):
         ...
 
     def draw(self, logits: Tensor, settings: SlotSettings, rows: DrawnRows) -> Draw:
-        """The token of every row of logits [num_rows, vocab], by its slot's settings (draw/rule.py).
+        """The token of every row of logits [num_rows, vocab], by its slot's settings: draw/rule.py.
 
         The same on every backend. On a device nothing waits for it, and a graph can hold it.
         """

@@ -92,7 +92,7 @@ class Notes(NamedTuple):
     key: Tensor  # int64: of the row's noise
     mode: Tensor  # int32
     last: Tensor  # int64: the last token that may be drawn, packed
-    count: Tensor  # int32: tokens written to `found`
+    num_found: Tensor  # int32: tokens written to `found`
     found: Tensor  # [rows, room] int64, packed
     best: Tensor  # [rows, pieces] int64: the winners, packed
 
@@ -124,12 +124,15 @@ def draw(
     _settle[each](
         look, notes, drawn, vocab_size, **cut, WHOLE=whole, MAX_PICKED=plan.max_picked, **shared
     )
-    _gather[pieces](
-        look, notes, vocab_size, **cut, BLOCKS=plan.blocks, ROOM=plan.room, **shared
-    )
+    _gather[pieces](look, notes, vocab_size, **cut, BLOCKS=plan.blocks, ROOM=plan.room, **shared)
     _pick[each](look, notes, drawn, ROOM=plan.room, **_without_look(shared))
     _search[each](
-        look, notes, vocab_size, ROOM=plan.room, BLOCK=plan.search_block, **shared | {"num_warps": 8}
+        look,
+        notes,
+        vocab_size,
+        ROOM=plan.room,
+        BLOCK=plan.search_block,
+        **shared | {"num_warps": 8},
     )
     _contest[pieces](look, notes, vocab_size, **cut, BLOCKS=plan.blocks, **shared)
     _conclude[each](
@@ -177,7 +180,7 @@ def _make_notes(
         key=make(torch.int64),
         mode=make(torch.int32),
         last=make(torch.int64),
-        count=make(torch.int32),
+        num_found=make(torch.int32),
         found=make(torch.int64, plan.room),
         best=make(torch.int64, num_pieces),
     )
@@ -258,7 +261,7 @@ def _settle(
     tl.store(notes.peak + row, peak)
     tl.store(notes.key + row, key)
     tl.store(notes.noise + row, gumbel(random_bits(key, best)))
-    tl.store(notes.count + row, 0)
+    tl.store(notes.num_found + row, 0)
     top_k = tl.load(look.top_k + slot)
     picks = (top_k < vocab_size) & (top_k <= MAX_PICKED) & (top_k <= num_parts)
     searches = (top_k < vocab_size) | (tl.load(look.top_p + slot) < 1.0)
@@ -306,7 +309,7 @@ def _gather(
                 keys = order(load_scaled(look, row, ids, peak, vocab_size, WIDTH, MASKED))
                 reach = (keys >= lowest) & (ids < vocab_size)
                 ranks = tl.cumsum(reach.to(tl.int32), 0)
-                start = tl.atomic_add(notes.count + row, tl.max(ranks, 0))
+                start = tl.atomic_add(notes.num_found + row, tl.max(ranks, 0))
                 places = start + ranks - 1
                 cells = notes.found + row * ROOM + places
                 tl.store(cells, pack(keys, ids), mask=reach & (places < ROOM))
@@ -319,7 +322,7 @@ def _pick(
     wait(PDL)
     row = tl.program_id(0).to(tl.int64)
     mode = tl.load(notes.mode + row)
-    count = tl.load(notes.count + row)
+    count = tl.load(notes.num_found + row)
     if (mode == PICKS) & (count > ROOM):
         tl.store(notes.mode + row, SEARCHES)
     if (mode == PICKS) & (count <= ROOM):
@@ -431,7 +434,10 @@ def _conclude(
     num_top = tl.where(token >= 0, tl.load(look.num_top + tl.load(look.owner + row)), 0)
     top_ids = drawn.top_ids + row * MAX_TOP + tops
     top_logits = drawn.top_logits + row * MAX_TOP + tops
-    ids, logits = tl.full([TOP_BLOCK], -1, tl.int64), tl.full([TOP_BLOCK], float("-inf"), tl.float32)
+    ids, logits = (
+        tl.full([TOP_BLOCK], -1, tl.int64),
+        tl.full([TOP_BLOCK], float("-inf"), tl.float32),
+    )
     if num_top > 0:
         ids, logits = _find_top(look, notes, row, num_top, vocab_size, SUB, PARTS, WHOLE)
     tl.store(top_ids, ids, mask=tops < MAX_TOP)

@@ -32,7 +32,9 @@ def test_keys_are_the_same_by_every_way() -> None:
 
 def test_bits_of_some_tokens_are_those_of_all() -> None:
     keys, ids = np.array([noise_key(3, n) for n in range(50)]), np.arange(50) * 7 % 101
-    expected = [host_random_bits(int(key), 101)[token] for key, token in zip(keys, ids, strict=True)]
+    expected = [
+        host_random_bits(int(key), 101)[token] for key, token in zip(keys, ids, strict=True)
+    ]
     assert host_random_bits_at(keys, ids).tolist() == expected
     rows = random_bits(torch.from_numpy(keys).unsqueeze(1), 101, torch.device("cpu"))
     assert rows[torch.arange(50), torch.from_numpy(ids)].tolist() == expected

@@ -111,4 +111,6 @@ def test_everything_travels_at_once() -> None:
     arrays = [torch.arange(3).numpy(), torch.rand(2, 2).double().numpy(), torch.ones(0).numpy()]
     there = upload(arrays, CPU)
     assert [one.dtype for one in there] == [torch.int64, torch.float64, torch.float64]
-    assert all(torch.equal(a, torch.from_numpy(b).to(a)) for a, b in zip(there, arrays, strict=True))
+    assert all(
+        torch.equal(a, torch.from_numpy(b).to(a)) for a, b in zip(there, arrays, strict=True)
+    )

@@ -92,8 +92,8 @@ CHECKS: dict[str, Callable[[], None]] = {
     "the backend": check_backend,
 }
 for _plan, _vocab, _masked in itertools.product(PLANS, (1, 33, 300), (False, True)):
-    CHECKS[f"{_plan}, {_vocab}{', masked' * _masked}"] = (
-        lambda p=_plan, v=_vocab, m=_masked: check_random(p, v, m)
+    CHECKS[f"{_plan}, {_vocab}{', masked' * _masked}"] = lambda p=_plan, v=_vocab, m=_masked: (
+        check_random(p, v, m)
     )
 for _plan in PLANS:
     for _name, _setting in {

@@ -85,6 +85,8 @@ def adjust(raw: Tensor, settings: SlotSettings, rows: DrawnRows) -> Tensor:
     flags = settings.flags[owner].unsqueeze(1)
     if rows.masks is not None:
         x = x.masked_fill(~_allowed(rows.masks, raw.shape[1]), -math.inf)
+    if not len(settings.facts):  # nobody's settings adjust anything
+        return x
     x = torch.where((flags & BIASED).ne(0), x + settings.bias[owner], x)
     facts = settings.facts[owner]
     is_early = rows.positions < settings.free_from[owner]

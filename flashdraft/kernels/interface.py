@@ -15,6 +15,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from flashdraft.kernels.draw.rule import Draw as Draw  # for those who implement this
+from flashdraft.kernels.draw.rule import DrawnRows as DrawnRows
+from flashdraft.kernels.draw.rule import SlotSettings as SlotSettings
 from flashdraft.kernels.kinds import Activation, Scheme
 from flashdraft.kernels.quantized import Matrix
 
@@ -329,6 +332,13 @@ class Kernels(Protocol):
 
     def argmax(self, x: Tensor) -> Tensor:
         """Index of each row's largest value, the first of equals; NaN is larger than anything."""
+        ...
+
+    def draw(self, logits: Tensor, settings: SlotSettings, rows: DrawnRows) -> Draw:
+        """The token of every row of logits [num_rows, vocab], by its slot's settings: draw/rule.py.
+
+        The same on every backend. On a device nothing waits for it, and a graph can hold it.
+        """
         ...
 
     def best_columns(

@@ -216,7 +216,7 @@ def _describe(logits: Tensor, tokens: Ids, likeliest: Ids, slots: _Slots, totals
         if totals or num_top >= 0:
             log_total[number] = _log_total(logits[number], float(raw[number, likeliest[number]]))
         if num_top > 0:
-            ids = _largest(logits[number])
+            ids = _largest(logits[number], int(num_top))
             top_ids[number, : len(ids)] = ids
             top_logits[number, : len(ids)] = raw[number, ids]
     found: list[NDArray[Any]] = [tokens, logit, log_total, top_ids, top_logits]
@@ -229,9 +229,9 @@ def _log_total(row: Tensor, peak: float) -> float:
     return peak + math.log(float((row - peak).exp_().sum(dtype=torch.float64)))
 
 
-def _largest(row: Tensor) -> Ids:
-    """The MAX_TOP likeliest ids, or fewer: those that are not impossible."""
-    least = float(row.topk(min(MAX_TOP, len(row))).values[-1])
+def _largest(row: Tensor, count: int) -> Ids:
+    """The likeliest ids, the first of them `count`, or fewer: those that are not impossible."""
+    least = float(row.topk(min(count, len(row))).values[-1])
     values = row.numpy()
-    ids = np.flatnonzero((values >= np.float32(max(least, _LOWEST_FLOAT))))
-    return ids[np.argsort(-values[ids], kind="stable")[:MAX_TOP]]
+    ids = np.flatnonzero(values >= np.float32(max(least, _LOWEST_FLOAT)))
+    return ids[np.argsort(-values[ids], kind="stable")[:count]]

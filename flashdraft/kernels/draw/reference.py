@@ -66,9 +66,10 @@ def _draw_part(logits: Tensor, settings: SlotSettings, rows: DrawnRows) -> Draw:
     rivals = (scaled + noise).masked_fill(~_kept(scaled, settings, rows), -math.inf)
     tokens = torch.where(temperature > 0, rivals.argmax(1), adjusted.argmax(1))
     logit = raw.gather(1, tokens.unsqueeze(1)).squeeze(1)
-    wants_top = sound & (settings.num_top[rows.owner] > 0)
     top_ids, top_logits = _largest(raw)
-    has_top = wants_top.unsqueeze(1) & (top_logits > -math.inf)
+    num_top = settings.num_top[rows.owner].unsqueeze(1)
+    has_top = torch.arange(MAX_TOP, device=raw.device) < num_top
+    has_top = has_top & sound.unsqueeze(1) & (top_logits > -math.inf)
     return Draw(
         tokens.masked_fill(~sound, NO_TOKEN),
         logit.masked_fill(~sound, -math.inf),
@@ -84,6 +85,8 @@ def adjust(raw: Tensor, settings: SlotSettings, rows: DrawnRows) -> Tensor:
     flags = settings.flags[owner].unsqueeze(1)
     if rows.masks is not None:
         x = x.masked_fill(~_allowed(rows.masks, raw.shape[1]), -math.inf)
+    if not len(settings.facts):  # nobody's settings adjust anything
+        return x
     x = torch.where((flags & BIASED).ne(0), x + settings.bias[owner], x)
     facts = settings.facts[owner]
     is_early = rows.positions < settings.free_from[owner]

@@ -54,7 +54,8 @@ class Draw(NamedTuple):
     tokens: Tensor  # [rows] int64; -1 = none can be chosen, and the rest says nothing
     logit: Tensor  # [rows] float32: the token's own, raw
     log_total: Tensor  # [rows] float32: the logarithm of the sum of exp(raw logit)
-    # The likeliest by raw logits, for slots with num_top > 0; -1 and -inf where there is none.
+    # The likeliest by raw logits, the slot's num_top of them; -1 and -inf behind, or if there are
+    # fewer with a logit above -inf.
     top_ids: Tensor  # [rows, MAX_TOP] int64
     top_logits: Tensor  # [rows, MAX_TOP] float32
 
@@ -109,17 +110,19 @@ class SlotSettings:
     host_flags: list[int]  # `flags`, where the host can look at them
 
     @classmethod
-    def allocate(cls, num_slots: int, vocab_size: int, device: torch.device) -> SlotSettings:
-        """Greedy slots."""
+    def allocate(
+        cls, num_slots: int, vocab_size: int, device: torch.device, has_tables: bool = True
+    ) -> SlotSettings:
+        """Greedy slots. Without tables none may ever have penalties, a bias or min_tokens."""
 
         def full(value: float, dtype: torch.dtype) -> Tensor:
             return torch.full((num_slots,), value, dtype=dtype, device=device)
 
-        idle = _column(None, vocab_size)
+        idle, cells = _column(None, vocab_size), (num_slots if has_tables else 0, vocab_size)
         return cls(
             **{name: full(idle[name], dtype) for name, dtype in _COLUMNS.items()},
-            facts=torch.zeros(num_slots, vocab_size, dtype=torch.int32, device=device),
-            bias=torch.zeros(num_slots, vocab_size, dtype=torch.float32, device=device),
+            facts=torch.zeros(cells, dtype=torch.int32, device=device),
+            bias=torch.zeros(cells, dtype=torch.float32, device=device),
             host_flags=[0] * num_slots,
         )
 

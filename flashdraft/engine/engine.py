@@ -1,8 +1,8 @@
 """The engine: requests in, committed tokens out. A step is schedule → draft → verify → commit.
 
-Plain decoding is a step with nothing drafted. Where requests are drawn plainly on a GPU, whole
-steps, prompts included, run ahead of the host (step/pipeline.py). The engine knows no tokenizer beyond a decoder made per
-request, no chat, no threads: one caller, one step at a time.
+Plain decoding is a step with nothing drafted. Where no request has a grammar, on a GPU, whole
+steps, prompts included, run ahead of the host (step/pipeline.py). The engine knows no tokenizer
+beyond a decoder made per request, no chat, no threads: one caller, one step at a time.
 """
 
 from __future__ import annotations
@@ -100,9 +100,7 @@ class Engine:
             batch = smallest_batch(self.config.max_batch)
             steps = DeviceSteps(target, block_proposer, cache, batch, max_length, accept)
             chooser = WidthChooser(costs, self.policy.survival, self.config.verify)
-            self._pipeline = StepPipeline(
-                steps, self.book, self.scheduler, chooser, self._describe
-            )
+            self._pipeline = StepPipeline(steps, self.book, self.scheduler, chooser, self._describe)
         self._committer = Committer(self.book, self.proposer, self.policy)
         self.last_step = StepStats()
         self._live: dict[str, Live] = {}

@@ -18,6 +18,7 @@ from flashdraft.engine.scheduler import Work
 from flashdraft.engine.sequence import Sequence as RunningSequence
 from flashdraft.engine.step.result import SlotResult
 
+
 class Committer:
     """Appends tokens to sequences and brings pages and drafter context in line with them."""
 

@@ -340,7 +340,7 @@ class DeviceSteps:
 
     def _survival(self, confidence: Tensor) -> Tensor:
         """The chance that every draft token up to each one is accepted."""
-        buckets = torch.bucketize(confidence, self._edges, right=True)
+        buckets = torch.bucketize(confidence.contiguous(), self._edges, right=True)
         return self._chances[buckets].cumprod(1)
 
     # -- draw and accept -----------------------------------------------------------------------
@@ -375,7 +375,7 @@ class DeviceSteps:
         slots.lengths.add_((accepted + 1).to(torch.int32) * alive)
 
     def _choose(self, hidden: Tensor, rows: DrawnRows, is_greedy: bool, place: slice) -> Tensor:
-        """The target's token for every row, -1 where there is none; `place` is that of its scores."""
+        """The target's token for every row, -1 where there is none; its scores go to `place`."""
         if is_greedy:
             return self._target.greedy(hidden).index
         logits, settings = self._target.logits(hidden), self.slots.settings
@@ -424,13 +424,19 @@ class DeviceSteps:
             ends[emits],
         ]
         sent = self.slots.send(np.concatenate(parts).astype(np.int64))
-        tokens, positions, owner, own, first, query_start, *rest = sent.split(
-            [len(part) for part in parts]
-        )
-        starts32, query_start32 = first.to(torch.int32), query_start.to(torch.int32)
-        longest, end = int(counts.max()), int(ends.max())
+        pieces = iter(sent.tensor_split(np.cumsum([len(part) for part in parts])[:-1].tolist()))
         return _PromptRows(
-            tokens, positions, owner, own, starts32, query_start32, *rest, longest=longest, end=end
+            tokens=next(pieces),
+            positions=next(pieces),
+            owner=next(pieces),
+            chunk_slots=next(pieces),
+            starts=next(pieces).to(torch.int32),
+            query_start=next(pieces).to(torch.int32),
+            last_rows=next(pieces),
+            woken=next(pieces),
+            lengths=next(pieces),
+            longest=int(counts.max()),
+            end=int(ends.max()),
         )
 
 

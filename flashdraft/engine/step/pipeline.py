@@ -101,7 +101,7 @@ class StepPipeline:
 
     @property
     def unseated(self) -> list[RunningSequence]:
-        """Running sequences without a slot: they come from elsewhere, all that is known is theirs."""
+        """Running sequences without a slot: they come from the other loop."""
         seated = {seat.sequence for seat in self._seats if seat is not None}
         return [one for one in self._scheduler.running if one not in seated]
 
@@ -132,7 +132,9 @@ class StepPipeline:
         result = first.step.read()
         self._remember_time(first)
         parts = [
-            StepPart(Work(seat.sequence, seat.sequence.num_cached, 1, is_decode=True, emits=True), one)
+            StepPart(
+                Work(seat.sequence, seat.sequence.num_cached, 1, is_decode=True, emits=True), one
+            )
             for seat, one in zip(first.decoding, result.slots, strict=True)
             if seat is not None and seat in self._seats
         ]
@@ -175,7 +177,9 @@ class StepPipeline:
     @property
     def _batch(self) -> int:
         """Slots of the next step: all up to the last one that is awake."""
-        awake = [slot for slot, seat in enumerate(self._seats) if seat is not None and seat.is_awake]
+        awake = [
+            slot for slot, seat in enumerate(self._seats) if seat is not None and seat.is_awake
+        ]
         return self._batch_for(awake[-1] + 1) if awake else 0
 
     def _sit_down(self, sequence: RunningSequence) -> None:
@@ -219,7 +223,9 @@ class StepPipeline:
         for seat in asleep:
             if budget > 0 and seat in self._seats:
                 works += self._next_chunk(seat, budget)
-                budget -= works[-1].num_tokens if works and works[-1].sequence is seat.sequence else 0
+                budget -= (
+                    works[-1].num_tokens if works and works[-1].sequence is seat.sequence else 0
+                )
         while budget > 0 and not self._is_full and None in self._seats and may_admit():
             work = self._scheduler.admit_next(budget)
             if work is None:
@@ -252,7 +258,11 @@ class StepPipeline:
             length = seat.sequence.num_cached + ahead + self._reach
             if not seat.sequence.is_decoding:  # it wakes in a step in flight
                 length += len(seat.sequence.tokens) - seat.sequence.num_cached
-            while seat in self._seats and seat.is_awake and not self._book.reserve(seat.sequence, length):
+            while (
+                seat in self._seats
+                and seat.is_awake
+                and not self._book.reserve(seat.sequence, length)
+            ):
                 if len(self._scheduler.running) == 1:
                     return False
                 self._give_way()
@@ -271,7 +281,10 @@ class StepPipeline:
             if seat is None:
                 continue
             for pool in range(self._slots.num_pools):
-                table, begin = self._book.table(seat.sequence, pool), self._slots.place_of(pool, slot)
+                table, begin = (
+                    self._book.table(seat.sequence, pool),
+                    self._slots.place_of(pool, slot),
+                )
                 for index in range(seat.known_pages[pool], len(table)):
                     if table[index] != NO_PAGE:
                         places.append(begin + index)

@@ -210,11 +210,13 @@ def _describe(logits: Tensor, tokens: Ids, likeliest: Ids, slots: _Slots, totals
     log_total = np.full(num_rows, math.nan, dtype=np.float32)
     top_ids = np.full((num_rows, MAX_TOP), NO_TOKEN, dtype=np.int64)
     top_logits = np.full((num_rows, MAX_TOP), -math.inf, dtype=np.float32)
-    for number in np.flatnonzero(tokens >= 0):
-        logit[number] = raw[number, tokens[number]]
+    for number in np.flatnonzero(np.isfinite(raw[np.arange(num_rows), likeliest])):
         num_top = slots.num_top[slots.owner[number]]
-        if totals or num_top >= 0:
+        if totals or num_top >= 0 or tokens[number] < 0:
             log_total[number] = _log_total(logits[number], float(raw[number, likeliest[number]]))
+        if tokens[number] < 0:
+            continue
+        logit[number] = raw[number, tokens[number]]
         if num_top > 0:
             ids = _largest(logits[number], int(num_top))
             top_ids[number, : len(ids)] = ids

@@ -53,7 +53,9 @@ class Draw(NamedTuple):
 
     tokens: Tensor  # [rows] int64; -1 = none can be chosen, and the rest says nothing
     logit: Tensor  # [rows] float32: the token's own, raw
-    log_total: Tensor  # [rows] float32: the logarithm of the sum of exp(raw logit)
+    # [rows] float32: the logarithm of the sum of exp(raw logit). Of a row without a token it tells
+    # whose fault that is: it is finite if a token could have been drawn from the raw row.
+    log_total: Tensor
     # The likeliest by raw logits, the slot's num_top of them; -1 and -inf behind, or if there are
     # fewer with a logit above -inf.
     top_ids: Tensor  # [rows, MAX_TOP] int64

@@ -233,6 +233,96 @@ def test_a_sleeping_slot_writes_nothing_of_its_own():
     assert {key: generation.token_ids for key, generation in done.items()} == expected
 
 
+KINDS = [
+    {},
+    {"logprobs": 3},
+    {"temperature": 1.0, "top_p": 0.9},
+    {"temperature": 0.8, "repetition_penalty": 1.3, "logprobs": 20},
+    {"presence_penalty": 0.7, "frequency_penalty": 0.2},
+    {"logit_bias": {7: 2.5, 9: -100.0}, "temperature": 1.2},
+    {"min_tokens": 12, "temperature": 0.9, "min_p": 0.1},
+    {"temperature": 1.0, "top_k": 12, "top_p": 0.95, "repetition_penalty": 0.8, "min_tokens": 3},
+]
+
+
+def requests_of_all_kinds(count, seed=8):
+    source = random.Random(seed)
+    return [
+        Request(
+            f"r{i}",
+            [source.randrange(4, zoo.VOCAB) for _ in range(source.choice([1, 5, 16, 33]))],
+            SamplingParams(
+                max_tokens=source.randrange(13, 40), ignore_eos=i % 5 == 0, **KINDS[i % 8]
+            ),
+            seed=i,
+        )
+        for i in range(count)
+    ]
+
+
+@pytest.mark.parametrize("verify", [0, 3, 7])
+@pytest.mark.parametrize("family", ["gemma4", "llama"])
+def test_every_kind_of_request_is_drawn_on_the_device(family, verify, monkeypatch):
+    target, engine = build(family=family, max_batch=5, verify=verify)
+    monkeypatch.setattr(engine.runner, "verify", never)
+    requests = requests_of_all_kinds(24)
+    _, done = serve(engine, {2 * i: [request] for i, request in enumerate(requests)})
+    expected = zoo.run(Engine(target, config=PLAIN), requests)
+    assert {k: g.token_ids for k, g in done.items()} == tokens(expected)
+    for key, generation in done.items():
+        other = expected[key]
+        assert (generation.logprobs is None) == (other.logprobs is None)
+        for mine, theirs in zip(generation.logprobs or [], other.logprobs or [], strict=True):
+            assert mine.logprob == pytest.approx(theirs.logprob, abs=1e-5)
+            assert [token for token, _ in mine.top] == [token for token, _ in theirs.top]
+            values = [[x for _, x in one.top] for one in (mine, theirs)]
+            assert values[0] == pytest.approx(values[1], abs=1e-5)
+
+
+@pytest.mark.parametrize("wrong", [0.0, 0.4])
+def test_penalties_count_what_was_accepted_and_no_more(wrong):
+    target, engine = build(max_batch=3)
+    params = SamplingParams(
+        max_tokens=50, ignore_eos=True, repetition_penalty=1.4, frequency_penalty=0.5
+    )
+    requests = [Request(f"r{i}", [5 + i, 9, 30], params, i) for i in range(3)]
+    longer = dataclasses.replace(params, max_tokens=70)
+    answers = plain_tokens(target, [dataclasses.replace(r, params=longer) for r in requests])
+    Oracle(engine, answers, wrong)
+    done = zoo.run(engine, requests)
+    assert tokens(done) == plain_tokens(target, requests)
+    if wrong == 0.0:
+        assert all(g.stats.mean_accepted_length > 4 for g in done.values())
+
+
+def test_who_is_preempted_keeps_its_penalties(monkeypatch):
+    target, engine = build(max_batch=6)
+    small = zoo.cache_for(target, zoo.tiny_drafter(target.kernels, 8), 24)
+    target, engine = build(max_batch=6, cache=CacheOptions(cache_gb=small))
+    monkeypatch.setattr(engine.runner, "verify", never)
+    params = SamplingParams(
+        max_tokens=60, ignore_eos=True, temperature=0.8, frequency_penalty=0.6, logprobs=1
+    )
+    requests = [Request(f"r{i}", [5 + i] * 30, params, i) for i in range(6)]
+    _, done = serve(engine, {0: requests}, steps=2000)
+    assert {k: g.token_ids for k, g in done.items()} == plain_tokens(target, requests)
+    assert sum(g.stats.preemptions for g in done.values()) > 0
+    assert all(len(g.logprobs) == 60 for g in done.values())
+
+
+def test_a_request_whose_settings_leave_no_token_is_told_so(monkeypatch):
+    target, engine = build(max_batch=3)
+    monkeypatch.setattr(engine.runner, "verify", never)
+    params, every = SamplingParams(max_tokens=9, ignore_eos=True), tuple(range(zoo.VOCAB))
+    requests = [
+        Request("good", [5, 6], params, 0),
+        Request("bad", [5, 7], dataclasses.replace(params, min_tokens=5, stop_token_ids=every), 0),
+    ]
+    _, done = serve(engine, {0: requests})
+    assert done["bad"].finish_reason is FinishReason.ERROR and "min_tokens" in done["bad"].error
+    assert done["good"].token_ids == plain_tokens(target, requests[:1])["good"]
+
+
 def test_who_gives_way_is_served_without_the_host(monkeypatch):
     target, engine = build(max_batch=6)
     small = zoo.cache_for(target, zoo.tiny_drafter(target.kernels, 8), 24)

@@ -1,8 +1,8 @@
 """The engine: requests in, committed tokens out. A step is schedule → draft → verify → commit.
 
-Plain decoding is a step with nothing drafted. Where requests are drawn plainly on a GPU, whole
-steps run ahead of the host (step/ahead.py). The engine knows no tokenizer beyond a decoder made per
-request, no chat, no threads: one caller, one step at a time.
+Plain decoding is a step with nothing drafted. Where no request has a grammar, on a GPU, whole
+steps, prompts included, run ahead of the host (step/pipeline.py). The engine knows no tokenizer
+beyond a decoder made per request, no chat, no threads: one caller, one step at a time.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from flashdraft.engine.policy.costs import GPU_COSTS, CostModel
 from flashdraft.engine.policy.verify import VerifyPolicy
 from flashdraft.engine.policy.width import WidthChooser
 from flashdraft.engine.sampling.accept import accept_length, accept_ragged
-from flashdraft.engine.sampling.draw import Drawing
 from flashdraft.engine.sampling.grammar import Constraint, GrammarCompiler
-from flashdraft.engine.sampling.process import RequestSampler, is_sound, sample_rows
+from flashdraft.engine.sampling.process import LogitRows, RequestSampler, is_sound, sample_rows
 from flashdraft.engine.scheduler import Scheduler, Work
 from flashdraft.engine.sequence import Sequence as RunningSequence
-from flashdraft.engine.step.ahead import AHEAD_MARGIN, Ahead, Landed, smallest_batch
 from flashdraft.engine.step.commit import Committer
 from flashdraft.engine.step.device import AcceptFunction, DeviceSteps
 from flashdraft.engine.step.forward_graphs import ForwardGraphs
+from flashdraft.engine.step.pipeline import AHEAD_MARGIN, StepPart, StepPipeline, smallest_batch
 from flashdraft.engine.step.runner import Runner, Verified
 from flashdraft.engine.validate import validate_request
 from flashdraft.errors import RequestError
+from flashdraft.kernels.draw.rule import SlotRequest
 from flashdraft.models.drafter.model import PackedDrafter
 from flashdraft.models.layers import Target
 
@@ -71,6 +71,8 @@ class Engine:
         self.config = config or EngineConfig()
         self.target = target
         self._device = target.kernels.device
+        # the head that writes no logits rounds otherwise: greedy requests would change with others
+        self._is_exact = getattr(target.kernels, "exact", False)
         self._new_decoder = new_decoder
         self.compile_grammar = grammar_compiler
         cache, self.max_context = build_cache(target, drafter, self.config)
@@ -92,19 +94,18 @@ class Engine:
         self._lookahead = self._max_drafts()
         costs = self._measure_costs()
         self.policy = VerifyPolicy(costs, self.config.verify)
-        self._ahead: Ahead | None = None
+        self._pipeline: StepPipeline | None = None
         looks_up = drafter is None and self.config.ngram and self.config.verify != 0
         if runs_ahead and not looks_up and proposer is block_proposer:
             batch = smallest_batch(self.config.max_batch)
             steps = DeviceSteps(target, block_proposer, cache, batch, max_length, accept)
             chooser = WidthChooser(costs, self.policy.survival, self.config.verify)
-            self._ahead = Ahead(steps, self.book, chooser)
+            self._pipeline = StepPipeline(steps, self.book, self.scheduler, chooser, self._describe)
         self._committer = Committer(self.book, self.proposer, self.policy)
         self.last_step = StepStats()
         self._live: dict[str, Live] = {}
         self._cancelled: list[str] = []
         self._solo = False  # after a failed step: one sequence at a time, and without drafts
-        self._is_full = False  # whoever waits was looked at, and found no pages
 
     # -- requests ------------------------------------------------------------------------------
 
@@ -198,8 +199,8 @@ class Engine:
 
     def prepare(self, at_once: int, seconds: float) -> None:
         """Capture steps of up to so many requests now, for about so long, not while they run."""
-        if self._ahead is not None and not self.has_work:
-            self._ahead.prepare(min(at_once, self.config.max_batch), seconds)
+        if self._pipeline is not None and not self.has_work:
+            self._pipeline.prepare(min(at_once, self.config.max_batch), seconds)
 
     # -- the step ------------------------------------------------------------------------------
 
@@ -207,14 +208,13 @@ class Engine:
         """Advance every scheduled request; return what was committed."""
         events = self._end_cancelled()
         self.last_step = stats = StepStats()
-        if self._ahead is not None:
-            landed = self._step_ahead(self._ahead, stats)
-            if landed is not None:
-                return events + landed
+        if self._pipeline is not None:
+            committed = self._step_pipelined(self._pipeline, stats)
+            if committed is not None:
+                return events + committed
         works: list[Work] = []
         try:
             works = self.scheduler.schedule(0 if self._solo else self._lookahead, self._solo)
-            self._is_full = bool(self.scheduler.waiting) and all(w.is_decode for w in works)
             self._drop_preempted()
             if not works:
                 return events
@@ -246,60 +246,70 @@ class Engine:
         for sequence in running:
             assert 0 <= sequence.num_folded <= sequence.num_cached < len(sequence.tokens)
 
-    def _step_ahead(self, ahead: Ahead, stats: StepStats) -> list[TokenEvent] | None:
+    def _step_pipelined(self, pipeline: StepPipeline, stats: StepStats) -> list[TokenEvent] | None:
         """Advance by a step on the device, where all there is to do can be done there.
 
         None if it cannot, and then nothing is in flight any more: the engine's own loop is next.
         """
         try:
-            can_fly = self._can_run_ahead()
-            if can_fly and not ahead.is_flying and self.proposer is not None:
+            suits = self._suits_pipeline()
+            if suits and not pipeline.is_flying and self.proposer is not None:
                 self.proposer.fold(self.scheduler.running)
-                can_fly = self._can_run_ahead()  # unless the drafter has failed on somebody
-            if can_fly and ahead.board(self.scheduler.running):
-                running = self.scheduler.running
-                drawing = max(self._live[s.request.id].drawing or Drawing.GREEDY for s in running)
-                can_fly = ahead.launch(running[0].request.verify, drawing)
-            if not ahead.is_flying:
-                ahead.settle(lambda sequence: self.book.truncate(sequence, sequence.num_cached))
+                suits = self._suits_pipeline()  # unless the drafter has failed on somebody
+            if suits:
+                requests = [*self.scheduler.running, *self.scheduler.waiting]
+                pipeline.launch(requests[0].request.verify, self._may_admit)
+                self._drop_preempted()
+            if not pipeline.is_flying:
+                pipeline.settle()
                 return None
-            return self._commit_ahead(ahead.land(), stats)
+            return self._commit_read(pipeline.read(), stats)
         except Exception as error:  # as in `step`
-            ahead.abandon()
+            pipeline.abandon()
             return self._recover([], error)
         except BaseException:
-            ahead.abandon()
+            pipeline.abandon()
             self._preempt_all()
             raise
 
-    def _can_run_ahead(self) -> bool:
+    def _suits_pipeline(self) -> bool:
         """Whether the device can do all that is to be done, with one verify length for all."""
         running, waiting = self.scheduler.running, self.scheduler.waiting
-        may_join = waiting and len(running) < self.config.max_batch and not self._is_full
-        if not running or self._solo or may_join:
+        if self._solo or not (running or waiting):
             return False
-        verify = running[0].request.verify
-        return all(
-            sequence.is_decoding
-            and sequence.request.verify == verify
-            and self._live[sequence.request.id].drawing is not None
+        verify = (running or waiting)[0].request.verify
+        if len(running) < self.config.max_batch and waiting and not self._suits(waiting[0], verify):
+            return False
+        return all(self._suits(sequence, verify) for sequence in running)
+
+    def _suits(self, sequence: RunningSequence, verify: int | None) -> bool:
+        return (
+            sequence.request.verify == verify
+            and sequence.prompt_logprobs is None
+            and self._live[sequence.request.id].suits_device
             and (self.proposer is None or self.proposer.serves(sequence))
-            for sequence in running
         )
 
-    def _commit_ahead(self, landed: Sequence[Landed], stats: StepStats) -> list[TokenEvent]:
+    def _may_admit(self) -> bool:
+        """Whether who waits longest fits among those who run."""
+        running, waiting = self.scheduler.running, self.scheduler.waiting
+        return bool(waiting) and self._suits(waiting[0], (running or waiting)[0].request.verify)
+
+    def _describe(self, sequence: RunningSequence) -> tuple[SlotRequest, bool]:
+        live = self._live[sequence.request.id]
+        return live.slot_request, live.is_plainly_greedy and not self._is_exact
+
+    def _commit_read(self, parts: Sequence[StepPart], stats: StepStats) -> list[TokenEvent]:
         begin = time.perf_counter()
-        works = [
-            Work(one.sequence, one.sequence.num_cached, 1, is_decode=True, emits=True)
-            for one in landed
-        ]
+        works = [part.work for part in parts]
         endings: dict[str, Ending] = {}
-        for work, one in zip(works, landed, strict=True):
-            ending = self._committer.accept_landed(work, self._of(work), one.result, stats)
+        for part in parts:
+            live = self._of(part.work)
+            ending = self._committer.accept_read(part.work, live, part.result, stats)
             if ending is not None:
-                endings[work.sequence.request.id] = ending
-        self._committer.settle_ahead([one.sequence for one in landed])
-        stats.verify_lengths = tuple(len(one.result.drafts) for one in landed)
+                endings[part.work.sequence.request.id] = ending
+        self._committer.settle_read([work.sequence for work in works])
+        stats.verify_lengths = tuple(len(p.result.drafts) for p in parts if p.work.is_decode)
         stats.num_drafted = sum(stats.verify_lengths)
         events = self._report(works, endings)
         stats.commit_s = time.perf_counter() - begin
@@ -396,7 +406,7 @@ class Engine:
             draft = drafts[i]
             num_accepted = accept_length(samples[i], draft.tokens if draft is not None else [])
             ending = self._committer.accept(
-                work, live, draft, samples[i], num_accepted, logits, stats
+                work, live, draft, samples[i], num_accepted, LogitRows(logits), stats
             )
             if ending is not None:
                 endings[work.sequence.request.id] = ending
@@ -424,10 +434,10 @@ class Engine:
         self.scheduler.remove(live.sequence)
         if self.proposer is not None:
             self.proposer.forget(live.sequence)
-        if self._ahead is not None:
-            self._ahead.leave(live.sequence)
+        if self._pipeline is not None:
+            self._pipeline.leave(live.sequence)
         del self._live[live.sequence.request.id]
-        self._solo = self._is_full = False
+        self._solo = False
         return live.event(ending)
 
     def _end_cancelled(self) -> list[TokenEvent]:

@@ -6,16 +6,15 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from flashdraft.core import FinishReason, Generation, TokenEvent, TokenLogprob
 from flashdraft.engine.config import OUT_OF_MEMORY
 from flashdraft.engine.draft.ngram import NgramIndex
 from flashdraft.engine.output import TextOutput
 from flashdraft.engine.policy.verify import Momentum
-from flashdraft.engine.sampling.draw import MAX_KEPT, Drawing, filters
-from flashdraft.engine.sampling.process import RequestSampler, logprobs_of
+from flashdraft.engine.sampling.process import RequestSampler, RowScores
 from flashdraft.engine.sequence import Sequence
+from flashdraft.kernels.draw.rule import MAX_TOP, SlotRequest
 
 
 class Ending(NamedTuple):
@@ -45,23 +44,37 @@ class Live:
     _num_reported: int = field(default=0)
 
     @property
-    def drawing(self) -> Drawing | None:
-        """How the device can choose this request's tokens; None if the host is needed for it."""
-        params = self.sequence.request.params
-        if self.sampler.constraint is not None or self.sampler.adjusts:
-            return None
-        if params.logprobs is not None:
-            return None
-        if params.is_greedy:
-            return Drawing.GREEDY
-        if not filters(params):
-            return Drawing.FREE
-        return Drawing.FILTERED if 0 < params.top_k <= MAX_KEPT else None
+    def suits_device(self) -> bool:
+        """Whether the device can choose this request's tokens; a grammar needs the host."""
+        num_top = self.sequence.request.params.logprobs
+        return self.sampler.constraint is None and (num_top is None or num_top <= MAX_TOP)
 
-    def absorb(self, tokens: list[int], logits: Tensor, num_accepted: int) -> FinishReason | None:
+    @property
+    def is_plainly_greedy(self) -> bool:
+        """Whether the likeliest token is taken as it is, and nobody asks how likely it was."""
+        return not self.sampler.needs_logits_processing and (
+            self.sequence.request.params.logprobs is None
+        )
+
+    @property
+    def slot_request(self) -> SlotRequest:
+        """What the device must know to choose this request's tokens."""
+        sequence, request = self.sequence, self.sequence.request
+        return SlotRequest(
+            request.params,
+            request.seed,
+            request.prompt_ids,
+            sequence.stop_ids,
+            sequence.output_ids,
+            self.sampler.constraint is not None,
+        )
+
+    def absorb(
+        self, tokens: list[int], scores: RowScores | None, num_accepted: int
+    ) -> FinishReason | None:
         """Append the target's tokens until one of them ends the answer; return why it ended.
 
-        tokens[j] was chosen from logits[j]; the first `num_accepted` of them had been drafted.
+        tokens[j] was chosen from row j of `scores`; the first `num_accepted` had been drafted.
         """
         sequence, params = self.sequence, self.sequence.request.params
         constraint = self.sampler.constraint
@@ -72,7 +85,8 @@ class Live:
             sequence.tokens.append(token)
             sequence.drafted.append(place < num_accepted)
             if params.logprobs is not None:
-                sequence.logprobs.append(logprobs_of(logits[place], token, params.logprobs))
+                assert scores is not None
+                sequence.logprobs.append(scores.logprobs(place, token, params.logprobs))
             may_stop = sequence.num_output > params.min_tokens
             # a grammar has let a stop token through because the answer ends with it
             if token in sequence.stop_ids and (may_stop or constraint is not None):

@@ -44,8 +44,8 @@ class Scheduler:
         self.running: list[Sequence] = []  # in order of admission
         self.preempted: list[Sequence] = []  # since the last look: their buffers must be dropped
         self._max_batch = max_batch
-        self._max_step_tokens = max_step_tokens
-        self._prefill_chunk = prefill_chunk
+        self.max_step_tokens = max_step_tokens
+        self.prefill_chunk = prefill_chunk
 
     @property
     def has_work(self) -> bool:
@@ -76,7 +76,7 @@ class Scheduler:
         lookahead = self._fair_lookahead(lookahead, len(decoding), has_prompts)
         for sequence in decoding:
             self._continue(sequence, 1, plan)
-        budget = self._max_step_tokens - len(decoding) * (1 + lookahead)
+        budget = self.max_step_tokens - len(decoding) * (1 + lookahead)
         for sequence in prefilling:
             if budget > 0:
                 budget -= self._continue(sequence, budget, plan)
@@ -85,7 +85,7 @@ class Scheduler:
                 plan[sequence] = self._with_room(work, lookahead)
         if len(self.preempted) > num_preempted:
             max_batch = 0  # no room: whoever came in now would be the next to give way
-        budget = self._max_step_tokens - sum(w.num_tokens + w.room for w in plan.values())
+        budget = self.max_step_tokens - sum(w.num_tokens + w.room for w in plan.values())
         while budget > 0 and self.waiting and len(self.running) < max_batch:
             admitted = self._admit(self.waiting[0], budget)
             if admitted is None:
@@ -98,7 +98,7 @@ class Scheduler:
         """Draft tokens for every decoding sequence alike; prompts keep half of the step."""
         if num_decoding == 0:
             return 0
-        share = self._max_step_tokens // 2 if has_prompts else self._max_step_tokens
+        share = self.max_step_tokens // 2 if has_prompts else self.max_step_tokens
         return max(0, min(lookahead, share // num_decoding - 1))
 
     def _continue(self, sequence: Sequence, budget: int, plan: dict[Sequence, Work]) -> int:
@@ -106,7 +106,7 @@ class Scheduler:
         if sequence not in self.running:  # preempted a moment ago
             return 0
         start = sequence.num_cached
-        count = min(len(sequence.tokens) - start, budget, self._prefill_chunk)
+        count = min(len(sequence.tokens) - start, budget, self.prefill_chunk)
         while not self.book.reserve(sequence, len(sequence.tokens), start + count):
             youngest = self.running[-1]
             plan.pop(youngest, None)
@@ -122,9 +122,15 @@ class Scheduler:
             return replace(work, room=room)
         return work
 
+    def admit_next(self, budget: int) -> Work | None:
+        """Let the next one in, if its pages fit; its first chunk."""
+        if not self.waiting or len(self.running) >= self._max_batch:
+            return None
+        return self._admit(self.waiting[0], budget)
+
     def _admit(self, sequence: Sequence, budget: int) -> Work | None:
         cached = self.book.open(sequence, sequence.tokens, sequence.most_cached)
-        count = min(len(sequence.tokens) - cached, budget, self._prefill_chunk)
+        count = min(len(sequence.tokens) - cached, budget, self.prefill_chunk)
         if not self.book.reserve(sequence, len(sequence.tokens), cached + count):
             self.book.close(sequence)
             return None

@@ -13,14 +13,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from flashdraft.kernels.draw import host, reference
 from flashdraft.kernels.interface import (
     Best,
     Choice,
+    Draw,
+    DrawnRows,
     Heads,
     Kernels,
     Mixture,
     PagedKeys,
     Residual,
+    SlotSettings,
 )
 from flashdraft.kernels.kinds import Activation, Scheme
 from flashdraft.kernels.quantized import Matrix, Quantized, join_floats
@@ -118,6 +122,11 @@ class ComposedKernels(Kernels):
         second: Callable[[Choice], Tensor],
     ) -> tuple[Tensor, Tensor]:
         return first(), second(choose())
+
+    def draw(self, logits: Tensor, settings: SlotSettings, rows: DrawnRows) -> Draw:
+        if self.device.type == "cpu":
+            return host.draw(logits, settings, rows, self.argmax)
+        return reference.draw(logits, settings, rows)
 
     def best_columns(
         self,

@@ -15,6 +15,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from flashdraft.kernels.draw.rule import Draw as Draw  # for those who implement this
+from flashdraft.kernels.draw.rule import DrawnRows as DrawnRows
+from flashdraft.kernels.draw.rule import SlotSettings as SlotSettings
 from flashdraft.kernels.kinds import Activation, Scheme
 from flashdraft.kernels.quantized import Matrix
 
@@ -38,6 +41,22 @@ class PageView:
     page_size: int
     max_query_len: int
     max_key_len: int  # the longest context_len + query_len
+    # the same rows as two views, where the first sequences have few rows and the others many: a
+    # kernel may launch each with a plan of its own
+    parts: tuple[PageView, PageView] | None = None
+
+    def followed_by(self, other: PageView) -> PageView:
+        """The rows of both, these first, over the same pool."""
+        return PageView(
+            query_start=torch.cat([self.query_start[:-1], other.query_start + len(self.slots)]),
+            context_lens=torch.cat([self.context_lens, other.context_lens]),
+            block_table=torch.cat([self.block_table, other.block_table]),
+            slots=torch.cat([self.slots, other.slots]),
+            page_size=self.page_size,
+            max_query_len=max(self.max_query_len, other.max_query_len),
+            max_key_len=max(self.max_key_len, other.max_key_len),
+            parts=(self, other) if len(self.slots) else None,
+        )
 
 
 @dataclass(frozen=True)
@@ -313,6 +332,13 @@ class Kernels(Protocol):
 
     def argmax(self, x: Tensor) -> Tensor:
         """Index of each row's largest value, the first of equals; NaN is larger than anything."""
+        ...
+
+    def draw(self, logits: Tensor, settings: SlotSettings, rows: DrawnRows) -> Draw:
+        """The token of every row of logits [num_rows, vocab], by its slot's settings: draw/rule.py.
+
+        The same on every backend. On a device nothing waits for it, and a graph can hold it.
+        """
         ...
 
     def best_columns(

@@ -28,9 +28,9 @@ ORDER = {
     " | scheduler, validate | draft | live | step | engine",
     "external": "command, pairs, processes, tensor_rules, vllm_plugin"
     " | checkpoint_rules, launch, versions | memory | sglang, vllm",
-    "kernels": "kinds | quantized | interface | composed | cpu, torch_backend | cuda, select",
-    "kernels.cuda": "driver, loss, overlap, plan | dense | attention, dense_backend, quantized"
-    " | experts | quantized_backend | expert_backend | backend",
+    "kernels": "draw, kinds | quantized | interface | composed | cpu, torch_backend | cuda, select",
+    "kernels.cuda": "driver, loss, overlap, plan | dense, draw | attention, dense_backend"
+    ", quantized | experts | quantized_backend | expert_backend | backend",
     "models": "config | files, rope | compressed_tensors, gguf, tables"
     " | other_formats, sources, tokenizer, weights | layers, stored"
     " | drafter, gemma4, llama, loading, stream_decoder | registry | pairs",

@@ -21,6 +21,7 @@ FADE = 0.2  # of the newest time in a shape's running mean
 HOPELESS = 1.3  # a shape that is guessed to be slower than the best by this is not tried
 SETTLED = 8  # steps of one batch before anything is tried out: a batch that shrinks has no time
 PROBE_PERIOD = 64  # steps between drafts where drafting does not pay
+UNTIMED_S = 0.03  # a step, before any was timed
 UNKNOWN = 0.8  # survival of a draft token nobody has seen yet
 
 
@@ -53,6 +54,15 @@ class WidthChooser:
         """Take in what a step took."""
         last = self._seconds.get((batch, width), seconds)
         self._seconds[batch, width] = last + FADE * (seconds - last)
+
+    def seconds_of(self, batch: int, width: int) -> float:
+        """What a step takes, as far as is known."""
+        if not self._seconds:
+            return UNTIMED_S
+        if self._costs is not None:
+            return self._guess(batch, width)
+        nearest = min(self._seconds, key=lambda one: _distance(one, (batch, width)))
+        return self._seconds[nearest]
 
     def expected_tokens(self, batch: int, width: int) -> float:
         """Tokens that a step is expected to commit for the whole batch."""
@@ -120,10 +130,7 @@ class WidthChooser:
             return self._seconds[batch, width]
         ratio = 1.0
         if self._seconds:  # of the nearest batch, and there of the nearest width
-            nearest = min(
-                self._seconds,
-                key=lambda one: (abs(math.log(one[0] / batch)), abs(one[1] - width)),
-            )
+            nearest = min(self._seconds, key=lambda one: _distance(one, (batch, width)))
             ratio = self._seconds[nearest] / self._model(*nearest)
         return ratio * self._model(batch, width)
 
@@ -143,3 +150,8 @@ class WidthChooser:
             alive *= usual
             curve.append(alive)
         return curve
+
+
+def _distance(one: tuple[int, int], other: tuple[int, int]) -> tuple[float, int]:
+    """Of two shapes (batch, width): first of their batches, then of their widths."""
+    return abs(math.log(one[0] / other[0])), abs(one[1] - other[1])

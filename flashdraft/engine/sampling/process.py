@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -33,14 +33,39 @@ ArgMax = Callable[[Tensor], Tensor]  # [num_rows, vocab] -> [num_rows] int64, th
 class LogitsError(FlashdraftError):
     """A row of logits from which no token can be chosen: by the model's fault, or the request's."""
 
-    def __init__(self, position: int, raw: Tensor, sampler: RequestSampler) -> None:
-        """`raw` is the row [vocab] as the target made it, or empty where nothing changed it."""
-        settings = sampler.settings_in_force if len(raw) and bool(raw.max().isfinite()) else []
+    def __init__(self, position: int, was_sound: bool, sampler: RequestSampler) -> None:
+        """`was_sound` says whether a token could have been chosen from the row as it came."""
+        settings = sampler.settings_in_force if was_sound else []
         if settings:
             text = f"At position {position} {' and '.join(settings)} leave no token to choose."
         else:
             text = f"The logits at position {position} hold NaN or infinity. {BROKEN_LOGITS}"
         super().__init__(text)
+
+
+class RowScores(Protocol):
+    """What the target thinks of tokens, row by row, before any setting changes it."""
+
+    def logprobs(self, place: int, token: int, num_top: int) -> TokenLogprob:
+        """Of the token that was chosen from a row, and of the likeliest ones."""
+        ...
+
+    def is_sound(self, place: int) -> bool:
+        """Whether a token could have been chosen from the row as it came."""
+        ...
+
+
+class LogitRows:
+    """Scores from rows of raw logits [num_rows, vocab]."""
+
+    def __init__(self, logits: Tensor) -> None:
+        self._logits = logits
+
+    def logprobs(self, place: int, token: int, num_top: int) -> TokenLogprob:
+        return logprobs_of(self._logits[place], token, num_top)
+
+    def is_sound(self, place: int) -> bool:
+        return bool(self._logits[place].max().isfinite())
 
 
 class Samples(NamedTuple):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import takewhile
 
-import torch
 from torch import Tensor
 
 from flashdraft.core import FinishReason, StepStats
@@ -14,12 +13,10 @@ from flashdraft.engine.draft.proposer import GuardedProposer
 from flashdraft.engine.drafts import BLOCK_SOURCE, Draft
 from flashdraft.engine.live import Ending, Live
 from flashdraft.engine.policy.verify import VerifyPolicy
-from flashdraft.engine.sampling.process import LogitsError
+from flashdraft.engine.sampling.process import LogitsError, RowScores
 from flashdraft.engine.scheduler import Work
 from flashdraft.engine.sequence import Sequence as RunningSequence
-from flashdraft.engine.step.device import SlotResult
-
-NO_LOGITS = torch.empty(0)
+from flashdraft.engine.step.result import SlotResult
 
 
 class Committer:
@@ -32,7 +29,7 @@ class Committer:
         self._proposer = proposer
         self._policy = policy
 
-    def accept_landed(
+    def accept_read(
         self, work: Work, live: Live, result: SlotResult, stats: StepStats
     ) -> Ending | None:
         """Commit what a step on the device did for one work."""
@@ -42,7 +39,7 @@ class Committer:
             draft = Draft(result.drafts, confidence, BLOCK_SOURCE)
         samples = list(takewhile(lambda token: token >= 0, result.samples))
         num_accepted = min(result.num_accepted, len(samples))
-        return self.accept(work, live, draft, samples, num_accepted, NO_LOGITS, stats)
+        return self.accept(work, live, draft, samples, num_accepted, result.scores, stats)
 
     def accept(
         self,
@@ -51,17 +48,17 @@ class Committer:
         draft: Draft | None,
         samples: list[int],
         num_accepted: int,
-        logits: Tensor,
+        scores: RowScores | None,
         stats: StepStats,
     ) -> Ending | None:
         """Commit the accepted draft tokens and the bonus token of one work.
 
-        `samples` are the target's own tokens, one per row of `logits`, cut before the first row
-        that no token can be chosen from. The logits matter only where log-probabilities are wanted,
-        and to say whose fault such a row is.
+        `samples` are the target's own tokens, one per row, cut before the first row that no token
+        can be chosen from. The scores matter only where log-probabilities are wanted, and to say
+        whose fault such a row is; without, it is the model's.
         """
         try:
-            return self._accept(work, live, draft, samples, num_accepted, logits, stats)
+            return self._accept(work, live, draft, samples, num_accepted, scores, stats)
         except Exception as error:  # of the decoder, most likely
             return Ending.by_failure(error)
 
@@ -72,7 +69,7 @@ class Committer:
         draft: Draft | None,
         samples: list[int],
         num_accepted: int,
-        logits: Tensor,
+        scores: RowScores | None,
         stats: StepStats,
     ) -> Ending | None:
         sequence = work.sequence
@@ -83,7 +80,7 @@ class Committer:
             return None
         drafts = draft.tokens if draft is not None else []
         before = sequence.num_output
-        finish = live.absorb(samples[: num_accepted + 1], logits, num_accepted)
+        finish = live.absorb(samples[: num_accepted + 1], scores, num_accepted)
         if draft is not None:
             self._policy.observe(live.momentum, draft, num_accepted)
         if work.is_decode:
@@ -99,8 +96,8 @@ class Committer:
             position = work.start + work.num_tokens + num_accepted
             constraint = live.sampler.constraint
             failure = constraint.failure if constraint is not None else None
-            raw = logits[num_accepted] if len(logits) else NO_LOGITS
-            error = LogitsError(position, raw, live.sampler)
+            was_sound = scores is not None and scores.is_sound(num_accepted)
+            error = LogitsError(position, was_sound, live.sampler)
             return Ending(FinishReason.ERROR, failure or str(error))
         return None
 
@@ -127,7 +124,7 @@ class Committer:
         for work in works:
             self._release(work.sequence)
 
-    def settle_ahead(self, sequences: Sequence[RunningSequence]) -> None:
+    def settle_read(self, sequences: Sequence[RunningSequence]) -> None:
         """The same after a step on the device, which folds what it computes and needs its pages."""
         for sequence in sequences:
             sequence.num_folded = sequence.num_cached

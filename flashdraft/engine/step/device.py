@@ -1,85 +1,84 @@
-"""A whole step on the device: draft, share, verify, accept, and the inputs of the next step.
+"""A step on the device, in three pieces: draft, verify, draw and accept.
 
-The state of every running sequence (anchor, length, page table) lives in fixed buffers, one slot
-each, and a step reads and writes only these: so steps follow one another without the host, and on a
-GPU each shape of step is captured once as a CUDA graph and replayed. The first step of a shape runs
-as it is, which compiles what it needs; it counts like any other. This file knows no requests:
-ahead.py feeds it.
+The state of every slot (slots.py) and what one piece hands to the next live in fixed buffers, and a
+piece reads and writes nothing else. So steps follow one another without the host, and on a GPU the
+pieces of every shape are captured once as CUDA graphs and replayed. The first run of a piece runs
+as it is, which compiles what it needs; it counts like any other. Chunks of prompts ride in the
+target's pass; then only the draft is captured. Where a chunk ends with the anchor its slot wakes:
+it decodes from the next step on. This file knows no requests: pipeline.py feeds it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from flashdraft.core import SamplingParams
 from flashdraft.engine.cache.storage import KVCache, Rows
 from flashdraft.engine.draft.block import BlockProposer
 from flashdraft.engine.policy.verify import BUCKET_EDGES
 from flashdraft.engine.sampling.accept import Acceptance
-from flashdraft.engine.sampling.draw import MAX_KEPT, Drawing, RowSettings, draw_rows
-from flashdraft.engine.sampling.noise import keys_from, noise_start
-from flashdraft.engine.step.layout import RowLayout, lay_out_rows, pad_rows, share_slots
+from flashdraft.engine.step.layout import count_up, lay_out_rows, pad_rows, share_slots
+from flashdraft.engine.step.result import (
+    SCORE_COLUMNS,
+    StepRecord,
+    StepResult,
+    num_columns,
+    pack_lines,
+    pack_scores,
+)
+from flashdraft.engine.step.slots import Slots
 from flashdraft.engine.streams import Clock, Graphs, Mark, Staging
+from flashdraft.kernels.draw.rule import DrawnRows
 from flashdraft.models.layers import ForwardBatch, Target
 
 AcceptFunction = Callable[[Tensor, Tensor, Tensor, int], Acceptance]
-"""(samples [rows], tokens [rows], query_start [seqs + 1], most rows of one sequence)."""
+"""(samples [rows], tokens [rows], query_start [seqs + 1], most rows of one sequence).
 
-UPLOADS_IN_FLIGHT = 64
-RECORDS_IN_FLIGHT = 4
+Behind the last sequence's rows are as many of nobody as one sequence may have: who has no rows
+begins there. What the function writes into `samples` is what is committed.
+"""
+
+RECORDS_IN_FLIGHT = 12
 
 
-class SlotState(NamedTuple):
-    """A sequence as a slot takes it in."""
+class PromptChunk(NamedTuple):
+    """Tokens that a step computes for a slot that sleeps."""
 
-    anchor: int
-    length: int  # tokens that the cache holds
-    params: SamplingParams
-    seed: int
+    slot: int
+    start: int  # position of the first of them
+    tokens: Sequence[int]
+    emits: bool  # they end with the anchor: a token comes out, and the slot wakes
 
 
 class StepShape(NamedTuple):
-    """What a captured step is fixed to."""
+    """What the captured pieces of a step are fixed to."""
 
     batch: int  # slots that take part
     num_slots: int  # draft tokens verified, of all sequences together
     width: int  # draft tokens that the drafter fills in for each sequence; 0 = it does not run
-    drawing: Drawing = Drawing.GREEDY
+    is_greedy: bool = True  # everybody takes the likeliest: the logits need not be written
 
     @property
     def num_rows(self) -> int:
         return self.batch + self.num_slots
 
 
-@dataclass
-class SlotResult:
-    """What a step did for one slot."""
+class PendingStep:
+    """A step on its way; `read` waits for it."""
 
-    num_accepted: int
-    drafts: list[int]  # those that were verified
-    samples: list[int]  # the target's tokens, one per row; -1 where none can be chosen
-    confidence: list[float]  # of every draft token that was filled in, verified or not
-
-
-class Flight:
-    """A step on its way: its results are there after `land`."""
-
-    def __init__(self, shape: StepShape, record: Tensor, clock: Clock) -> None:
+    def __init__(self, shape: StepShape, record: StepRecord, clock: Clock) -> None:
         self.shape = shape
         self._record = record
         self._clock = clock
 
-    def land(self) -> list[SlotResult]:
-        """Wait for the step, and read what it did for every slot."""
+    def read(self) -> StepResult:
+        """Wait for the step, and read what it did."""
         self._clock.wait()
-        return [_read(row, self.shape.width) for row in self._record.numpy()]
+        return self._record.read()
 
     @property
     def seconds(self) -> float | None:
@@ -87,8 +86,24 @@ class Flight:
         return self._clock.seconds
 
 
+class _PromptRows(NamedTuple):
+    """The rows of all chunks of a step."""
+
+    tokens: Tensor  # [num_rows]
+    positions: Tensor  # [num_rows]
+    owner: Tensor  # [num_rows]: every row's slot
+    chunk_slots: Tensor  # [num_chunks]
+    starts: Tensor  # [num_chunks] int32
+    query_start: Tensor  # [num_chunks + 1] int32
+    last_rows: Tensor  # of the chunks that emit
+    woken: Tensor  # and their slots
+    lengths: Tensor  # and how many tokens the cache then holds
+    longest: int
+    end: int  # the furthest position
+
+
 class DeviceSteps:
-    """Runs steps over a batch of slots and keeps their state."""
+    """Runs steps over a batch of slots."""
 
     def __init__(
         self,
@@ -100,210 +115,332 @@ class DeviceSteps:
         accept: AcceptFunction,
     ) -> None:
         self._target, self._proposer, self._cache = target, proposer, cache
-        self._device, self._accept = target.kernels.device, accept
+        self._device, self._accept_rows = target.kernels.device, accept
         self._num_layers = len(target.config.layers)
         self._max_length = max_length
-        self.num_pools, self.max_pages = len(cache.windows), -(-max_length // cache.page_size)
-        self.scratch_pages = cache.scratch_pages
         self.max_width = proposer.max_drafts if proposer is not None else 0
-        shape = (self.num_pools, max_batch, self.max_pages)
-        self._tables = torch.zeros(shape, dtype=torch.int32, device=self._device)
-        self._anchors = torch.zeros(max_batch, dtype=torch.int64, device=self._device)
-        self._lengths = torch.zeros(max_batch, dtype=torch.int32, device=self._device)
-        self._alive = torch.zeros(max_batch, dtype=torch.int32, device=self._device)
-        self._draws = torch.zeros(3, max_batch, dtype=torch.float64, device=self._device)
-        self._draw_numbers = torch.zeros(2, max_batch, dtype=torch.int64, device=self._device)
+        self.slots = Slots(
+            max_batch,
+            len(cache.windows),
+            -(-max_length // cache.page_size),
+            target.config.vocab_size,
+            self._device,
+        )
+        # where rows of nobody are written to
+        self._nowhere = torch.tensor(cache.scratch_pages, device=self._device).unsqueeze(1)
         # by confidence: how likely the target agrees with a draft token, once its turn comes
         self._chances = torch.full((len(BUCKET_EDGES) + 1,), 0.5, device=self._device)
         self._edges = torch.tensor(BUCKET_EDGES, device=self._device)
-        size = max_batch * _num_columns(self.max_width)
-        self._record = torch.zeros(size, dtype=torch.int64, device=self._device)
-        self.graphs: Graphs[StepShape] = Graphs(self._device)
-        self._uploads = Staging(self._device, UPLOADS_IN_FLIGHT)
+        self._make_buffers(max_batch, max_batch * (1 + self.max_width))
+        self.graphs: Graphs[tuple[object, ...]] = Graphs(self._device)
+        self._launched: set[StepShape] = set()
+        self._seen_chunks: set[int] = set()  # sizes of chunk steps that ran before
         self._downloads = Staging(self._device, RECORDS_IN_FLIGHT)
         # tables of angles grow by moving: they must have their final place before a capture
         target.prepare_positions(max_length)
         if proposer is not None:
             proposer.drafter.rope.table(max_length)
 
-    # -- what the host writes ------------------------------------------------------------------
+    def _make_buffers(self, max_batch: int, max_rows: int) -> None:
+        """What one piece hands to the next, and the last one to the host."""
 
-    def load(self, slots: Sequence[int], states: Sequence[SlotState]) -> None:
-        """Put sequences into slots."""
-        numbers = [slots, [s.anchor for s in states], [s.length for s in states], [1] * len(slots)]
-        vocab_size = self._target.config.vocab_size
-        draws = [RowSettings.columns(state.params, vocab_size) for state in states]
-        numbers += [[one[1] for one in draws], [noise_start(state.seed) for state in states]]
-        floats = np.asarray([[one[0], one[2], one[3]] for one in draws], dtype=np.float64)
-        values = np.concatenate([np.asarray(numbers, np.int64), floats.T.copy().view(np.int64)])
-        self._set_state(self._uploads.send(values))
+        def integers(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=self._device)
 
-    def clear(self, slots: Sequence[int]) -> None:
-        """Empty slots: they draft nothing, and write to wherever their table says."""
-        values = np.zeros((9, len(slots)), dtype=np.int64)
-        values[0] = slots
-        self._set_state(self._uploads.send(values))
-
-    def _set_state(self, values: Tensor) -> None:
-        slots, anchors, lengths, alive = values[:4]
-        self._anchors.index_copy_(0, slots, anchors)
-        self._lengths.index_copy_(0, slots, lengths.to(torch.int32))
-        self._alive.index_copy_(0, slots, alive.to(torch.int32))
-        self._draw_numbers.index_copy_(1, slots, values[4:6])
-        self._draws.index_copy_(1, slots, values[6:9].view(torch.float64))
-
-    def move(self, order: Sequence[int]) -> None:
-        """Lay the slots out anew: slot i becomes what slot order[i] was."""
-        index = self._uploads.send(np.asarray(order, dtype=np.int64))
-        for state in (self._anchors, self._lengths, self._alive):
-            state[: len(order)] = state[index]
-        for table in (self._draw_numbers, self._draws, self._tables):
-            table[:, : len(order)] = table[:, index]
-
-    def write_pages(self, places: NDArray[np.int64], pages: NDArray[np.int64]) -> None:
-        """Enter pages at flat places: (pool * max_batch + slot) * max_pages + index."""
-        if len(places):
-            index, values = self._uploads.send(np.stack([places, pages]))
-            self._tables.view(-1).index_copy_(0, index, values.to(torch.int32))
-
-    def place_of(self, pool: int, slot: int) -> int:
-        """Where a slot's table in a pool begins, for `write_pages`."""
-        return (pool * self._tables.shape[1] + slot) * self.max_pages
+        width, nobody = self.max_width, 1 + self.max_width
+        self._drafts = integers(max_batch, width)
+        self._confidence = torch.zeros(max_batch, width, device=self._device)
+        self._tokens = integers(max_rows + nobody)
+        self._owner, self._positions = integers(max_rows), integers(max_rows)
+        self._query_start = integers(max_batch + 1, dtype=torch.int32)
+        config, kernels = self._target.config, self._target.kernels
+        self._hidden = torch.zeros(
+            max_rows, config.hidden_size, dtype=kernels.dtype, device=self._device
+        )
+        self._samples = integers(max_rows + nobody)
+        self._lines = integers(max_batch * num_columns(width))
+        self._scores = integers(max_rows + max_batch, SCORE_COLUMNS)
 
     def set_chances(self, chances: Sequence[float]) -> None:
         """How likely the target agrees, for each bucket of confidence."""
         bits = np.asarray(chances, dtype=np.float64).view(np.int64)
-        self._chances.copy_(self._uploads.send(bits).view(torch.float64))
+        self._chances.copy_(self.slots.send(bits).view(torch.float64))
 
     # -- the step ------------------------------------------------------------------------------
 
-    @property
-    def captured(self) -> Iterable[StepShape]:
-        """Shapes that are graphs by now."""
-        return self.graphs
-
     def is_ready(self, shape: StepShape) -> bool:
         """Whether a step of this shape takes no longer than any later one."""
-        return self.graphs.is_ready(shape)
+        return all(self.graphs.is_ready(key) for key, _ in self._pieces(shape))
+
+    @property
+    def ready_shapes(self) -> list[StepShape]:
+        """Shapes that ran before and take no longer than any later one."""
+        return [shape for shape in self._launched if self.is_ready(shape)]
+
+    def is_failed(self, shape: StepShape) -> bool:
+        """Whether a piece of this shape cannot be captured."""
+        return any(key in self.graphs.failed for key, _ in self._pieces(shape))
 
     @torch.no_grad()
-    def launch(self, shape: StepShape) -> Flight:
-        """Start a step behind whatever was started before; it reads the slots as they are then."""
+    def launch(
+        self, shape: StepShape, chunks: Sequence[PromptChunk] = (), wants_scores: bool = False
+    ) -> PendingStep:
+        """Start a step behind whatever was started before; it reads the slots as they are then.
+
+        Scores are there only of steps that are not greedy.
+        """
         assert shape.width <= self.max_width and shape.num_slots <= shape.batch * shape.width
-        begin = Mark(self._device)
-        is_typical = self.is_ready(shape)
-        self.graphs.call(shape, lambda: self._advance(shape))
-        record = self._downloads.receive(self._record_of(shape))
-        return Flight(shape, record, Clock(begin, Mark(self._device), is_typical))
-
-    def _advance(self, shape: StepShape) -> None:
-        batch, width = shape.batch, shape.width
-        tables = self._tables[:, :batch]
-        anchors, lengths, alive = (
-            state[:batch] for state in (self._anchors, self._lengths, self._alive)
-        )
-        blocks, counts = anchors.unsqueeze(1), None
-        confidence = torch.zeros(batch, 0, device=self._device)
-        if width:
-            drafts, confidence = self._draft(anchors, lengths, tables, shape)
-            blocks = torch.cat([blocks, drafts], dim=1)
-            if shape.num_slots < batch * width:
-                survival = self._survival(confidence) * alive.unsqueeze(1)
-                counts = share_slots(survival, shape.num_slots)
-        rows = lay_out_rows(blocks, lengths, counts, tables, self._cache.page_size, shape.num_rows)
-        placed = self._place(rows, lengths, tables, 1 + width)
-        batch_rows = ForwardBatch(
-            rows.positions,
-            self._max_length,
-            self._cache.layers(placed.views, 0, self._num_layers),
-        )
-        output = self._target.forward(rows.tokens, batch_rows)
-        if shape.drawing is Drawing.GREEDY:
-            samples = self._target.greedy(output.hidden).index
+        begin, is_typical = Mark(self._device), self.is_ready(shape)
+        self._launched.add(shape)
+        first_tokens = self._samples[:0]
+        if not chunks:
+            for key, piece in self._pieces(shape):
+                self.graphs.call(key, piece)
         else:
-            logits = self._target.logits(output.hidden)
-            samples = self._draw(logits, rows.owner, rows.positions + 1, shape.drawing)
-        if self._proposer is not None:
-            assert output.taps is not None
-            self._proposer.write_context(output.taps, placed)
-        accepted, bonus = torch.zeros_like(anchors), samples
+            is_typical = self._has_seen(shape, chunks)
+            if shape.width:
+                self.graphs.call(*next(self._pieces(shape)))
+            first_tokens = self._advance_beside(shape, self._lay_out_prompts(chunks))
+        record = self._receive(shape, first_tokens, wants_scores and not shape.is_greedy)
+        return PendingStep(shape, record, Clock(begin, Mark(self._device), is_typical))
+
+    def _pieces(self, shape: StepShape) -> Iterator[tuple[tuple[object, ...], Callable[[], None]]]:
+        """The functions that a step of this shape calls, and what each of them is fixed to."""
+        batch, num_slots, width, is_greedy = shape
+        if batch == 0:
+            return
         if width:
-            accepted, bonus = self._accept(samples, rows.tokens, rows.query_start, 1 + width)
-        widths = (rows.query_start[1:] - rows.query_start[:-1] - 1).to(torch.int64)
-        spoken = pad_rows(samples, rows.query_start, 1 + width)
-        bits = confidence.view(torch.int32).to(torch.int64)
-        columns = [accepted.unsqueeze(1), widths.unsqueeze(1), spoken, blocks[:, 1:], bits]
-        torch.cat(columns, dim=1, out=self._record_of(shape))
-        anchors.copy_(bonus.clamp(min=0))  # where there is no token the host ends the request
-        lengths.add_((accepted + 1).to(torch.int32) * alive)
+            yield ("draft", batch, width, is_greedy), lambda: self._draft(shape)
+        yield ("verify", batch, num_slots, width), lambda: self._verify(shape)
+        key = ("draw", shape.num_rows, width, is_greedy)
+        yield key, lambda: self._draw_and_accept(shape.num_rows, width, is_greedy)
 
-    def _record_of(self, shape: StepShape) -> Tensor:
-        num_columns = _num_columns(shape.width)
-        return self._record[: shape.batch * num_columns].view(shape.batch, num_columns)
+    def _has_seen(self, shape: StepShape, chunks: Sequence[PromptChunk]) -> bool:
+        kind = (shape.num_rows + sum(len(chunk.tokens) for chunk in chunks)).bit_length()
+        is_known = kind in self._seen_chunks
+        self._seen_chunks.add(kind)
+        return is_known
 
-    def _draft(
-        self, anchors: Tensor, lengths: Tensor, tables: Tensor, shape: StepShape
-    ) -> tuple[Tensor, Tensor]:
-        """Draft tokens [batch, width] and the drafter's confidence in each."""
+    def _receive(self, shape: StepShape, first_tokens: Tensor, has_scores: bool) -> StepRecord:
+        receive, columns = self._downloads.receive, num_columns(shape.width)
+        lines = self._lines[: shape.batch * columns].view(shape.batch, columns)
+        num_scores = shape.num_rows + len(first_tokens)
+        scores = receive(self._scores[:num_scores]) if has_scores else None
+        return StepRecord(receive(lines), receive(first_tokens), scores, shape.width)
+
+    # -- draft ---------------------------------------------------------------------------------
+
+    def _draft(self, shape: StepShape) -> None:
+        """Draft tokens for every slot, and the drafter's confidence in each."""
+        drafts, confidence = self._drafts_of(shape)
+        self._drafts[: shape.batch, : shape.width] = drafts
+        self._confidence[: shape.batch, : shape.width] = confidence
+
+    def _drafts_of(self, shape: StepShape) -> tuple[Tensor, Tensor]:
         assert self._proposer is not None
-        width, batch, drafter = shape.width, len(anchors), self._proposer.drafter
+        batch, width, drafter = shape.batch, shape.width, self._proposer.drafter
+        anchors, lengths = self.slots.anchors[:batch], self.slots.lengths[:batch]
         # a drafter that was not trained on cut blocks drafts worse in them
         masked = width if drafter.config.any_width else self.max_width
         mask = anchors.new_full((batch, masked), drafter.config.mask_token_id)
         blocks = torch.cat([anchors.unsqueeze(1), mask], dim=1)
-        rows = lay_out_rows(
-            blocks, lengths, None, tables, self._cache.page_size, batch * (1 + masked)
-        )
-        placed = self._place(rows, lengths, tables, 1 + masked)
+        rows = lay_out_rows(blocks, lengths, None, batch * (1 + masked))
+        placed = self._place(rows.owner, rows.positions, rows.query_start, batch, 1 + masked)
         hidden = self._proposer.run_blocks(rows.tokens, placed)
         wanted = hidden.view(batch, 1 + masked, -1)[:, 1 : 1 + width].reshape(batch * width, -1)
-        if shape.drawing is Drawing.GREEDY:
+        if shape.is_greedy:
             best = drafter.greedy(self._target, wanted)
             tokens, chance = best.index, (best.logit - best.log_total).exp()
         else:
-            place = torch.arange(1, 1 + width, device=self._device)
+            place = count_up(1 + width, self._device)[1:]
             positions = (lengths.unsqueeze(1) + place).flatten()
-            owner = torch.arange(batch, device=self._device).repeat_interleave(width)
+            owner = count_up(batch, self._device).repeat_interleave(width)
             logits = self._proposer.widen(drafter.logits(self._target, wanted).float())
-            tokens = self._draw(logits, owner, positions, shape.drawing)
-            chosen = logits.gather(1, tokens.clamp(min=0).unsqueeze(1)).squeeze(1)
-            chance = (chosen - logits.logsumexp(1)).exp()
+            drawn = self._target.kernels.draw(
+                logits, self.slots.settings, DrawnRows(owner, positions)
+            )
+            tokens, chance = drawn.tokens, (drawn.logit - drawn.log_total).exp()
         confidence = chance.nan_to_num(0.0).view(batch, width)
         return tokens.clamp(min=0).view(batch, width), confidence
 
-    def _draw(self, logits: Tensor, owner: Tensor, positions: Tensor, drawing: Drawing) -> Tensor:
-        """A token for every row, by its request's settings and the noise of its position."""
-        temperature, top_p, least = self._draws[:, owner]
-        top_k, start = self._draw_numbers[:, owner]
-        settings = RowSettings(
-            temperature.float(), top_k, top_p, least.float(), keys_from(start, positions)
+    # -- verify --------------------------------------------------------------------------------
+
+    def _verify(self, shape: StepShape) -> None:
+        """The target's pass over anchors and draft tokens."""
+        self._lay_out(shape)
+        num_rows = shape.num_rows
+        placed = self._place(
+            self._owner[:num_rows],
+            self._positions[:num_rows],
+            self._query_start[: shape.batch + 1],
+            shape.batch,
+            1 + shape.width,
         )
-        return draw_rows(logits, settings, MAX_KEPT if drawing is Drawing.FILTERED else None)
+        self._hidden[:num_rows] = self._forward(self._tokens[:num_rows], placed)
+
+    def _advance_beside(self, shape: StepShape, prompts: _PromptRows) -> Tensor:
+        """Verify, draw and accept with prompts beside; the first tokens of those that end."""
+        num_rows = shape.num_rows
+        placed = self._place_prompts(prompts)
+        tokens = prompts.tokens
+        if shape.batch:
+            self._lay_out(shape)
+            decoding = self._place(
+                self._owner[:num_rows],
+                self._positions[:num_rows],
+                self._query_start[: shape.batch + 1],
+                shape.batch,
+                1 + shape.width,
+            )
+            placed = _beside(decoding, placed)
+            tokens = torch.cat([self._tokens[:num_rows], tokens])
+        hidden = self._forward(tokens, placed)
+        if shape.batch:
+            self._hidden[:num_rows] = hidden[:num_rows]
+            self._draw_and_accept(num_rows, shape.width, shape.is_greedy)
+        last_rows = prompts.last_rows
+        if not len(last_rows):
+            return last_rows
+        rows = DrawnRows(prompts.woken, prompts.positions[last_rows] + 1)
+        place = slice(num_rows, num_rows + len(last_rows))
+        first_tokens = self._choose(hidden[num_rows:][last_rows], rows, shape.is_greedy, place)
+        self.slots.wake(prompts.woken, first_tokens.clamp(min=0), prompts.lengths)
+        if not shape.is_greedy:
+            one_each = torch.ones_like(prompts.woken)
+            self.slots.settings.count(prompts.woken, first_tokens.unsqueeze(1), one_each)
+        return first_tokens
+
+    def _lay_out(self, shape: StepShape) -> None:
+        """The rows of the target's pass: which tokens, where, for whom."""
+        batch, width = shape.batch, shape.width
+        anchors, lengths = self.slots.anchors[:batch], self.slots.lengths[:batch]
+        blocks, counts = anchors.unsqueeze(1), None
+        if width:
+            blocks = torch.cat([blocks, self._drafts[:batch, :width]], dim=1)
+            if shape.num_slots < batch * width:
+                survival = self._survival(self._confidence[:batch, :width])
+                survival = survival * self.slots.alive[:batch].unsqueeze(1)
+                counts = share_slots(survival, shape.num_slots)
+        rows = lay_out_rows(blocks, lengths, counts, shape.num_rows)
+        self._tokens[: shape.num_rows] = rows.tokens
+        self._owner[: shape.num_rows] = rows.owner
+        self._positions[: shape.num_rows] = rows.positions
+        self._query_start.fill_(shape.num_rows)  # slots that take no part have no rows
+        self._query_start[: batch + 1] = rows.query_start
+
+    def _forward(self, tokens: Tensor, placed: Rows) -> Tensor:
+        """The target's hidden rows; the drafter's context of the same rows is written too."""
+        layers = self._cache.layers(placed.views, 0, self._num_layers)
+        batch = ForwardBatch(placed.positions, self._max_length, layers)
+        output = self._target.forward(tokens, batch)
+        if self._proposer is not None:
+            assert output.taps is not None
+            self._proposer.write_context(output.taps, placed)
+        return output.hidden
 
     def _survival(self, confidence: Tensor) -> Tensor:
         """The chance that every draft token up to each one is accepted."""
-        buckets = torch.bucketize(confidence, self._edges, right=True)
+        buckets = torch.bucketize(confidence.contiguous(), self._edges, right=True)
         return self._chances[buckets].cumprod(1)
 
-    def _place(self, rows: RowLayout, lengths: Tensor, tables: Tensor, width: int) -> Rows:
-        views = self._cache.views(
-            rows.query_start, lengths, tables, rows.slots, width, self._max_length
+    # -- draw and accept -----------------------------------------------------------------------
+
+    def _draw_and_accept(self, num_rows: int, width: int, is_greedy: bool) -> None:
+        """A token from every row, the accepted prefix of every slot, and where it goes on."""
+        slots, nobody = self.slots, 1 + width
+        owner, positions = self._owner[:num_rows], self._positions[:num_rows]
+        samples = self._samples[: num_rows + nobody]
+        behind = positions - slots.lengths[owner]  # draft tokens that a row follows
+        rows = DrawnRows(owner, positions + 1, self._drafts, behind)
+        hidden = self._hidden[:num_rows]
+        samples[:num_rows] = self._choose(hidden, rows, is_greedy, slice(0, num_rows))
+        samples[num_rows:] = -1
+        tokens, query_start = self._tokens[: num_rows + nobody], self._query_start
+        tokens[num_rows:] = -2
+        accepted, bonus = torch.zeros_like(slots.anchors), samples[query_start[:-1].to(torch.int64)]
+        if width:
+            accepted, bonus = self._accept_rows(samples, tokens, query_start, 1 + width)
+        widths = (query_start[1:] - query_start[:-1] - 1).to(torch.int64)
+        spoken = pad_rows(samples, query_start, 1 + width)
+        lines = pack_lines(
+            accepted, widths, spoken, self._drafts[:, :width], self._confidence[:, :width]
         )
-        return Rows(rows.positions, self._max_length, views, [])
+        self._lines[: lines.numel()] = lines.flatten()
+        alive = slots.alive
+        if not is_greedy:
+            every = count_up(slots.count, self._device)
+            slots.settings.count(every, spoken, (accepted + 1) * alive)
+        # where there is no token the host ends the request
+        slots.anchors.copy_(torch.where(alive > 0, bonus.clamp(min=0), slots.anchors))
+        slots.lengths.add_((accepted + 1).to(torch.int32) * alive)
+
+    def _choose(self, hidden: Tensor, rows: DrawnRows, is_greedy: bool, place: slice) -> Tensor:
+        """The target's token for every row, -1 where there is none; its scores go to `place`."""
+        if is_greedy:
+            return self._target.greedy(hidden).index
+        logits, settings = self._target.logits(hidden), self.slots.settings
+        drawn = self._target.kernels.draw(logits, settings, rows)
+        self._scores[place] = pack_scores(drawn)
+        return drawn.tokens
+
+    # -- where rows go -------------------------------------------------------------------------
+
+    def _place(
+        self, owner: Tensor, positions: Tensor, query_start: Tensor, batch: int, width: int
+    ) -> Rows:
+        """Rows of the first slots; who does not decode writes to the page of nobody."""
+        size, tables = self._cache.page_size, self.slots.tables[:, :batch]
+        pages = tables[:, owner, positions // size].to(torch.int64)
+        pages = torch.where(self.slots.alive[owner] > 0, pages, self._nowhere)
+        places = pages * size + (positions % size).unsqueeze(0)
+        lengths = self.slots.lengths[:batch]
+        views = self._cache.views(query_start, lengths, tables, places, width, self._max_length)
+        return Rows(positions, self._max_length, views, [])
+
+    def _place_prompts(self, prompts: _PromptRows) -> Rows:
+        size, tables = self._cache.page_size, self.slots.tables[:, prompts.chunk_slots]
+        pages = self.slots.tables[:, prompts.owner, prompts.positions // size].to(torch.int64)
+        places = pages * size + (prompts.positions % size).unsqueeze(0)
+        views = self._cache.views(
+            prompts.query_start, prompts.starts, tables, places, prompts.longest, prompts.end
+        )
+        return Rows(prompts.positions, self._max_length, views, [])
+
+    def _lay_out_prompts(self, chunks: Sequence[PromptChunk]) -> _PromptRows:
+        counts = np.asarray([len(chunk.tokens) for chunk in chunks])
+        starts = np.asarray([chunk.start for chunk in chunks])
+        slots = np.asarray([chunk.slot for chunk in chunks])
+        emits = np.asarray([chunk.emits for chunk in chunks])
+        ends, lasts = starts + counts, np.cumsum(counts)
+        parts = [
+            np.concatenate([np.asarray(chunk.tokens) for chunk in chunks]),
+            np.concatenate([np.arange(a, b) for a, b in zip(starts, ends, strict=True)]),
+            np.repeat(slots, counts),
+            slots,
+            starts,
+            np.concatenate([[0], lasts]),
+            (lasts - 1)[emits],
+            slots[emits],
+            ends[emits],
+        ]
+        sent = self.slots.send(np.concatenate(parts).astype(np.int64))
+        pieces = iter(sent.tensor_split(np.cumsum([len(part) for part in parts])[:-1].tolist()))
+        return _PromptRows(
+            tokens=next(pieces),
+            positions=next(pieces),
+            owner=next(pieces),
+            chunk_slots=next(pieces),
+            starts=next(pieces).to(torch.int32),
+            query_start=next(pieces).to(torch.int32),
+            last_rows=next(pieces),
+            woken=next(pieces),
+            lengths=next(pieces),
+            longest=int(counts.max()),
+            end=int(ends.max()),
+        )
 
 
-def _num_columns(width: int) -> int:
-    """Of a slot's record: two counts, samples, draft tokens, confidences."""
-    return 2 + (1 + width) + 2 * width
-
-
-def _read(row: NDArray[np.int64], width: int) -> SlotResult:
-    num_accepted, num_verified = int(row[0]), int(row[1])
-    samples, drafts = row[2 : 3 + width], row[3 + width : 3 + 2 * width]
-    confidence = row[3 + 2 * width :].astype(np.int32).view(np.float32)
-    return SlotResult(
-        num_accepted,
-        drafts[:num_verified].tolist(),
-        samples[: 1 + num_verified].tolist(),
-        confidence.tolist(),
-    )
+def _beside(first: Rows, then: Rows) -> Rows:
+    """Both rows, with a launch of attention each."""
+    views = [one.followed_by(other) for one, other in zip(first.views, then.views, strict=True)]
+    return Rows(torch.cat([first.positions, then.positions]), first.end_position, views, [])

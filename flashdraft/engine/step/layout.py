@@ -19,7 +19,6 @@ class RowLayout(NamedTuple):
     tokens: Tensor  # [num_rows] int64
     positions: Tensor  # [num_rows] int64
     query_start: Tensor  # [num_seqs + 1] int32
-    slots: Tensor  # [num_pools, num_rows] int64: where every row's keys and values go
     owner: Tensor  # [num_rows] int64: every row's sequence
 
 
@@ -40,18 +39,13 @@ def share_slots(survival: Tensor, num_slots: int) -> Tensor:
 
 
 def lay_out_rows(
-    blocks: Tensor,
-    lengths: Tensor,
-    counts: Tensor | None,
-    tables: Tensor,
-    page_size: int,
-    num_rows: int,
+    blocks: Tensor, lengths: Tensor, counts: Tensor | None, num_rows: int
 ) -> RowLayout:
     """The rows of every sequence's anchor and its first `counts` draft tokens.
 
     blocks [num_seqs, width] hold an anchor and draft tokens each, lengths [num_seqs] int32 are the
-    anchors' positions, tables [num_pools, num_seqs, max_pages] int32 the page tables. Without
-    `counts` all blocks are taken whole; num_rows = the counts' sum and one for every anchor.
+    anchors' positions. Without `counts` all blocks are taken whole; num_rows = the counts' sum and
+    one for every anchor.
     """
     num_seqs, width = blocks.shape
     device = blocks.device
@@ -60,24 +54,19 @@ def lay_out_rows(
         tokens = blocks.flatten()
         positions = (lengths.unsqueeze(1) + place.view(num_seqs, width)).flatten()
     else:
-        rows = _count_up(num_rows, device)
+        rows = count_up(num_rows, device)
         ends = (counts + 1).cumsum(0)
         query_start = torch.cat([ends.new_zeros(1), ends]).to(torch.int32)
         owner = torch.searchsorted(ends, rows, right=True)
         place = rows - query_start[owner]
         tokens = blocks.flatten()[owner * width + place]
         positions = lengths[owner] + place
-    pages = tables[:, owner, positions // page_size].to(torch.int64)
-    slots = pages * page_size + (positions % page_size).unsqueeze(0)
-    return RowLayout(tokens, positions, query_start, slots, owner)
+    return RowLayout(tokens, positions, query_start, owner)
 
 
 def pad_rows(values: Tensor, query_start: Tensor, width: int) -> Tensor:
     """Flat rows as [num_seqs, width]; what lies behind a sequence's last row is of any value."""
-    num_seqs = len(query_start) - 1
-    if len(values) == num_seqs * width:  # whole blocks
-        return values.view(num_seqs, width)
-    columns = _count_up(width, values.device)
+    columns = count_up(width, values.device)
     index = query_start[:-1].to(torch.int64).unsqueeze(1) + columns
     return values[index.clamp(max=values.shape[0] - 1)]
 
@@ -87,7 +76,8 @@ def pad_rows(values: Tensor, query_start: Tensor, width: int) -> Tensor:
 
 
 @cache
-def _count_up(count: int, device: torch.device) -> Tensor:
+def count_up(count: int, device: torch.device) -> Tensor:
+    """0, 1, 2, …"""
     return torch.arange(count, device=device)
 
 

@@ -21,10 +21,13 @@ from flashdraft.kernels.cuda.quantized_backend import is_packed
 from flashdraft.kernels.interface import (
     Best,
     Choice,
+    Draw,
+    DrawnRows,
     Heads,
     Mixture,
     PagedKeys,
     Residual,
+    SlotSettings,
 )
 from flashdraft.kernels.kinds import Activation, Scheme
 from flashdraft.kernels.quantized import Matrix, Quantized, join_floats
@@ -232,6 +235,10 @@ class TritonKernels(ComposedKernels):
 
     def argmax(self, x: Tensor) -> Tensor:
         return self._torch.argmax(x)
+
+    def draw(self, logits: Tensor, settings: SlotSettings, rows: DrawnRows) -> Draw:
+        with self._on_device():
+            return dense_backend.draw(logits, settings, rows)
 
     def best_columns(
         self,

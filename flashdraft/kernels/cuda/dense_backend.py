@@ -1,4 +1,4 @@
-"""What the CUDA backend does with weights in floats: multiply a few rows, find the best columns."""
+"""What the CUDA backend does with weights in floats (few rows, best columns), and with logits."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from flashdraft.kernels.cuda.dense.best import best_columns, best_of_logits
 from flashdraft.kernels.cuda.dense.linear import multiply_rows
+from flashdraft.kernels.cuda.draw import rows as drawing
 from flashdraft.kernels.cuda.plan import (
     DeviceLimits,
     plan_best,
@@ -16,7 +17,7 @@ from flashdraft.kernels.cuda.plan import (
     plan_exact_linear,
     plan_linear,
 )
-from flashdraft.kernels.interface import Best
+from flashdraft.kernels.interface import Best, Draw, DrawnRows, SlotSettings
 
 EXACT_ROWS = 1024
 FUSED_HEAD_ROWS = 128  # more of them are multiplied faster by torch, which writes the logits
@@ -86,3 +87,8 @@ def best_of_products(
 
 def _rows_of_a_piece(logits_row_bytes: int) -> int:
     return max(1, MAX_LOGITS_BYTES // logits_row_bytes)
+
+
+def draw(logits: Tensor, settings: SlotSettings, rows: DrawnRows) -> Draw:
+    """`Kernels.draw`."""
+    return drawing.draw(logits, settings, rows)

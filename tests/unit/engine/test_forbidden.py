@@ -75,7 +75,7 @@ def test_steps_on_the_device_hold_none(family: str) -> None:
         assert tokens(zoo.run(engine, requests()[:3])) == {
             f"r{i}": plain[f"r{i}"] for i in range(3)
         }
-        assert engine._ahead is not None and engine._ahead._num_launched > 5
+        assert engine._pipeline is not None and engine._pipeline._num_launched > 5
 
 
 def test_no_drafter_proposes_them() -> None:
@@ -90,7 +90,7 @@ def test_no_drafter_proposes_them() -> None:
     reduced = PackedDrafter(parameters, target.kernels)
     hidden = torch.randn(200, target.config.hidden_size)
     for drafter in (whole, reduced):
-        ahead: Any = Engine(target, drafter, AHEAD)._ahead
+        ahead: Any = Engine(target, drafter, AHEAD)._pipeline
         proposer = ahead._steps._proposer
         logits = proposer.widen(drafter.logits(target, hidden).float())
         assert (logits[:, list(forbidden)] == -math.inf).all()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -19,6 +21,15 @@ def make_meetings(device: torch.device) -> Tensor:
 
 def attention(query: Tensor, keys: PagedKeys, limits: DeviceLimits, exact: bool) -> Tensor:
     """`Kernels.attention`."""
+    if keys.view.parts is not None:
+        first, then = keys.view.parts
+        rows, seam = len(query), len(first.slots)
+        assert rows == seam + len(then.slots)
+        mixed = [
+            attention(part, replace(keys, view=view), limits, exact)
+            for part, view in ((query[:seam], first), (query[seam:], then))
+        ]
+        return torch.cat(mixed)
     make_plan = plan_exact_attention if exact else plan_attention
     return paged_attention(query, keys, make_plan(query, keys, limits))
 

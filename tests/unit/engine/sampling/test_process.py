@@ -255,7 +255,7 @@ def test_masking_every_token_is_unsound() -> None:
     hidden = torch.tensor([[1.0, math.nan, 0.5]])  # NaN where the mask falls is NaN all the same
     sampler = make_sampler(SamplingParams(min_tokens=2), 3, stop_ids=(1,))
     assert sample_rows(hidden, sampler, [], [], 0, argmax).sound.tolist() == [False]
-    error = LogitsError(17, torch.empty(0), sampler)
+    error = LogitsError(17, False, sampler)
     assert isinstance(error, FlashdraftError) and "position 17" in str(error)
 
 

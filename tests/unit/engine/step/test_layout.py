@@ -10,44 +10,33 @@ import torch
 from flashdraft.engine.step.layout import lay_out_rows, pad_rows, share_slots
 
 
-def by_hand(blocks, lengths, counts, tables, page_size):
-    tokens, positions, starts, slots = [], [], [0], [[] for _ in tables]
+def by_hand(blocks, lengths, counts):
+    tokens, positions, starts = [], [], [0]
     for s, block in enumerate(blocks):
         for place in range(counts[s] + 1):
-            position = lengths[s] + place
             tokens.append(block[place])
-            positions.append(position)
-            for pool, table in enumerate(tables):
-                page = table[s][position // page_size]
-                slots[pool].append(page * page_size + position % page_size)
+            positions.append(lengths[s] + place)
         starts.append(len(tokens))
-    return tokens, positions, starts, slots
+    return tokens, positions, starts
 
 
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("whole", [False, True])
 def test_rows_are_those_by_hand(seed, whole):
     source = random.Random(seed)
-    num_seqs, width, page_size, max_pages = source.randint(1, 6), source.randint(1, 9), 4, 9
+    num_seqs, width = source.randint(1, 6), source.randint(1, 9)
     blocks = [[source.randrange(99) for _ in range(width)] for _ in range(num_seqs)]
     lengths = [source.randrange(20) for _ in range(num_seqs)]
     counts = [width - 1 if whole else source.randrange(width) for _ in range(num_seqs)]
-    tables = [
-        [[source.randrange(50) for _ in range(max_pages)] for _ in range(num_seqs)]
-        for _ in range(3)
-    ]
     rows = lay_out_rows(
         torch.tensor(blocks),
         torch.tensor(lengths, dtype=torch.int32),
         None if whole else torch.tensor(counts),
-        torch.tensor(tables, dtype=torch.int32),
-        page_size,
         num_seqs + sum(counts),
     )
-    expected = by_hand(blocks, lengths, counts, tables, page_size)
-    assert tuple(part.tolist() for part in rows[:4]) == expected
+    assert tuple(part.tolist() for part in rows[:3]) == by_hand(blocks, lengths, counts)
     assert rows.owner.tolist() == [s for s in range(num_seqs) for _ in range(counts[s] + 1)]
-    assert [part.dtype for part in rows[:4]] == [torch.int64, torch.int64, torch.int32, torch.int64]
+    assert [part.dtype for part in rows] == [torch.int64, torch.int64, torch.int32, torch.int64]
     padded = pad_rows(rows.tokens, rows.query_start, width).tolist()
     for s in range(num_seqs):
         assert padded[s][: counts[s] + 1] == blocks[s][: counts[s] + 1]

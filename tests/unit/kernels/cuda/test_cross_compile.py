@@ -230,6 +230,18 @@ def lose(vocab_size: int, softcap: float | None) -> None:
     loss_rows(make(8, vocab_size), labels, 1.0, softcap, loss, chance, best)
 
 
+def draw(num_rows: int, vocab_size: int, dtype: torch.dtype, plain: bool = False) -> None:
+    from flashdraft.kernels.draw.rule import DrawnRows, SlotSettings
+
+    settings = SlotSettings.allocate(8, vocab_size, torch.device("meta"))
+    owner = make(num_rows, dtype=torch.int64)
+    masks = make(num_rows, -(-vocab_size // 32), dtype=torch.int32)
+    followed = make(8, 15, dtype=torch.int64)
+    rest = {} if plain else {"followed": followed, "place": owner, "masks": masks}
+    rows = DrawnRows(owner, owner, **rest)
+    kernels(dtype).draw(make(num_rows, vocab_size, dtype=dtype), settings, rows)
+
+
 def explicit() -> BlockMask:
     return BlockMask(explicit=make(1, 16, 16, dtype=torch.bool))
 
@@ -256,6 +268,9 @@ CASES: dict[str, Case] = {
     "int4 linear of a prompt": lambda: multiply_few_bits("int4", 257, LINEARS["31B gate"]),
     "loss over 49152": lambda: lose(49152, None),
     "loss over 262144, capped": lambda: lose(262144, 30.0),
+    "draw over 262144": lambda: draw(16, 262144, FP32),
+    "draw over 262144, half": lambda: draw(1, 262144, BF16, plain=True),
+    "draw over 100003": lambda: draw(64, 100003, FP32, plain=True),
     "attention of 64, explicit mask": lambda: attend(64, 16, FP16, mask=explicit()),
     "attention of 128, bidirectional, exact": lambda: attend(
         128, 16, mask=BIDIRECTIONAL, exact=True

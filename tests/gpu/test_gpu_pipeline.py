@@ -13,7 +13,7 @@ from flashdraft.engine.config import CacheOptions, EngineConfig
 from flashdraft.engine.engine import Engine
 from flashdraft.kernels.select import select_kernels
 from tests import zoo
-from tests.unit.engine.step.test_ahead import Oracle, greedy_requests, tokens
+from tests.unit.engine.step.test_pipeline import Oracle, greedy_requests, tokens
 
 pytestmark = pytest.mark.gpu
 
@@ -33,7 +33,7 @@ def test_exact_steps_change_no_token(family, dtype):
         engine = Engine(target, zoo.tiny_drafter(kernels, 8), config)
         assert tokens(zoo.run(engine, requests)) == expected
         assert tokens(zoo.run(engine, requests)) == expected  # now with everything captured
-        assert len(engine._ahead._steps.graphs)
+        assert len(engine._pipeline._steps.graphs)
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma4_moe"])
@@ -43,7 +43,7 @@ def test_replayed_steps_are_the_steps_that_were_captured(family):
     params = SamplingParams(max_tokens=100, ignore_eos=True)
     requests = [Request(f"r{i}", [5 + i, 9, 12], params, i) for i in range(4)]
     engines = [Engine(target, zoo.tiny_drafter(kernels, 8), AHEAD) for _ in range(2)]
-    engines[1]._ahead._steps.graphs.captures = False
+    engines[1]._pipeline._steps.graphs.captures = False
     first, second = (tokens(zoo.run(engine, requests)) for engine in engines)
     assert first == second
 
@@ -69,8 +69,8 @@ def test_the_host_is_one_step_behind():
     engine.submit(Request("r", [5, 6, 7], SamplingParams(max_tokens=300, ignore_eos=True), 0))
     while engine.has_work:
         engine.step()
-        if not engine._ahead.is_flying and engine.has_work:
-            assert engine._ahead._num_launched < 3 or engine._live["r"].sequence.num_left < 3
+        if not engine._pipeline.is_flying and engine.has_work:
+            assert engine._pipeline._num_launched < 3 or engine._live["r"].sequence.num_left < 3
     torch.cuda.synchronize()
     begin = time.perf_counter()
     engine.submit(Request("r", [5, 6, 7], SamplingParams(max_tokens=300, ignore_eos=True), 0))
@@ -89,13 +89,10 @@ def test_a_drafter_that_is_right_is_accepted():
     ]
     answers = tokens(zoo.run(Engine(target, config=PLAIN), free))
     engine = Engine(target, zoo.tiny_drafter(kernels, 8), AHEAD)
-    engine._ahead._steps.graphs.captures = False  # the oracle works on the host
+    engine._pipeline._steps.graphs.captures = False  # the oracle works on the host
     host = Oracle(engine, answers, wrong=0.3)
 
-    def draft(anchors, lengths, tables, shape):
-        return tuple(part.cuda() for part in host.draft(anchors, lengths.cpu(), tables, shape))
-
-    engine._ahead._steps._draft = draft
+    engine._pipeline._steps._drafts_of = lambda shape: tuple(x.cuda() for x in host.draft(shape))
     drafted = zoo.run(engine, requests)
     assert tokens(drafted) == tokens(zoo.run(Engine(target, config=PLAIN), requests))
     assert sum(g.stats.accepted for g in drafted.values()) > 10

@@ -19,7 +19,7 @@ from flashdraft.engine.config import CacheOptions, EngineConfig
 from flashdraft.engine.drafts import Draft
 from flashdraft.engine.engine import Engine
 from flashdraft.engine.sampling.accept import Acceptance
-from flashdraft.engine.step import ahead
+from flashdraft.engine.step import pipeline
 from flashdraft.engine.step.device import DeviceSteps
 from flashdraft.engine.streams import Graphs
 from tests import zoo
@@ -57,27 +57,27 @@ class Oracle:
         self.engine, self.answers, self.wrong = engine, answers, wrong
         self.random = random.Random(11)
         self.num_steps = 0
-        engine._ahead._steps._draft = self.draft
+        engine._pipeline._steps._drafts_of = self.draft
         if wrong == 1.0:  # nor may the drafter be right by chance, in steps that the host takes
             propose, empty = engine.proposer.propose, Draft([], [])
             engine.proposer.propose = lambda works, *rest: [empty for _ in propose(works, *rest)]
 
-    def draft(self, anchors, lengths, tables, shape):
+    def draft(self, shape):
         self.num_steps += 1
-        width = shape.width
-        drafts = torch.zeros(len(anchors), width, dtype=torch.int64)
-        for slot, sequence in enumerate(self.engine._ahead._slots[: len(anchors)]):
-            if sequence is None:
+        batch, width, slots = shape.batch, shape.width, self.engine._pipeline._slots
+        drafts = torch.zeros(batch, width, dtype=torch.int64)
+        for slot, seat in enumerate(self.engine._pipeline._seats[:batch]):
+            if seat is None or not slots.alive[slot]:
                 continue
-            done = int(lengths[slot]) + 1 - sequence.num_prompt
+            sequence = seat.sequence
+            done = int(slots.lengths[slot]) + 1 - sequence.num_prompt
             known = self.answers[sequence.request.id][done : done + width]
             said = set(self.answers[sequence.request.id])
             never = next(token for token in range(zoo.VOCAB) if token not in said)
             for place, token in enumerate(known):
                 is_wrong = self.random.random() < self.wrong
                 drafts[slot, place] = never if is_wrong else token
-        confidence = torch.rand(len(anchors), width)
-        return drafts, confidence
+        return drafts, torch.rand(batch, width)
 
 
 def build(backend="float32", family="gemma4", config=AHEAD, **settings):
@@ -120,7 +120,7 @@ def test_a_target_alone_runs_ahead_too():
     engine = Engine(target, config=dataclasses.replace(AHEAD, verify=None, max_batch=2))
     requests = greedy_requests(5)
     assert tokens(zoo.run(engine, requests)) == plain_tokens(target, requests)
-    assert engine._ahead._num_launched > 20
+    assert engine._pipeline._num_launched > 20
 
 
 def test_greedy_and_sampled_requests_take_turns():
@@ -145,7 +145,7 @@ def test_sampled_requests_run_ahead_with_the_same_noise(verify):
         for i in range(8)
     ]
     assert tokens(zoo.run(engine, requests)) == plain_tokens(target, requests)
-    assert engine._ahead._num_launched > 20
+    assert engine._pipeline._num_launched > 20
 
 
 def test_drafts_of_sampled_requests_are_drawn_with_the_targets_noise():
@@ -174,6 +174,195 @@ def test_requests_that_come_late_join():
     assert done == expected
 
 
+def never(*_):
+    raise AssertionError("the host took a step of its own")
+
+
+def serve(engine, arrivals, steps=600):
+    """Submit requests at their steps; what each of them got, step by step and in the end."""
+    pieces, done = {}, {}
+    for step in range(steps):
+        for request in arrivals.get(step, ()):
+            engine.submit(request)
+        for event in engine.step():
+            pieces.setdefault(event.request_id, []).append((step, len(event.token_ids)))
+            if event.generation is not None:
+                done[event.request_id] = event.generation
+        engine.check_integrity()
+        if not engine.has_work and step > max(arrivals):
+            break
+    return pieces, done
+
+
+@pytest.mark.parametrize("verify", [0, 7])
+def test_arrivals_and_ends_never_leave_the_pipeline(verify, monkeypatch):
+    target, engine = build(max_batch=4, verify=verify)
+    monkeypatch.setattr(engine.runner, "verify", never)
+    requests = greedy_requests(12)
+    pieces, done = serve(engine, {3 * i: [request] for i, request in enumerate(requests)})
+    expected = plain_tokens(target, requests)
+    assert {key: generation.token_ids for key, generation in done.items()} == expected
+
+
+def test_a_long_prompt_rides_beside_those_who_decode(monkeypatch):
+    target, engine = build(max_batch=4, verify=0)
+    monkeypatch.setattr(engine._pipeline._budget, "rows", lambda others, *_: 40 if others else 512)
+    monkeypatch.setattr(engine.runner, "verify", never)
+    params = SamplingParams(max_tokens=60, ignore_eos=True)
+    early = [Request(f"r{i}", [5 + i, 9], params, i) for i in range(2)]
+    late = Request("long", [7 + i % 50 for i in range(200)], params, 9)
+    pieces, done = serve(engine, {0: early, 10: [late]})
+    first = pieces["long"][0][0]
+    assert first >= 10 + 200 // 40
+    for request in early:  # a token in every step, those of the prompt too
+        steps = [step for step, _ in pieces[request.id]]
+        assert steps == list(range(steps[0], steps[0] + 60))
+    expected = plain_tokens(target, [*early, late])
+    assert {key: generation.token_ids for key, generation in done.items()} == expected
+
+
+def test_a_sleeping_slot_writes_nothing_of_its_own():
+    """Its prompt's keys are what they are without anybody beside it."""
+    target, engine = build(max_batch=4)
+    engine._pipeline._budget.rows = lambda others, *_: 16 if others else 512
+    params = SamplingParams(max_tokens=50, ignore_eos=True)
+    early = [Request(f"r{i}", [5 + i, 9], params, i) for i in range(3)]
+    late = Request("long", [7 + i % 50 for i in range(90)], params, 9)
+    _, done = serve(engine, {0: early, 6: [late]})
+    expected = plain_tokens(target, [*early, late])
+    assert {key: generation.token_ids for key, generation in done.items()} == expected
+
+
+KINDS = [
+    {},
+    {"logprobs": 3},
+    {"temperature": 1.0, "top_p": 0.9},
+    {"temperature": 0.8, "repetition_penalty": 1.3, "logprobs": 20},
+    {"presence_penalty": 0.7, "frequency_penalty": 0.2},
+    {"logit_bias": {7: 2.5, 9: -100.0}, "temperature": 1.2},
+    {"min_tokens": 12, "temperature": 0.9, "min_p": 0.1},
+    {"temperature": 1.0, "top_k": 12, "top_p": 0.95, "repetition_penalty": 0.8, "min_tokens": 3},
+]
+
+
+def requests_of_all_kinds(count, seed=8):
+    source = random.Random(seed)
+    return [
+        Request(
+            f"r{i}",
+            [source.randrange(4, zoo.VOCAB) for _ in range(source.choice([1, 5, 16, 33]))],
+            SamplingParams(
+                max_tokens=source.randrange(13, 40), ignore_eos=i % 5 == 0, **KINDS[i % 8]
+            ),
+            seed=i,
+        )
+        for i in range(count)
+    ]
+
+
+@pytest.mark.parametrize("verify", [0, 3, 7])
+@pytest.mark.parametrize("family", ["gemma4", "llama"])
+def test_every_kind_of_request_is_drawn_on_the_device(family, verify, monkeypatch):
+    target, engine = build(family=family, max_batch=5, verify=verify)
+    monkeypatch.setattr(engine.runner, "verify", never)
+    requests = requests_of_all_kinds(24)
+    _, done = serve(engine, {2 * i: [request] for i, request in enumerate(requests)})
+    expected = zoo.run(Engine(target, config=PLAIN), requests)
+    assert {k: g.token_ids for k, g in done.items()} == tokens(expected)
+    for key, generation in done.items():
+        other = expected[key]
+        assert (generation.logprobs is None) == (other.logprobs is None)
+        for mine, theirs in zip(generation.logprobs or [], other.logprobs or [], strict=True):
+            assert mine.logprob == pytest.approx(theirs.logprob, abs=1e-5)
+            assert [token for token, _ in mine.top] == [token for token, _ in theirs.top]
+            values = [[x for _, x in one.top] for one in (mine, theirs)]
+            assert values[0] == pytest.approx(values[1], abs=1e-5)
+
+
+@pytest.mark.parametrize("wrong", [0.0, 0.4])
+def test_penalties_count_what_was_accepted_and_no_more(wrong):
+    target, engine = build(max_batch=3)
+    params = SamplingParams(
+        max_tokens=50, ignore_eos=True, repetition_penalty=1.4, frequency_penalty=0.5
+    )
+    requests = [Request(f"r{i}", [5 + i, 9, 30], params, i) for i in range(3)]
+    longer = dataclasses.replace(params, max_tokens=70)
+    answers = plain_tokens(target, [dataclasses.replace(r, params=longer) for r in requests])
+    Oracle(engine, answers, wrong)
+    done = zoo.run(engine, requests)
+    assert tokens(done) == plain_tokens(target, requests)
+    if wrong == 0.0:
+        assert all(g.stats.mean_accepted_length > 4 for g in done.values())
+
+
+def test_who_is_preempted_keeps_its_penalties(monkeypatch):
+    target, engine = build(max_batch=6)
+    small = zoo.cache_for(target, zoo.tiny_drafter(target.kernels, 8), 24)
+    target, engine = build(max_batch=6, cache=CacheOptions(cache_gb=small))
+    monkeypatch.setattr(engine.runner, "verify", never)
+    params = SamplingParams(
+        max_tokens=60, ignore_eos=True, temperature=0.8, frequency_penalty=0.6, logprobs=1
+    )
+    requests = [Request(f"r{i}", [5 + i] * 30, params, i) for i in range(6)]
+    _, done = serve(engine, {0: requests}, steps=2000)
+    assert {k: g.token_ids for k, g in done.items()} == plain_tokens(target, requests)
+    assert sum(g.stats.preemptions for g in done.values()) > 0
+    assert all(len(g.logprobs) == 60 for g in done.values())
+
+
+def test_a_request_whose_settings_leave_no_token_is_told_so(monkeypatch):
+    target, engine = build(max_batch=3)
+    monkeypatch.setattr(engine.runner, "verify", never)
+    params, every = SamplingParams(max_tokens=9, ignore_eos=True), tuple(range(zoo.VOCAB))
+    requests = [
+        Request("good", [5, 6], params, 0),
+        Request("bad", [5, 7], dataclasses.replace(params, min_tokens=5, stop_token_ids=every), 0),
+    ]
+    _, done = serve(engine, {0: requests})
+    assert done["bad"].finish_reason is FinishReason.ERROR and "min_tokens" in done["bad"].error
+    assert done["good"].token_ids == plain_tokens(target, requests[:1])["good"]
+
+
+def test_who_gives_way_is_served_without_the_host(monkeypatch):
+    target, engine = build(max_batch=6)
+    small = zoo.cache_for(target, zoo.tiny_drafter(target.kernels, 8), 24)
+    target, engine = build(max_batch=6, cache=CacheOptions(cache_gb=small))
+    monkeypatch.setattr(engine.runner, "verify", never)
+    requests = [
+        Request(f"r{i}", [5 + i] * 30, SamplingParams(max_tokens=60, ignore_eos=True), i)
+        for i in range(6)
+    ]
+    _, done = serve(engine, {0: requests}, steps=2000)
+    assert {k: g.token_ids for k, g in done.items()} == plain_tokens(target, requests)
+    assert sum(g.stats.preemptions for g in done.values()) > 0
+
+
+def test_a_prompt_that_is_cancelled_half_way_frees_its_slot():
+    target, engine = build(max_batch=2)
+    engine._pipeline._budget.rows = lambda others, *_: 16 if others else 512
+    params = SamplingParams(max_tokens=50, ignore_eos=True)
+    early, late = Request("a", [5, 9], params, 0), Request("b", [7] * 120, params, 1)
+    engine.submit(early)
+    for _ in range(4):
+        engine.step()
+    engine.submit(late)
+    for _ in range(3):
+        engine.step()
+    engine.cancel("b")
+    after = Request("c", [11, 12], params, 2)
+    engine.submit(after)
+    done = {}
+    for _ in range(200):
+        for event in engine.step():
+            if event.generation is not None:
+                done[event.request_id] = event.generation
+        engine.check_integrity()
+    assert done["b"].finish_reason is FinishReason.CANCELLED
+    expected = plain_tokens(target, [early, after])
+    assert done["a"].token_ids == expected["a"] and done["c"].token_ids == expected["c"]
+    assert all(pool.num_available == pool.num_pages for pool in engine.book.pools)
+
+
 def test_too_few_pages_only_cost_time():
     target, engine = build(max_batch=6)
     small = zoo.cache_for(target, zoo.tiny_drafter(target.kernels, 8), 14)
@@ -185,7 +374,7 @@ def test_too_few_pages_only_cost_time():
     generations = zoo.run(engine, requests)
     assert tokens(generations) == plain_tokens(target, requests)
     assert sum(g.stats.preemptions for g in generations.values()) > 0
-    assert engine._ahead._num_launched > 0
+    assert engine._pipeline._num_launched > 0
 
 
 def test_a_cancelled_request_leaves_the_others_alone():
@@ -197,7 +386,7 @@ def test_a_cancelled_request_leaves_the_others_alone():
     done = {}
     for step in range(200):
         if step == 8:
-            assert engine._ahead.is_flying
+            assert engine._pipeline.is_flying
             engine.cancel("r1")
             engine.cancel("r3")
         for event in engine.step():
@@ -246,12 +435,12 @@ def test_a_step_that_fails_costs_no_request(fails_at, monkeypatch):
     requests = greedy_requests(4, max_tokens=30)
     launch, count = DeviceSteps.launch, 0
 
-    def fail(self, shape):
+    def fail(self, *arguments):
         nonlocal count
         count += 1
         if count == fails_at:
             raise RuntimeError("the device is on fire")
-        return launch(self, shape)
+        return launch(self, *arguments)
 
     monkeypatch.setattr(DeviceSteps, "launch", fail)
     assert tokens(zoo.run(engine, requests)) == plain_tokens(target, requests)
@@ -294,7 +483,7 @@ def test_a_lookup_without_a_drafter_needs_the_host():
     engine = Engine(
         target, config=EngineConfig(ngram=True, cache=CacheOptions(cache_gb=0.01), run_ahead=True)
     )
-    assert engine._ahead is None
+    assert engine._pipeline is None
 
 
 class SlowToBegin:
@@ -316,28 +505,36 @@ class SlowToBegin:
         return function()
 
 
+def verified(keys):
+    """(batch, draft tokens) of the target's passes among pieces of steps."""
+    return {(key[1], key[2]) for key in keys if key[0] == "verify"}
+
+
+def batches(keys):
+    return {batch for batch, _ in verified(keys)}
+
+
 @pytest.mark.parametrize("share", [0.0, 1e9])
 def test_what_is_captured_is_used_while_new_shapes_cost_too_much(share, monkeypatch):
-    monkeypatch.setattr(ahead, "NEW_S", 0.0)
-    monkeypatch.setattr(ahead, "NEW_SHARE", share)
+    monkeypatch.setattr(pipeline, "NEW_S", 0.0)
+    monkeypatch.setattr(pipeline, "NEW_SHARE", share)
     target, engine = build(max_batch=4)
     requests = [
         Request(f"r{i}", [5 + i], SamplingParams(max_tokens=30 - 6 * i, ignore_eos=True), seed=i)
         for i in range(4)
     ]
-    engine._ahead._steps.graphs = graphs = SlowToBegin()
+    engine._pipeline._steps.graphs = graphs = SlowToBegin()
     assert tokens(zoo.run(engine, requests)) == plain_tokens(target, requests)
-    batches = {shape.batch for shape in graphs.runs}
-    assert batches == ({4} if share == 0.0 else {1, 2, 3, 4})
+    assert batches(graphs.runs) == ({4} if share == 0.0 else {1, 2, 3, 4})
 
 
 def test_prepared_steps_are_not_captured_again_and_change_nothing():
     target, engine = build(max_batch=4, verify=None)
-    engine._ahead._steps.graphs = graphs = SlowToBegin()
+    engine._pipeline._steps.graphs = graphs = SlowToBegin()
     engine.prepare(4, seconds=60.0)
     prepared = set(graphs)
-    assert {shape.batch for shape in prepared} == {1, 2, 3, 4}
-    assert {shape.num_slots // shape.batch for shape in prepared} >= {0, 1, 7}
+    assert batches(prepared) == {1, 2, 3, 4}
+    assert {slots // batch for batch, slots in verified(prepared)} >= {0, 1, 7}
     requests = greedy_requests(9)
     assert tokens(zoo.run(engine, requests)) == plain_tokens(target, requests)
     assert set(graphs.runs) == prepared
@@ -345,22 +542,22 @@ def test_prepared_steps_are_not_captured_again_and_change_nothing():
 
 def test_preparing_stops_in_time_with_the_likeliest_of_every_batch(monkeypatch):
     _, engine = build(max_batch=4)
-    engine._ahead._steps.graphs = graphs = SlowToBegin()
+    engine._pipeline._steps.graphs = graphs = SlowToBegin()
     clock = iter(range(1000))
-    monkeypatch.setattr(ahead, "time", SimpleNamespace(perf_counter=lambda: float(next(clock))))
+    monkeypatch.setattr(pipeline, "time", SimpleNamespace(perf_counter=lambda: float(next(clock))))
     engine.prepare(4, seconds=8.5)  # two steps for each of the four batches
-    assert {shape.batch for shape in graphs} == {1, 2, 3, 4} and len(set(graphs)) == 4
+    assert batches(graphs) == {1, 2, 3, 4} and len(verified(graphs)) == 4
 
 
 def test_steps_are_prepared_behind_one_that_nobody_reads_any_more():
     target, engine = build(max_batch=2, verify=None)
-    engine._ahead._steps.graphs = graphs = SlowToBegin()
+    engine._pipeline._steps.graphs = graphs = SlowToBegin()
     requests = greedy_requests(2)
     free = Request("r0", [5, 6, 7], SamplingParams(max_tokens=90, ignore_eos=True), seed=0)
     spoken = plain_tokens(target, [free])["r0"]
     ends = dataclasses.replace(free.params, stop_token_ids=(spoken[4],))
     zoo.run(engine, [dataclasses.replace(free, params=ends)])
-    assert engine._ahead.is_flying  # the step behind the one with the stop token
+    assert engine._pipeline.is_flying  # the step behind the one with the stop token
     engine.prepare(2, seconds=60.0)
     prepared = set(graphs)
     assert tokens(zoo.run(engine, requests)) == plain_tokens(target, requests)
@@ -369,7 +566,7 @@ def test_steps_are_prepared_behind_one_that_nobody_reads_any_more():
 
 def test_nothing_is_prepared_while_requests_run():
     _, engine = build(max_batch=4)
-    engine._ahead._steps.graphs = graphs = SlowToBegin()
+    engine._pipeline._steps.graphs = graphs = SlowToBegin()
     engine.submit(greedy_requests(1)[0])
     engine.prepare(4, seconds=60.0)
     assert not graphs.runs
@@ -377,7 +574,7 @@ def test_nothing_is_prepared_while_requests_run():
 
 def test_a_step_that_cannot_be_prepared_is_no_failure(monkeypatch, caplog):
     target, engine = build(max_batch=4)
-    engine._ahead._steps.graphs = graphs = SlowToBegin()
+    engine._pipeline._steps.graphs = graphs = SlowToBegin()
 
     def fail(key, function):
         raise torch.OutOfMemoryError("no room")
@@ -402,42 +599,42 @@ class FailsToCapture(Graphs):
         return super().call(key, function)
 
     def _record(self, function):
-        if self.asked[-1].batch == self.batch:
+        if self.asked[-1][:2] == ("verify", self.batch):
             raise torch.OutOfMemoryError("no room")
         return SimpleNamespace(replay=function), None
 
 
 def test_a_step_that_cannot_be_captured_costs_the_others_nothing(caplog):
     target, engine = build(max_batch=4)
-    engine._ahead._steps.graphs = graphs = FailsToCapture(batch=2)
+    engine._pipeline._steps.graphs = graphs = FailsToCapture(batch=2)
     requests = [
         Request(f"r{i}", [5 + i], SamplingParams(max_tokens=30 - 6 * i, ignore_eos=True), seed=i)
         for i in range(4)
     ]
     assert tokens(zoo.run(engine, requests)) == plain_tokens(target, requests)
-    assert {shape.batch for shape in graphs.failed} == {2} and "no room" in caplog.text
-    assert {shape.batch for shape in graphs} >= {1, 4}
+    assert batches(graphs.failed) == {2} and "no room" in caplog.text
+    assert batches(graphs) >= {1, 4}
 
 
 def test_preparing_ends_where_the_memory_does():
     _, engine = build(max_batch=4, verify=None)
-    engine._ahead._steps.graphs = graphs = FailsToCapture(batch=2)
+    engine._pipeline._steps.graphs = graphs = FailsToCapture(batch=2)
     engine.prepare(4, seconds=60.0)
-    assert {shape.batch for shape in graphs} == {4, 3} and len(graphs.failed) == 1
+    assert batches(graphs) == {4, 3} and len(graphs.failed) == 1
 
 
 def test_preparing_leaves_room_for_what_nobody_foresaw(monkeypatch):
-    monkeypatch.setattr(ahead, "MOST_PREPARED", 3)
+    monkeypatch.setattr(pipeline, "MOST_PREPARED", 3)
     _, engine = build(max_batch=4, verify=None)
-    engine._ahead._steps.graphs = graphs = SlowToBegin()
+    engine._pipeline._steps.graphs = graphs = SlowToBegin()
     engine.prepare(4, seconds=60.0)
-    assert len(set(graphs)) == 3
+    assert len(verified(graphs)) == 3
 
 
 def test_preparing_writes_to_the_page_of_nobody_alone():
     _, engine = build(max_batch=4, verify=None)
-    engine._ahead._steps._tables.random_(1, 5)  # as other requests have left them
-    engine._ahead._steps.graphs = SlowToBegin()
+    engine._pipeline._slots.tables.random_(1, 5)  # as other requests have left them
+    engine._pipeline._steps.graphs = SlowToBegin()
     layers = engine.runner._cache._storage
     before = [torch.stack(layer) for layer in layers]
     engine.prepare(4, seconds=60.0)

@@ -1,0 +1,148 @@
+# Triton's decorators carry no types that mypy can see.
+# mypy: disallow-untyped-decorators=False
+"""Logits as the rule sees them: adjusted by a slot's settings, and scaled. Triton, CUDA only."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from flashdraft.kernels.cuda.draw.arithmetic import order
+from flashdraft.kernels.draw import rule
+
+BIASED = tl.constexpr(rule.BIASED)
+PENALISED = tl.constexpr(rule.PENALISED)
+STOPS_LATE = tl.constexpr(rule.STOPS_LATE)
+USES_FACTS = tl.constexpr(rule.USES_FACTS)
+PROMPT = tl.constexpr(rule.PROMPT)
+STOP = tl.constexpr(rule.STOP)
+COUNT = tl.constexpr(rule.COUNT)
+LOWEST_TEMPERATURE = tl.constexpr(rule.LOWEST_TEMPERATURE)
+
+
+class Look(NamedTuple):
+    """What a kernel looks at: rows of logits, and the settings of their slots (rule.py)."""
+
+    logits: Tensor
+    temperature: Tensor
+    top_k: Tensor
+    top_p: Tensor
+    least: Tensor
+    repetition: Tensor
+    presence: Tensor
+    frequency: Tensor
+    free_from: Tensor
+    noise: Tensor
+    num_top: Tensor
+    flags: Tensor
+    facts: Tensor
+    bias: Tensor
+    owner: Tensor
+    positions: Tensor
+    followed: Tensor  # unread without drafts
+    place: Tensor
+    masks: Tensor  # unread without masks
+
+
+def make_look(logits: Tensor, settings: rule.SlotSettings, rows: rule.DrawnRows) -> Look:
+    unread = rows.owner
+    return Look(
+        logits,
+        settings.temperature,
+        settings.top_k,
+        settings.top_p,
+        settings.least,
+        settings.repetition,
+        settings.presence,
+        settings.frequency,
+        settings.free_from,
+        settings.noise,
+        settings.num_top,
+        settings.flags,
+        settings.facts,
+        settings.bias,
+        rows.owner,
+        rows.positions,
+        unread if rows.followed is None else rows.followed,
+        unread if rows.place is None else rows.place,
+        unread if rows.masks is None else rows.masks,
+    )
+
+
+@triton.jit
+def load_raw(look: tl.tensor, row: tl.tensor, ids: tl.tensor, vocab_size: tl.tensor) -> tl.tensor:
+    """Logits in float32; -inf behind the vocabulary, and +inf for NaN, which is as bad."""
+    x = tl.load(
+        look.logits + row * vocab_size + ids, mask=ids < vocab_size, other=float("-inf")
+    ).to(tl.float32)
+    return tl.where(x != x, float("inf"), x)
+
+
+@triton.jit
+def adjust(
+    look: tl.tensor,
+    row: tl.tensor,
+    x: tl.tensor,
+    ids: tl.tensor,
+    vocab_size: tl.tensor,
+    WIDTH: tl.constexpr,
+    MASKED: tl.constexpr,
+) -> tl.tensor:
+    """Steps 1 to 4 of the rule. Rows follow draft tokens if WIDTH, and have masks if MASKED."""
+    real = ids < vocab_size
+    if MASKED:
+        num_words = (vocab_size + 31) // 32
+        words = tl.load(look.masks + row * num_words + (ids >> 5), mask=real, other=0)
+        x = tl.where(((words >> (ids & 31)) & 1) != 0, x, float("-inf"))
+    slot = tl.load(look.owner + row)
+    flags = tl.load(look.flags + slot)
+    if (flags & BIASED) != 0:
+        x = x + tl.load(look.bias + slot * vocab_size + ids, mask=real, other=0.0)
+    if (flags & USES_FACTS) != 0:
+        facts = tl.load(look.facts + slot * vocab_size + ids, mask=real, other=0)
+        is_early = tl.load(look.positions + row) < tl.load(look.free_from + slot)
+        waits = is_early & ((flags & STOPS_LATE) != 0)
+        x = tl.where(((facts & STOP) != 0) & waits, float("-inf"), x)
+        if (flags & PENALISED) != 0:
+            counts = facts & COUNT
+            if WIDTH > 0:
+                for j in range(tl.load(look.place + row).to(tl.int32)):
+                    counts += (ids == tl.load(look.followed + slot * WIDTH + j)).to(tl.int32)
+            repetition = tl.load(look.repetition + slot)
+            y = tl.where(x > 0, tl.div_rn(x, repetition), x * repetition)
+            y = tl.where((counts > 0) | ((facts & PROMPT) != 0), y, x)
+            y = y - counts.to(tl.float32) * tl.load(look.frequency + slot)
+            x = tl.where(counts > 0, y - tl.load(look.presence + slot), y)
+    return x
+
+
+@triton.jit
+def scale(look: tl.tensor, row: tl.tensor, x: tl.tensor, peak: tl.tensor) -> tl.tensor:
+    """Step 5: adjusted logits relative to their largest."""
+    heat = tl.load(look.temperature + tl.load(look.owner + row))
+    return tl.div_rn(x - peak, tl.maximum(heat, LOWEST_TEMPERATURE)) + 0.0
+
+
+@triton.jit
+def least_key(look: tl.tensor, slot: tl.tensor) -> tl.tensor:
+    """The order of the least scaled logit that min-p lets pass."""
+    return order(tl.load(look.least + slot))
+
+
+@triton.jit
+def load_scaled(
+    look: tl.tensor,
+    row: tl.tensor,
+    ids: tl.tensor,
+    peak: tl.tensor,
+    vocab_size: tl.tensor,
+    WIDTH: tl.constexpr,
+    MASKED: tl.constexpr,
+) -> tl.tensor:
+    """Logits after step 5; -inf behind the vocabulary."""
+    x = load_raw(look, row, ids, vocab_size)
+    x = adjust(look, row, x, ids, vocab_size, WIDTH, MASKED)
+    return scale(look, row, x, peak)

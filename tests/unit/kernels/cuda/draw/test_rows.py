@@ -1,0 +1,145 @@
+"""The draw in Triton's interpreter against the rule in torch, bit for bit, on hostile rows.
+
+A row is cut into far smaller parts than on a GPU, so that a few hundred tokens pass through every
+launch: what is picked, what is searched, and what has more equals than there is room for.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from flashdraft.core import SamplingParams
+from flashdraft.kernels.draw import arithmetic, noise, reference
+from flashdraft.kernels.draw.rule import DrawnRows, SlotRequest, SlotSettings
+from tests.drawn import CPU, Rows, assert_equal, make_rows
+from tests.interpreted import collect, judge, report
+
+PLANS: dict[str, dict[str, int]] = {
+    "small": {"sub": 8, "parts": 2, "blocks": 2, "room": 32, "max_picked": 16, "search_block": 32},
+    "roomy": {"sub": 8, "parts": 4, "blocks": 1, "room": 512, "max_picked": 99, "search_block": 64},
+    "tight": {"sub": 4, "parts": 4, "blocks": 4, "room": 4, "max_picked": 8, "search_block": 64},
+}
+SAMPLED = {"temperature": 1.0, "min_p": 0.0, "logprobs": None}
+
+
+def compare(batch: Rows, plan: str) -> None:
+    from flashdraft.kernels.cuda.draw.rows import DrawPlan, draw
+
+    found = draw(batch.logits, batch.settings, batch.rows, DrawPlan(**PLANS[plan]))
+    assert_equal(found, reference.draw(batch.logits, batch.settings, batch.rows))
+
+
+def check_random(plan: str, vocab_size: int, masked: bool, **fixed: Any) -> None:
+    seed = vocab_size + 1000 * masked
+    compare(make_rows(seed, vocab_size, num_slots=14, masked=masked, **fixed), plan)
+
+
+def check_levels(plan: str, **setting: Any) -> None:
+    """Rows of few different values: where kept tokens end, there are equals."""
+    random, vocab_size = np.random.default_rng(0), 203
+    settings = SlotSettings.allocate(1, vocab_size, CPU)
+    settings.set({0: SlotRequest(SamplingParams(temperature=1.0, **setting), 5, [])})
+    levels = np.stack([random.integers(0, 2 + n % 4, vocab_size) for n in range(8)])
+    logits = torch.from_numpy(levels.astype(np.float32) * np.float32(0.3))
+    rows = DrawnRows(torch.zeros(8, dtype=torch.int64), torch.arange(8))
+    compare(Rows(logits, settings, rows, []), plan)
+
+
+def check_arithmetic() -> None:
+    random = np.random.default_rng(0)
+    bits = torch.from_numpy(random.integers(0, 2**31, 4096).astype(np.int32))
+    bits[:4] = torch.tensor([0, 1, 2**31 - 1, 2**31 - 2])
+    scaled = torch.from_numpy(-random.exponential(9.0, 4096).astype(np.float32))
+    noises, weights = torch.empty(4096), torch.empty(4096, dtype=torch.int64)
+    hashed = torch.empty(4096, dtype=torch.int32)
+    key = torch.tensor([noise.noise_start(-7), 123456])
+    apply[(1,)](bits, scaled, noises, weights, hashed, key, 4096)
+    assert torch.equal(noises, arithmetic.gumbel(bits))
+    assert torch.equal(weights, arithmetic.weigh(scaled))
+    assert torch.equal(hashed, noise.random_bits(noise.noise_key(-7, 123456), 4096, CPU))
+
+
+def check_alone() -> None:
+    from flashdraft.kernels.cuda.draw.rows import DrawPlan, draw
+
+    plan, batch = DrawPlan(**PLANS["small"]), make_rows(11, 150, num_slots=14)
+    together = draw(batch.logits, batch.settings, batch.rows, plan)
+    for row in range(0, len(batch.logits), 3):
+        one = batch.alone(row)
+        for found, expected in zip(draw(*one.drawable, plan), together, strict=True):
+            assert torch.equal(found[0].nan_to_num(0.5), expected[row].nan_to_num(0.5))
+
+
+def check_backend() -> None:
+    from flashdraft.kernels.cuda.backend import TritonKernels
+
+    batch = make_rows(12, 77, num_slots=14)
+    found = TritonKernels(CPU, torch.float32).draw(*batch.drawable)
+    assert_equal(found, reference.draw(*batch.drawable))
+    none = TritonKernels(CPU, torch.float32).draw(*batch.alone(len(batch.logits)).drawable)
+    assert [len(one) for one in none] == [0] * 5
+
+
+CHECKS: dict[str, Callable[[], None]] = {
+    "arithmetic": check_arithmetic,
+    "a row alone": check_alone,
+    "the backend": check_backend,
+}
+for _plan, _vocab, _masked in itertools.product(PLANS, (1, 33, 300), (False, True)):
+    CHECKS[f"{_plan}, {_vocab}{', masked' * _masked}"] = lambda p=_plan, v=_vocab, m=_masked: (
+        check_random(p, v, m)
+    )
+for _plan in PLANS:
+    for _name, _setting in {
+        "free": {"top_k": 0, "top_p": 1.0},
+        "top-k": {"top_k": 7, "top_p": 1.0},
+        "large top-k": {"top_k": 120, "top_p": 1.0},
+        "large top-k and top-p": {"top_k": 120, "top_p": 0.8},
+        "top-p": {"top_k": 0, "top_p": 0.9},
+        "top-k and top-p": {"top_k": 7, "top_p": 0.7},
+    }.items():
+        CHECKS[f"{_plan}, {_name}"] = lambda p=_plan, s=_setting: check_random(
+            p, 259, False, **SAMPLED | s
+        )
+        CHECKS[f"{_plan}, {_name}, levels"] = lambda p=_plan, s=_setting: check_levels(p, **s)
+
+
+@pytest.fixture(scope="module")
+def failures() -> dict[str, str]:
+    return collect(__file__)
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_interpreted(name: str, failures: dict[str, str]) -> None:
+    judge(failures[name])
+
+
+if __name__ == "__main__":  # in the interpreter's process
+    import triton
+    import triton.language as tl
+
+    from flashdraft.kernels.cuda.draw import arithmetic as interpreted
+
+    @triton.jit
+    def apply(
+        bits: tl.tensor,
+        scaled: tl.tensor,
+        noises: tl.tensor,
+        weights: tl.tensor,
+        hashed: tl.tensor,
+        key: tl.tensor,
+        COUNT: tl.constexpr,
+    ) -> None:
+        places = tl.arange(0, COUNT)
+        tl.store(noises + places, interpreted.gumbel(tl.load(bits + places)))
+        tl.store(weights + places, interpreted.weigh(tl.load(scaled + places)))
+        start = interpreted.noise_key(tl.load(key), tl.load(key + 1))
+        tl.store(hashed + places, interpreted.random_bits(start, places))
+
+    report(CHECKS)

@@ -1,0 +1,155 @@
+"""The rule in plain torch: against today's sampler, softmax and the book."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from flashdraft.core import SamplingParams
+from flashdraft.engine.sampling.draw import draw_on_host
+from flashdraft.engine.sampling.noise import noise_key
+from flashdraft.engine.sampling.process import RequestSampler, logprobs_of
+from flashdraft.kernels.draw import host, reference
+from flashdraft.kernels.draw.rule import DrawnRows, SlotRequest, SlotSettings
+from tests.drawn import CPU, Rows, make_rows
+
+
+def history_of(batch: Rows, row: int) -> list[int]:
+    """The output tokens that a row follows, without draft tokens that are none."""
+    slot = int(batch.rows.owner[row])
+    assert batch.rows.followed is not None and batch.rows.place is not None
+    drafts = batch.rows.followed[slot, : int(batch.rows.place[row])].tolist()
+    return [*batch.requests[slot].output_ids, *drafts]
+
+
+def sampler_of(request: SlotRequest, vocab_size: int) -> RequestSampler:
+    given = request.stop_ids, request.prompt_ids, CPU
+    return RequestSampler(request.params, request.seed, vocab_size, *given)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_adjusts_as_the_sampler_does(seed: int) -> None:
+    batch = make_rows(seed, 257, rows_each=4)
+    adjusted = reference.adjust(batch.logits, batch.settings, batch.rows)
+    for row, logits in enumerate(batch.logits):
+        request = batch.requests[int(batch.rows.owner[row])]
+        expected = sampler_of(request, 257).process(logits, history_of(batch, row))
+        assert torch.equal(adjusted[row].nan_to_num(7.0), expected.nan_to_num(7.0)), request
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_draws_what_the_sampler_draws(seed: int) -> None:
+    """But for the last place of a logarithm, which decides none of these."""
+    batch = make_rows(100 + seed, 1003, rows_each=4)
+    drawn = reference.draw(batch.logits, batch.settings, batch.rows)
+    for row, logits in enumerate(batch.logits):
+        request = batch.requests[int(batch.rows.owner[row])]
+        processed = sampler_of(request, 1003).process(logits, history_of(batch, row))
+        token = int(drawn.tokens[row])
+        sound = logits.max().isfinite() and processed.max().isfinite()
+        assert (token >= 0) == bool(sound)
+        if not sound:
+            continue
+        key = noise_key(request.seed, int(batch.rows.positions[row]))
+        if request.params.is_greedy:
+            assert token == int(processed.argmax())
+        else:
+            assert token == draw_on_host(processed.numpy(), request.params, key)
+
+
+def chances(row: list[float], params: SamplingParams) -> list[float]:
+    """What the draw should follow, by the book: temperature, min-p, top-k, top-p."""
+    peak = max(row)
+    p = [math.exp((x - peak) / params.temperature) for x in row]
+    p = [x if x >= params.min_p * max(p) else 0.0 for x in p]
+    order = sorted(range(len(p)), key=lambda i: (-p[i], i))
+    if params.top_k:
+        for i in order[params.top_k :]:
+            p[i] = 0.0
+    total, reached = sum(p), 0.0
+    for i in order:
+        if reached >= params.top_p * total:
+            p[i] = 0.0
+        reached += p[i]
+    return [x / sum(p) for x in p]
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {},
+        {"temperature": 0.5},
+        {"temperature": 2.0, "top_p": 0.8},
+        {"top_k": 3},
+        {"min_p": 0.15},
+        {"top_p": 0.7, "top_k": 5, "min_p": 0.02},
+    ],
+)
+def test_draws_follow_the_exact_distribution(setting: dict[str, Any]) -> None:
+    params = SamplingParams(**({"temperature": 1.0} | setting))
+    row, num_draws, num_seeds = [1.1, -0.4, 2.0, 0.3, 1.9, -2.0, 0.9, 1.0], 40_000, 50
+    settings = SlotSettings.allocate(num_seeds, len(row), CPU)
+    settings.set({seed: SlotRequest(params, seed, []) for seed in range(num_seeds)})
+    number = torch.arange(num_draws)
+    rows = DrawnRows(number % num_seeds, number // num_seeds)
+    drawn = reference.draw(torch.tensor(row).expand(num_draws, -1), settings, rows).tokens
+    counts = np.bincount(drawn.numpy(), minlength=len(row))
+    expected = np.array(chances(row, params)) * num_draws
+    possible = expected > 0
+    assert not counts[~possible].any()
+    statistic = ((counts - expected)[possible] ** 2 / expected[possible]).sum()
+    degrees = int(possible.sum()) - 1
+    assert statistic < degrees + 4.5 * math.sqrt(2 * degrees)
+
+
+@pytest.mark.parametrize(
+    ("setting", "kept"),
+    [
+        ({"top_k": 2}, {0, 2}),  # of the three equal second bests the first
+        ({"top_k": 100}, {0, 1, 2, 3, 4}),
+        ({"top_p": 1e-9}, {2}),
+        ({"top_p": 0.5}, {0, 2}),
+        ({"min_p": 1.0}, {2}),
+        ({"min_p": 0.5}, {0, 2, 3, 4}),
+        ({"top_k": 3, "top_p": 0.74}, {0, 2}),
+    ],
+)
+def test_filters_break_ties_by_the_lower_id(setting: dict[str, Any], kept: set[int]) -> None:
+    logits = torch.log(torch.tensor([2.0, 1.0, 4.0, 2.0, 2.0])).expand(400, -1)
+    settings = SlotSettings.allocate(1, 5, CPU)
+    settings.set({0: SlotRequest(SamplingParams(temperature=1.0, **setting), 0, [])})
+    rows = DrawnRows(torch.zeros(400, dtype=torch.int64), torch.arange(400))
+    for implementation in (reference.draw, host.draw):
+        assert set(implementation(logits, settings, rows).tokens.tolist()) == kept
+
+
+@pytest.mark.parametrize("implementation", [reference.draw, host.draw])
+def test_log_probabilities_are_those_of_a_double_softmax(implementation: Any) -> None:
+    batch = make_rows(5, 3001, rows_each=4, logprobs=7)
+    drawn = implementation(batch.logits, batch.settings, batch.rows)
+    for row in (drawn.tokens >= 0).nonzero().squeeze(1).tolist():
+        token, logits = int(drawn.tokens[row]), batch.logits[row]
+        expected = logprobs_of(logits, token, 7)
+        # A total is a float32: that much of its last place is in every log-probability.
+        allowed = 1e-6 * max(1.0, float(drawn.log_total[row].abs()) / 8)
+        found = float(drawn.logit[row].double() - drawn.log_total[row].double())
+        assert found == pytest.approx(expected.logprob, abs=allowed)
+        ids = drawn.top_ids[row][drawn.top_ids[row] >= 0].tolist()
+        assert ids == [token for token, _ in expected.top]
+        logprobs = drawn.top_logits[row].double() - drawn.log_total[row].double()
+        assert logprobs[: len(ids)].tolist() == pytest.approx(
+            [logprob for _, logprob in expected.top], abs=allowed
+        )
+
+
+def test_pieces_of_a_batch_are_drawn_as_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = make_rows(9, 211, masked=True)
+    whole = reference.draw(batch.logits, batch.settings, batch.rows)
+    monkeypatch.setattr(reference, "MAX_CELLS", 211 * 5)
+    parts = reference.draw(batch.logits, batch.settings, batch.rows)
+    for one, other in zip(whole, parts, strict=True):
+        assert torch.equal(one.nan_to_num(0.5), other.nan_to_num(0.5))

@@ -1,6 +1,6 @@
 """Traffic as a server meets it, on full-size random weights: arrivals, sampling, mixed settings.
 
-    python -m benchmarks.traffic --model 31b --clients 1,8,32 --kinds greedy,sampled,logprobs,penalty
+    python -m benchmarks.traffic --model 31b --clients 8,32 --kinds greedy,sampled,logprobs,penalty
     python -m benchmarks.traffic --model 31b --rate 5 --draft --output traffic.json
     python -m benchmarks.traffic --model 26b --routing degenerate,uniform --acceptance 0.893,0.6,0.3
     python -m benchmarks.traffic --model 31b --conversations --draft
@@ -30,6 +30,7 @@ import torch
 from benchmarks.accepted_length import describe_environment, write_results
 from benchmarks.traffic.engines import DEGENERATE, MODEL_NAMES, UNIFORM, Bench, model_named
 from benchmarks.traffic.rows import Run, Settings
+from benchmarks.traffic.sources import NUM_TURNS, SYSTEM_TOKENS
 from benchmarks.traffic.table import render
 from benchmarks.traffic.workload import KINDS, SCHEMA, Span
 
@@ -75,6 +76,8 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     load.add_argument("--rate", type=_list_of(float), help="Poisson arrivals, requests a second")
     load.add_argument("--kinds", type=_words(KINDS), default=["greedy", "sampled"])
     load.add_argument("--conversations", action="store_true", help="8 × 6 turns, prefix cache on")
+    load.add_argument("--system-tokens", type=int, default=SYSTEM_TOKENS, help="they share")
+    load.add_argument("--turns", type=int, default=NUM_TURNS, help="of each conversation")
     load.add_argument("--long", type=int, metavar="TOKENS", help="a long prompt arrives at c=8")
     load.add_argument("--prompt-tokens", type=Span.parse, metavar="A-B")
     load.add_argument("--answer-tokens", type=Span.parse, metavar="A-B")
@@ -126,6 +129,8 @@ def make_settings(found: argparse.Namespace) -> Settings:
         requests=found.requests,
         seed=found.seed,
         conversations=found.conversations,
+        system_tokens=found.system_tokens,
+        turns=found.turns,
         long=found.long,
         prompts=found.prompt_tokens,
         answers=found.answer_tokens,

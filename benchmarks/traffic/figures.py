@@ -120,7 +120,9 @@ def describe_steps(steps: Sequence[StepMark], window: Window) -> dict[str, Any]:
         "outside_share": round(max(0.0, 1.0 - busy / window.seconds), 4),
         "mean_verify_length": round(statistics.fmean(lengths), 3) if lengths else None,
         "mean_accepted_length": round(1 + accepted / len(lengths), 3) if lengths else None,
-        "mean_decoding": round(len(lengths) / max(1, sum(bool(s.verify_lengths) for s in inside)), 2),
+        "mean_decoding": round(
+            len(lengths) / max(1, sum(bool(s.verify_lengths) for s in inside)), 2
+        ),
         "prompt_tokens_a_step": round(statistics.fmean(prompts), 1) if prompts else None,
         "steps_with_prompts": len(prompts),
     }

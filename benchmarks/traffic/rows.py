@@ -20,7 +20,18 @@ from benchmarks.traffic.figures import (
     warm_up_end,
 )
 from benchmarks.traffic.record import Record
-from benchmarks.traffic.sources import ClosedLoop, Conversations, OpenLoop, Source, WithLongPrompt
+from benchmarks.traffic.sources import (
+    NUM_CLIENTS,
+    NUM_TURNS,
+    SYSTEM_TOKENS,
+    TURN_ANSWERS,
+    TURN_PROMPTS,
+    ClosedLoop,
+    Conversations,
+    OpenLoop,
+    Source,
+    WithLongPrompt,
+)
 from benchmarks.traffic.workload import (
     ALONE_ANSWERS,
     ALONE_PROMPTS,
@@ -33,6 +44,7 @@ from benchmarks.traffic.workload import (
     random_tokens,
 )
 from flashdraft.core import Request
+from flashdraft.engine.config import MAX_VERIFY
 from flashdraft.engine.engine import Engine
 
 LONG_ANSWER, LONG_CLIENTS = 64, 8
@@ -57,6 +69,8 @@ class Settings:
     long: int | None
     prompts: Span | None = None
     answers: Span | None = None
+    system_tokens: int = SYSTEM_TOKENS
+    turns: int = NUM_TURNS
     warm_up_s: float = 60.0
     max_batch: int = 32
 
@@ -70,8 +84,12 @@ class Settings:
     def max_context(self) -> int:
         """What the longest request of the loads takes."""
         loads = [self.spans(clients) for clients in (*self.clients, None)]
-        most = max(prompts.high + answers.high for prompts, answers in loads)
-        return -(-(most + 64) // CONTEXT_STEP) * CONTEXT_STEP
+        return _context(max(prompts.high + answers.high for prompts, answers in loads))
+
+
+def _context(tokens: int) -> int:
+    """A context for so many tokens, with room for a step beyond them."""
+    return -(-(tokens + MAX_VERIFY + 1) // CONTEXT_STEP) * CONTEXT_STEP
 
 
 @dataclass
@@ -98,11 +116,13 @@ class Run:
             spec = EngineSpec(acceptance, routing, settings.max_batch, settings.max_context)
             self._use(spec, "loads", self._loads)
         if settings.long is not None:
-            context = -(-(settings.long + 4 * CONTEXT_STEP) // CONTEXT_STEP) * CONTEXT_STEP
+            context = max(_context(settings.long + LONG_ANSWER), settings.max_context)
             spec = EngineSpec(acceptance, routing, LONG_CLIENTS + 1, context)
             self._use(spec, "long prompt", self._long)
         if settings.conversations:
-            spec = EngineSpec(acceptance, routing, LONG_CLIENTS, 6 * CONTEXT_STEP, True)
+            turn = TURN_PROMPTS.high + TURN_ANSWERS.high
+            context = _context(settings.system_tokens + settings.turns * turn)
+            spec = EngineSpec(acceptance, routing, NUM_CLIENTS, context, prefix_cache=True)
             self._use(spec, "conversations", self._conversations)
 
     def _use(
@@ -153,14 +173,22 @@ class Run:
             yield from ((None, rate, kind) for kind in self.settings.kinds)
 
     def _load(
-        self, engine: Engine, spec: EngineSpec, load: str, clients: int | None, rate: float, kind: str
+        self,
+        engine: Engine,
+        spec: EngineSpec,
+        load: str,
+        clients: int | None,
+        rate: float,
+        kind: str,
     ) -> None:
         prompts, answers = self.settings.spans(clients)
         vocab_size, seed = engine.target.config.vocab_size, self.settings.seed
         workload = Workload(kind, vocab_size, seed, prompts, answers, load)
         record = Record(time.perf_counter())
-        source: Source = OpenLoop(workload, rate, record.begin) if clients is None else (
-            ClosedLoop(workload, clients, record.begin)
+        source: Source = (
+            OpenLoop(workload, rate, record.begin)
+            if clients is None
+            else (ClosedLoop(workload, clients, record.begin))
         )
         num_warm_ups = max(MIN_WARM_UPS, clients or self.settings.max_batch // 4)
         try:
@@ -233,7 +261,12 @@ class Run:
         record = Record(time.perf_counter())
         params = params_of("sampled", 1, 1)
         source = Conversations(
-            engine.target.config.vocab_size, self.settings.seed, record.begin, params=params
+            engine.target.config.vocab_size,
+            self.settings.seed,
+            record.begin,
+            turns=self.settings.turns,
+            system_tokens=self.settings.system_tokens,
+            params=params,
         )
         drive(engine, source, record, lambda _: False)
         row: Row = {"load": "conversations", "engine": spec.label, "kind": "sampled"}

@@ -18,6 +18,7 @@ REQUEST_LIMIT_S = 300.0  # for one request, whatever the server sends
 MAX_RATE = 10_000.0  # requests a second
 MAX_CLIENTS = 4096
 MAX_TOKENS = 10_000_000
+BURSTINESS = (0.05, 1000.0)  # from and to
 
 
 class LengthRange(NamedTuple):
@@ -65,6 +66,11 @@ class OfferedLoad:
             raise RequestError("A load needs an end: a duration or a number of requests.")
         if self.clients is not None and not 1 <= self.clients <= MAX_CLIENTS:
             raise RequestError(f"clients is {self.clients}; it must be from 1 to {MAX_CLIENTS}.")
+        least, most = BURSTINESS
+        if not least <= self.burstiness <= most:
+            raise RequestError(
+                f"burstiness is {self.burstiness:g}; it must be from {least:g} to {most:g}."
+            )
 
     @property
     def label(self) -> str:

@@ -29,6 +29,7 @@ PAGE_SUFFIXES = (".html", ".htm")
 
 def run_traffic(arguments: argparse.Namespace, tasks: Sequence[Task], screen: Screen) -> int:
     """Offer the loads that the flags name to the server, and say what came of them."""
+    loads = loads_of(arguments)
     served = find_server(arguments, arguments.url, screen)
     screen.note(f"{served.model} at {served.endpoint.url} ({served.kind})")
     questions = Questions(
@@ -44,7 +45,7 @@ def run_traffic(arguments: argparse.Namespace, tasks: Sequence[Task], screen: Sc
     )
     offer = Offer(
         questions,
-        loads_of(arguments),
+        loads,
         arguments.timeout or REQUEST_LIMIT_S,
         slo_ttft_s=arguments.slo_ttft,
         slo_gap_s=arguments.slo_gap,

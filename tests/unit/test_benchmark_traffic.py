@@ -23,8 +23,8 @@ from benchmarks.traffic.figures import (
     describe_turns,
     gaps_in,
     milliseconds,
-    steady_window,
     stalls,
+    steady_window,
     ttfts_in,
 )
 from benchmarks.traffic.record import End, Piece, Record, StepMark, kind_of_step

@@ -1,4 +1,4 @@
-"""`flashdraft bench --rate` and `--clients`: files, exit codes, wrong flags, the documented fields."""
+"""`flashdraft bench --rate` and `--clients`: files, exit codes, wrong flags, documented fields."""
 
 from __future__ import annotations
 

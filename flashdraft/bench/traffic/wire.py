@@ -10,7 +10,7 @@ import asyncio
 import json
 import socket
 import ssl
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -93,15 +93,16 @@ class Door:
             writer.write(self._head(len(payload)) + payload)
             await writer.drain()
             status, headers = await _read_head(reader)
-            pieces = _pieces(reader, headers)
+            body = _Body(reader, headers)
             if status != 200:
-                text = (await _some(pieces)).decode("utf-8", "replace")
-                raise refusal(status, text, headers.get("retry-after"))
-            async for line in _lines(pieces):
+                raise refusal(status, await body.beginning(), headers.get("retry-after"))
+
+            def take(line: bytes) -> bool:
                 for event in events_of(line):
                     answer.add(event)
-                if answer.is_complete:
-                    return
+                return answer.is_complete
+
+            await body.lines(take)
         finally:
             writer.transport.abort()  # a server that does not close must not be waited for
 
@@ -145,52 +146,51 @@ async def _line(reader: asyncio.StreamReader) -> bytes:
     return line
 
 
-async def _pieces(reader: asyncio.StreamReader, headers: Mapping[str, str]) -> AsyncIterator[bytes]:
+class _Body:
     """An answer's body as it comes, without the marks of its transfer."""
-    if "chunked" not in headers.get("transfer-encoding", "").lower():
-        left = int(length) if (length := headers.get("content-length", "")).isdecimal() else None
-        while left is None or left > 0:
-            data = await reader.read(_READ if left is None else min(_READ, left))
-            if not data:
-                return
-            left = None if left is None else left - len(data)
-            yield data
-        return
-    while True:
-        size = (await _line(reader)).partition(b";")[0].strip()
+
+    def __init__(self, reader: asyncio.StreamReader, headers: Mapping[str, str]) -> None:
+        self._reader = reader
+        self._is_chunked = "chunked" in headers.get("transfer-encoding", "").lower()
+        length = headers.get("content-length", "")
+        self._left = int(length) if length.isdecimal() else None  # of the body, or of a chunk
+        self._left = 0 if self._is_chunked else self._left
+        self._is_first = True
+
+    async def piece(self) -> bytes:
+        """What has come since; empty at the end."""
+        if self._is_chunked and self._left == 0:
+            self._left = await self._next_size()
+        if self._left == 0:
+            return b""
+        data = await self._reader.read(_READ if self._left is None else min(_READ, self._left))
+        self._left = None if self._left is None else self._left - len(data)
+        return data
+
+    async def _next_size(self) -> int:
+        if not self._is_first:
+            await _line(self._reader)  # the end of the chunk before
+        self._is_first = False
+        size = (await _line(self._reader)).partition(b";")[0].strip()
         try:
-            left = int(size, 16)
+            return max(0, int(size, 16))
         except ValueError:
             raise AnswerError(f"the answer has a chunk of size {size[:20]!r}") from None
-        if left <= 0:
-            return
-        while left:
-            data = await reader.read(min(_READ, left))
-            if not data:
+
+    async def lines(self, take: Callable[[bytes], bool]) -> None:
+        """Hand over every line as soon as it is whole, until one is the last."""
+        rest = b""
+        while piece := await self.piece():
+            *whole, rest = (rest + piece).split(b"\n")
+            if any(map(take, whole)):
                 return
-            left -= len(data)
-            yield data
-        await _line(reader)
+            if len(rest) > MAX_LINE:
+                raise AnswerError(f"the answer has a line of more than {MAX_LINE} bytes")
+        take(rest)
 
-
-async def _lines(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """The lines of a body, each as soon as it is whole."""
-    rest = b""
-    async for piece in pieces:
-        *whole, rest = (rest + piece).split(b"\n")
-        for line in whole:
-            yield line
-        if len(rest) > MAX_LINE:
-            raise AnswerError(f"the answer has a line of more than {MAX_LINE} bytes")
-    if rest:
-        yield rest
-
-
-async def _some(pieces: AsyncIterator[bytes]) -> bytes:
-    """The beginning of a body."""
-    found = b""
-    async for piece in pieces:
-        found += piece
-        if len(found) >= MAX_REFUSAL:
-            break
-    return found
+    async def beginning(self) -> str:
+        """As much of the body as a message needs."""
+        found = b""
+        while len(found) < MAX_REFUSAL and (piece := await self.piece()):
+            found += piece
+        return found.decode("utf-8", "replace")

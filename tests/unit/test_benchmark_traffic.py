@@ -321,7 +321,7 @@ def test_committed_text_is_what_the_cache_holds(pair: Any, run_ahead: bool) -> N
     compiler = schema_compiler(pair.target.config.vocab_size)
     engine = Engine(pair.target, pair.drafter, config, accept=accept, grammar_compiler=compiler)
     prompt = random.Random(0).choices(range(5, 500), k=40)
-    first = Request("first", prompt, SamplingParams(max_tokens=120, ignore_eos=True), seed=0)
+    first = Request("first", prompt, SamplingParams(max_tokens=72, ignore_eos=True), seed=0)
     with accept.on_the_host():
         answer = run_alone(engine, first)
     assert answer.stats.mean_accepted_length > 3.0
@@ -330,7 +330,7 @@ def test_committed_text_is_what_the_cache_holds(pair: Any, run_ahead: bool) -> N
         "again", [*prompt, *answer.token_ids], SamplingParams(max_tokens=8), seed=0, verify=0
     )
     cached = run_alone(engine, again)
-    assert cached.stats.cached_tokens > 100
+    assert cached.stats.cached_tokens >= 64
     engine.forget_prefixes()
     assert run_alone(engine, again).token_ids == cached.token_ids
 

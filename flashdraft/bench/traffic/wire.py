@@ -55,13 +55,13 @@ class Door:
             found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         except OSError as error:
             found, reason = [], error.strerror or str(error)
-        for *_, address in found:
+        for address in (str(one[4][0]) for one in found):
             try:
-                socket.create_connection((address[0], port), timeout=ALIVE_S).close()
+                socket.create_connection((address, port), timeout=ALIVE_S).close()
             except OSError as error:
                 reason = error.strerror or str(error)
                 continue
-            return cls(endpoint, host, str(address[0]), port, parts.path + PATH, context)
+            return cls(endpoint, host, address, port, parts.path + PATH, context)
         raise EngineLostError(
             f"{endpoint.url} cannot be reached ({reason}); is the server running there?"
         )

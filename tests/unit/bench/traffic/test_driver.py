@@ -179,19 +179,19 @@ def test_a_server_that_answers_nothing_any_more_ends_the_load() -> None:
 
 def test_an_interrupt_keeps_what_was_measured() -> None:
     with OpenAIServer() as server:
-        server.script = [*[answer("quick")] * 4, answer("slow", "er", pause_s=2.0)]
+        server.script = [*[answer("quick")] * 4, answer("slow", "er", pause_s=5.0)]
         begin = time.monotonic()
         record = offer_load(
             server,
-            is_interrupted=lambda: time.monotonic() - begin > 0.5,
+            is_interrupted=lambda: server.running == 2 and len(server.questions) == 6,
             clients=2,
             duration_s=60.0,
         )
-        assert time.monotonic() - begin < 2.0
+        assert time.monotonic() - begin < 4.0
     assert record.stopped == INTERRUPTED
     row = describe_row(record, Goal())
     assert row["num_answered"] == 4 and row["num_unfinished"] == 2 and row["num_failed"] == 0
-    assert 0.4 < row["window_s"] < 2.0
+    assert 0.0 < row["window_s"] < 4.0
 
 
 def test_a_refused_key_ends_the_load_at_once() -> None:

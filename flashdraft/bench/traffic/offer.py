@@ -14,7 +14,7 @@ from flashdraft.bench.traffic.wire import Door
 from flashdraft.errors import EngineLostError
 
 MOST_WARM_UPS = 8
-WARM_UP_PLACE = 1_000_000_000  # their questions are none of a load's
+PLACES = 10_000_000  # numbers of questions that a load has for itself: no prefix may be known
 
 
 @dataclass
@@ -45,8 +45,11 @@ class Offer:
         """Every load in turn; `on_row` is called after each. What stops it is in the problems."""
         door = Door.find(self.questions.served.endpoint)
         self.problems += self.questions.problems()
-        for load in self.loads:
-            self._warm_up(door, is_interrupted)
+        for number, load in enumerate(self.loads):
+            warm_ups, questions = (
+                replace(self.questions, first=(2 * number + place) * PLACES) for place in (0, 1)
+            )
+            self._warm_up(door, warm_ups, is_interrupted)
             if is_interrupted():
                 self.is_partial = True
                 self.problems.append(f"{load.label}: not measured; the run was interrupted.")
@@ -54,7 +57,7 @@ class Offer:
             record = LoadRecord(load)
             run_load(
                 door,
-                self.questions,
+                questions,
                 record,
                 self.limit_s,
                 is_interrupted,
@@ -68,12 +71,13 @@ class Offer:
             if record.stopped is not None:
                 return
 
-    def _warm_up(self, door: Door, is_interrupted: Callable[[], bool]) -> None:
+    def _warm_up(
+        self, door: Door, questions: Questions, is_interrupted: Callable[[], bool]
+    ) -> None:
         """Some requests at once, so that no load pays for what a server does but once."""
         count = self.num_warm_ups
         load = OfferedLoad(clients=count, num_requests=count)
-        shifted = replace(self.questions, first=WARM_UP_PLACE)
-        run_load(door, shifted, LoadRecord(load), self.limit_s, is_interrupted)
+        run_load(door, questions, LoadRecord(load), self.limit_s, is_interrupted)
 
     def _add(self, record: LoadRecord) -> None:
         row = describe_row(record, Goal(self.slo_ttft_s, self.slo_gap_s))

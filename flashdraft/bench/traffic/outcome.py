@@ -149,7 +149,9 @@ def describe_row(record: LoadRecord, goal: Goal) -> dict[str, Any]:
         **_percentiles("gap", gaps),
         **_percentiles("latency", [one.latency_s for one in good_ones]),
         "goodput_share": num_good / num_judged if has_goal and num_judged else None,
-        "goodput_per_s": num_good / window_s if has_goal and window_s else None,
+        "goodput_per_s": (
+            sum(map(goal.is_met, ended)) / window_s if has_goal and window_s else None
+        ),
         "client_lag_p99_s": percentile(record.lags, 99),
         "client_lag_max_s": max(record.lags, default=None),
         "client_cpu_share": record.cpu_s / record.wall_s if record.wall_s else None,

@@ -300,10 +300,11 @@ def test_the_host_accepts_by_the_same_law() -> None:
     expected = sum(0.6**n for n in range(1, 6))
     assert sum(counts) / len(counts) == pytest.approx(expected, rel=0.05)
     assert accept.accept_length([], [1]) == accept.accept_length([1], []) == 0
-    own = engine_module.accept_length
+    own = getattr(engine_module, "accept_length", None)  # None once there is one loop
     with accept.on_the_host():
-        assert engine_module.accept_length == accept.accept_length
-    assert engine_module.accept_length is own
+        meanwhile = getattr(engine_module, "accept_length", None)
+        assert meanwhile == (None if own is None else accept.accept_length)
+    assert getattr(engine_module, "accept_length", None) is own
 
 
 @pytest.fixture(scope="module")
@@ -311,7 +312,7 @@ def pair() -> Any:
     return build_pair(tiny(MODELS["31b"]), TorchKernels(CPU, torch.float32), seed=0)
 
 
-@pytest.mark.parametrize("run_ahead", [False, True])
+@pytest.mark.parametrize("run_ahead", [False, True])  # the host commits, or the device
 def test_committed_text_is_what_the_cache_holds(pair: Any, run_ahead: bool) -> None:
     """Were the target's own samples committed, the caches would hold another text."""
     config = EngineConfig(

@@ -1,17 +1,20 @@
-"""What random weights cannot have by themselves: an acceptance rate, and routing. For h200.py.
+"""What random weights cannot have by themselves: an acceptance rate, and routing.
 
-Both are injected from here and are no options of the engine. Acceptance is a function the engine is
-given; routing is a wrapper around the kernels. Neither adds a launch that the real thing spares,
-except that uniform routing of one row has launches of its own.
+For h200.py and traffic. Both are injected from here and are no options of the engine. Acceptance is
+a function the engine is given, of about as many small launches as the real one; routing is a wrapper
+around the kernels, of none, except that uniform routing of one row has launches of its own.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
+from flashdraft.engine import engine as engine_module
 from flashdraft.engine.sampling.accept import Acceptance
 from flashdraft.kernels.composed import compose_mixture
 from flashdraft.kernels.interface import Kernels, Mixture, Residual
@@ -27,6 +30,9 @@ class PrescribedAcceptance:
     Runs of accepted slots are drawn beforehand (P(run >= j) = alpha ** j) and taken one after
     another by a counter on the device, so a captured step accepts something else on every replay.
     The draws are stratified: every single one has that law, and any few dozen of them its mean.
+
+    What is accepted is committed: `samples` get the draft tokens in place of the target's own, so
+    that the text is the one that the caches, a grammar's masks and the penalties went along with.
     """
 
     def __init__(self, alpha: float, max_batch: int, device: torch.device, seed: int) -> None:
@@ -36,20 +42,52 @@ class PrescribedAcceptance:
         jitter = torch.rand(shape, generator=generator, dtype=torch.float64)
         uniform = ((strata + jitter) / STRATUM).view(NUM_DRAWS, max_batch)
         log_alpha = torch.tensor(alpha, dtype=torch.float64).log()
-        runs = (uniform.clamp(min=1e-300).log() / log_alpha).floor()
-        self._runs = runs.to(torch.int64).to(device)
+        runs = (uniform.clamp(min=1e-300).log() / log_alpha).floor().to(torch.int64)
+        self._host_runs: list[int] = runs[:, 0].tolist()
+        self._num_on_host = 0
+        self._runs = runs.to(device)
         self._count = torch.zeros(1, dtype=torch.int64, device=device)
 
     def __call__(
         self, samples: Tensor, tokens: Tensor, query_start: Tensor, max_width: int
     ) -> Acceptance:
-        """As accept_ragged, but for who decides."""
-        start = query_start[:-1].to(torch.int64)
-        lengths = query_start[1:] - query_start[:-1] - 1
+        """As accept_ragged, but for who decides; writes what is accepted into `samples`."""
+        start, end = query_start[:-1].to(torch.int64), query_start[1:].to(torch.int64)
         runs = self._runs.index_select(0, self._count)[0, : len(start)]
         self._count.add_(1).remainder_(NUM_DRAWS)
-        accepted = torch.minimum(runs, lengths)
+        accepted = torch.minimum(runs, end - start - 1)
+        rows = torch.arange(len(samples), device=samples.device)
+        # rows beyond the last sequence's belong to it as well: they are no part of what it accepts
+        owner = torch.searchsorted(end, rows, right=True).clamp(max=len(start) - 1)
+        is_accepted = rows - start[owner] < accepted[owner]
+        samples.copy_(torch.where(is_accepted, tokens.roll(-1), samples))
         return Acceptance(accepted, samples[start + accepted])
+
+    def accept_length(self, samples: list[int], drafts: Sequence[int]) -> int:
+        """The same for one sequence on the host, one row behind the other."""
+        most = min(len(samples), len(drafts))
+        if most == 0:
+            return 0
+        accepted = min(self._host_runs[self._num_on_host % NUM_DRAWS], most)
+        self._num_on_host += 1
+        samples[:accepted] = drafts[:accepted]
+        return accepted
+
+    @contextmanager
+    def on_the_host(self) -> Iterator[None]:
+        """Meanwhile steps that the host commits accept likewise, in every engine.
+
+        An engine whose every step calls the function it was given has nothing to replace.
+        """
+        name = "accept_length"
+        own = getattr(engine_module, name, None)
+        if own is not None:
+            setattr(engine_module, name, self.accept_length)
+        try:
+            yield
+        finally:
+            if own is not None:
+                setattr(engine_module, name, own)
 
 
 class Routing:

@@ -20,7 +20,7 @@ WIDE = {"engine.engine"}  # until its two loops are one
 ORDER = {
     "": "children, errors, files, interrupts, svg | core | killable | text | kernels | models"
     " | engine | chat | llm | server, bench, train, external | cli | __main__",
-    "bench": "accuracy, plan, tasks | doctor, results | run | report",
+    "bench": "accuracy, plan, tasks | doctor, results | run | report | traffic",
     "chat": "messages, sampling, schema | answers, templates | grammar | answer_format",
     "cli": "clients, files, parser, statistics | arguments, conversation, display | answer, model"
     " | bench, flags | commands",

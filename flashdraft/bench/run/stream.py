@@ -269,30 +269,43 @@ def _histogram(told: Mapping[str, Any]) -> dict[int, int]:
 def _events(response: http.client.HTTPResponse) -> Iterator[Mapping[str, Any] | None]:
     """The stream's events; None for its end."""
     while line := response.readline():
-        if not line.startswith(b"data:"):
-            continue
-        data = line.removeprefix(b"data:").strip()
-        if data == b"[DONE]":
-            yield None
-            return
-        try:
-            event = json.loads(data)
-        except ValueError:
-            raise AnswerError(f"the stream has an event that is no JSON: {data[:80]!r}") from None
-        if isinstance(event, Mapping):
+        for event in events_of(line):
             yield event
+            if event is None:
+                return
+
+
+def events_of(line: bytes) -> Iterator[Mapping[str, Any] | None]:
+    """The event in a line of a stream, if there is one; None is the mark of the end."""
+    if not line.startswith(b"data:"):
+        return
+    data = line.removeprefix(b"data:").strip()
+    if data == b"[DONE]":
+        yield None
+        return
+    try:
+        event = json.loads(data)
+    except (ValueError, RecursionError):
+        raise AnswerError(f"the stream has an event that is no JSON: {data[:80]!r}") from None
+    if isinstance(event, Mapping):
+        yield event
 
 
 def _refusal(response: http.client.HTTPResponse) -> FlashdraftError:
     text = response.read().decode("utf-8", "replace")
+    return refusal(response.status, text, response.headers.get("Retry-After"))
+
+
+def refusal(status: int, text: str, retry_after: str | None) -> FlashdraftError:
+    """What an answer other than 200 means."""
     try:
         said = _message(json.loads(text))
-    except ValueError:
+    except (ValueError, RecursionError):
         said = text[:200]
-    what = f"HTTP {response.status}: {said}"
-    if response.status in _BUSY:
-        return BusyError(what, _seconds(response.headers.get("Retry-After")))
-    if response.status in (401, 403):
+    what = f"HTTP {status}: {said}"
+    if status in _BUSY:
+        return BusyError(what, _seconds(retry_after))
+    if status in (401, 403):
         return RequestError(f"The server lets nobody in without the right key ({what}): --api-key.")
     return AnswerError(what)
 

@@ -24,18 +24,11 @@ def open_endpoint(
     arguments: argparse.Namespace, sweep: Sweep, screen: Screen
 ) -> tuple[MeasuredEngine, Results]:
     """Find the servers that the flags name; what measures them, and what results go into."""
-    key = arguments.api_key or os.environ.get(KEY_VARIABLE)
-    model = None if arguments.model == MODEL_DEFAULTS["model"] else arguments.model
-    served = _find_served(Endpoint.parse(arguments.url, key), model, screen)
+    served = find_server(arguments, arguments.url, screen)
     plain: Served | None = None
     if arguments.plain_url is not None:
-        plain = _find_served(Endpoint.parse(arguments.plain_url, key), model, screen)
-    verify = arguments.verify if isinstance(arguments.verify, int) else None
-    if verify is not None and served.kind != OURS:
-        raise RequestError(
-            f"--verify is a flag for flashdraft; {served.endpoint.url} is another server, which "
-            "has its own. Drop --verify."
-        )
+        plain = find_server(arguments, arguments.plain_url, screen)
+    verify = verify_for(arguments, served)
     is_greedy = arguments.sampling == GREEDY
     asking = Asking(is_greedy, arguments.thinking, arguments.seed, verify)
     runner = EndpointRunner(served, plain, asking)
@@ -55,8 +48,10 @@ def open_endpoint(
     return runner, results
 
 
-def _find_served(endpoint: Endpoint, model: str | None, screen: Screen) -> Served:
+def find_server(arguments: argparse.Namespace, url: str, screen: Screen) -> Served:
     """Look at a server; while it loads, say so once, and on a terminal how long it takes."""
+    key = arguments.api_key or os.environ.get(KEY_VARIABLE)
+    model = None if arguments.model == MODEL_DEFAULTS["model"] else arguments.model
     live = LiveLine(screen, below_answer=False)
     say = screen.note
 
@@ -66,6 +61,17 @@ def _find_served(endpoint: Endpoint, model: str | None, screen: Screen) -> Serve
         say = live.show
 
     try:
-        return find_served(endpoint, model, tell)
+        return find_served(Endpoint.parse(url, key), model, tell)
     finally:
         live.clear()
+
+
+def verify_for(arguments: argparse.Namespace, served: Served) -> int | None:
+    """The fixed verify length to ask for, if any; another server than ours has its own flag."""
+    verify = arguments.verify if isinstance(arguments.verify, int) else None
+    if verify is not None and served.kind != OURS:
+        raise RequestError(
+            f"--verify is a flag for flashdraft; {served.endpoint.url} is another server, which "
+            "has its own. Drop --verify."
+        )
+    return verify

@@ -6,6 +6,13 @@ import argparse
 from pathlib import Path
 
 from flashdraft.bench.tasks import PUBLISHED, SAMPLE
+from flashdraft.bench.traffic.load import (
+    DEFAULT_DURATION_S,
+    MAX_RATE,
+    REQUEST_LIMIT_S,
+    LengthRange,
+    OfferedLoad,
+)
 from flashdraft.cli.arguments import (
     GREEDY,
     KEY_VARIABLE,
@@ -15,6 +22,11 @@ from flashdraft.cli.arguments import (
 )
 from flashdraft.cli.parser import Parser, later
 from flashdraft.core import SamplingParams
+from flashdraft.errors import RequestError
+
+NUM_PROMPTS = 20  # of a task, in a sweep
+CONCURRENCY = (1, 4, 8)
+MAX_SECONDS = 1e6
 
 
 def add_arguments(parser: Parser) -> None:
@@ -26,6 +38,7 @@ def add_arguments(parser: Parser) -> None:
     )
     _add_task_arguments(parser)
     _add_run_arguments(parser)
+    _add_traffic_arguments(parser)
     group = parser.add_argument_group("a server instead of a model in this process")
     group.add_argument("--url", metavar="URL", help="an OpenAI endpoint: flashdraft, vLLM, SGLang")
     group.add_argument(
@@ -68,9 +81,9 @@ def _add_task_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--num-prompts",
         type=int,
-        default=20,
         metavar="N",
-        help="of each task, drawn by the seed (default: %(default)s)",
+        help=f"of each task, drawn by the seed (default: {NUM_PROMPTS}); with --rate or --clients "
+        "requests in all",
     )
     group.add_argument(
         "--accuracy",
@@ -84,7 +97,7 @@ def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--concurrency",
         type=_counts,
-        default=(1, 4, 8),
+        default=CONCURRENCY,
         metavar="LIST",
         help="requests in flight, one or several (default: 1,4,8)",
     )
@@ -99,8 +112,8 @@ def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--sampling",
         choices=(GREEDY, RECOMMENDED),
-        default=GREEDY,
-        help="recommended: as the model's makers sample it (default: %(default)s)",
+        help="recommended: as the model's makers sample it, or the server does (default: "
+        f"{GREEDY}; with --rate or --clients {RECOMMENDED})",
     )
     for flag, default, text in (
         ("--repeats", 1, "how often everything is measured"),
@@ -109,6 +122,45 @@ def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
         group.add_argument(
             flag, type=int, default=default, metavar="N", help=f"{text} (default: %(default)s)"
         )
+
+
+def _add_traffic_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("users' load on the server at --url, instead of a sweep")
+    group.add_argument(
+        "--rate", type=_rates, metavar="LIST", help="requests a second that come by chance"
+    )
+    group.add_argument(
+        "--clients", type=_counts, metavar="LIST", help="clients, each of whom asks again at once"
+    )
+    group.add_argument(
+        "--duration",
+        type=_seconds,
+        metavar="S",
+        help=f"seconds of each load (default: {DEFAULT_DURATION_S:g}, or until --num-prompts)",
+    )
+    group.add_argument(
+        "--burstiness",
+        type=_seconds,
+        metavar="X",
+        help=f"of --rate: 1 is Poisson, less comes in bursts (default: {OfferedLoad.burstiness:g})",
+    )
+    for flag, what in (("--prompt-tokens", "prompts"), ("--output-tokens", "answers")):
+        group.add_argument(
+            flag, type=_length_range, metavar="A-B", help=f"{what} of so many tokens, about"
+        )
+    for flag, what in (("--slo-ttft", "its first token"), ("--slo-gap", "95 %% of its gaps")):
+        group.add_argument(
+            flag, type=_seconds, metavar="S", help=f"a request is good with {what} within S seconds"
+        )
+    group.add_argument(
+        "--timeout",
+        type=_seconds,
+        metavar="S",
+        help=f"seconds for one request (default: {REQUEST_LIMIT_S:g})",
+    )
+    group.add_argument(
+        "--plot", type=Path, metavar="FILE", help="first tokens and gaps as .svg or .html"
+    )
 
 
 def _names(text: str) -> list[str]:
@@ -123,3 +175,28 @@ def _counts(text: str) -> tuple[int, ...]:
     if min(counts) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} has a number below 1")
     return tuple(dict.fromkeys(counts))
+
+
+def _rates(text: str) -> tuple[float, ...]:
+    return tuple(dict.fromkeys(_positive(part, text, MAX_RATE) for part in text.split(",")))
+
+
+def _seconds(text: str) -> float:
+    return _positive(text, text, MAX_SECONDS)
+
+
+def _positive(part: str, text: str, most: float) -> float:
+    try:
+        value = float(part)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number") from None
+    if not 0 < value <= most:
+        raise argparse.ArgumentTypeError(f"{text!r} must be above 0 and at most {most:g}")
+    return value
+
+
+def _length_range(text: str) -> LengthRange:
+    try:
+        return LengthRange.parse(text)
+    except RequestError as error:
+        raise argparse.ArgumentTypeError(str(error).rstrip(".")) from None

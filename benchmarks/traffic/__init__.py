@@ -1,0 +1,1 @@
+"""Traffic as a server meets it: arrivals, mixed settings, conversations, a long prompt."""

@@ -1,0 +1,127 @@
+"""The engines under test: a random-weight pair, and what is prescribed for it.
+
+One engine at a time: the cache of the last one is freed before the next is made. Acceptance is
+injected by h200_inject.py, on every path that commits tokens.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from benchmarks.h200_inject import PrescribedAcceptance, Routing
+from benchmarks.h200_measure import free_memory
+from benchmarks.h200_models import MODELS, RandomModel, RandomPair, build_pair, tiny
+from benchmarks.traffic.vocabulary import schema_compiler
+from flashdraft.chat.grammar.compiler import LlguidanceCompiler
+from flashdraft.engine.config import CacheOptions, EngineConfig
+from flashdraft.engine.engine import Engine
+from flashdraft.kernels.kinds import WeightOptions
+from flashdraft.kernels.select import select_kernels
+
+MODEL_NAMES = ("31b", "26b", "tiny", "tiny-26b")
+DEGENERATE, UNIFORM = "degenerate", "uniform"
+CACHE_GB, TINY_CACHE_GB = 28.0, 0.05
+PREPARE_S = 20.0  # for what an engine captures before it says that it is ready
+
+
+def model_named(name: str) -> RandomModel:
+    """A published pair, or its structure in miniature."""
+    if name.startswith("tiny"):
+        return tiny(MODELS[name.removeprefix("tiny").removeprefix("-") or "31b"])
+    return MODELS[name]
+
+
+@dataclass(frozen=True)
+class EngineSpec:
+    """What sets one engine apart from another."""
+
+    acceptance: float | None  # None = plain decoding
+    routing: str | None  # None where there are no experts
+    max_batch: int
+    max_context: int
+    prefix_cache: bool = False
+
+    @property
+    def label(self) -> str:
+        drafted = "plain" if self.acceptance is None else f"drafted α {self.acceptance:g}"
+        return f"{drafted}, {self.routing} routing" if self.routing else drafted
+
+
+@dataclass
+class Bench:
+    """The weights, which all engines share."""
+
+    name: str
+    pair: RandomPair
+    routing: Routing | None
+    seed: int
+    cache_gb: float
+    limits: dict[str, int]  # settings of the engine that were asked for
+    compiler: LlguidanceCompiler | None = None  # of grammars, where they are wanted
+
+    @classmethod
+    def load(
+        cls,
+        name: str,
+        *,
+        device: str,
+        dtype: str,
+        quantize: str | None,
+        seed: int,
+        cache_gb: float | None,
+        limits: dict[str, int],
+        has_grammars: bool,
+    ) -> Bench:
+        """Draw the weights of a pair."""
+        model = model_named(name)
+        kernels = select_kernels(device, dtype, weights=WeightOptions(quantize=quantize))
+        experts, routing = model.target_config().experts, None
+        if experts is not None:
+            config = EngineConfig.for_device(kernels.device.type, **limits)
+            most = 2 * max(config.max_step_tokens, config.max_batch)
+            routing = Routing(kernels, experts.num_experts, experts.num_chosen, most, seed)
+            kernels = routing.kernels
+        pair = build_pair(model, kernels, seed)
+        is_tiny = name.startswith("tiny")
+        size = cache_gb or (TINY_CACHE_GB if is_tiny else CACHE_GB)
+        compiler = schema_compiler(pair.target.config.vocab_size) if has_grammars else None
+        return cls(name, pair, routing, seed, size, limits, compiler)
+
+    @property
+    def device_type(self) -> str:
+        return self.pair.target.kernels.device.type
+
+    def use(self, spec: EngineSpec, work: Callable[[Engine], None]) -> None:
+        """Make an engine, work with it under what is prescribed, and free it."""
+        if self.routing is not None:
+            self.routing.is_uniform = spec.routing == UNIFORM
+        free_memory()
+        config = EngineConfig.for_device(
+            self.device_type,
+            max_batch=spec.max_batch,
+            max_context=spec.max_context,
+            cache=CacheOptions(cache_gb=self.cache_gb),
+            prefix_cache=spec.prefix_cache,
+            ngram=False,  # random text has no sense to look up
+            verify=0 if spec.acceptance is None else None,
+            **self.limits,
+        )
+        pair, compiler = self.pair, self.compiler
+        if spec.acceptance is None:
+            work(Engine(pair.plain_target, None, config, grammar_compiler=compiler))
+            return
+        device = pair.target.kernels.device
+        accept = PrescribedAcceptance(spec.acceptance, 2 * spec.max_batch, device, self.seed)
+        with accept.on_the_host():
+            work(
+                Engine(pair.target, pair.drafter, config, accept=accept, grammar_compiler=compiler)
+            )
+
+
+def prepare(engine: Engine) -> float:
+    """Have the engine capture what it can before the first request; the seconds that took."""
+    begin = time.perf_counter()
+    engine.prepare(engine.config.max_batch, PREPARE_S)
+    return time.perf_counter() - begin

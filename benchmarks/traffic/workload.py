@@ -1,0 +1,117 @@
+"""What clients send: kinds of requests, lengths, prompts, and when requests arrive. No torch.
+
+Everything follows from a seed: request n is the same whatever was answered before it. A kind says
+how tokens are drawn; in the mixed kinds every eighth request, the first one among them, wants more.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from flashdraft.core import GrammarSpec, Request, SamplingParams
+
+EVERY = 8  # of a mixed kind, so many requests have one that wants more
+FIRST_TOKEN = 5  # ids below it are special
+GREEDY, SCHEMA = "greedy", "schema"
+KINDS = (GREEDY, "sampled", "logprobs", "penalty", "presence", SCHEMA)
+# Structure at both ends and free text between: random drafts fit nowhere else
+SCHEMA_TEXT = json.dumps(
+    {
+        "type": "object",
+        "properties": {
+            "kind": {"enum": ["question", "answer", "remark"]},
+            "is_final": {"type": "boolean"},
+            "text": {"type": "string"},
+        },
+        "required": ["kind", "is_final", "text"],
+        "additionalProperties": False,
+    }
+)
+
+
+class Span(NamedTuple):
+    """Lengths from `low` to `high`, both included, all equally likely."""
+
+    low: int
+    high: int
+
+    @classmethod
+    def parse(cls, text: str) -> Span:
+        """256-1536, or one length."""
+        low, dash, high = text.partition("-")
+        span = cls(int(low), int(high) if dash else int(low))
+        if not 1 <= span.low <= span.high:
+            raise ValueError(f"{text!r} is no span of lengths like 256-1536")
+        return span
+
+    def draw(self, dice: random.Random) -> int:
+        return dice.randint(self.low, self.high)
+
+    def __str__(self) -> str:
+        return str(self.low) if self.low == self.high else f"{self.low}-{self.high}"
+
+
+PROMPTS, ANSWERS = Span(256, 1536), Span(64, 448)
+ALONE_PROMPTS, ALONE_ANSWERS = Span(128, 128), Span(384, 384)  # of a lone client
+
+
+def params_of(kind: str, index: int, max_tokens: int) -> SamplingParams:
+    """How the tokens of a kind's request are drawn; none ends before its length."""
+    if kind not in KINDS:
+        raise ValueError(f"there is no kind {kind!r}; known are {', '.join(KINDS)}")
+    if kind == GREEDY:
+        return SamplingParams(max_tokens=max_tokens, ignore_eos=True)
+    # what Gemma 4's generation_config asks for
+    sampled = SamplingParams(
+        max_tokens=max_tokens, ignore_eos=True, temperature=1.0, top_p=0.95, top_k=64
+    )
+    if kind == "presence":
+        return replace(sampled, presence_penalty=0.5)
+    if kind == "logprobs" and wants_more(index):
+        return replace(sampled, logprobs=5)
+    if kind == "penalty" and wants_more(index):
+        return replace(sampled, repetition_penalty=1.1)
+    return sampled
+
+
+def wants_more(index: int) -> bool:
+    """Whether a request of a mixed kind is the one in eight."""
+    return index % EVERY == 0
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Requests of one kind, by their number."""
+
+    kind: str
+    vocab_size: int
+    seed: int
+    prompts: Span = PROMPTS
+    answers: Span = ANSWERS
+    name: str = "r"  # ids begin with it
+
+    def request(self, index: int) -> Request:
+        dice = random.Random(f"{self.seed}/{index}")
+        length, max_tokens = self.prompts.draw(dice), self.answers.draw(dice)
+        prompt = random_tokens(dice, self.vocab_size, length)
+        params = params_of(self.kind, index, max_tokens)
+        has_grammar = self.kind == SCHEMA and wants_more(index)
+        grammar = GrammarSpec("json_schema", SCHEMA_TEXT) if has_grammar else None
+        return Request(f"{self.name}-{index}", prompt, params, seed=index, grammar=grammar)
+
+
+def random_tokens(dice: random.Random, vocab_size: int, count: int) -> list[int]:
+    """Tokens of a prompt without sense."""
+    return dice.choices(range(FIRST_TOKEN, vocab_size), k=count)
+
+
+def poisson_times(rate: float, seed: int) -> Iterator[float]:
+    """Seconds at which requests arrive, `rate` a second on average, without end."""
+    dice, now = random.Random(f"arrivals {seed}"), 0.0
+    while True:
+        now += dice.expovariate(rate)
+        yield now

@@ -1,7 +1,7 @@
 """What random weights cannot have by themselves: an acceptance rate, and routing.
 
 For h200.py and traffic. Both are injected from here and are no options of the engine. Acceptance is
-a function the engine is given, of about as many small launches as the real one; routing is a wrapper
+a function the engine is given, of about as many launches as the real one; routing is a wrapper
 around the kernels, of none, except that uniform routing of one row has launches of its own.
 """
 

@@ -9,7 +9,7 @@ top wherever the guesses were wrong. Zero is always a candidate. No torch.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import accumulate
 
 from flashdraft.engine.drafts import BLOCK_SOURCE
@@ -33,6 +33,7 @@ class WidthChooser:
         self._survival = survival
         self._fixed = fixed
         self._seconds: dict[tuple[int, int], float] = {}
+        self._draft_s: dict[int, float] = {}
         self._num_drafted = 0  # sequences of the last drafts
         self._gains = [0.0]  # tokens that their likeliest slots bring together, by how many slots
         self._steps_since_draft = 0
@@ -106,6 +107,35 @@ class WidthChooser:
             self._steps_since_draft = 0
             return widths[1]
         return best
+
+    def choose_beside(
+        self,
+        batch: int,
+        max_width: int,
+        target_s: Callable[[int], float],
+        fixed: int | None = None,
+    ) -> int:
+        """The same in a step with prompts, whose target pass over n rows takes target_s(n).
+
+        Below what those who decode take alone it takes no less.
+        """
+        fixed = self._fixed if fixed is None else fixed
+        if fixed is not None:
+            return min(fixed, max_width)
+        pace = {}
+        for width in (width for width in WIDTHS if width <= max_width):
+            drafting = self._draft_s.get(batch, 0.0) if width else 0.0
+            alone = self.seconds_of(batch, width)
+            seconds = max(alone, target_s(batch * (1 + width)) + drafting)
+            pace[width] = seconds / self.expected_tokens(batch, width)
+        best = min(pace, key=lambda width: pace[width])
+        return best if pace[best] <= (1.0 - MIN_GAIN) * pace[0] else 0
+
+    def remember_draft(self, batch: int, width: int, seconds: float) -> None:
+        """Take in what the drafter's part of a step took."""
+        if width:
+            last = self._draft_s.get(batch, seconds)
+            self._draft_s[batch] = last + FADE * (seconds - last)
 
     def ranked(self, batch: int, max_width: int) -> list[int]:
         """Verify lengths that `choose` may come to, the likeliest first and plain steps second."""

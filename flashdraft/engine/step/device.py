@@ -67,13 +67,20 @@ class StepShape(NamedTuple):
         return self.batch + self.num_slots
 
 
+class StepSeconds(NamedTuple):
+    """What a step took on the device."""
+
+    total: float
+    draft: float
+
+
 class PendingStep:
     """A step on its way; `read` waits for it."""
 
-    def __init__(self, shape: StepShape, record: StepRecord, clock: Clock) -> None:
+    def __init__(self, shape: StepShape, record: StepRecord, clock: Clock, drafting: Clock) -> None:
         self.shape = shape
         self._record = record
-        self._clock = clock
+        self._clock, self._drafting = clock, drafting
 
     def read(self) -> StepResult:
         """Wait for the step, and read what it did."""
@@ -81,9 +88,10 @@ class PendingStep:
         return self._record.read()
 
     @property
-    def seconds(self) -> float | None:
+    def seconds(self) -> StepSeconds | None:
         """What the step took on the device; None where that says nothing (it was a first one)."""
-        return self._clock.seconds
+        total, draft = self._clock.seconds, self._drafting.seconds
+        return None if total is None or draft is None else StepSeconds(total, draft)
 
 
 class _PromptRows(NamedTuple):
@@ -119,6 +127,7 @@ class DeviceSteps:
         self._num_layers = len(target.config.layers)
         self._max_length = max_length
         self.max_width = proposer.max_drafts if proposer is not None else 0
+        self.has_experts = target.config.experts is not None
         self.slots = Slots(
             max_batch,
             len(cache.windows),
@@ -127,6 +136,7 @@ class DeviceSteps:
             self._device,
         )
         # where rows of nobody are written to
+        self.scratch_pages = cache.scratch_pages
         self._nowhere = torch.tensor(cache.scratch_pages, device=self._device).unsqueeze(1)
         # by confidence: how likely the target agrees with a draft token, once its turn comes
         self._chances = torch.full((len(BUCKET_EDGES) + 1,), 0.5, device=self._device)
@@ -192,17 +202,23 @@ class DeviceSteps:
         assert shape.width <= self.max_width and shape.num_slots <= shape.batch * shape.width
         begin, is_typical = Mark(self._device), self.is_ready(shape)
         self._launched.add(shape)
-        first_tokens = self._samples[:0]
+        first_tokens, pieces = self._samples[:0], self._pieces(shape)
+        if shape.width:
+            self.graphs.call(*next(pieces))
+        drafted = Mark(self._device)
         if not chunks:
-            for key, piece in self._pieces(shape):
+            for key, piece in pieces:
                 self.graphs.call(key, piece)
         else:
             is_typical = self._has_seen(shape, chunks)
-            if shape.width:
-                self.graphs.call(*next(self._pieces(shape)))
             first_tokens = self._advance_beside(shape, self._lay_out_prompts(chunks))
         record = self._receive(shape, first_tokens, wants_scores and not shape.is_greedy)
-        return PendingStep(shape, record, Clock(begin, Mark(self._device), is_typical))
+        return PendingStep(
+            shape,
+            record,
+            Clock(begin, Mark(self._device), is_typical),
+            Clock(begin, drafted, is_typical),
+        )
 
     def _pieces(self, shape: StepShape) -> Iterator[tuple[tuple[object, ...], Callable[[], None]]]:
         """The functions that a step of this shape calls, and what each of them is fixed to."""

@@ -14,11 +14,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 import numpy as np
 
 from flashdraft.engine.cache.pages import NO_PAGE, PageBook
-from flashdraft.engine.policy.prompts import PromptBudget
+from flashdraft.engine.policy.prompts import MIN_ROWS, SPREAD, PromptBudget
 from flashdraft.engine.policy.width import WidthChooser
 from flashdraft.engine.scheduler import Scheduler, Work
 from flashdraft.engine.sequence import Sequence as RunningSequence
@@ -45,6 +46,7 @@ class Seat:
     sequence: RunningSequence
     is_greedy: bool  # it takes the likeliest token as it is, and nobody asks how likely
     num_computed: int  # tokens that the cache holds once all launched steps are done, of a prompt
+    first_computed: int  # those that it held from the start
     is_awake: bool = False  # it decodes in the next step that is launched
     known_pages: list[int] = field(default_factory=list)  # entered so far, by pool
 
@@ -70,7 +72,6 @@ class _InFlight:
     decoding: list[Seat | None]  # by slot, as they were at the launch
     prompts: list[tuple[Seat, Work]]
     width: int
-    others_s: float  # guessed, of those who decode
 
 
 class StepPipeline:
@@ -87,10 +88,11 @@ class StepPipeline:
         self._steps, self._book, self._scheduler = steps, book, scheduler
         self._chooser, self._describe = chooser, describe
         self._slots = steps.slots
-        self._budget = PromptBudget(scheduler.max_step_tokens)
+        # a few rows wake all experts of a mixture: its prompts come in few pieces
+        self._budget = PromptBudget(scheduler.max_step_tokens, 1 if steps.has_experts else SPREAD)
         self._seats: list[Seat | None] = [None] * steps.slots.count
         self._in_flight: deque[_InFlight] = deque()
-        self._num_launched = 0
+        self._num_launched, self._last_width = 0, 0
         self._new_s, self._steady_s = 0.0, 0.0  # spent on first steps of a shape, and on the others
         self._is_full = False  # somebody gave way: nobody comes in until somebody leaves
 
@@ -116,14 +118,13 @@ class StepPipeline:
             self._close_ranks()
             if not self._reserve():
                 return bool(self._in_flight)
-            width = self._choose_width(fixed)
-            others_s = self._chooser.seconds_of(self._batch, width) if self._num_awake else 0.0
-            prompts = self._plan_prompts(others_s, may_admit)
+            prompts = self._plan_prompts(may_admit)
+            width = self._choose_width(fixed, prompts)
             if not prompts and not self._is_worth_it():
                 return True
             if self._num_launched % CHANCES_PERIOD == 0 and width:
                 self._steps.set_chances(self._chooser.chances())
-            self._launch(width, prompts, others_s)
+            self._launch(width, prompts)
         return True
 
     def read(self) -> list[StepPart]:
@@ -185,7 +186,8 @@ class StepPipeline:
     def _sit_down(self, sequence: RunningSequence) -> None:
         slot = self._seats.index(None)
         request, is_greedy = self._describe(sequence)
-        seat = Seat(sequence, is_greedy, sequence.num_cached, sequence.is_decoding)
+        cached = sequence.num_cached
+        seat = Seat(sequence, is_greedy, cached, cached, sequence.is_decoding)
         seat.known_pages = [0] * self._slots.num_pools
         self._seats[slot] = seat
         state = SlotState(sequence.tokens[-1], sequence.num_cached, request, seat.is_awake)
@@ -212,20 +214,24 @@ class StepPipeline:
 
     # -- prompts -------------------------------------------------------------------------------
 
-    def _plan_prompts(self, others_s: float, may_admit: Callable[[], bool]) -> list[Work]:
+    def _plan_prompts(self, may_admit: Callable[[], bool]) -> list[Work]:
         """Chunks for the next step: of those who sit first, oldest first, then of newcomers."""
         asleep = [one for one in self._in_order() if not one.is_awake]
-        waiting = sum(len(one.sequence.tokens) - one.num_computed for one in asleep)
-        waiting += sum(len(sequence.tokens) for sequence in self._scheduler.waiting)
-        context = asleep[0].num_computed if asleep else 0
-        budget = self._budget.rows(others_s, context, waiting)
+        waiting = self._scheduler.waiting
+        lengths = [len(one.sequence.tokens) - one.first_computed for one in asleep]
+        lengths += [len(one.tokens) for one in islice(waiting, self._seats.count(None))]
+        if not lengths:
+            return []
+        batch, context = self._batch, asleep[0].num_computed if asleep else 0
+        others_s = self._chooser.seconds_of(batch, self._last_width) if batch else 0.0
+        num_others = batch * (1 + self._last_width)
+        budget = self._budget.rows(others_s, num_others, context, lengths)
         works: list[Work] = []
         for seat in asleep:
             if budget > 0 and seat in self._seats:
-                works += self._next_chunk(seat, budget)
-                budget -= (
-                    works[-1].num_tokens if works and works[-1].sequence is seat.sequence else 0
-                )
+                chunk = self._next_chunk(seat, budget)
+                budget -= sum(work.num_tokens for work in chunk)
+                works += chunk
         while budget > 0 and not self._is_full and None in self._seats and may_admit():
             work = self._scheduler.admit_next(budget)
             if work is None:
@@ -294,7 +300,7 @@ class StepPipeline:
 
     # -- steps ---------------------------------------------------------------------------------
 
-    def _launch(self, width: int, works: Sequence[Work], others_s: float) -> None:
+    def _launch(self, width: int, works: Sequence[Work]) -> None:
         self._enter_pages()
         slot_of = {seat.sequence: slot for slot, seat in enumerate(self._seats) if seat is not None}
         chunks, prompts = [], []
@@ -311,8 +317,9 @@ class StepPipeline:
         drawn += [seat for seat, work in prompts if work.emits]
         shape = self._shape(len(decoding), width, all(seat.is_greedy for seat in drawn))
         step = self._start(shape, chunks, any(seat.wants_scores for seat in drawn))
-        self._in_flight.append(_InFlight(step, decoding, prompts, width, others_s))
+        self._in_flight.append(_InFlight(step, decoding, prompts, width))
         self._num_launched += 1
+        self._last_width = width if decoding else self._last_width
         for seat, work in prompts:
             seat.num_computed = work.start + work.num_tokens
             seat.is_awake = work.emits
@@ -328,25 +335,34 @@ class StepPipeline:
         return step
 
     def _remember_time(self, first: _InFlight) -> None:
-        seconds = first.step.seconds
+        seconds, shape = first.step.seconds, first.step.shape
         if seconds is None:
             return
-        self._steady_s += seconds
+        self._steady_s += seconds.total
+        self._chooser.remember_draft(shape.batch, first.width, seconds.draft)
         if not first.prompts:
-            self._chooser.remember_time(first.step.shape.batch, first.width, seconds)
+            self._chooser.remember_time(shape.batch, first.width, seconds.total)
             return
-        rows = sum(work.num_tokens for _, work in first.prompts)
+        rows = shape.num_rows + sum(work.num_tokens for _, work in first.prompts)
         context = max(work.start for _, work in first.prompts)
-        self._budget.remember(rows, context, seconds - first.others_s)
+        self._budget.remember(rows, context, seconds.total - seconds.draft)
 
     # -- shapes --------------------------------------------------------------------------------
 
-    def _choose_width(self, fixed: int | None) -> int:
-        batch = self._batch
+    def _choose_width(self, fixed: int | None, prompts: Sequence[Work]) -> int:
+        batch, max_width = self._batch, self._steps.max_width
         if batch == 0:
             return 0
         among = None if self._affords_new() else self._ready_widths(batch)
-        return self._chooser.choose(batch, self._steps.max_width, fixed, among)
+        if not prompts:
+            return self._chooser.choose(batch, max_width, fixed, among)
+        rows, context = sum(work.num_tokens for work in prompts), max(w.start for w in prompts)
+        return self._chooser.choose_beside(
+            batch,
+            max_width,
+            lambda num_rows: self._budget.seconds(num_rows + rows, context),
+            fixed,
+        )
 
     def _affords_new(self) -> bool:
         """Whether a shape may be tried that is not captured: that takes as long as many steps."""
@@ -388,27 +404,43 @@ class StepPipeline:
         self.abandon()  # what may still be in flight is for requests that have ended
         self._slots.clear(range(self._slots.count))
         deadline = time.perf_counter() + seconds
-        for batch, width in self._likeliest(at_once)[:MOST_PREPARED]:
-            shape = self._shape(batch, width, is_greedy=True)
+        shapes = [self._shape(*one) for one in self._likeliest(at_once)]
+        for shape in shapes[:MOST_PREPARED]:
             try:
                 while not self._steps.is_ready(shape) and time.perf_counter() < deadline:
                     self._steps.launch(shape).read()
             except Exception as error:  # a step that is needed will say so itself
-                log.warning("steps of %d requests cannot be prepared: %s", batch, error)
-                break
+                log.warning("steps of %d requests cannot be prepared: %s", shape.batch, error)
+                return
             if self._steps.is_failed(shape):  # memory, most likely: leave what there is
-                break
+                return
+        self._try_chunks(shapes[:1], deadline)
 
-    def _likeliest(self, at_once: int) -> list[tuple[int, int]]:
-        """Batches and verify lengths: every batch's best guess, then its second best, and so on."""
+    def _try_chunks(self, beside: Sequence[StepShape], deadline: float) -> None:
+        """Compile what prompts need, alone and beside others; their rows are of nobody."""
+        slots, page_size = self._slots, self._book.page_size
+        most = min(self._scheduler.prefill_chunk, self._scheduler.max_step_tokens)
+        num_pages = min(-(-most // page_size), slots.max_pages)
+        for pool, page in enumerate(self._steps.scratch_pages):
+            places = slots.place_of(pool, 0) + np.arange(num_pages)
+            slots.write_pages(places, np.full(num_pages, page))
+        for rows in (MIN_ROWS, 128, 512, num_pages * page_size):
+            for shape in (StepShape(0, 0, 0), *beside):
+                if rows <= num_pages * page_size and time.perf_counter() < deadline:
+                    chunk = PromptChunk(0, 0, [0] * rows, emits=False)
+                    self._steps.launch(shape, [chunk]).read()
+
+    def _likeliest(self, at_once: int) -> list[tuple[int, int, bool]]:
+        """Batches, verify lengths and whether all are greedy: every batch's best guess first."""
         batches = [size for size in reversed(BATCHES) if size <= smallest_batch(at_once)]
         ranked = {batch: self._chooser.ranked(batch, self._steps.max_width) for batch in batches}
         most = max((len(widths) for widths in ranked.values()), default=0)
         return [
-            (batch, ranked[batch][place])
+            (batch, ranked[batch][place], is_greedy)
             for place in range(most)
             for batch in batches
             if place < len(ranked[batch])
+            for is_greedy in (True, False)
         ]
 
 

@@ -98,7 +98,8 @@ class Engine:
         looks_up = drafter is None and self.config.ngram and self.config.verify != 0
         if runs_ahead and not looks_up and proposer is block_proposer:
             batch = smallest_batch(self.config.max_batch)
-            steps = DeviceSteps(target, block_proposer, cache, batch, max_length, accept)
+            rows = self.scheduler.max_step_tokens
+            steps = DeviceSteps(target, block_proposer, cache, batch, max_length, rows, accept)
             chooser = WidthChooser(costs, self.policy.survival, self.config.verify)
             self._pipeline = StepPipeline(steps, self.book, self.scheduler, chooser, self._describe)
         self._committer = Committer(self.book, self.proposer, self.policy)

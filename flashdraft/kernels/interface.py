@@ -41,21 +41,21 @@ class PageView:
     page_size: int
     max_query_len: int
     max_key_len: int  # the longest context_len + query_len
-    # the same rows as two views, where the first sequences have few rows and the others many: a
-    # kernel may launch each with a plan of its own
+    # The same rows in two views, each with some of the sequences: those that have few rows, and
+    # those that have many. A kernel may launch each with a plan of its own.
     parts: tuple[PageView, PageView] | None = None
 
     def followed_by(self, other: PageView) -> PageView:
-        """The rows of both, these first, over the same pool."""
+        """The sequences of both, these first, whose rows follow one another in one array."""
         return PageView(
-            query_start=torch.cat([self.query_start[:-1], other.query_start + len(self.slots)]),
+            query_start=torch.cat([self.query_start[:-1], other.query_start]),
             context_lens=torch.cat([self.context_lens, other.context_lens]),
             block_table=torch.cat([self.block_table, other.block_table]),
-            slots=torch.cat([self.slots, other.slots]),
+            slots=self.slots,
             page_size=self.page_size,
             max_query_len=max(self.max_query_len, other.max_query_len),
             max_key_len=max(self.max_key_len, other.max_key_len),
-            parts=(self, other) if len(self.slots) else None,
+            parts=(self, other),
         )
 
 

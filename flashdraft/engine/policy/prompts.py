@@ -13,7 +13,7 @@ from dataclasses import dataclass
 MAX_GAP_S = 0.07  # between two tokens of a request, while little waits
 LONGEST_GAP_S = 0.15  # and however much does
 PATIENCE = 4096  # waiting tokens that double the limit
-SPREAD = 4  # steps over which a prompt is spread
+SPREAD = 1  # steps over which a prompt is spread, at least
 MIN_ROWS = 32  # in any case: prompts move on
 FADE = 0.95  # of what is known, with every step
 PRIOR = 0.1  # observations that the first guess counts for

@@ -43,6 +43,9 @@ begins there. What the function writes into `samples` is what is committed.
 """
 
 RECORDS_IN_FLIGHT = 12
+MAX_CHUNKS = 8  # of prompts in a step
+MIXED_ROWS = (64, 128, 192, 256, 320, 384, 448, 512, 640, 768, 896, 1024, 1280, 1536)
+"""Rows of the captured passes that have some of prompts; what is left is filled up."""
 
 
 class PromptChunk(NamedTuple):
@@ -94,20 +97,12 @@ class PendingStep:
         return None if total is None or draft is None else StepSeconds(total, draft)
 
 
-class _PromptRows(NamedTuple):
-    """The rows of all chunks of a step."""
+class _Woken(NamedTuple):
+    """The slots whose prompts end in a step."""
 
-    tokens: Tensor  # [num_rows]
-    positions: Tensor  # [num_rows]
-    owner: Tensor  # [num_rows]: every row's slot
-    chunk_slots: Tensor  # [num_chunks]
-    starts: Tensor  # [num_chunks] int32
-    query_start: Tensor  # [num_chunks + 1] int32
-    last_rows: Tensor  # of the chunks that emit
-    woken: Tensor  # and their slots
-    lengths: Tensor  # and how many tokens the cache then holds
-    longest: int
-    end: int  # the furthest position
+    slots: Tensor
+    rows: Tensor  # of the pass: their last ones
+    lengths: Tensor  # tokens that the cache then holds
 
 
 class DeviceSteps:
@@ -120,6 +115,7 @@ class DeviceSteps:
         cache: KVCache,
         max_batch: int,
         max_length: int,
+        max_prompt_rows: int,
         accept: AcceptFunction,
     ) -> None:
         self._target, self._proposer, self._cache = target, proposer, cache
@@ -141,8 +137,8 @@ class DeviceSteps:
         # by confidence: how likely the target agrees with a draft token, once its turn comes
         self._chances = torch.full((len(BUCKET_EDGES) + 1,), 0.5, device=self._device)
         self._edges = torch.tensor(BUCKET_EDGES, device=self._device)
-        self._make_buffers(max_batch, max_batch * (1 + self.max_width))
         self.graphs: Graphs[tuple[object, ...]] = Graphs(self._device)
+        self._make_buffers(max_batch, max_batch * (1 + self.max_width), max_prompt_rows)
         self._launched: set[StepShape] = set()
         self._seen_chunks: set[int] = set()  # sizes of chunk steps that ran before
         self._downloads = Staging(self._device, RECORDS_IN_FLIGHT)
@@ -151,25 +147,34 @@ class DeviceSteps:
         if proposer is not None:
             proposer.drafter.rope.table(max_length)
 
-    def _make_buffers(self, max_batch: int, max_rows: int) -> None:
+    def _make_buffers(self, max_batch: int, num_decoded: int, num_prompt_rows: int) -> None:
         """What one piece hands to the next, and the last one to the host."""
 
         def integers(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=self._device)
 
         width, nobody = self.max_width, 1 + self.max_width
+        max_rows = max(num_decoded + num_prompt_rows, MIXED_ROWS[-1])
         self._drafts = integers(max_batch, width)
         self._confidence = torch.zeros(max_batch, width, device=self._device)
         self._tokens = integers(max_rows + nobody)
-        self._owner, self._positions = integers(max_rows), integers(max_rows)
+        self._owner, self._positions = integers(num_decoded), integers(max_rows)
         self._query_start = integers(max_batch + 1, dtype=torch.int32)
+        # of prompts: who writes where, and one more sequence, whose rows fill up what is left
+        slots = self.slots
+        self._places = integers(slots.num_pools, max_rows)
+        self._chunk_start = integers(MAX_CHUNKS + 2, dtype=torch.int32)
+        self._chunk_lengths = integers(MAX_CHUNKS + 1, dtype=torch.int32)
+        shape = slots.num_pools, MAX_CHUNKS + 1, slots.max_pages
+        self._chunk_tables = integers(*shape, dtype=torch.int32)
+        self._chunk_tables[:] = self._nowhere.to(torch.int32).unsqueeze(1)
         config, kernels = self._target.config, self._target.kernels
         self._hidden = torch.zeros(
             max_rows, config.hidden_size, dtype=kernels.dtype, device=self._device
         )
-        self._samples = integers(max_rows + nobody)
+        self._samples = integers(num_decoded + nobody)
         self._lines = integers(max_batch * num_columns(width))
-        self._scores = integers(max_rows + max_batch, SCORE_COLUMNS)
+        self._scores = integers(num_decoded + max_batch, SCORE_COLUMNS)
 
     def set_chances(self, chances: Sequence[float]) -> None:
         """How likely the target agrees, for each bucket of confidence."""
@@ -210,8 +215,10 @@ class DeviceSteps:
             for key, piece in pieces:
                 self.graphs.call(key, piece)
         else:
-            is_typical = self._has_seen(shape, chunks)
-            first_tokens = self._advance_beside(shape, self._lay_out_prompts(chunks))
+            is_typical = self._verify_beside(shape, chunks)
+            for key, piece in list(pieces)[1:]:
+                self.graphs.call(key, piece)
+            first_tokens = self._wake(shape, self._woken_by(shape, chunks))
         record = self._receive(shape, first_tokens, wants_scores and not shape.is_greedy)
         return PendingStep(
             shape,
@@ -230,12 +237,6 @@ class DeviceSteps:
         yield ("verify", batch, num_slots, width), lambda: self._verify(shape)
         key = ("draw", shape.num_rows, width, is_greedy)
         yield key, lambda: self._draw_and_accept(shape.num_rows, width, is_greedy)
-
-    def _has_seen(self, shape: StepShape, chunks: Sequence[PromptChunk]) -> bool:
-        kind = (shape.num_rows + sum(len(chunk.tokens) for chunk in chunks)).bit_length()
-        is_known = kind in self._seen_chunks
-        self._seen_chunks.add(kind)
-        return is_known
 
     def _receive(self, shape: StepShape, first_tokens: Tensor, has_scores: bool) -> StepRecord:
         receive, columns = self._downloads.receive, num_columns(shape.width)
@@ -294,36 +295,119 @@ class DeviceSteps:
         )
         self._hidden[:num_rows] = self._forward(self._tokens[:num_rows], placed)
 
-    def _advance_beside(self, shape: StepShape, prompts: _PromptRows) -> Tensor:
-        """Verify, draw and accept with prompts beside; the first tokens of those that end."""
+    def _verify_beside(self, shape: StepShape, chunks: Sequence[PromptChunk]) -> bool:
+        """The same with chunks of prompts behind; whether it took no longer than it ever will."""
         num_rows = shape.num_rows
-        placed = self._place_prompts(prompts)
-        tokens = prompts.tokens
+        num_all = num_rows + sum(len(chunk.tokens) for chunk in chunks)
+        size = self.fill_up(num_all)
+        self._query_start.zero_()
         if shape.batch:
             self._lay_out(shape)
-            decoding = self._place(
-                self._owner[:num_rows],
-                self._positions[:num_rows],
-                self._query_start[: shape.batch + 1],
-                shape.batch,
-                1 + shape.width,
-            )
-            placed = _beside(decoding, placed)
-            tokens = torch.cat([self._tokens[:num_rows], tokens])
-        hidden = self._forward(tokens, placed)
-        if shape.batch:
-            self._hidden[:num_rows] = hidden[:num_rows]
-            self._draw_and_accept(num_rows, shape.width, shape.is_greedy)
-        last_rows = prompts.last_rows
-        if not len(last_rows):
-            return last_rows
-        rows = DrawnRows(prompts.woken, prompts.positions[last_rows] + 1)
-        place = slice(num_rows, num_rows + len(last_rows))
-        first_tokens = self._choose(hidden[num_rows:][last_rows], rows, shape.is_greedy, place)
-        self.slots.wake(prompts.woken, first_tokens.clamp(min=0), prompts.lengths)
+            owner, positions = self._owner[:num_rows], self._positions[:num_rows]
+            self._places[:, :num_rows] = self._places_of(owner, positions)
+        self._lay_out_chunks(num_rows, size, chunks)
+        width = 1 + self.max_width
+        if size > MIXED_ROWS[-1]:
+            kind = size.bit_length()
+            is_typical = kind in self._seen_chunks
+            self._seen_chunks.add(kind)
+            self._verify_mixed(size, width)
+            return is_typical
+        is_typical = self.graphs.is_ready(("mixed", size))
+        self.graphs.call(("mixed", size), lambda: self._verify_mixed(size, width))
+        return is_typical
+
+    def fit_prompts(self, num_others: int, budget: int) -> int:
+        """As many prompt rows, or somewhat fewer, as fill a pass beside so many others."""
+        sizes = [size - num_others for size in MIXED_ROWS if self.graphs.captures]
+        fitting = [rows for rows in sizes if budget // 2 <= rows <= budget]
+        return max(fitting, default=budget)
+
+    def is_mixed_ready(self, num_rows: int) -> bool:
+        """Whether a pass that has prompts is captured."""
+        return self.graphs.is_ready(("mixed", num_rows))
+
+    def fill_up(self, num_rows: int) -> int:
+        """Rows of the pass that so many take: where passes are captured, one of a few sizes."""
+        if not self.graphs.captures:
+            return num_rows
+        return next((size for size in MIXED_ROWS if size >= num_rows), num_rows)
+
+    def _verify_mixed(self, num_rows: int, width: int) -> None:
+        """The target's pass over whatever is laid out."""
+        slots, positions = self.slots, self._positions[:num_rows]
+        places = self._places[:, :num_rows]
+        few = self._cache.views(
+            self._query_start, slots.lengths, slots.tables, places, width, self._max_length
+        )
+        many = self._cache.views(
+            self._chunk_start,
+            self._chunk_lengths,
+            self._chunk_tables,
+            places,
+            num_rows,
+            self._max_length,
+        )
+        views = [one.followed_by(other) for one, other in zip(few, many, strict=True)]
+        placed = Rows(positions, self._max_length, views, [])
+        self._hidden[:num_rows] = self._forward(self._tokens[:num_rows], placed)
+
+    def _lay_out_chunks(self, first: int, size: int, chunks: Sequence[PromptChunk]) -> None:
+        """The rows of prompts, from `first` on, and those of nobody up to `size`."""
+        assert len(chunks) <= MAX_CHUNKS
+        counts = np.asarray([len(chunk.tokens) for chunk in chunks])
+        starts = np.asarray([chunk.start for chunk in chunks])
+        unused = MAX_CHUNKS - len(chunks)
+        ends = first + np.cumsum(counts)
+        num_left = size - int(ends[-1])
+        ranges = [np.arange(a, a + n) for a, n in zip(starts, counts, strict=True)]
+        slots = np.asarray([chunk.slot for chunk in chunks])
+        parts = [
+            np.concatenate([np.asarray(chunk.tokens) for chunk in chunks]),
+            np.concatenate([*ranges, np.arange(num_left)]),
+            np.repeat(slots, counts),
+            np.concatenate([slots, np.zeros(unused)]),
+            np.concatenate([starts, np.zeros(unused)]),
+            np.concatenate([[first], ends, np.full(unused, ends[-1]), [size]]),
+        ]
+        sent = self.slots.send(np.concatenate(parts).astype(np.int64))
+        cuts = np.cumsum([len(part) for part in parts])[:-1].tolist()
+        tokens, positions, owner, own, lengths, query_start = sent.tensor_split(cuts)
+        end = int(ends[-1])
+        self._tokens[first:end] = tokens
+        self._tokens[end:size] = 0
+        self._positions[first:size] = positions
+        page_size, tables = self._cache.page_size, self.slots.tables
+        pages = tables[:, owner, positions[: end - first] // page_size].to(torch.int64)
+        self._places[:, first:end] = pages * page_size + positions[: end - first] % page_size
+        self._places[:, end:size] = self._nowhere * page_size
+        self._chunk_start.copy_(query_start)
+        self._chunk_lengths[:MAX_CHUNKS] = lengths
+        self._chunk_tables[:, :MAX_CHUNKS] = tables[:, own]
+
+    def _woken_by(self, shape: StepShape, chunks: Sequence[PromptChunk]) -> _Woken | None:
+        """Who wakes."""
+        ends = shape.num_rows + np.cumsum([len(chunk.tokens) for chunk in chunks])
+        woken = [
+            (chunk.slot, end - 1, chunk.start + len(chunk.tokens))
+            for chunk, end in zip(chunks, ends, strict=True)
+            if chunk.emits
+        ]
+        if not woken:
+            return None
+        return _Woken(*self.slots.send(np.asarray(woken, dtype=np.int64).T.copy()))
+
+    def _wake(self, shape: StepShape, woken: _Woken | None) -> Tensor:
+        """The first tokens of the answers to prompts that end."""
+        if woken is None:
+            return self._samples[:0]
+        rows = DrawnRows(woken.slots, woken.lengths)
+        place = slice(shape.num_rows, shape.num_rows + len(woken.slots))
+        first_tokens = self._choose(self._hidden[woken.rows], rows, shape.is_greedy, place)
+        self.slots.wake(woken.slots, first_tokens.clamp(min=0), woken.lengths)
         if not shape.is_greedy:
-            one_each = torch.ones_like(prompts.woken)
-            self.slots.settings.count(prompts.woken, first_tokens.unsqueeze(1), one_each)
+            one_each = torch.ones_like(woken.slots)
+            self.slots.settings.count(woken.slots, first_tokens.unsqueeze(1), one_each)
         return first_tokens
 
     def _lay_out(self, shape: StepShape) -> None:
@@ -404,59 +488,15 @@ class DeviceSteps:
     def _place(
         self, owner: Tensor, positions: Tensor, query_start: Tensor, batch: int, width: int
     ) -> Rows:
-        """Rows of the first slots; who does not decode writes to the page of nobody."""
-        size, tables = self._cache.page_size, self.slots.tables[:, :batch]
-        pages = tables[:, owner, positions // size].to(torch.int64)
-        pages = torch.where(self.slots.alive[owner] > 0, pages, self._nowhere)
-        places = pages * size + (positions % size).unsqueeze(0)
-        lengths = self.slots.lengths[:batch]
+        """Rows of the first slots."""
+        tables, lengths = self.slots.tables[:, :batch], self.slots.lengths[:batch]
+        places = self._places_of(owner, positions)
         views = self._cache.views(query_start, lengths, tables, places, width, self._max_length)
         return Rows(positions, self._max_length, views, [])
 
-    def _place_prompts(self, prompts: _PromptRows) -> Rows:
-        size, tables = self._cache.page_size, self.slots.tables[:, prompts.chunk_slots]
-        pages = self.slots.tables[:, prompts.owner, prompts.positions // size].to(torch.int64)
-        places = pages * size + (prompts.positions % size).unsqueeze(0)
-        views = self._cache.views(
-            prompts.query_start, prompts.starts, tables, places, prompts.longest, prompts.end
-        )
-        return Rows(prompts.positions, self._max_length, views, [])
-
-    def _lay_out_prompts(self, chunks: Sequence[PromptChunk]) -> _PromptRows:
-        counts = np.asarray([len(chunk.tokens) for chunk in chunks])
-        starts = np.asarray([chunk.start for chunk in chunks])
-        slots = np.asarray([chunk.slot for chunk in chunks])
-        emits = np.asarray([chunk.emits for chunk in chunks])
-        ends, lasts = starts + counts, np.cumsum(counts)
-        parts = [
-            np.concatenate([np.asarray(chunk.tokens) for chunk in chunks]),
-            np.concatenate([np.arange(a, b) for a, b in zip(starts, ends, strict=True)]),
-            np.repeat(slots, counts),
-            slots,
-            starts,
-            np.concatenate([[0], lasts]),
-            (lasts - 1)[emits],
-            slots[emits],
-            ends[emits],
-        ]
-        sent = self.slots.send(np.concatenate(parts).astype(np.int64))
-        pieces = iter(sent.tensor_split(np.cumsum([len(part) for part in parts])[:-1].tolist()))
-        return _PromptRows(
-            tokens=next(pieces),
-            positions=next(pieces),
-            owner=next(pieces),
-            chunk_slots=next(pieces),
-            starts=next(pieces).to(torch.int32),
-            query_start=next(pieces).to(torch.int32),
-            last_rows=next(pieces),
-            woken=next(pieces),
-            lengths=next(pieces),
-            longest=int(counts.max()),
-            end=int(ends.max()),
-        )
-
-
-def _beside(first: Rows, then: Rows) -> Rows:
-    """Both rows, with a launch of attention each."""
-    views = [one.followed_by(other) for one, other in zip(first.views, then.views, strict=True)]
-    return Rows(torch.cat([first.positions, then.positions]), first.end_position, views, [])
+    def _places_of(self, owner: Tensor, positions: Tensor) -> Tensor:
+        """Where keys and values go; those of slots that do not decode to the page of nobody."""
+        size = self._cache.page_size
+        pages = self.slots.tables[:, owner, positions // size].to(torch.int64)
+        pages = torch.where(self.slots.alive[owner] > 0, pages, self._nowhere)
+        return pages * size + (positions % size).unsqueeze(0)

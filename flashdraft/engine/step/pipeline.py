@@ -19,11 +19,18 @@ from itertools import islice
 import numpy as np
 
 from flashdraft.engine.cache.pages import NO_PAGE, PageBook
-from flashdraft.engine.policy.prompts import MIN_ROWS, SPREAD, PromptBudget
+from flashdraft.engine.policy.prompts import SPREAD, PromptBudget
 from flashdraft.engine.policy.width import WidthChooser
 from flashdraft.engine.scheduler import Scheduler, Work
 from flashdraft.engine.sequence import Sequence as RunningSequence
-from flashdraft.engine.step.device import DeviceSteps, PendingStep, PromptChunk, StepShape
+from flashdraft.engine.step.device import (
+    MAX_CHUNKS,
+    MIXED_ROWS,
+    DeviceSteps,
+    PendingStep,
+    PromptChunk,
+    StepShape,
+)
 from flashdraft.engine.step.result import SlotResult
 from flashdraft.engine.step.slots import SlotState
 from flashdraft.engine.streams import MOST_GRAPHS
@@ -35,6 +42,7 @@ BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 MOST_IN_FLIGHT = 2
 CHANCES_PERIOD = 8  # steps between two looks at how the drafter's confidences come true
 NEW_SHARE, NEW_S = 0.1, 1.0  # of the steps' time, and seconds at first, that new shapes may take
+NUM_FIRST = 8  # shapes that are captured before the passes that have prompts
 MOST_PREPARED = MOST_GRAPHS - 16  # the others are for what nobody foresaw
 AHEAD_MARGIN = 64  # positions beyond a sequence's end that steps in flight may write to
 
@@ -226,13 +234,14 @@ class StepPipeline:
         others_s = self._chooser.seconds_of(batch, self._last_width) if batch else 0.0
         num_others = batch * (1 + self._last_width)
         budget = self._budget.rows(others_s, num_others, context, lengths)
+        budget = self._steps.fit_prompts(num_others, budget)
         works: list[Work] = []
-        for seat in asleep:
+        for seat in asleep[:MAX_CHUNKS]:
             if budget > 0 and seat in self._seats:
                 chunk = self._next_chunk(seat, budget)
                 budget -= sum(work.num_tokens for work in chunk)
                 works += chunk
-        while budget > 0 and not self._is_full and None in self._seats and may_admit():
+        while budget > 0 and len(works) < MAX_CHUNKS and self._has_room and may_admit():
             work = self._scheduler.admit_next(budget)
             if work is None:
                 break
@@ -240,6 +249,10 @@ class StepPipeline:
             works.append(work)
             budget -= work.num_tokens
         return [work for work in works if work.sequence in self._scheduler.running]
+
+    @property
+    def _has_room(self) -> bool:
+        return not self._is_full and None in self._seats
 
     def _next_chunk(self, seat: Seat, budget: int) -> list[Work]:
         sequence, start = seat.sequence, seat.num_computed
@@ -405,8 +418,10 @@ class StepPipeline:
         self._slots.clear(range(self._slots.count))
         deadline = time.perf_counter() + seconds
         shapes = [self._shape(*one) for one in self._likeliest(at_once)]
-        for shape in shapes[:MOST_PREPARED]:
+        for place, shape in enumerate(shapes[:MOST_PREPARED]):
             try:
+                if place == NUM_FIRST:  # everybody has a prompt
+                    self._prepare_prompts(deadline)
                 while not self._steps.is_ready(shape) and time.perf_counter() < deadline:
                     self._steps.launch(shape).read()
             except Exception as error:  # a step that is needed will say so itself
@@ -414,21 +429,20 @@ class StepPipeline:
                 return
             if self._steps.is_failed(shape):  # memory, most likely: leave what there is
                 return
-        self._try_chunks(shapes[:1], deadline)
 
-    def _try_chunks(self, beside: Sequence[StepShape], deadline: float) -> None:
-        """Compile what prompts need, alone and beside others; their rows are of nobody."""
+    def _prepare_prompts(self, deadline: float) -> None:
+        """Have passes with prompts captured; their rows are of nobody."""
         slots, page_size = self._slots, self._book.page_size
-        most = min(self._scheduler.prefill_chunk, self._scheduler.max_step_tokens)
-        num_pages = min(-(-most // page_size), slots.max_pages)
+        num_pages = min(-(-MIXED_ROWS[-1] // page_size), slots.max_pages)
         for pool, page in enumerate(self._steps.scratch_pages):
             places = slots.place_of(pool, 0) + np.arange(num_pages)
             slots.write_pages(places, np.full(num_pages, page))
-        for rows in (MIN_ROWS, 128, 512, num_pages * page_size):
-            for shape in (StepShape(0, 0, 0), *beside):
-                if rows <= num_pages * page_size and time.perf_counter() < deadline:
-                    chunk = PromptChunk(0, 0, [0] * rows, emits=False)
-                    self._steps.launch(shape, [chunk]).read()
+        for size in reversed(MIXED_ROWS):
+            if size > min(self._scheduler.max_step_tokens, num_pages * page_size):
+                continue
+            chunk = PromptChunk(0, 0, [0] * size, emits=False)
+            while not self._steps.is_mixed_ready(size) and time.perf_counter() < deadline:
+                self._steps.launch(StepShape(0, 0, 0), [chunk]).read()
 
     def _likeliest(self, at_once: int) -> list[tuple[int, int, bool]]:
         """Batches, verify lengths and whether all are greedy: every batch's best guess first."""

@@ -21,17 +21,14 @@ def make_meetings(device: torch.device) -> Tensor:
 
 def attention(query: Tensor, keys: PagedKeys, limits: DeviceLimits, exact: bool) -> Tensor:
     """`Kernels.attention`."""
-    if keys.view.parts is not None:
-        first, then = keys.view.parts
-        rows, seam = len(query), len(first.slots)
-        assert rows == seam + len(then.slots)
-        mixed = [
-            attention(part, replace(keys, view=view), limits, exact)
-            for part, view in ((query[:seam], first), (query[seam:], then))
-        ]
-        return torch.cat(mixed)
+    parts = keys.view.parts or (keys.view,)
+    output = None
     make_plan = plan_exact_attention if exact else plan_attention
-    return paged_attention(query, keys, make_plan(query, keys, limits))
+    for view in parts:
+        part = replace(keys, view=view)
+        output = paged_attention(query, part, make_plan(query, part, limits), output)
+    assert output is not None
+    return output
 
 
 def attend(

@@ -38,13 +38,20 @@ from flashdraft.kernels.cuda.plan import MAX_SPLITS, AttentionPlan, padded_head_
 from flashdraft.kernels.interface import PagedKeys
 
 
-def paged_attention(query: Tensor, keys: PagedKeys, plan: AttentionPlan) -> Tensor:
-    """`Kernels.attention` under a given plan. A row that sees no key gives zeros."""
+def paged_attention(
+    query: Tensor, keys: PagedKeys, plan: AttentionPlan, output: Tensor | None = None
+) -> Tensor:
+    """`Kernels.attention` under a given plan. A row that sees no key gives zeros.
+
+    The view's sequences may own but some of the rows, from query_start[0] on: the others are left
+    as `output` has them.
+    """
     key_cache, value_cache, view = keys.key_cache, keys.value_cache, keys.view
     window, mask, rebuild = keys.window, keys.mask, keys.rebuild
     num_rows, num_heads, head_dim = query.shape
     num_kv_heads, num_seqs = value_cache.shape[2], view.context_lens.shape[0]
-    output = torch.empty(num_rows, num_heads * head_dim, device=query.device, dtype=query.dtype)
+    if output is None:
+        output = query.new_empty(num_rows, num_heads * head_dim)
     if num_rows == 0 or num_seqs == 0:
         return output
     assert value_cache.stride(3) == 1 and (key_cache is None) == (rebuild is not None)
@@ -104,7 +111,10 @@ def paged_attention(query: Tensor, keys: PagedKeys, plan: AttentionPlan) -> Tens
             target,
             state,
             output,
+            view.query_start,
+            num_seqs,
             plan.num_splits,
+            num_heads,
             head_dim,
             block_d,
             max(MAX_SPLITS, triton.next_power_of_2(plan.num_splits)),
@@ -126,8 +136,9 @@ def _find_tile(
 
     Sequence s owns the tiles from query_start[s] * GROUP // BLOCK_M + s on. That leaves each room
     for a last, partly filled tile, so the grid follows from the number of rows and sequences alone;
-    a few programs find nothing to do.
+    a few programs find nothing to do. Tiles are counted from the first sequence's on.
     """
+    tile += tl.load(query_start) * GROUP // BLOCK_M
     s = tile * 0 - 1
     for first in range(0, num_seqs, 128):
         index = first + tl.arange(0, 128)
@@ -382,12 +393,17 @@ def _attend(
         tl.store(target, mixed.to(output.dtype.element_ty), mask=real)
 
 
-@triton.jit(do_not_specialize=["num_splits"])
+@triton.jit(
+    do_not_specialize=["num_splits", "num_seqs"], do_not_specialize_on_alignment=["query_start"]
+)
 def _merge(
     partial: tl.tensor,
     state: tl.tensor,
     output: tl.tensor,
+    query_start: tl.tensor,
+    num_seqs: tl.tensor,
     num_splits: tl.tensor,
+    NUM_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
     MAX_SPLITS: tl.constexpr,
@@ -397,6 +413,9 @@ def _merge(
     stand_by(PDL)
     pair = tl.program_id(0).to(tl.int64)
     num_pairs = tl.num_programs(0).to(tl.int64)
+    row = pair // NUM_HEADS
+    if (row < tl.load(query_start)) | (row >= tl.load(query_start + num_seqs)):
+        return
     dims = tl.arange(0, BLOCK_D)
     splits = tl.arange(0, MAX_SPLITS)
     filled = splits < num_splits

@@ -27,7 +27,7 @@ from flashdraft.kernels.cuda.draw.look import least_key, load_scaled
 from flashdraft.kernels.draw import arithmetic
 
 CUTS = tl.constexpr(8)
-DEEPEST_CUT = tl.constexpr(28.0)  # the first cuts are at 28 (j / 8)**2 below the best
+DEEPEST_CUT = tl.constexpr(-28.0)  # the first cuts are at -28 (j / 8)**2
 WEIGHTLESS = tl.constexpr(arithmetic.WEIGHTLESS)
 MANY = tl.constexpr(2**62)
 
@@ -116,7 +116,7 @@ def _find_equal(
 ) -> tl.tensor:
     """The id of so manieth token with this key, counted from 1; the largest id if there is none."""
     count = 0
-    last = LARGEST_ID + tl.zeros([], dtype=tl.int32)
+    last = tl.full([], LARGEST_ID, tl.int32)
     for first in range(0, vocab_size, BLOCK):
         ids = first + tl.arange(0, BLOCK)
         keys = order(load_scaled(look, row, ids, peak, vocab_size, WIDTH, MASKED))
@@ -154,8 +154,8 @@ def _find_boundary(
     high = low * 0 + 1  # above the best token's key, which is 0
     before_count, before_weight = low * 0, low * 0  # of keys from `high` on
     num_inside = low * 0 + MANY
-    steps = (CUTS - places).to(tl.float32) / CUTS
-    cuts = tl.maximum(order(-DEEPEST_CUT * steps * steps).to(tl.int64), low + 1)
+    steps = places.to(tl.float32) / CUTS - 1.0
+    cuts = tl.maximum(order(steps * steps * DEEPEST_CUT).to(tl.int64), low + 1)
     cuts = tl.where(places == 0, low, cuts)
     while (num_inside == MANY) | ((num_inside > ROOM) & (high - low > 1)):
         counts, weights = _measure(look, row, peak, cuts, vocab_size, BLOCK, WIDTH, MASKED)

@@ -18,6 +18,9 @@ Ten launches, whatever the rows want; a program with nothing to do for its row e
 8. `_conclude` puts a row's winners together, and finds its likeliest tokens for log-probabilities:
    the best part's best, again and again.
 
+They are launched plainly (overlap.py): a start that overlaps would gain little among so few, and
+every kernel would be compiled twice.
+
 Atomic additions are of integers, and what they order is put into one order afterwards: the same
 rows give the same tokens.
 """
@@ -65,7 +68,6 @@ from flashdraft.kernels.cuda.draw.search import (
     search_row,
     weighed_key,
 )
-from flashdraft.kernels.cuda.overlap import overlap, wait
 from flashdraft.kernels.draw import arithmetic, rule
 
 MAX_TOP = tl.constexpr(rule.MAX_TOP)
@@ -132,7 +134,6 @@ def draw(
     shared: dict[str, Any] = {
         "WIDTH": rows.followed.shape[1] if follows and rows.followed is not None else 0,
         "MASKED": rows.masks is not None,
-        **overlap(logits),
         **UNFUSED,
         "num_warps": 4,
     }
@@ -208,9 +209,7 @@ def _scan(
     BLOCKS: tl.constexpr,
     WIDTH: tl.constexpr,
     MASKED: tl.constexpr,
-    PDL: tl.constexpr,
 ) -> None:
-    wait(PDL)
     row = tl.program_id(0).to(tl.int64)
     num_blocks = tl.cdiv(vocab_size, SUB * PARTS)
     first = tl.program_id(1) * BLOCKS
@@ -240,9 +239,7 @@ def _settle(
     MAX_PICKED: tl.constexpr,
     WIDTH: tl.constexpr,
     MASKED: tl.constexpr,
-    PDL: tl.constexpr,
 ) -> None:
-    wait(PDL)
     row = tl.program_id(0).to(tl.int64)
     num_blocks = tl.cdiv(vocab_size, SUB * PARTS)
     num_parts = num_blocks * PARTS
@@ -375,9 +372,7 @@ def _weigh(
     TURN: tl.constexpr,
     WIDTH: tl.constexpr,
     MASKED: tl.constexpr,
-    PDL: tl.constexpr,
 ) -> None:
-    wait(PDL)
     row = tl.program_id(0).to(tl.int64)
     if tl.load(notes.mode + row) == WEIGHS:
         bracket, _ = _narrow_row(look, notes, row, vocab_size, TURN, ROOM, PIECES)
@@ -406,9 +401,7 @@ def _gather(
     PIECES: tl.constexpr,
     WIDTH: tl.constexpr,
     MASKED: tl.constexpr,
-    PDL: tl.constexpr,
 ) -> None:
-    wait(PDL)
     row = tl.program_id(0).to(tl.int64)
     mode = tl.load(notes.mode + row)
     low = (tl.load(notes.last + row) >> 32).to(tl.int64)
@@ -443,9 +436,7 @@ def _pick(
     drawn: rule.Draw,
     vocab_size: tl.tensor,
     ROOM: tl.constexpr,
-    PDL: tl.constexpr,
 ) -> None:
-    wait(PDL)
     row = tl.program_id(0).to(tl.int64)
     mode = tl.load(notes.mode + row)
     if (mode == PICKS) | (mode == WEIGHS):
@@ -492,9 +483,7 @@ def _search(
     BLOCK: tl.constexpr,
     WIDTH: tl.constexpr,
     MASKED: tl.constexpr,
-    PDL: tl.constexpr,
 ) -> None:
-    wait(PDL)
     row = tl.program_id(0).to(tl.int64)
     if tl.load(notes.mode + row) == SEARCHES:
         peak = tl.load(notes.peak + row)
@@ -514,9 +503,7 @@ def _contest(
     BLOCKS: tl.constexpr,
     WIDTH: tl.constexpr,
     MASKED: tl.constexpr,
-    PDL: tl.constexpr,
 ) -> None:
-    wait(PDL)
     row = tl.program_id(0).to(tl.int64)
     if tl.load(notes.mode + row) == CONTESTS:
         num_blocks = tl.cdiv(vocab_size, SUB * PARTS)
@@ -554,9 +541,7 @@ def _conclude(
     PARTS: tl.constexpr,
     WHOLE: tl.constexpr,
     PIECES: tl.constexpr,
-    PDL: tl.constexpr,
 ) -> None:
-    wait(PDL)
     row = tl.program_id(0).to(tl.int64)
     token = tl.load(drawn.tokens + row)
     if tl.load(notes.mode + row) == CONTESTS:

@@ -548,7 +548,8 @@ def _conclude(
         pieces = tl.arange(0, PIECES)
         best = notes.best + row * num_pieces + pieces
         winner = tl.max(tl.load(best, mask=pieces < num_pieces, other=NOTHING), 0)
-        token = id_of(winner).to(tl.int64)
+        # Nobody wins only where logits differ by less than a normal float: the likeliest stays.
+        token = tl.where(winner == NOTHING, token, id_of(winner).to(tl.int64))
         tl.store(drawn.tokens + row, token)
     place = row * vocab_size + tl.maximum(token, 0)
     logit = tl.load(look.logits + place).to(tl.float32)

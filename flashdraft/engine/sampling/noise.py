@@ -19,7 +19,6 @@ LOWEST_NOISE = arithmetic.LOWEST_NOISE
 noise_key = keyed.noise_key
 noise_start = keyed.noise_start
 keys_from = keyed.keys_from
-noise_keys = keyed.noise_keys
 random_bits = keyed.random_bits
 host_random_bits = keyed.host_random_bits
 host_random_bits_at = keyed.host_random_bits_at

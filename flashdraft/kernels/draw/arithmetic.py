@@ -7,14 +7,14 @@ with multiply-add fusion off), within two units in the last place. It knows noth
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-Floats = TypeVar("Floats", Tensor, NDArray[np.float32])
+Floats = TypeVar("Floats", Tensor, NDArray[Any])
 
 
 def _single(value: float) -> float:

@@ -54,14 +54,6 @@ def host_keys_from(starts: NDArray[np.int64], positions: NDArray[np.int64]) -> N
     return _mix_words(starts + positions * np.int64(INCREMENT))
 
 
-def noise_keys(
-    seeds: NDArray[np.int64], first_positions: NDArray[np.int64], count: int
-) -> NDArray[np.int64]:
-    """`noise_key` of `count` positions in a row for every seed: [num_seeds, count]."""
-    start = _mix_words(seeds - np.int64(INCREMENT))
-    return host_keys_from(start[:, None], first_positions[:, None] + np.arange(count))
-
-
 def random_bits(key: int | Tensor, vocab_size: int, device: torch.device) -> Tensor:
     """[vocab_size] int32, uniform in 0 .. 2**31 - 1; of keys [n, 1] a row for each."""
     # One hash makes the bits of two neighbouring tokens: half the arithmetic.

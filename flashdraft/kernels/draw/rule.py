@@ -284,7 +284,7 @@ def upload(arrays: Sequence[NDArray[Any]], device: torch.device) -> list[Tensor]
     packed = torch.from_numpy(words)
     if device.type == "cuda":
         packed = packed.pin_memory().to(device, non_blocking=True)
-    pieces = packed.split([one.size for one in arrays])
+    pieces = torch.split(packed, [one.size for one in arrays])
     return [
         (piece.view(torch.float64) if one.dtype.kind == "f" else piece).view(one.shape)
         for piece, one in zip(pieces, arrays, strict=True)

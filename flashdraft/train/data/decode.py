@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -18,10 +17,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flashdraft.engine.sampling.noise import gumbel, noise_keys, random_bits
+from flashdraft.core import SamplingParams
 from flashdraft.engine.sampling.process import BROKEN_LOGITS
 from flashdraft.engine.streams import Graphs
 from flashdraft.errors import CapacityError, TrainingError
+from flashdraft.kernels.draw.rule import DrawnRows, SlotRequest, SlotSettings
 from flashdraft.kernels.interface import PageView
 from flashdraft.models.layers import ForwardBatch, LayerCache, Target
 
@@ -32,8 +32,6 @@ MOST_SLOTS = {"cuda": 2048, "cpu": 16}
 MEMORY_SHARE = 0.6  # of a GPU's free memory
 CPU_BYTES = 10**9
 MAX_LOGITS_BYTES = 2 * 10**9
-DRAW_ROWS = 128  # rows whose noise is in memory at once
-LOWEST_TEMPERATURE = 1e-8
 
 
 class Job(NamedTuple):
@@ -78,7 +76,7 @@ class BulkDecoder:
         self.num_slots = num_slots or _default_slots(target, self._capacity)
         self._jobs: list[Job | None] = [None] * self.num_slots
         self._ready: deque[Job] = deque()
-        self.graphs: Graphs[bool] = Graphs(self._device)  # with noise, and without
+        self.graphs: Graphs[str] = Graphs(self._device)
         try:
             self._make_cache()
             self._make_state()
@@ -102,12 +100,10 @@ class BulkDecoder:
                 yield from finished
                 finished = self._take_finished()
                 self._admit()
-                running = [job for job in self._jobs if job is not None]
-                if not running:
+                if all(job is None for job in self._jobs):
                     break
-                noisy = any(job.temperature > 0 for job in running)
                 for _ in range(STEPS_BETWEEN_LOOKS):
-                    self.graphs.call(noisy, partial(self._advance, noisy))
+                    self.graphs.call("advance", self._advance)
             yield from finished
         finally:  # also where the caller has had enough
             self._jobs = [None] * self.num_slots
@@ -143,13 +139,14 @@ class BulkDecoder:
         self._num_out = zeros(count, dtype=torch.int64)
         # the last column takes what idle slots write
         self._out = zeros(count, self.max_tokens + 1, dtype=torch.int64)
-        self._temperatures = zeros(count, dtype=torch.float32)
-        self._noise_keys = zeros(count, self.max_tokens + 1, dtype=torch.int64)
+        self._slots = slots
+        vocab_size = self._target.config.vocab_size
+        self._settings = SlotSettings.allocate(count, vocab_size, device, has_tables=False)
         self._unsound = zeros(dtype=torch.bool)
-        self._is_stop = zeros(self._target.config.vocab_size, dtype=torch.bool)
+        self._is_stop = zeros(vocab_size, dtype=torch.bool)
         self._is_stop[sorted(self._stop_ids)] = True
 
-    def _advance(self, noisy: bool) -> None:
+    def _advance(self) -> None:
         positions = self._lengths.long()
         view = PageView(
             query_start=self._row_starts,
@@ -161,12 +158,7 @@ class BulkDecoder:
             max_key_len=self._capacity,
         )
         hidden = self._forward(self._last, positions, view)
-        tokens = self._choose(
-            self._target.logits(hidden),
-            self._temperatures,
-            self._noise_keys.gather(1, self._num_out.unsqueeze(1)) if noisy else None,
-            self._active,
-        )
+        tokens = self._choose(self._target.logits(hidden), self._slots, positions + 1, self._active)
         grows = self._active
         column = self._num_out.masked_fill(~grows, self.max_tokens)
         self._out.scatter_(1, column.unsqueeze(1), tokens.unsqueeze(1))
@@ -179,23 +171,12 @@ class BulkDecoder:
         caches = [LayerCache(key, value, view) for key, value in self._storage]
         return self._target.forward(tokens, ForwardBatch(positions, self._capacity, caches)).hidden
 
-    def _choose(
-        self, logits: Tensor, temperatures: Tensor, keys: Tensor | None, matters: Tensor
-    ) -> Tensor:
-        """The next token of every row, by its noise key in keys [num_rows, 1]: [num_rows] int64."""
-        tokens = self._target.kernels.argmax(logits)
-        peaks = logits.gather(1, tokens.unsqueeze(1)).squeeze(1)  # NaN counts as the largest
-        self._unsound |= (~peaks.isfinite() & matters).any()
-        if keys is None:
-            return tokens
-        divisors = temperatures.clamp_min(LOWEST_TEMPERATURE).unsqueeze(1)
-        drawn = []
-        for first in range(0, len(tokens), DRAW_ROWS):
-            part = slice(first, first + DRAW_ROWS)
-            bits = random_bits(keys[part], logits.shape[1], logits.device)
-            scaled = (logits[part] - peaks[part].unsqueeze(1)).div_(divisors[part])
-            drawn.append(gumbel(bits).add_(scaled).argmax(1))
-        return torch.where(temperatures > 0, torch.cat(drawn), tokens)
+    def _choose(self, logits: Tensor, slots: Tensor, positions: Tensor, matters: Tensor) -> Tensor:
+        """The next token of every row, which is one of these slots: [num_rows] int64."""
+        rows = DrawnRows(slots, positions, totals=False)
+        tokens = self._target.kernels.draw(logits, self._settings, rows).tokens
+        self._unsound |= ((tokens < 0) & matters).any()
+        return tokens.clamp_min(0)
 
     # -- the host's side -----------------------------------------------------------------------
 
@@ -275,19 +256,18 @@ class BulkDecoder:
         )
         tokens = self._put(np.concatenate(prompts))
         hidden = self._forward(tokens, self._put(positions), view)
-        temperatures = self._put(np.asarray([job.temperature for job in jobs], dtype=np.float32))
-        noisy = any(job.temperature > 0 for job in jobs)
-        if noisy:
-            seeds = np.asarray([job.seed for job in jobs], dtype=np.int64)
-            keys = self._put(noise_keys(seeds, lengths, self.max_tokens + 1))
-            self._noise_keys[where] = keys
+        self._settings.set(
+            {
+                slot: SlotRequest(SamplingParams(temperature=job.temperature), job.seed, ())
+                for slot, job in zip(slots, jobs, strict=True)
+            }
+        )
         tokens = self._choose(
             self._target.logits(hidden[self._put(ends - 1)]),
-            temperatures,
-            keys[:, :1] if noisy else None,
-            torch.ones_like(temperatures, dtype=torch.bool),
+            where,
+            self._put(lengths),
+            torch.ones_like(where, dtype=torch.bool),
         )
-        self._temperatures[where] = temperatures
         self._lengths[where] = self._put(lengths.astype(np.int32))
         self._last[where] = tokens
         self._out[where, 0] = tokens

@@ -128,7 +128,7 @@ def value_of(key: tl.tensor) -> tl.tensor:
 @triton.jit
 def pack(key: tl.tensor, ids: tl.tensor) -> tl.tensor:
     """A token with its key as one int64: of two the larger comes first, the lower id of equals."""
-    return (key.to(tl.int64) << 32) | (LARGEST_ID - ids).to(tl.int64)
+    return (key.to(tl.int64) << 32) | (ids ^ LARGEST_ID).to(tl.int64)
 
 
 @triton.jit
@@ -138,4 +138,4 @@ def key_of(packed: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def id_of(packed: tl.tensor) -> tl.tensor:
-    return LARGEST_ID - (packed & LARGEST_ID).to(tl.int32)
+    return (packed & LARGEST_ID).to(tl.int32) ^ LARGEST_ID

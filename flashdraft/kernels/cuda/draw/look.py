@@ -48,7 +48,9 @@ class Look(NamedTuple):
 
 
 def make_look(logits: Tensor, settings: rule.SlotSettings, rows: rule.DrawnRows) -> Look:
+    """The tensors behind a draw, which lie in memory row after row."""
     unread = rows.owner
+    assert all(one is None or one.is_contiguous() for one in (logits, rows.followed, rows.masks))
     return Look(
         logits,
         settings.temperature,

@@ -4,9 +4,9 @@
 
 What the filters keep is always the first tokens of one order (rule.py), so it has a last one: with
 top-k the k-th, with top-p the first by which so much weight is reached. `find_last` finds it among
-a few tokens by bisection; `search_row` looks at the whole row several times, each time with CUTS
-values between which the last one may lie, until few enough are left for `find_last`, or all that
-are left are equal.
+a few tokens by bisection. Among many, a look at the whole row takes the `measure` of the tokens
+above each of CUTS keys, and `narrow` says between which two of them the last one is. `search_row`
+looks until few enough are left for `find_last`, or all that are left are equal.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from flashdraft.kernels.cuda.draw.look import least_key, load_scaled
 from flashdraft.kernels.draw import arithmetic
 
 CUTS = tl.constexpr(8)
-DEEPEST_CUT = tl.constexpr(28.0)  # the first cuts are at 28 (j / 8)**2 below the best
+DEEPEST_CUT = tl.constexpr(-28.0)  # the first cuts are at -28 (j / 8)**2
 WEIGHTLESS = tl.constexpr(arithmetic.WEIGHTLESS)
 MANY = tl.constexpr(2**62)
 
@@ -52,27 +52,96 @@ def find_last(
 
 
 @triton.jit
-def _measure(
+def weighed_key(lowest: tl.tensor) -> tl.tensor:
+    """The least key, of at least `lowest`, that tokens with a weight can have."""
+    return tl.maximum(lowest, order(tl.full([], WEIGHTLESS, tl.float32)))
+
+
+@triton.jit
+def open_bracket(low: tl.tensor) -> tl.tensor:
+    """What is known at first: `narrow` says what. The best token's key is 0."""
+    nothing = low * 0
+    return low, nothing + 1, nothing, nothing, nothing + MANY
+
+
+@triton.jit
+def is_wide(bracket: tl.tensor, ROOM: tl.constexpr) -> tl.tensor:
+    """Whether another look at the row is needed, and of use."""
+    low, high, _, _, num_inside = bracket
+    return (num_inside == MANY) | ((num_inside > ROOM) & (high - low > 1))
+
+
+@triton.jit
+def first_cuts(low: tl.tensor) -> tl.tensor:
+    """Keys between which the last token may lie if nothing is known but that it has at least `low`.
+
+    The first is `low` itself, so that the measure of everything is found, too.
+    """
+    places = tl.arange(0, CUTS)
+    steps = places.to(tl.float32) / CUTS - 1.0
+    cuts = tl.maximum(order(steps * steps * DEEPEST_CUT).to(tl.int64), low + 1)
+    return tl.where(places == 0, low, cuts)
+
+
+@triton.jit
+def next_cuts(low: tl.tensor, high: tl.tensor) -> tl.tensor:
+    """The same if the key is known to be below `high`."""
+    places, span = tl.arange(0, CUTS), high - low
+    return low + tl.where(span > CUTS, span * places // CUTS, places)
+
+
+@triton.jit
+def narrow(
+    bracket: tl.tensor,
+    goal: tl.tensor,
+    share: tl.tensor,
+    by_count: tl.tensor,
+    cuts: tl.tensor,
+    counts: tl.tensor,
+    weights: tl.tensor,
+) -> tl.tensor:
+    """The bracket and the goal after a look at the whole row.
+
+    A bracket is (low, high, count, weight, num_inside): the last token's key is in low .. high - 1,
+    which so many have; from `high` on there are `count` tokens, that weigh so much together. A goal
+    below 0 is the share of all weight; one that is a number of tokens may be more than there are.
+    """
+    low, high, count, weight, num_inside = bracket
+    total = tl.max(weights, 0).to(tl.float64)
+    by_weight = tl.where(goal < 0.0, total * share, goal)
+    goal = tl.where(by_count, tl.minimum(goal, tl.max(counts, 0).to(tl.float64)), by_weight)
+    is_enough = tl.where(by_count, counts, weights).to(tl.float64) >= goal
+    count = tl.maximum(count, tl.max(tl.where(is_enough, 0, counts), 0))
+    weight = tl.maximum(weight, tl.max(tl.where(is_enough, 0, weights), 0))
+    num_inside = tl.min(tl.where(is_enough, counts, MANY), 0) - count
+    low = tl.max(tl.where(is_enough, cuts, low), 0)
+    high = tl.min(tl.where(is_enough, high, cuts), 0)
+    return (low, high, count, weight, num_inside), goal
+
+
+@triton.jit
+def measure(
     look: tl.tensor,
     row: tl.tensor,
     peak: tl.tensor,
     cuts: tl.tensor,
+    start: tl.tensor,
+    end: tl.tensor,
     vocab_size: tl.tensor,
     BLOCK: tl.constexpr,
     WIDTH: tl.constexpr,
     MASKED: tl.constexpr,
 ) -> tl.tensor:
-    """How many tokens have at least each of the cuts as their keys, and what they weigh together.
-
-    Both are [CUTS] int64.
+    """How many tokens of start .. end - 1 have at least each of the cuts as their keys, and what
+    they weigh together: [CUTS] int64 both.
     """
     counts = tl.zeros([CUTS, BLOCK], dtype=tl.int32)
     weights = tl.zeros([CUTS, BLOCK], dtype=tl.int64)
-    for first in range(0, vocab_size, BLOCK):
+    for first in range(start, end, BLOCK):
         ids = first + tl.arange(0, BLOCK)
         scaled = load_scaled(look, row, ids, peak, vocab_size, WIDTH, MASKED)
         keys = order(scaled).to(tl.int64)
-        above = (keys[None, :] >= cuts[:, None]) & (ids < vocab_size)[None, :]
+        above = (keys[None, :] >= cuts[:, None]) & (ids < end)[None, :]
         counts += above.to(tl.int32)
         weights += tl.where(above, weigh(scaled)[None, :], 0)
     return tl.sum(counts.to(tl.int64), 1), tl.sum(weights, 1)
@@ -116,7 +185,7 @@ def _find_equal(
 ) -> tl.tensor:
     """The id of so manieth token with this key, counted from 1; the largest id if there is none."""
     count = 0
-    last = LARGEST_ID + tl.zeros([], dtype=tl.int32)
+    last = tl.full([], LARGEST_ID, tl.int32)
     for first in range(0, vocab_size, BLOCK):
         ids = first + tl.arange(0, BLOCK)
         keys = order(load_scaled(look, row, ids, peak, vocab_size, WIDTH, MASKED))
@@ -149,32 +218,17 @@ def _find_boundary(
     Kept are the first by which the goal is reached: a number of tokens, or a weight. A goal below
     0 is the share of all that they weigh.
     """
-    places = tl.arange(0, CUTS)
     low = lowest.to(tl.int64)
-    high = low * 0 + 1  # above the best token's key, which is 0
-    before_count, before_weight = low * 0, low * 0  # of keys from `high` on
-    num_inside = low * 0 + MANY
-    steps = (CUTS - places).to(tl.float32) / CUTS
-    cuts = tl.maximum(order(-DEEPEST_CUT * steps * steps).to(tl.int64), low + 1)
-    cuts = tl.where(places == 0, low, cuts)
-    while (num_inside == MANY) | ((num_inside > ROOM) & (high - low > 1)):
-        counts, weights = _measure(look, row, peak, cuts, vocab_size, BLOCK, WIDTH, MASKED)
-        if BY_COUNT:  # there may be fewer than are wanted
-            goal = tl.minimum(goal, tl.max(counts, 0).to(tl.float64))
-            is_enough = counts.to(tl.float64) >= goal
-        else:
-            goal = tl.where(goal < 0.0, tl.max(weights, 0).to(tl.float64) * share, goal)
-            is_enough = weights.to(tl.float64) >= goal
-        num_low = tl.min(tl.where(is_enough, counts, MANY), 0)
-        before_count = tl.maximum(before_count, tl.max(tl.where(is_enough, 0, counts), 0))
-        before_weight = tl.maximum(before_weight, tl.max(tl.where(is_enough, 0, weights), 0))
-        num_inside = num_low - before_count
-        low, high = (
-            tl.max(tl.where(is_enough, cuts, low), 0),
-            tl.min(tl.where(is_enough, high, cuts), 0),
+    bracket = open_bracket(low)
+    cuts = first_cuts(low)
+    by_count = tl.full([], BY_COUNT, tl.int1)
+    while is_wide(bracket, ROOM):
+        counts, weights = measure(
+            look, row, peak, cuts, 0, vocab_size, vocab_size, BLOCK, WIDTH, MASKED
         )
-        span = high - low
-        cuts = low + tl.where(span > CUTS, span * places // CUTS, places)
+        bracket, goal = narrow(bracket, goal, share, by_count, cuts, counts, weights)
+        cuts = next_cuts(bracket[0], bracket[1])
+    low, high, before_count, before_weight, num_inside = bracket
     if num_inside <= ROOM:
         tl.debug_barrier()  # the room may have been read before
         _collect(look, row, peak, low, high, found, vocab_size, BLOCK, WIDTH, MASKED)
@@ -244,7 +298,7 @@ def search_row(
             look,
             row,
             peak,
-            tl.maximum(lowest, order(tl.full([], WEIGHTLESS, tl.float32))),
+            weighed_key(lowest),
             goal,
             top_p,
             found,

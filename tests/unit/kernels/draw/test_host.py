@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from flashdraft.kernels.cpu import backend as cpu_backend
 from flashdraft.kernels.draw import host, reference
 from flashdraft.kernels.torch_backend import TorchKernels
 from tests.drawn import CPU, assert_equal, make_rows
@@ -63,6 +64,13 @@ def test_the_torch_backend_draws_on_the_host(dtype: torch.dtype) -> None:
     logits = batch.logits.to(dtype)
     found = TorchKernels(CPU, dtype).draw(logits, batch.settings, batch.rows)
     assert_equal(found, reference.draw(logits.float(), batch.settings, batch.rows))
+
+
+@pytest.mark.skipif(not cpu_backend.available(), reason="the native kernels are not built")
+def test_the_native_backend_draws_the_same() -> None:
+    batch = make_rows(5, 1001)
+    found = cpu_backend.CpuKernels(quantize=False).draw(*batch.drawable)
+    assert_equal(found, reference.draw(*batch.drawable))
 
 
 def test_no_rows() -> None:

@@ -11,7 +11,6 @@ from flashdraft.kernels.draw.noise import (
     host_random_bits_at,
     keys_from,
     noise_key,
-    noise_keys,
     noise_start,
     random_bits,
 )
@@ -26,8 +25,6 @@ def test_keys_are_the_same_by_every_way() -> None:
         expected = [noise_key(seed, position) for seed in SEEDS]
         assert host_keys_from(starts, positions).tolist() == expected
         assert keys_from(torch.from_numpy(starts), torch.from_numpy(positions)).tolist() == expected
-    many = noise_keys(np.array(SEEDS), np.arange(len(SEEDS)), 3)
-    assert many.tolist() == [[noise_key(s, i + j) for j in range(3)] for i, s in enumerate(SEEDS)]
 
 
 def test_bits_of_some_tokens_are_those_of_all() -> None:

@@ -369,8 +369,8 @@ class Engine:
         self, works: list[Work], drafts: list[Draft | None], verified: Verified
     ) -> list[list[int]]:
         """The target's own tokens for every work, up to the first row that is not sound."""
-        argmax, logits = self.target.kernels.argmax, verified.logits
-        tokens = argmax(logits) if len(logits) else logits.new_zeros(0).long()
+        kernels, logits = self.target.kernels, verified.logits
+        tokens = kernels.argmax(logits) if len(logits) else logits.new_zeros(0).long()
         sound = is_sound(logits, tokens)
         for i, work in enumerate(works):
             sampler, draft = self._of(work).sampler, drafts[i]
@@ -382,7 +382,7 @@ class Engine:
                     work.sequence.output_ids,
                     draft.tokens if draft is not None else [],
                     work.start + work.num_tokens,
-                    argmax,
+                    kernels,
                 )
         chosen, can_choose = tokens.tolist(), sound.tolist()
         samples = []

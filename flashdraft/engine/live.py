@@ -59,15 +59,7 @@ class Live:
     @property
     def slot_request(self) -> SlotRequest:
         """What the device must know to choose this request's tokens."""
-        sequence, request = self.sequence, self.sequence.request
-        return SlotRequest(
-            request.params,
-            request.seed,
-            request.prompt_ids,
-            sequence.stop_ids,
-            sequence.output_ids,
-            self.sampler.constraint is not None,
-        )
+        return self.sampler.slot_request(self.sequence.output_ids)
 
     def absorb(
         self, tokens: list[int], scores: RowScores | None, num_accepted: int

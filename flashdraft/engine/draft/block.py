@@ -198,7 +198,7 @@ class BlockProposer:
             rows = logits[place : place + count]
             place += count
             history = work.sequence.output_ids
-            picked.append(draft_rows(rows, sampler, history, work.start + 1, kernels.argmax))
+            picked.append(draft_rows(rows, sampler, history, work.start + 1, kernels))
         if any(sampler.constraint is not None for sampler in samplers):
             logits = torch.cat([drafted.logits for drafted in picked])
         tokens = torch.cat([drafted.tokens for drafted in picked])

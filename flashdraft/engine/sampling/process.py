@@ -1,33 +1,39 @@
-"""Sampling: from a row of the target's logits to its token, as a pure function of the row.
+"""Sampling in the engine's own loop: from rows of one request's logits to their tokens.
 
-Token = argmax(processed logits / temperature + noise(seed, position)); the drafter's rows are
-sampled with the same noise, so that both tend to choose alike. Every sampled row is computed by
-itself, hence its token does not depend on its neighbours, on drafting or on the batch. Nothing here
-knows of caches or models.
+What a row becomes is the rule of kernels/draw; here is what a request brings along: its settings,
+its history, its grammar. The drafter's rows are drawn with the same noise, so that both tend to
+choose alike. Nothing here knows of caches or models.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from flashdraft.core import SamplingParams, TokenLogprob
-from flashdraft.engine.sampling.draw import draw
 from flashdraft.engine.sampling.grammar import Constraint
 from flashdraft.engine.sampling.mask import apply_masks
-from flashdraft.engine.sampling.noise import noise_key
 from flashdraft.errors import FlashdraftError, RequestError
+from flashdraft.kernels.draw.rule import Draw, DrawnRows, SlotRequest, SlotSettings, has_penalties
 
 # NaN is what a flipped bit makes of a number, more often than anything a request can ask for
 BROKEN_LOGITS = (
     "Most likely a file of the model is damaged (`flashdraft doctor --verify-files` finds out), or "
     "its numbers are too large for the dtype: try float32."
 )
-ArgMax = Callable[[Tensor], Tensor]  # [num_rows, vocab] -> [num_rows] int64, the first of equals
+
+
+class Chooser(Protocol):
+    """The kernels that choose tokens (`Kernels` has them)."""
+
+    def argmax(self, x: Tensor) -> Tensor: ...
+
+    def draw(self, logits: Tensor, settings: SlotSettings, rows: DrawnRows) -> Draw: ...
 
 
 class LogitsError(FlashdraftError):
@@ -86,13 +92,6 @@ class Drafted(NamedTuple):
     logits: Tensor  # [num_drafts, vocab]
 
 
-class Emitted(NamedTuple):
-    """What the penalties look at, for the history of one row."""
-
-    ids: Tensor  # [num_ids] int64: every token with a penalty; repeats do no harm
-    counts: Tensor  # [vocab] float32: how often each token was emitted
-
-
 def validate_for_vocab(params: SamplingParams, vocab_size: int) -> None:
     """Refuse settings that name tokens outside the vocabulary."""
     for name, ids in (("logit_bias", params.logit_bias), ("stop_token_ids", params.stop_token_ids)):
@@ -115,8 +114,8 @@ class RequestSampler:
     """One request's settings, ready to be applied to rows of logits; made once per request.
 
     `needs_logits_processing` is False where the token is the plain argmax of the raw logits;
-    `adjusts` is True where `process` changes them before the temperature does. A `constraint` masks
-    the rows, and has its own word on stop tokens.
+    `adjusts` is True where they are changed before the temperature does so. A `constraint` masks
+    the rows, and has its own word on stop tokens. Nothing is sent to the device before it is asked.
     """
 
     def __init__(
@@ -129,29 +128,16 @@ class RequestSampler:
         device: torch.device,
         constraint: Constraint | None = None,
     ) -> None:
-        self.params = params
+        self.params, self.seed, self.vocab_size = params, seed, vocab_size
         self.constraint = constraint
-        self.seed = seed
-        self.vocab_size = vocab_size
         self._device = device
-        self._bias_ids = self._tensor(params.logit_bias)
-        self._bias = torch.tensor(
-            list(params.logit_bias.values()), dtype=torch.float32, device=device
+        self._request = SlotRequest(
+            params, seed, prompt_ids, stop_ids, is_constrained=constraint is not None
         )
-        self._stop_ids = self._tensor(sorted(stop_ids))
-        self._penalises = (
-            params.repetition_penalty != 1.0
-            or params.frequency_penalty != 0.0
-            or params.presence_penalty != 0.0
-        )
-        # The repetition penalty alone looks at the prompt.
-        self._penalised_prompt = set(prompt_ids) if params.repetition_penalty != 1.0 else set()
-        self._history: list[int]
-        self._seen: set[int]
-        self._ids: Tensor  # `_seen` as an index
-        self._counts: Tensor  # of `_history`
-        self._forget()
-        self._masks_stops = constraint is None and params.min_tokens > 0 and len(self._stop_ids) > 0
+        self._settings: SlotSettings | None = None
+        self._history: list[int] = []  # output tokens that are counted
+        self._penalises = has_penalties(params)
+        self._masks_stops = constraint is None and params.min_tokens > 0 and bool(stop_ids)
         self.adjusts = self._penalises or bool(params.logit_bias) or self._masks_stops
         self.needs_logits_processing = (
             self.adjusts or not params.is_greedy or constraint is not None
@@ -169,82 +155,30 @@ class RequestSampler:
         }
         return [name for name, is_used in named.items() if is_used]
 
-    def process(self, row: Tensor, output_ids: Sequence[int]) -> Tensor:
-        """A copy of the row [vocab] after bias, min_tokens and penalties, as float32.
+    def slot_request(self, output_ids: Sequence[int]) -> SlotRequest:
+        """What a slot must know of the request, once these tokens are put out."""
+        return self._request._replace(output_ids=output_ids)
 
-        `output_ids` are the tokens emitted before this row, without the prompt.
+    def settings_after(self, output_ids: Sequence[int]) -> SlotSettings:
+        """The settings of a slot 0, after these output tokens; valid until the next call.
+
+        The counts of the last history are kept and extended; a history that does not continue it is
+        counted anew, so a request that starts over is not miscounted.
         """
-        return self.adjust(row, self.emitted(output_ids), len(output_ids))
-
-    def emitted(self, output_ids: Sequence[int]) -> Emitted | None:
-        """The state of the penalties after these output tokens; None where there are none.
-
-        It is valid until the next call. The counts of the last history are kept and extended; a
-        history that does not continue it is counted anew, so a request that starts over is not
-        miscounted.
-        """
-        if not self._penalises:
-            return None
-        num_counted = len(self._history)
-        if list(output_ids[:num_counted]) != self._history:
-            self._forget()
-            num_counted = 0
-        if len(output_ids) > num_counted:
-            fresh = list(output_ids[num_counted:])
-            self._history += fresh
-            self._count(self._counts, self._tensor(fresh))
-            unseen = set(fresh) - self._seen
-            self._seen |= unseen
-            self._ids = torch.cat([self._ids, self._tensor(unseen)])
-        return Emitted(self._ids, self._counts)
-
-    def follow(self, emitted: Emitted, token: Tensor) -> Emitted:
-        """The state after one more token (a scalar), in a copy: a draft may yet be rejected."""
-        counts = emitted.counts.clone()
-        self._count(counts, token.view(1))
-        return Emitted(torch.cat([emitted.ids, token.view(1)]), counts)
-
-    def as_scalar(self, draft: int) -> Tensor:
-        """A draft token as a scalar on the device."""
-        # One outside the vocabulary is never accepted: what the rows behind it follow is no matter.
-        inside = min(max(draft, 0), self.vocab_size - 1)
-        return torch.full((), inside, dtype=torch.int64, device=self._device)
-
-    def adjust(self, row: Tensor, emitted: Emitted | None, num_output: int) -> Tensor:
-        """`process` for a history of num_output tokens that is counted already."""
-        params = self.params
-        row = row.to(torch.float32, copy=True)
-        if params.logit_bias:
-            row.index_add_(0, self._bias_ids, self._bias)
-        if self._masks_stops and num_output < params.min_tokens:
-            row.index_fill_(0, self._stop_ids, -math.inf)
-        if emitted is None:
-            return row
-        values, counts = row[emitted.ids], emitted.counts[emitted.ids]
-        if params.repetition_penalty != 1.0:
-            penalty = params.repetition_penalty
-            values = torch.where(values > 0, values / penalty, values * penalty)
-        if params.frequency_penalty != 0.0:
-            values = values - counts * params.frequency_penalty
-        if params.presence_penalty != 0.0:
-            values = values - (counts > 0) * params.presence_penalty
-        row[emitted.ids] = values
-        return row
-
-    def _forget(self) -> None:
-        self._history = []
-        self._seen = set(self._penalised_prompt)
-        self._ids = self._tensor(self._seen)
-        num_counts = self.vocab_size if self._penalises else 0
-        self._counts = torch.zeros(num_counts, device=self._device)
-
-    def _tensor(self, ids: Collection[int]) -> Tensor:
-        """Ids as an index; one outside the vocabulary (a placeholder) has no logit to change."""
-        inside = [token for token in ids if 0 <= token < self.vocab_size]
-        return torch.tensor(inside, dtype=torch.int64, device=self._device)
-
-    def _count(self, counts: Tensor, tokens: Tensor) -> None:
-        counts.index_add_(0, tokens, torch.ones(len(tokens), device=self._device))
+        counted = len(self._history)
+        if self._settings is None:
+            self._settings = SlotSettings.allocate(1, self.vocab_size, self._device, self.adjusts)
+        elif not self._penalises or output_ids[:counted] == self._history:
+            fresh = list(output_ids[counted:])
+            if fresh and self._penalises:
+                self._history += fresh
+                tokens = torch.tensor([fresh], device=self._device)
+                zero = torch.zeros(1, dtype=torch.int64, device=self._device)
+                self._settings.count(zero, tokens, zero + len(fresh))
+            return self._settings
+        self._history = list(output_ids)
+        self._settings.set({0: self.slot_request(output_ids)})
+        return self._settings
 
 
 def sample_rows(
@@ -253,7 +187,7 @@ def sample_rows(
     history: Sequence[int],
     drafts: Sequence[int],
     first_position: int,
-    argmax: ArgMax,
+    kernels: Chooser,
 ) -> Samples:
     """The target's own token for every row of one request's verify step.
 
@@ -262,11 +196,11 @@ def sample_rows(
     to is not sound.
     """
     if sampler.constraint is None:
-        return _sample(logits, sampler, history, drafts, first_position, argmax)
+        return _sample(logits, sampler, history, drafts, first_position, kernels)
     masks = sampler.constraint.masks(history, drafts[: len(logits) - 1])
     masked = apply_masks(logits[: len(masks)], masks)
-    reached = _sample(masked, sampler, history, drafts, first_position, argmax)
-    likeliest = argmax(logits)
+    reached = _sample(masked, sampler, history, drafts, first_position, kernels)
+    likeliest = kernels.argmax(logits)
     sound = is_sound(logits, likeliest)  # a mask must not hide that the logits are broken
     likeliest[: len(masks)] = reached.tokens
     sound[: len(masks)] &= reached.sound
@@ -279,19 +213,19 @@ def draft_rows(
     sampler: RequestSampler,
     history: Sequence[int],
     first_position: int,
-    argmax: ArgMax,
+    kernels: Chooser,
 ) -> Drafted:
     """Draft tokens from a drafter's logits over the target's vocabulary: one per row, or fewer.
 
     Slot j stands for absolute position first_position + j and is sampled with the noise and the
-    settings the target will use there; it follows `history` and the draft tokens before it. Under a
-    grammar the draft is a way through it, and ends where the drafter knows none.
+    settings the target will use there, its penalties as after `history`. Under a grammar the draft
+    is a way through it, and ends where the drafter knows none.
     """
     if sampler.constraint is not None:
         return _draft_in_grammar(
-            logits, sampler, sampler.constraint, history, first_position, argmax
+            logits, sampler, sampler.constraint, history, first_position, kernels
         )
-    return Drafted(_sample(logits, sampler, history, None, first_position, argmax).tokens, logits)
+    return Drafted(_sample(logits, sampler, history, [], first_position, kernels).tokens, logits)
 
 
 def _draft_in_grammar(
@@ -300,7 +234,7 @@ def _draft_in_grammar(
     constraint: Constraint,
     history: Sequence[int],
     first_position: int,
-    argmax: ArgMax,
+    kernels: Chooser,
 ) -> Drafted:
     """One row after the other: what may come next depends on what was drafted before."""
     tokens: list[int] = []
@@ -318,7 +252,7 @@ def _draft_in_grammar(
             else:
                 row = apply_masks(logits[place : place + 1], [constraint.allowed()])
                 past = [*history, *tokens]
-                sample = _sample(row, sampler, past, [], first_position + place, argmax)
+                sample = _sample(row, sampler, past, [], first_position + place, kernels)
                 if not bool(sample.sound[0]):  # it is blind here: it knows fewer tokens, or broke
                     break
                 token = int(sample.tokens[0])
@@ -347,31 +281,22 @@ def _sample(
     logits: Tensor,
     sampler: RequestSampler,
     history: Sequence[int],
-    drafts: Sequence[int] | None,
+    drafts: Sequence[int],
     first_position: int,
-    argmax: ArgMax,
+    kernels: Chooser,
 ) -> Samples:
-    """Sample every row; without `drafts` each row follows the samples before it."""
+    """Draw from every row; row j follows drafts[:j], or all of them where there are fewer."""
     num_rows = logits.shape[0]
-    likeliest = argmax(logits)
-    sound = is_sound(logits, likeliest)
     if num_rows == 0 or (sampler.params.is_greedy and not sampler.adjusts):
-        return Samples(likeliest, sound)
-    tokens: list[Tensor] = []
-    peaks: list[Tensor] = []
-    emitted = sampler.emitted(history)
-    for j in range(num_rows):
-        row = logits[j]
-        if sampler.adjusts:
-            if emitted is not None and j > 0:
-                token = tokens[-1] if drafts is None else sampler.as_scalar(drafts[j - 1])
-                emitted = sampler.follow(emitted, token)
-            row = sampler.adjust(row, emitted, len(history) + j)
-            peaks.append(row.amax())
-        if sampler.params.is_greedy:
-            tokens.append(argmax(row.unsqueeze(0))[0])
-        else:
-            tokens.append(draw(row, sampler.params, noise_key(sampler.seed, first_position + j)))
-    if peaks:
-        sound = sound & torch.isfinite(torch.stack(peaks))
-    return Samples(torch.stack(tokens), sound)
+        likeliest = kernels.argmax(logits)
+        return Samples(likeliest, is_sound(logits, likeliest))
+    owner = torch.zeros(num_rows, dtype=torch.int64, device=logits.device)
+    place = torch.arange(num_rows, device=logits.device)
+    rows = DrawnRows(owner, first_position + place, totals=False)
+    if drafts and sampler.adjusts:
+        # One outside the vocabulary is never accepted: what the rows behind it follow is no matter.
+        inside = [min(max(draft, 0), sampler.vocab_size - 1) for draft in drafts]
+        followed = torch.tensor([inside], device=logits.device)
+        rows = replace(rows, followed=followed, place=place.clamp(max=len(drafts)))
+    drawn = kernels.draw(logits, sampler.settings_after(history), rows)
+    return Samples(drawn.tokens.clamp(min=0), drawn.tokens >= 0)

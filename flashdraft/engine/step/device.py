@@ -261,9 +261,9 @@ class DeviceSteps:
         masked = width if drafter.config.any_width else self.max_width
         mask = anchors.new_full((batch, masked), drafter.config.mask_token_id)
         blocks = torch.cat([anchors.unsqueeze(1), mask], dim=1)
-        rows = lay_out_rows(blocks, lengths, None, batch * (1 + masked))
-        placed = self._place(rows.owner, rows.positions, rows.query_start, batch, 1 + masked)
-        hidden = self._proposer.run_blocks(rows.tokens, placed)
+        layout = lay_out_rows(blocks, lengths, None, batch * (1 + masked))
+        placed = self._place(layout.owner, layout.positions, layout.query_start, batch, 1 + masked)
+        hidden = self._proposer.run_blocks(layout.tokens, placed)
         wanted = hidden.view(batch, 1 + masked, -1)[:, 1 : 1 + width].reshape(batch * width, -1)
         if shape.is_greedy:
             best = drafter.greedy(self._target, wanted)
@@ -273,9 +273,9 @@ class DeviceSteps:
             positions = (lengths.unsqueeze(1) + place).flatten()
             owner = count_up(batch, self._device).repeat_interleave(width)
             logits = self._proposer.widen(drafter.logits(self._target, wanted).float())
-            drawn = self._target.kernels.draw(
-                logits, self.slots.settings, DrawnRows(owner, positions)
-            )
+            # penalties are those of what is committed; kernels are compiled for all rows alike
+            rows = DrawnRows(owner, positions, self._drafts, torch.zeros_like(owner))
+            drawn = self._target.kernels.draw(logits, self.slots.settings, rows)
             tokens, chance = drawn.tokens, (drawn.logit - drawn.log_total).exp()
         confidence = chance.nan_to_num(0.0).view(batch, width)
         return tokens.clamp(min=0).view(batch, width), confidence
@@ -401,7 +401,8 @@ class DeviceSteps:
         """The first tokens of the answers to prompts that end."""
         if woken is None:
             return self._samples[:0]
-        rows = DrawnRows(woken.slots, woken.lengths)
+        none = torch.zeros_like(woken.slots)
+        rows = DrawnRows(woken.slots, woken.lengths, self._drafts, none)
         place = slice(shape.num_rows, shape.num_rows + len(woken.slots))
         first_tokens = self._choose(self._hidden[woken.rows], rows, shape.is_greedy, place)
         self.slots.wake(woken.slots, first_tokens.clamp(min=0), woken.lengths)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-from collections import Counter
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from flashdraft.core import SamplingParams
-from flashdraft.engine.sampling.draw import draw_on_device
 from flashdraft.engine.sampling.process import (
     LogitsError,
     RequestSampler,
@@ -23,6 +21,8 @@ from flashdraft.engine.sampling.process import (
     validate_for_vocab,
 )
 from flashdraft.errors import FlashdraftError, RequestError
+from flashdraft.kernels.draw import reference
+from flashdraft.kernels.draw.rule import Draw, DrawnRows, SlotSettings
 
 CPU = torch.device("cpu")
 
@@ -35,8 +35,17 @@ SETTINGS: list[dict[str, Any]] = [
 ]
 
 
-def argmax(rows: Tensor) -> Tensor:
-    return rows.argmax(-1)
+class Torch:
+    """What chooses tokens, in plain torch."""
+
+    def argmax(self, x: Tensor) -> Tensor:
+        return x.argmax(-1)
+
+    def draw(self, logits: Tensor, settings: SlotSettings, rows: DrawnRows) -> Draw:
+        return reference.draw(logits, settings, rows)
+
+
+KERNELS = Torch()
 
 
 def make_sampler(
@@ -79,27 +88,29 @@ def test_rows_at_once_equal_rows_one_by_one(setting: dict[str, Any]) -> None:
     rows = random_rows(9, vocab_size, seed=4)
     drafts = [9, 1, 4098, 3, 3, 2, 11, 0]
     together = make_sampler(params, vocab_size, 11, (2, 3), prompt)
-    samples = sample_rows(rows, together, history, drafts, 9, argmax).tokens.tolist()
+    samples = sample_rows(rows, together, history, drafts, 9, KERNELS).tokens.tolist()
     for j in range(9):
         alone = make_sampler(params, vocab_size, 11, (2, 3), prompt)
         past = history + drafts[:j]
         row = rows[j : j + 1].clone()
-        assert sample_rows(row, alone, past, [], 9 + j, argmax).tokens.tolist() == [samples[j]]
+        assert sample_rows(row, alone, past, [], 9 + j, KERNELS).tokens.tolist() == [samples[j]]
         # A sampler that has seen the drafts as rows continues as if it had not.
-        assert torch.equal(together.process(rows[j], past), alone.process(rows[j], past))
-    assert sample_rows(rows, together, history, drafts, 9, argmax).tokens.tolist() == samples
+        again = sample_rows(rows[j : j + 1], together, past, [], 9 + j, KERNELS)
+        assert again.tokens.tolist() == [samples[j]]
+    assert sample_rows(rows, together, history, drafts, 9, KERNELS).tokens.tolist() == samples
 
 
 def test_plain_greedy_is_the_given_argmax_of_the_raw_logits() -> None:
     rows, calls = random_rows(4, 50, seed=5), []
 
-    def counting_argmax(logits: Tensor) -> Tensor:
-        calls.append(logits)
-        return logits.argmax(-1)
+    class Counting(Torch):
+        def argmax(self, x: Tensor) -> Tensor:
+            calls.append(x)
+            return x.argmax(-1)
 
     sampler = make_sampler(SamplingParams(min_tokens=3), 50)  # no stop tokens: nothing to mask
     assert not sampler.needs_logits_processing
-    samples = sample_rows(rows, sampler, [], [1, 2, 3], 0, counting_argmax)
+    samples = sample_rows(rows, sampler, [], [1, 2, 3], 0, Counting())
     assert torch.equal(samples.tokens, rows.argmax(-1))
     assert len(calls) == 1 and calls[0] is rows
 
@@ -107,7 +118,7 @@ def test_plain_greedy_is_the_given_argmax_of_the_raw_logits() -> None:
 @pytest.mark.parametrize("setting", [{}, {"temperature": 1.0}, {"repetition_penalty": 2.0}])
 def test_no_rows_give_no_samples(setting: dict[str, Any]) -> None:
     samples = sample_rows(
-        torch.empty(0, 8), make_sampler(SamplingParams(**setting), 8), [], [], 0, argmax
+        torch.empty(0, 8), make_sampler(SamplingParams(**setting), 8), [], [], 0, KERNELS
     )
     assert samples.tokens.shape == samples.sound.shape == (0,)
 
@@ -118,7 +129,7 @@ def test_a_tiny_temperature_is_greedy(temperature: float) -> None:
         row = torch.tensor([[0.2, -1.0, 1.0, 0.9, -math.inf]]) * scale
         for setting in SETTINGS:
             sampler = make_sampler(SamplingParams(temperature=temperature, **setting), 5)
-            samples = sample_rows(row, sampler, [], [], 3, argmax)
+            samples = sample_rows(row, sampler, [], [], 3, KERNELS)
             assert samples.tokens.tolist() == [2] and samples.sound.tolist() == [True]
 
 
@@ -137,13 +148,14 @@ class NoWaiting(TorchDispatchMode):
 def test_sampling_does_not_wait_for_the_device() -> None:
     rows = random_rows(3, 50, seed=3)
     for setting in SETTINGS:
+        sampler = make_sampler(SamplingParams(temperature=1.0, **setting), 50)
         with NoWaiting():
-            draw_on_device(rows[0], SamplingParams(temperature=1.0, **setting), 5)
+            sample_rows(rows, sampler, [4], [6, 7], 3, KERNELS)
     params = SamplingParams(repetition_penalty=1.2, presence_penalty=0.1, min_tokens=5)
     sampler = make_sampler(params, 50, stop_ids=(2,), prompt_ids=(1, 4))
     with NoWaiting():
-        sample_rows(rows, sampler, [4, 5], [6, 7], 3, argmax)
-        draft_rows(rows, sampler, [4, 5, 8], 3, argmax)
+        sample_rows(rows, sampler, [4, 5], [6, 7], 3, KERNELS)
+        draft_rows(rows, sampler, [4, 5, 8], 3, KERNELS)
     with pytest.raises(AssertionError), NoWaiting():
         rows[torch.tensor(0)]
 
@@ -151,47 +163,30 @@ def test_sampling_does_not_wait_for_the_device() -> None:
 # -- bias, min_tokens, penalties -----------------------------------------------------------------
 
 
-def naive_process(
-    row: list[float],
-    params: SamplingParams,
-    prompt: list[int],
-    output: list[int],
-    stops: set[int],
-) -> list[float]:
-    logits = dict(enumerate(row))
-    for token, bias in params.logit_bias.items():
-        logits[token] += bias
-    if len(output) < params.min_tokens:
-        for token in stops:
-            logits[token] = -math.inf
-    for token in set(prompt) | set(output):
-        value = logits[token]
-        penalty = params.repetition_penalty
-        logits[token] = value / penalty if value > 0 else value * penalty
-    for token, count in Counter(output).items():
-        logits[token] -= params.frequency_penalty * count
-        logits[token] -= params.presence_penalty
-    return [logits[token] for token in range(len(row))]
+def adjusted(sampler: RequestSampler, row: Tensor, output: list[int]) -> Tensor:
+    """A row as the sampler's settings leave it after these output tokens."""
+    position = torch.tensor([len(sampler.slot_request([]).prompt_ids) + len(output)])
+    rows = DrawnRows(torch.zeros(1, dtype=torch.int64), position)
+    return reference.adjust(row.unsqueeze(0), sampler.settings_after(output), rows)[0]
 
 
-def test_processing_matches_a_naive_implementation() -> None:
+def test_one_sampler_over_a_growing_history_is_a_new_one_every_time() -> None:
     chance = random.Random(6)
     for _ in range(50):
         params = SamplingParams(
             repetition_penalty=chance.choice([1.0, 0.7, 1.5]),
             frequency_penalty=chance.choice([0.0, 0.25, -0.5]),
             presence_penalty=chance.choice([0.0, 0.5, -1.5]),
-            logit_bias=chance.choice([{}, {0: 5.0, 7: -3.0}]),
+            logit_bias=chance.choice([{3: 0.5}, {0: 5.0, 7: -3.0}]),
             min_tokens=chance.choice([0, 4]),
         )
-        prompt = [chance.randrange(12) for _ in range(chance.randrange(6))]
-        sampler = make_sampler(params, 12, stop_ids=(1, 5), prompt_ids=tuple(prompt))
+        prompt = tuple(chance.randrange(12) for _ in range(chance.randrange(6)))
+        sampler = make_sampler(params, 12, stop_ids=(1, 5), prompt_ids=prompt)
         output: list[int] = []
-        for _ in range(6):  # one sampler over a growing history
-            row = [chance.gauss(0, 3) for _ in range(12)]
-            expected = naive_process(row, params, prompt, output, {1, 5})
-            processed = sampler.process(torch.tensor(row), output)
-            torch.testing.assert_close(processed, torch.tensor(expected), rtol=1e-5, atol=1e-5)
+        for _ in range(6):
+            row = torch.tensor([chance.gauss(0, 3) for _ in range(12)])
+            fresh = make_sampler(params, 12, stop_ids=(1, 5), prompt_ids=prompt)
+            assert torch.equal(adjusted(sampler, row, output), adjusted(fresh, row, output))
             output += [chance.randrange(12) for _ in range(chance.randrange(3))]
 
 
@@ -200,15 +195,15 @@ def test_a_history_that_starts_over_is_counted_anew() -> None:
     row = torch.full((6,), 4.0)
     sampler = make_sampler(params, 6, prompt_ids=(0,))
     for history in ([1, 2, 2], [1, 2, 2, 3], [1, 2], [], [4, 4], [4, 5, 4]):
-        expected = make_sampler(params, 6, prompt_ids=(0,)).process(row, history)
-        assert torch.equal(sampler.process(row, history), expected)
+        expected = adjusted(make_sampler(params, 6, prompt_ids=(0,)), row, history)
+        assert torch.equal(adjusted(sampler, row, history), expected)
 
 
 def test_processing_leaves_its_inputs_alone() -> None:
     rows = random_rows(3, 20, seed=8)
     before = rows.clone()
     params = SamplingParams(temperature=1.0, presence_penalty=1.0, logit_bias={1: 4.0})
-    sample_rows(rows, make_sampler(params, 20), [1, 2], [3, 4], 0, argmax)
+    sample_rows(rows, make_sampler(params, 20), [1, 2], [3, 4], 0, KERNELS)
     assert torch.equal(rows, before)
 
 
@@ -218,9 +213,9 @@ def test_tokens_outside_the_vocabulary_change_nothing() -> None:
     rows = random_rows(3, 10, seed=9)
     odd = make_sampler(params, 10, stop_ids=(2, 99), prompt_ids=(1, 50))
     plain = make_sampler(params, 10, stop_ids=(2,), prompt_ids=(1,))
-    assert torch.equal(odd.process(rows[0], [3]), plain.process(rows[0], [3]))
-    samples = sample_rows(rows, odd, [3], [77, -1], 0, argmax)
-    assert samples.tokens[0] == sample_rows(rows, plain, [3], [0, 0], 0, argmax).tokens[0]
+    assert torch.equal(adjusted(odd, rows[0], [3]), adjusted(plain, rows[0], [3]))
+    samples = sample_rows(rows, odd, [3], [77, -1], 0, KERNELS)
+    assert samples.tokens[0] == sample_rows(rows, plain, [3], [0, 0], 0, KERNELS).tokens[0]
 
 
 # -- rows no token can be chosen from ------------------------------------------------------------
@@ -232,11 +227,9 @@ def test_an_unsound_row_is_reported_alone(setting: dict[str, Any], poison: float
     rows = random_rows(3, 64, seed=10)
     rows[1] = poison
     sampler = make_sampler(SamplingParams(**setting), 64, stop_ids=(2, 3))
-    samples = sample_rows(rows, sampler, [], [1, 2], 0, argmax)
+    samples = sample_rows(rows, sampler, [], [1, 2], 0, KERNELS)
     assert samples.sound.tolist() == [True, False, True]
     assert all(0 <= token < 64 for token in samples.tokens.tolist())
-    if not sampler.params.is_greedy:
-        assert 0 <= int(draw_on_device(rows[1], sampler.params, 5)) < 64
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -244,17 +237,17 @@ def test_one_nan_spoils_a_row_but_minus_infinity_does_not(temperature: float) ->
     rows = random_rows(2, 32, seed=11)
     rows[0, 5], rows[1, :31] = math.nan, -math.inf
     sampler = make_sampler(SamplingParams(temperature=temperature, top_p=0.9), 32)
-    samples = sample_rows(rows, sampler, [], [1], 0, argmax)
+    samples = sample_rows(rows, sampler, [], [1], 0, KERNELS)
     assert samples.sound.tolist() == [False, True] and samples.tokens[1] == 31
 
 
 def test_masking_every_token_is_unsound() -> None:
     sampler = make_sampler(SamplingParams(min_tokens=2), 4, stop_ids=(0, 1, 2, 3))
-    samples = sample_rows(random_rows(3, 4, seed=12), sampler, [], [1, 1], 0, argmax)
+    samples = sample_rows(random_rows(3, 4, seed=12), sampler, [], [1, 1], 0, KERNELS)
     assert samples.sound.tolist() == [False, False, True]
     hidden = torch.tensor([[1.0, math.nan, 0.5]])  # NaN where the mask falls is NaN all the same
     sampler = make_sampler(SamplingParams(min_tokens=2), 3, stop_ids=(1,))
-    assert sample_rows(hidden, sampler, [], [], 0, argmax).sound.tolist() == [False]
+    assert sample_rows(hidden, sampler, [], [], 0, KERNELS).sound.tolist() == [False]
     error = LogitsError(17, False, sampler)
     assert isinstance(error, FlashdraftError) and "position 17" in str(error)
 
@@ -262,13 +255,25 @@ def test_masking_every_token_is_unsound() -> None:
 # -- drafting with the target's noise ------------------------------------------------------------
 
 
-@pytest.mark.parametrize("setting", LAW_SETTINGS)
+@pytest.mark.parametrize(
+    "setting", [one for one in LAW_SETTINGS if "repetition_penalty" not in one]
+)
 def test_a_perfect_drafter_is_always_accepted(setting: dict[str, Any]) -> None:
     rows = random_rows(8, 300, seed=13)
     sampler = make_sampler(SamplingParams(**setting), 300, 5, (2, 3), (1, 2, 3))
-    drafts = draft_rows(rows, sampler, [4, 5], 5, argmax).tokens.tolist()
-    samples = sample_rows(rows, sampler, [4, 5], drafts[:-1], 5, argmax).tokens.tolist()
+    drafts = draft_rows(rows, sampler, [4, 5], 5, KERNELS).tokens.tolist()
+    samples = sample_rows(rows, sampler, [4, 5], drafts[:-1], 5, KERNELS).tokens.tolist()
     assert samples == drafts
+
+
+def test_a_draft_is_penalised_for_what_is_committed_alone() -> None:
+    row = torch.zeros(1, 9)
+    row[0, 4], row[0, 6] = 5.0, 4.5
+    sampler = make_sampler(SamplingParams(presence_penalty=1.0), 9)
+    rows = row.repeat(3, 1)
+    assert draft_rows(rows, sampler, [], 0, KERNELS).tokens.tolist() == [4, 4, 4]
+    assert draft_rows(rows, sampler, [4], 1, KERNELS).tokens.tolist() == [6, 6, 6]
+    assert sample_rows(rows, sampler, [], [4, 6], 0, KERNELS).tokens.tolist() == [4, 6, 4]
 
 
 def test_shared_noise_agrees_more_often_than_a_greedy_draft() -> None:
@@ -276,8 +281,8 @@ def test_shared_noise_agrees_more_often_than_a_greedy_draft() -> None:
     target = random_rows(num_rows, vocab_size, seed=14, spread=1.5)
     drafter = target + random_rows(num_rows, vocab_size, seed=15, spread=0.3)
     sampler = make_sampler(SamplingParams(temperature=1.0), vocab_size)
-    samples = sample_rows(target, sampler, [], [0] * (num_rows - 1), 0, argmax).tokens
-    coupled = float((draft_rows(drafter, sampler, [], 0, argmax).tokens == samples).float().mean())
+    samples = sample_rows(target, sampler, [], [0] * (num_rows - 1), 0, KERNELS).tokens
+    coupled = float((draft_rows(drafter, sampler, [], 0, KERNELS).tokens == samples).float().mean())
     greedy = float((drafter.argmax(-1) == samples).float().mean())
     # Independent noise would agree with probability Σ p q, and no coupling beats Σ min(p, q).
     p, q = target.softmax(-1), drafter.softmax(-1)

@@ -8,15 +8,14 @@ from flashdraft.engine.policy.prompts import (
     LONGEST_GAP_S,
     MAX_GAP_S,
     MIN_ROWS,
-    SPREAD,
     PromptBudget,
 )
 
 ROW_S = 1e-4
 
 
-def learnt(slope=ROW_S, base=0.0, context=0, max_rows=10**6, **settings):
-    budget = PromptBudget(max_rows, **settings)
+def learnt(slope=ROW_S, base=0.0, context=0, max_rows=10**6, spread=4):
+    budget = PromptBudget(max_rows, spread)
     for rows in [200, 800, 400, 1200] * 20:
         budget.remember(rows, context, base + slope * rows)
     return budget
@@ -40,9 +39,9 @@ def test_rows_that_the_weights_reading_hides_are_taken():
 
 def test_a_prompt_is_spread_over_a_few_steps():
     rows = learnt().rows(0.02, num_others=128, context=0, prompts=[1000])
-    assert rows == 1000 // SPREAD
+    assert rows == 1000 // 4
     both = learnt().rows(0.02, num_others=128, context=0, prompts=[1000, 600])
-    assert both == 1600 // SPREAD
+    assert both == 1600 // 4
 
 
 def test_pieces_that_wake_all_experts_are_few():

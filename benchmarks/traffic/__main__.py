@@ -99,6 +99,9 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     engine.add_argument("--step-tokens", type=int, help="max_step_tokens")
     engine.add_argument("--prefill-chunk", type=int)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--profile", type=int, default=0, metavar="STEPS", help="kernels by time, behind each row"
+    )
     parser.add_argument("--budget", type=float, default=540.0, help="seconds; later rows are left")
     parser.add_argument("--output", type=Path, metavar="FILE.json", help="written after every row")
     found = parser.parse_args(arguments)
@@ -135,6 +138,7 @@ def make_settings(found: argparse.Namespace) -> Settings:
         prompts=found.prompt_tokens,
         answers=found.answer_tokens,
         warm_up_s=found.warm_up_seconds,
+        profiled=found.profile,
         max_batch=found.max_batch or most,
     )
 

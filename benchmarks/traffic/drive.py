@@ -54,6 +54,7 @@ def _step(engine: Engine, source: Source, record: Record, seen: set[str]) -> Non
             stats.num_prefill_tokens,
             tuple(stats.verify_lengths),
             stats.num_accepted,
+            stats.draft_s + stats.verify_s,
         )
     )
     for event in events:

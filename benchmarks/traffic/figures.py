@@ -104,10 +104,12 @@ def describe_steps(steps: Sequence[StepMark], window: Window) -> dict[str, Any]:
     kinds = {}
     for kind in STEP_KINDS:
         seconds = [step.seconds for step in inside if step.kind == kind]
+        device = [step.device_s for step in inside if step.kind == kind]
         if seconds:
             kinds[kind] = {
                 "count": len(seconds),
                 "mean_ms": round(1e3 * statistics.fmean(seconds), 3),
+                "device_ms": round(1e3 * statistics.fmean(device), 3),
                 "share": round(sum(seconds) / window.seconds, 4),
             }
     lengths = [length for step in inside for length in step.verify_lengths]

@@ -28,6 +28,7 @@ class StepMark(NamedTuple):
     num_prompt_tokens: int
     verify_lengths: tuple[int, ...]  # one for each request that decoded
     num_accepted: int
+    device_s: float = 0.0  # of the step that was read, where the device keeps time
 
     @property
     def seconds(self) -> float:

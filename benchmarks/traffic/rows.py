@@ -19,6 +19,7 @@ from benchmarks.traffic.figures import (
     steady_window,
     warm_up_end,
 )
+from benchmarks.traffic.profile import profile_steps
 from benchmarks.traffic.record import Record
 from benchmarks.traffic.sources import (
     NUM_CLIENTS,
@@ -73,6 +74,7 @@ class Settings:
     turns: int = NUM_TURNS
     warm_up_s: float = 60.0
     max_batch: int = 32
+    profiled: int = 0  # steps at the end of every row; what comes after a profile is slower
 
     def spans(self, clients: int | None) -> tuple[Span, Span]:
         """Lengths of prompts and answers; a lone client has its own unless others are asked for."""
@@ -185,11 +187,13 @@ class Run:
         vocab_size, seed = engine.target.config.vocab_size, self.settings.seed
         workload = Workload(kind, vocab_size, seed, prompts, answers, load)
         record = Record(time.perf_counter())
-        source: Source = (
-            OpenLoop(workload, rate, record.begin)
-            if clients is None
-            else (ClosedLoop(workload, clients, record.begin))
-        )
+
+        def new_source(begin: float) -> Source:
+            if clients is None:
+                return OpenLoop(workload, rate, begin)
+            return ClosedLoop(workload, clients, begin)
+
+        source = new_source(record.begin)
         num_warm_ups = max(MIN_WARM_UPS, clients or self.settings.max_batch // 4)
         try:
             drive(engine, source, record, lambda one: self._is_over(one, num_warm_ups))
@@ -208,7 +212,17 @@ class Run:
             "answer_tokens": str(answers),
             "warm_up_requests": num_warm_ups,
         }
+        if self.settings.profiled:
+            row["profile"] = self._profile(engine, new_source)
         self._add_figures(row, record, num_warm_ups)
+
+    def _profile(self, engine: Engine, new_source: Callable[[float], Source]) -> Row:
+        """Some more steps of the same load."""
+        count, record = self.settings.profiled, Record(time.perf_counter())
+        source = new_source(record.begin)
+        return profile_steps(
+            count, lambda: drive(engine, source, record, lambda one: len(one.steps) >= count)
+        )
 
     def _is_over(self, record: Record, num_warm_ups: int) -> bool:
         """Whether the window is as long as was asked for, in seconds or requests."""

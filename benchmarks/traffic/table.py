@@ -60,8 +60,15 @@ def _more(row: Row) -> list[str]:
     lines = []
     if "steps" in row:
         kinds = row["steps"]["kinds"].items()
-        shown = [f"{kind} {100 * k['share']:.0f} % à {k['mean_ms']:.1f} ms" for kind, k in kinds]
+        shown = [
+            f"{kind} {100 * k['share']:.0f} % à {k['mean_ms']:.1f} ms (device {k['device_ms']:.1f})"
+            for kind, k in kinds
+        ]
         lines.append(f"{name}: steps {', '.join(shown)}")
+    if "profile" in row:
+        found = row["profile"]
+        lines.append(f"{name}: of {found['steps']} steps, ms a step and launches by kernel:")
+        lines += [f"  {k['ms']:8.3f} {k['launches']:7.1f}  {k['name']}" for k in found["kernels"]]
     if "conversations" in row:
         found = row["conversations"]
         share = found["hit_share"]

@@ -264,7 +264,10 @@ class Engine:
             if not pipeline.is_flying:
                 pipeline.settle()
                 return None
-            return self._commit_read(pipeline.read(), stats)
+            parts = pipeline.read()
+            stats.draft_s = pipeline.last_seconds.draft
+            stats.verify_s = pipeline.last_seconds.total - stats.draft_s
+            return self._commit_read(parts, stats)
         except Exception as error:  # as in `step`
             pipeline.abandon()
             return self._recover([], error)

@@ -114,14 +114,14 @@ class Clock:
     """Begin and end of a step on the device."""
 
     def __init__(self, begin: Mark, end: Mark, is_typical: bool) -> None:
-        self._begin, self._end, self._is_typical = begin, end, is_typical
+        self._begin, self._end, self.is_typical = begin, end, is_typical
 
     def wait(self) -> None:
         self._end.wait()
 
     @property
-    def seconds(self) -> float | None:
-        return self._begin.seconds_until(self._end) if self._is_typical else None
+    def elapsed(self) -> float:
+        return self._begin.seconds_until(self._end)
 
 
 class Staging:

@@ -93,8 +93,12 @@ class PendingStep:
     @property
     def seconds(self) -> StepSeconds | None:
         """What the step took on the device; None where that says nothing (it was a first one)."""
-        total, draft = self._clock.seconds, self._drafting.seconds
-        return None if total is None or draft is None else StepSeconds(total, draft)
+        return self.device_seconds if self._clock.is_typical else None
+
+    @property
+    def device_seconds(self) -> StepSeconds:
+        """What the step took on the device, whatever that was."""
+        return StepSeconds(self._clock.elapsed, self._drafting.elapsed)
 
 
 class _Woken(NamedTuple):

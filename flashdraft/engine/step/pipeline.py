@@ -29,6 +29,7 @@ from flashdraft.engine.step.device import (
     DeviceSteps,
     PendingStep,
     PromptChunk,
+    StepSeconds,
     StepShape,
 )
 from flashdraft.engine.step.result import SlotResult
@@ -102,6 +103,7 @@ class StepPipeline:
         self._in_flight: deque[_InFlight] = deque()
         self._num_launched, self._last_width = 0, 0
         self._new_s, self._steady_s = 0.0, 0.0  # spent on first steps of a shape, and on the others
+        self.last_seconds = StepSeconds(0.0, 0.0)  # of the step that was read last
         self._is_full = False  # somebody gave way: nobody comes in until somebody leaves
 
     @property
@@ -139,6 +141,7 @@ class StepPipeline:
         """Wait for the oldest step in flight; what it did for those who are still there."""
         first = self._in_flight.popleft()
         result = first.step.read()
+        self.last_seconds = first.step.device_seconds
         self._remember_time(first)
         parts = [
             StepPart(

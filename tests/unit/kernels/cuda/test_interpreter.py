@@ -8,6 +8,7 @@ the interpreter multiplies its bits as integers and rounds to it by cutting.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -151,6 +152,32 @@ def check_attention(case: Case) -> None:
     torch.testing.assert_close(found.float(), expected, atol=tolerance, rtol=tolerance)
 
 
+def check_parts(window: int | None) -> None:
+    """Two launches over some of the sequences each, with plans of their own, are one over all."""
+    from flashdraft.kernels.cuda.attention.paged import paged_attention
+
+    case = replace(MIXED, rows=(1, 3, 0, 20, 0), contexts=(33, 70, 5, 40, 0), window=window)
+    query, keys, values, view = make_batch(case)
+    rule: dict[str, Any] = {"scale": 0.3, "window": case.window, "mask": CAUSAL}
+    whole = paged_attention(query, PagedKeys(keys, values, view, **rule), NARROW)
+    few, many = slice(0, 3), slice(3, 5)
+    parts = [
+        replace(
+            view,
+            query_start=view.query_start[part.start : part.stop + 1],
+            context_lens=view.context_lens[part],
+            block_table=view.block_table[part],
+        )
+        for part in (few, many)
+    ]
+    for plans in ((spread(3), WIDE), (NARROW, split(4, 32)), (spread(4), spread(2))):
+        output = torch.full_like(whole, math.nan)
+        for part, plan in zip(parts, plans, strict=True):
+            found = paged_attention(query, PagedKeys(keys, values, part, **rule), plan, output)
+            assert found is output
+        torch.testing.assert_close(output, whole, atol=2e-6, rtol=2e-6)
+
+
 def check_nothing_to_do() -> None:
     kernels = make_kernels(torch.float32)
     query, keys, values, view = make_batch(Case((1,), (3,)))
@@ -248,6 +275,8 @@ CHECKS: dict[str, Callable[[], None]] = {
         f"attention: {name}": lambda case=case: check_attention(case)
         for name, case in ATTENTION.items()
     },
+    "parts": lambda: check_parts(None),
+    "parts, window": lambda: check_parts(30),
     "nothing to do": check_nothing_to_do,
     "blind row": check_blind_row,
     "norms, float32": lambda: check_norms(torch.float32),

@@ -44,8 +44,9 @@ begins there. What the function writes into `samples` is what is committed.
 
 RECORDS_IN_FLIGHT = 12
 MAX_CHUNKS = 8  # of prompts in a step
-MIXED_ROWS = (64, 128, 192, 256, 320, 384, 448, 512, 640, 768, 896, 1024, 1280, 1536)
+MIXED_ROWS = (64, 128, 192, 256, 320, 384, 512, 640, 768, 1024, 1536)
 """Rows of the captured passes that have some of prompts; what is left is filled up."""
+FEW_SLOTS = 8  # up to so many that decode beside prompts, attention is planned for few
 
 
 class PromptChunk(NamedTuple):
@@ -310,16 +311,22 @@ class DeviceSteps:
             owner, positions = self._owner[:num_rows], self._positions[:num_rows]
             self._places[:, :num_rows] = self._places_of(owner, positions)
         self._lay_out_chunks(num_rows, size, chunks)
-        width = 1 + self.max_width
+        num_slots = self._slots_beside(shape.batch)
         if size > MIXED_ROWS[-1]:
             kind = size.bit_length()
             is_typical = kind in self._seen_chunks
             self._seen_chunks.add(kind)
-            self._verify_mixed(size, width)
+            self._verify_mixed(size, num_slots)
             return is_typical
-        is_typical = self.graphs.is_ready(("mixed", size))
-        self.graphs.call(("mixed", size), lambda: self._verify_mixed(size, width))
+        is_typical = self.is_mixed_ready(size, shape.batch)
+        self.graphs.call(("mixed", size, num_slots), lambda: self._verify_mixed(size, num_slots))
         return is_typical
+
+    def _slots_beside(self, batch: int) -> int:
+        """Slots that a pass with prompts looks at, of which the first `batch` decode."""
+        if batch == 0:
+            return 0
+        return min(FEW_SLOTS, self.slots.count) if batch <= FEW_SLOTS else self.slots.count
 
     def fit_prompts(self, num_others: int, budget: int) -> int:
         """As many prompt rows, or somewhat fewer, as fill a pass beside so many others."""
@@ -327,9 +334,9 @@ class DeviceSteps:
         fitting = [rows for rows in sizes if budget // 2 <= rows <= budget]
         return max(fitting, default=budget)
 
-    def is_mixed_ready(self, num_rows: int) -> bool:
-        """Whether a pass that has prompts is captured."""
-        return self.graphs.is_ready(("mixed", num_rows))
+    def is_mixed_ready(self, num_rows: int, batch: int) -> bool:
+        """Whether a pass that has prompts beside so many who decode is captured."""
+        return self.graphs.is_ready(("mixed", num_rows, self._slots_beside(batch)))
 
     def fill_up(self, num_rows: int) -> int:
         """Rows of the pass that so many take: where passes are captured, one of a few sizes."""
@@ -337,14 +344,10 @@ class DeviceSteps:
             return num_rows
         return next((size for size in MIXED_ROWS if size >= num_rows), num_rows)
 
-    def _verify_mixed(self, num_rows: int, width: int) -> None:
-        """The target's pass over whatever is laid out."""
-        slots, positions = self.slots, self._positions[:num_rows]
-        places = self._places[:, :num_rows]
-        few = self._cache.views(
-            self._query_start, slots.lengths, slots.tables, places, width, self._max_length
-        )
-        many = self._cache.views(
+    def _verify_mixed(self, num_rows: int, num_slots: int) -> None:
+        """The target's pass over whatever is laid out; only the first slots may decode."""
+        slots, places = self.slots, self._places[:, :num_rows]
+        views = self._cache.views(
             self._chunk_start,
             self._chunk_lengths,
             self._chunk_tables,
@@ -352,8 +355,17 @@ class DeviceSteps:
             num_rows,
             self._max_length,
         )
-        views = [one.followed_by(other) for one, other in zip(few, many, strict=True)]
-        placed = Rows(positions, self._max_length, views, [])
+        if num_slots:
+            few = self._cache.views(
+                self._query_start[: num_slots + 1],
+                slots.lengths[:num_slots],
+                slots.tables[:, :num_slots],
+                places,
+                1 + self.max_width,
+                self._max_length,
+            )
+            views = [one.followed_by(other) for one, other in zip(few, views, strict=True)]
+        placed = Rows(self._positions[:num_rows], self._max_length, views, [])
         self._hidden[:num_rows] = self._forward(self._tokens[:num_rows], placed)
 
     def _lay_out_chunks(self, first: int, size: int, chunks: Sequence[PromptChunk]) -> None:

@@ -440,12 +440,16 @@ class StepPipeline:
         for pool, page in enumerate(self._steps.scratch_pages):
             places = slots.place_of(pool, 0) + np.arange(num_pages)
             slots.write_pages(places, np.full(num_pages, page))
-        for size in reversed(MIXED_ROWS):
-            if size > min(self._scheduler.max_step_tokens, num_pages * page_size):
-                continue
-            chunk = PromptChunk(0, 0, [0] * size, emits=False)
-            while not self._steps.is_mixed_ready(size) and time.perf_counter() < deadline:
-                self._steps.launch(StepShape(0, 0, 0), [chunk]).read()
+        most = min(self._scheduler.max_step_tokens, num_pages * page_size)
+        batches = {0, 1, self._slots.count}
+        for batch, size in [(batch, size) for size in reversed(MIXED_ROWS) for batch in batches]:
+            if batch < size <= most:
+                chunk = PromptChunk(0, 0, [0] * (size - batch), emits=False)
+                shape = StepShape(batch, 0, 0)
+                while not self._steps.is_mixed_ready(size, batch) and (
+                    time.perf_counter() < deadline
+                ):
+                    self._steps.launch(shape, [chunk]).read()
 
     def _likeliest(self, at_once: int) -> list[tuple[int, int, bool]]:
         """Batches, verify lengths and whether all are greedy: every batch's best guess first."""

@@ -99,9 +99,20 @@ class Engine:
         if runs_ahead and not looks_up and proposer is block_proposer:
             batch = smallest_batch(self.config.max_batch)
             rows = self.scheduler.max_step_tokens
-            steps = DeviceSteps(target, block_proposer, cache, batch, max_length, rows, accept)
+            steps = DeviceSteps(
+                target,
+                block_proposer,
+                cache,
+                batch,
+                max_length,
+                rows,
+                accept,
+                may_be_guided=self.supports_grammar,
+            )
             chooser = WidthChooser(costs, self.policy.survival, self.config.verify)
-            self._pipeline = StepPipeline(steps, self.book, self.scheduler, chooser, self._describe)
+            self._pipeline = StepPipeline(
+                steps, self.book, self.scheduler, chooser, self._describe, target.config.vocab_size
+            )
         self._committer = Committer(self.book, self.proposer, self.policy)
         self.last_step = StepStats()
         self._live: dict[str, Live] = {}
@@ -299,9 +310,10 @@ class Engine:
         running, waiting = self.scheduler.running, self.scheduler.waiting
         return bool(waiting) and self._suits(waiting[0], (running or waiting)[0].request.verify)
 
-    def _describe(self, sequence: RunningSequence) -> tuple[SlotRequest, bool]:
+    def _describe(self, sequence: RunningSequence) -> tuple[SlotRequest, bool, Constraint | None]:
         live = self._live[sequence.request.id]
-        return live.slot_request, live.is_plainly_greedy and not self._is_exact
+        is_greedy = live.is_plainly_greedy and not self._is_exact
+        return live.slot_request, is_greedy, live.sampler.constraint
 
     def _commit_read(self, parts: Sequence[StepPart], stats: StepStats) -> list[TokenEvent]:
         begin = time.perf_counter()

@@ -45,9 +45,9 @@ class Live:
 
     @property
     def suits_device(self) -> bool:
-        """Whether the device can choose this request's tokens; a grammar needs the host."""
+        """Whether the device can choose this request's tokens."""
         num_top = self.sequence.request.params.logprobs
-        return self.sampler.constraint is None and (num_top is None or num_top <= MAX_TOP)
+        return num_top is None or num_top <= MAX_TOP
 
     @property
     def is_plainly_greedy(self) -> bool:

@@ -15,12 +15,15 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from flashdraft.engine.cache.storage import KVCache, Rows
 from flashdraft.engine.draft.block import BlockProposer
+from flashdraft.engine.drafts import Draft
 from flashdraft.engine.policy.verify import BUCKET_EDGES
 from flashdraft.engine.sampling.accept import Acceptance
+from flashdraft.engine.step.guide import StepGuide
 from flashdraft.engine.step.layout import count_up, lay_out_rows, pad_rows, share_slots
 from flashdraft.engine.step.result import (
     SCORE_COLUMNS,
@@ -65,6 +68,7 @@ class StepShape(NamedTuple):
     num_slots: int  # draft tokens verified, of all sequences together
     width: int  # draft tokens that the drafter fills in for each sequence; 0 = it does not run
     is_greedy: bool = True  # everybody takes the likeliest: the logits need not be written
+    is_guided: bool = False  # a grammar has its say on some rows
 
     @property
     def num_rows(self) -> int:
@@ -122,11 +126,12 @@ class DeviceSteps:
         max_length: int,
         max_prompt_rows: int,
         accept: AcceptFunction,
+        may_be_guided: bool = False,
     ) -> None:
         self._target, self._proposer, self._cache = target, proposer, cache
         self._device, self._accept_rows = target.kernels.device, accept
         self._num_layers = len(target.config.layers)
-        self._max_length = max_length
+        self._max_length, self.may_be_guided = max_length, may_be_guided
         self.max_width = proposer.max_drafts if proposer is not None else 0
         self.has_experts = target.config.experts is not None
         self.slots = Slots(
@@ -177,6 +182,12 @@ class DeviceSteps:
         self._hidden = torch.zeros(
             max_rows, config.hidden_size, dtype=kernels.dtype, device=self._device
         )
+        # of grammars: masks, the first of which allows nothing and the second everything
+        num_words = -(-config.vocab_size // 32)
+        num_masks = 2 + num_decoded if self.may_be_guided else 0
+        self._masks = integers(num_masks, num_words, dtype=torch.int32)
+        self._masks[1:2] = -1
+        self._mask_index = integers(max_batch, 1 + width)
         self._samples = integers(num_decoded + nobody)
         self._lines = integers(max_batch * num_columns(width))
         self._scores = integers(num_decoded + max_batch, SCORE_COLUMNS)
@@ -203,12 +214,18 @@ class DeviceSteps:
 
     @torch.no_grad()
     def launch(
-        self, shape: StepShape, chunks: Sequence[PromptChunk] = (), wants_scores: bool = False
+        self,
+        shape: StepShape,
+        chunks: Sequence[PromptChunk] = (),
+        wants_scores: bool = False,
+        guide: StepGuide | None = None,
     ) -> PendingStep:
         """Start a step behind whatever was started before; it reads the slots as they are then.
 
-        Scores are there only of steps that are not greedy.
+        Scores are there only of steps that are not greedy. With a guide, which belongs to a shape
+        that is guided, the host waits for the drafts, and has the target's pass for the masks.
         """
+        assert (guide is not None) == shape.is_guided and not (guide and shape.is_greedy)
         assert shape.width <= self.max_width and shape.num_slots <= shape.batch * shape.width
         begin, is_typical = Mark(self._device), self.is_ready(shape)
         self._launched.add(shape)
@@ -216,13 +233,17 @@ class DeviceSteps:
         if shape.width:
             self.graphs.call(*next(pieces))
         drafted = Mark(self._device)
-        if not chunks:
-            for key, piece in pieces:
-                self.graphs.call(key, piece)
-        else:
+        drafts = self._fit_drafts(shape, guide) if guide is not None else {}
+        rest = list(pieces)  # verify and draw, or nothing where nobody decodes
+        if chunks:
             is_typical = self._verify_beside(shape, chunks)
-            for key, piece in list(pieces)[1:]:
-                self.graphs.call(key, piece)
+        elif rest:
+            self.graphs.call(*rest[0])
+        if guide is not None:
+            self._set_masks(guide.slots, *guide.masks(drafts))
+        if rest:
+            self.graphs.call(*rest[1])
+        if chunks:
             first_tokens = self._wake(shape, self._woken_by(shape, chunks))
         record = self._receive(shape, first_tokens, wants_scores and not shape.is_greedy)
         return PendingStep(
@@ -234,14 +255,13 @@ class DeviceSteps:
 
     def _pieces(self, shape: StepShape) -> Iterator[tuple[tuple[object, ...], Callable[[], None]]]:
         """The functions that a step of this shape calls, and what each of them is fixed to."""
-        batch, num_slots, width, is_greedy = shape
+        batch, num_slots, width, is_greedy, is_guided = shape
         if batch == 0:
             return
         if width:
             yield ("draft", batch, width, is_greedy), lambda: self._draft(shape)
         yield ("verify", batch, num_slots, width), lambda: self._verify(shape)
-        key = ("draw", shape.num_rows, width, is_greedy)
-        yield key, lambda: self._draw_and_accept(shape.num_rows, width, is_greedy)
+        yield ("draw", shape.num_rows, width, is_greedy, is_guided), lambda: self._draw(shape)
 
     def _receive(self, shape: StepShape, first_tokens: Tensor, has_scores: bool) -> StepRecord:
         receive, columns = self._downloads.receive, num_columns(shape.width)
@@ -418,7 +438,8 @@ class DeviceSteps:
         if woken is None:
             return self._samples[:0]
         none = torch.zeros_like(woken.slots)
-        rows = DrawnRows(woken.slots, woken.lengths, self._drafts, none)
+        masks = self._masks_of(woken.slots, none) if shape.is_guided else None
+        rows = DrawnRows(woken.slots, woken.lengths, self._drafts, none, masks)
         place = slice(shape.num_rows, shape.num_rows + len(woken.slots))
         first_tokens = self._choose(self._hidden[woken.rows], rows, shape.is_greedy, place)
         self.slots.wake(woken.slots, first_tokens.clamp(min=0), woken.lengths)
@@ -462,13 +483,15 @@ class DeviceSteps:
 
     # -- draw and accept -----------------------------------------------------------------------
 
-    def _draw_and_accept(self, num_rows: int, width: int, is_greedy: bool) -> None:
+    def _draw(self, shape: StepShape) -> None:
         """A token from every row, the accepted prefix of every slot, and where it goes on."""
+        num_rows, width, is_greedy = shape.num_rows, shape.width, shape.is_greedy
         slots, nobody = self.slots, 1 + width
         owner, positions = self._owner[:num_rows], self._positions[:num_rows]
         samples = self._samples[: num_rows + nobody]
         behind = positions - slots.lengths[owner]  # draft tokens that a row follows
-        rows = DrawnRows(owner, positions + 1, self._drafts, behind)
+        masks = self._masks_of(owner, behind) if shape.is_guided else None
+        rows = DrawnRows(owner, positions + 1, self._drafts, behind, masks)
         hidden = self._hidden[:num_rows]
         samples[:num_rows] = self._choose(hidden, rows, is_greedy, slice(0, num_rows))
         samples[num_rows:] = -1
@@ -499,6 +522,42 @@ class DeviceSteps:
         drawn = self._target.kernels.draw(logits, settings, rows)
         self._scores[place] = pack_scores(drawn)
         return drawn.tokens
+
+    # -- grammars ------------------------------------------------------------------------------
+
+    def _fit_drafts(self, shape: StepShape, guide: StepGuide) -> dict[int, Draft]:
+        """Wait for the drafts of those who have a grammar, and put in what it forces."""
+        slots = list(guide.decoding)
+        if not slots or not shape.width:
+            return {}
+        chosen, width = self.slots.send(np.asarray(slots, dtype=np.int64)), shape.width
+        tokens = self._drafts[chosen, :width].cpu().numpy()
+        confidence = self._confidence[chosen, :width].cpu().numpy()
+        pairs = zip(slots, tokens.tolist(), confidence.tolist(), strict=True)
+        fitted = guide.fit({slot: Draft(ids, chances) for slot, ids, chances in pairs})
+        ids = np.asarray([fitted[slot].tokens for slot in slots], dtype=np.int64)
+        chances = np.asarray([fitted[slot].confidence for slot in slots], dtype=np.float64)
+        self._drafts[chosen, :width] = self.slots.send(ids)
+        words = self.slots.send(chances.view(np.int64))
+        self._confidence[chosen, :width] = words.view(torch.float64).float()
+        return fitted
+
+    def _set_masks(
+        self, slots: Sequence[int], places: NDArray[np.int64], masks: NDArray[np.int32]
+    ) -> None:
+        """Masks of rows, by slot and draft tokens before; no way leads to the slots' other rows."""
+        count = len(places)
+        self._mask_index.fill_(1)
+        sent = torch.from_numpy(masks)
+        if self._device.type == "cuda":
+            sent = sent.pin_memory().to(self._device, non_blocking=True)
+        self._masks[2 : 2 + count] = sent
+        self._mask_index.index_fill_(0, self.slots.send(np.asarray(slots, dtype=np.int64)), 0)
+        where = self.slots.send(places.T.copy())
+        self._mask_index[where[0], where[1]] = 2 + count_up(count, self._device)
+
+    def _masks_of(self, owner: Tensor, place: Tensor) -> Tensor:
+        return self._masks[self._mask_index[owner, place.clamp(0, self.max_width)]]
 
     # -- where rows go -------------------------------------------------------------------------
 

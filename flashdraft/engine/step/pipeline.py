@@ -21,6 +21,7 @@ import numpy as np
 from flashdraft.engine.cache.pages import NO_PAGE, PageBook
 from flashdraft.engine.policy.prompts import SPREAD, PromptBudget
 from flashdraft.engine.policy.width import WidthChooser
+from flashdraft.engine.sampling.grammar import Constraint
 from flashdraft.engine.scheduler import Scheduler, Work
 from flashdraft.engine.sequence import Sequence as RunningSequence
 from flashdraft.engine.step.device import (
@@ -32,6 +33,7 @@ from flashdraft.engine.step.device import (
     StepSeconds,
     StepShape,
 )
+from flashdraft.engine.step.guide import GuidedSlot, StepGuide
 from flashdraft.engine.step.result import SlotResult
 from flashdraft.engine.step.slots import SlotState
 from flashdraft.engine.streams import MOST_GRAPHS
@@ -54,6 +56,7 @@ class Seat:
 
     sequence: RunningSequence
     is_greedy: bool  # it takes the likeliest token as it is, and nobody asks how likely
+    constraint: Constraint | None
     num_computed: int  # tokens that the cache holds once all launched steps are done, of a prompt
     first_computed: int  # those that it held from the start
     is_awake: bool = False  # it decodes in the next step that is launched
@@ -64,7 +67,7 @@ class Seat:
         """Log-probabilities, or a word on whose fault a row without a token is."""
         params = self.sequence.request.params
         adjusts = has_penalties(params) or params.logit_bias or params.min_tokens > 0
-        return params.logprobs is not None or bool(adjusts)
+        return params.logprobs is not None or bool(adjusts) or self.constraint is not None
 
 
 @dataclass(frozen=True)
@@ -92,11 +95,12 @@ class StepPipeline:
         book: PageBook,
         scheduler: Scheduler,
         chooser: WidthChooser,
-        describe: Callable[[RunningSequence], tuple[SlotRequest, bool]],
+        describe: Callable[[RunningSequence], tuple[SlotRequest, bool, Constraint | None]],
+        vocab_size: int,
     ) -> None:
         self._steps, self._book, self._scheduler = steps, book, scheduler
         self._chooser, self._describe = chooser, describe
-        self._slots = steps.slots
+        self._slots, self._vocab_size = steps.slots, vocab_size
         # a few rows wake all experts of a mixture: its prompts come in few pieces
         self._budget = PromptBudget(scheduler.max_step_tokens, 1 if steps.has_experts else SPREAD)
         self._seats: list[Seat | None] = [None] * steps.slots.count
@@ -124,7 +128,7 @@ class StepPipeline:
         """
         for sequence in self.unseated:
             self._sit_down(sequence)
-        while len(self._in_flight) < MOST_IN_FLIGHT:
+        while len(self._in_flight) < self._most_in_flight:
             self._close_ranks()
             if not self._reserve():
                 return bool(self._in_flight)
@@ -180,6 +184,12 @@ class StepPipeline:
                 self._book.truncate(seat.sequence, seat.sequence.num_cached)
         self.abandon()
 
+    @property
+    def _most_in_flight(self) -> int:
+        """A grammar must have seen all that came before."""
+        guided = [seat for seat in self._seats if seat is not None and seat.constraint is not None]
+        return 1 if any(seat.is_awake for seat in guided) else MOST_IN_FLIGHT
+
     # -- slots ---------------------------------------------------------------------------------
 
     @property
@@ -196,9 +206,9 @@ class StepPipeline:
 
     def _sit_down(self, sequence: RunningSequence) -> None:
         slot = self._seats.index(None)
-        request, is_greedy = self._describe(sequence)
+        request, is_greedy, constraint = self._describe(sequence)
         cached = sequence.num_cached
-        seat = Seat(sequence, is_greedy, cached, cached, sequence.is_decoding)
+        seat = Seat(sequence, is_greedy, constraint, cached, cached, sequence.is_decoding)
         seat.known_pages = [0] * self._slots.num_pools
         self._seats[slot] = seat
         state = SlotState(sequence.tokens[-1], sequence.num_cached, request, seat.is_awake)
@@ -331,8 +341,10 @@ class StepPipeline:
         decoding = [seat if seat and seat.is_awake else None for seat in self._seats[: self._batch]]
         drawn = [seat for seat in decoding if seat is not None]
         drawn += [seat for seat, work in prompts if work.emits]
+        guide = self._guide(decoding, [seat for seat, work in prompts if work.emits])
         shape = self._shape(len(decoding), width, all(seat.is_greedy for seat in drawn))
-        step = self._start(shape, chunks, any(seat.wants_scores for seat in drawn))
+        shape = shape._replace(is_guided=guide is not None)
+        step = self._start(shape, chunks, any(seat.wants_scores for seat in drawn), guide)
         self._in_flight.append(_InFlight(step, decoding, prompts, width))
         self._num_launched += 1
         self._last_width = width if decoding else self._last_width
@@ -340,12 +352,29 @@ class StepPipeline:
             seat.num_computed = work.start + work.num_tokens
             seat.is_awake = work.emits
 
+    def _guide(self, decoding: Sequence[Seat | None], waking: Sequence[Seat]) -> StepGuide | None:
+        """The grammars that have their say in a step; None where there are none."""
+        slot_of = {seat: slot for slot, seat in enumerate(self._seats) if seat is not None}
+        decoded, woken = (
+            {
+                slot_of[seat]: GuidedSlot(seat.constraint, seat.sequence.output_ids)
+                for seat in seats
+                if seat is not None and seat.constraint is not None
+            }
+            for seats in (decoding, waking)
+        )
+        return StepGuide(decoded, woken, self._vocab_size) if decoded or woken else None
+
     def _start(
-        self, shape: StepShape, chunks: Sequence[PromptChunk], wants_scores: bool
+        self,
+        shape: StepShape,
+        chunks: Sequence[PromptChunk],
+        wants_scores: bool,
+        guide: StepGuide | None,
     ) -> PendingStep:
         """Launch a step, and note what it takes the host if the shape is new."""
         is_ready, begin = bool(chunks) or self._steps.is_ready(shape), time.perf_counter()
-        step = self._steps.launch(shape, chunks, wants_scores)
+        step = self._steps.launch(shape, chunks, wants_scores, guide)
         if not is_ready:
             self._new_s += time.perf_counter() - begin
         return step

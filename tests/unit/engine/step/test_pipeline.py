@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from flashdraft.core import FinishReason, Request, SamplingParams
+from flashdraft.core import FinishReason, GrammarSpec, Request, SamplingParams
 from flashdraft.engine.config import CacheOptions, EngineConfig
 from flashdraft.engine.drafts import Draft
 from flashdraft.engine.engine import Engine
@@ -327,6 +327,73 @@ def test_a_request_whose_settings_leave_no_token_is_told_so(monkeypatch):
     _, done = serve(engine, {0: requests})
     assert done["bad"].finish_reason is FinishReason.ERROR and "min_tokens" in done["bad"].error
     assert done["good"].token_ids == plain_tokens(target, requests[:1])["good"]
+
+
+PHRASES = GrammarSpec("lark", "phrases")
+
+
+def compiler(spec):
+    return zoo.TokenGrammar(zoo.phrases)
+
+
+def guided_engine(family="qwen3", **settings):
+    target = zoo.tiny_target(family, zoo.kernels("float32"), taps=(0, 2))
+    config = dataclasses.replace(AHEAD, **settings)
+    drafter = zoo.tiny_drafter(target.kernels, 8)
+    engine = Engine(target, drafter, config, grammar_compiler=compiler)
+    return target, engine
+
+
+def guided_requests(count):
+    """Every other one by a grammar, of all kinds of settings."""
+    requests = requests_of_all_kinds(count)
+    return [
+        dataclasses.replace(r, grammar=PHRASES if i % 2 else None) for i, r in enumerate(requests)
+    ]
+
+
+@pytest.mark.parametrize("wrong", [0.0, 0.3, None])
+@pytest.mark.parametrize("verify", [0, 7])
+def test_grammars_have_their_say_between_the_pieces(verify, wrong, monkeypatch):
+    target, engine = guided_engine(max_batch=4, verify=verify)
+    requests = guided_requests(14)
+    plain = Engine(target, config=PLAIN, grammar_compiler=compiler)
+    expected = zoo.run(plain, requests)
+    if wrong is not None and verify:
+        Oracle(engine, tokens(expected), wrong)
+    monkeypatch.setattr(engine.runner, "verify", never)
+    _, done = serve(engine, {3 * i: [request] for i, request in enumerate(requests)}, steps=900)
+    assert {k: g.token_ids for k, g in done.items()} == tokens(expected)
+    assert all(done[k].finish_reason is g.finish_reason for k, g in expected.items())
+    if wrong == 0.0 and verify:
+        assert sum(done[f"r{i}"].stats.accepted for i in range(1, 14, 2)) > 40
+
+
+def test_what_a_grammar_forces_is_drafted(monkeypatch):
+    target, engine = guided_engine(max_batch=2)
+    monkeypatch.setattr(engine.runner, "verify", never)
+    params = SamplingParams(max_tokens=40, temperature=1.0)
+    requests = [Request(f"r{i}", [5 + i, 9], params, i, grammar=PHRASES) for i in range(2)]
+    Oracle(engine, {r.id: [] for r in requests}, wrong=0.0)  # it knows nothing
+    _, done = serve(engine, {0: requests})
+    assert all(g.stats.accepted > 0 for g in done.values())
+    plain = Engine(target, config=PLAIN, grammar_compiler=compiler)
+    assert {k: g.token_ids for k, g in done.items()} == tokens(zoo.run(plain, requests))
+
+
+def test_a_grammar_that_breaks_ends_its_request_alone(monkeypatch):
+    def breaking(spec):
+        return zoo.TokenGrammar(zoo.phrases, breaks_at=4)
+
+    target = zoo.tiny_target("qwen3", zoo.kernels("float32"), taps=(0, 2))
+    drafter = zoo.tiny_drafter(target.kernels, 8)
+    engine = Engine(target, drafter, AHEAD, grammar_compiler=breaking)
+    monkeypatch.setattr(engine.runner, "verify", never)
+    params = SamplingParams(max_tokens=30, ignore_eos=True)
+    good, bad = Request("good", [5, 6], params, 0), Request("bad", [5, 7], params, 0)
+    _, done = serve(engine, {0: [good, dataclasses.replace(bad, grammar=PHRASES)]})
+    assert done["bad"].finish_reason is FinishReason.ERROR and "grammar" in done["bad"].error
+    assert done["good"].token_ids == plain_tokens(target, [good])["good"]
 
 
 def test_who_gives_way_is_served_without_the_host(monkeypatch):

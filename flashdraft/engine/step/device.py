@@ -74,6 +74,11 @@ class StepShape(NamedTuple):
     def num_rows(self) -> int:
         return self.batch + self.num_slots
 
+    @property
+    def draft_key(self) -> tuple[int, int, bool]:
+        """What the draft is fixed to."""
+        return self.batch, self.width, self.is_greedy
+
 
 class StepSeconds(NamedTuple):
     """What a step took on the device."""
@@ -85,10 +90,10 @@ class StepSeconds(NamedTuple):
 class PendingStep:
     """A step on its way; `read` waits for it."""
 
-    def __init__(self, shape: StepShape, record: StepRecord, clock: Clock, drafting: Clock) -> None:
+    def __init__(self, shape: StepShape, record: StepRecord, drafting: Clock, clock: Clock) -> None:
         self.shape = shape
         self._record = record
-        self._clock, self._drafting = clock, drafting
+        self._drafting, self._clock = drafting, clock  # of the draft, and of all the rest
 
     def read(self) -> StepResult:
         """Wait for the step, and read what it did."""
@@ -103,7 +108,8 @@ class PendingStep:
     @property
     def device_seconds(self) -> StepSeconds:
         """What the step took on the device, whatever that was."""
-        return StepSeconds(self._clock.elapsed, self._drafting.elapsed)
+        draft = self._drafting.elapsed
+        return StepSeconds(draft + self._clock.elapsed, draft)
 
 
 class _Woken(NamedTuple):
@@ -150,6 +156,7 @@ class DeviceSteps:
         self.graphs: Graphs[tuple[object, ...]] = Graphs(self._device)
         self._make_buffers(max_batch, max_batch * (1 + self.max_width), max_prompt_rows)
         self._launched: set[StepShape] = set()
+        self._early: tuple[StepShape, int, Clock] | None = None  # drafts that nobody took yet
         self._seen_chunks: set[int] = set()  # sizes of chunk steps that ran before
         self._downloads = Staging(self._device, RECORDS_IN_FLIGHT)
         # tables of angles grow by moving: they must have their final place before a capture
@@ -227,14 +234,14 @@ class DeviceSteps:
         """
         assert (guide is not None) == shape.is_guided and not (guide and shape.is_greedy)
         assert shape.width <= self.max_width and shape.num_slots <= shape.batch * shape.width
-        begin, is_typical = Mark(self._device), self.is_ready(shape)
+        is_typical = self.is_ready(shape)
         self._launched.add(shape)
-        first_tokens, pieces = self._samples[:0], self._pieces(shape)
-        if shape.width:
-            self.graphs.call(*next(pieces))
-        drafted = Mark(self._device)
+        first_tokens = self._samples[:0]
+        drafting = self._take_drafts(shape)
         drafts = self._fit_drafts(shape, guide) if guide is not None else {}
-        rest = list(pieces)  # verify and draw, or nothing where nobody decodes
+        begin = Mark(self._device)
+        # verify and draw, or nothing where nobody decodes
+        rest = [piece for piece in self._pieces(shape) if piece[0][0] != "draft"]
         if chunks:
             is_typical = self._verify_beside(shape, chunks)
         elif rest:
@@ -246,12 +253,29 @@ class DeviceSteps:
         if chunks:
             first_tokens = self._wake(shape, self._woken_by(shape, chunks))
         record = self._receive(shape, first_tokens, wants_scores and not shape.is_greedy)
-        return PendingStep(
-            shape,
-            record,
-            Clock(begin, Mark(self._device), is_typical),
-            Clock(begin, drafted, is_typical),
-        )
+        return PendingStep(shape, record, drafting, Clock(begin, Mark(self._device), is_typical))
+
+    @torch.no_grad()
+    def draft_early(self, shape: StepShape) -> None:
+        """Draft for a step that is likely to be next, while the host has yet to read the last.
+
+        Slots may be emptied before it comes. Whoever sits down awake later, or moves, has no draft:
+        the drafts are then made again.
+        """
+        self._early = None
+        if shape.width:
+            self._early = shape, self.slots.version, self._take_drafts(shape)
+
+    def _take_drafts(self, shape: StepShape) -> Clock:
+        """Have the drafts that a step needs; when they were made."""
+        if self._early is not None:
+            (early, version, clock), self._early = self._early, None
+            if early.draft_key == shape.draft_key and version == self.slots.version:
+                return clock
+        begin = Mark(self._device)
+        if shape.width:
+            self.graphs.call(*next(self._pieces(shape)))
+        return Clock(begin, Mark(self._device), is_typical=True)
 
     def _pieces(self, shape: StepShape) -> Iterator[tuple[tuple[object, ...], Callable[[], None]]]:
         """The functions that a step of this shape calls, and what each of them is fixed to."""
@@ -259,7 +283,7 @@ class DeviceSteps:
         if batch == 0:
             return
         if width:
-            yield ("draft", batch, width, is_greedy), lambda: self._draft(shape)
+            yield ("draft", *shape.draft_key), lambda: self._draft(shape)
         yield ("verify", batch, num_slots, width), lambda: self._verify(shape)
         yield ("draw", shape.num_rows, width, is_greedy, is_guided), lambda: self._draw(shape)
 

@@ -351,6 +351,9 @@ class StepPipeline:
         for seat, work in prompts:
             seat.num_computed = work.start + work.num_tokens
             seat.is_awake = work.emits
+        if self._most_in_flight == 1 and self._reserve():
+            self._enter_pages()
+            self._steps.draft_early(self._shape(self._batch, width, is_greedy=False))
 
     def _guide(self, decoding: Sequence[Seat | None], waking: Sequence[Seat]) -> StepGuide | None:
         """The grammars that have their say in a step; None where there are none."""

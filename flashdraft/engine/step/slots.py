@@ -41,10 +41,12 @@ class Slots:
         self.lengths = torch.zeros(count, dtype=torch.int32, device=device)
         self.alive = torch.zeros(count, dtype=torch.int32, device=device)  # 1 = it decodes
         self.settings = SlotSettings.allocate(count, vocab_size, device)
+        self.version = 0  # rises when somebody who decodes comes or changes place
         self._uploads = Staging(device, UPLOADS_IN_FLIGHT)
 
     def load(self, slot: int, state: SlotState) -> None:
         """Put a sequence into a slot."""
+        self.version += state.is_awake
         length = state.length if state.is_awake else 0
         self._write([[slot], [state.anchor], [length], [int(state.is_awake)]])
         self.settings.set({slot: state.request})
@@ -63,6 +65,7 @@ class Slots:
 
     def move(self, order: Sequence[int]) -> None:
         """Lay the slots out anew: slot i becomes what slot order[i] was."""
+        self.version += 1
         index = self.send(np.asarray(order, dtype=np.int64))
         for state in (self.anchors, self.lengths, self.alive):
             state[: len(order)] = state[index]

@@ -276,13 +276,21 @@ class Engine:
                 pipeline.settle()
                 return None
             parts = pipeline.read()
-            stats.draft_s = pipeline.last_seconds.draft
-            stats.verify_s = pipeline.last_seconds.total - stats.draft_s
-            return self._commit_read(parts, stats)
         except Exception as error:  # as in `step`
             pipeline.abandon()
             return self._recover([], error)
         except BaseException:
+            pipeline.abandon()
+            self._preempt_all()
+            raise
+        stats.draft_s = pipeline.last_seconds.draft
+        stats.verify_s = pipeline.last_seconds.total - stats.draft_s
+        try:
+            return self._commit_read(parts, stats)
+        except BaseException:  # the step is torn, as in `step`
+            for part in parts:
+                if part.work.sequence.request.id in self._live:
+                    self._end(self._of(part.work), Ending(FinishReason.CANCELLED))
             pipeline.abandon()
             self._preempt_all()
             raise

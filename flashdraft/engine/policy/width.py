@@ -102,6 +102,10 @@ class WidthChooser:
             return near
         if best > 0 and pace[best] > (1.0 - MIN_GAIN) * pace[0]:
             best = 0
+        return self._or_probe(best, widths)
+
+    def _or_probe(self, best: int, widths: Sequence[int]) -> int:
+        """The best width, or now and then a little drafting where the best is none."""
         self._steps_since_draft = 0 if best else self._steps_since_draft + 1
         if self._steps_since_draft >= PROBE_PERIOD and len(widths) > 1:
             self._steps_since_draft = 0
@@ -114,6 +118,7 @@ class WidthChooser:
         max_width: int,
         target_s: Callable[[int], float],
         fixed: int | None = None,
+        among: Collection[int] | None = None,
     ) -> int:
         """The same in a step with prompts, whose target pass over n rows takes target_s(n).
 
@@ -122,14 +127,18 @@ class WidthChooser:
         fixed = self._fixed if fixed is None else fixed
         if fixed is not None:
             return min(fixed, max_width)
-        pace = {}
-        for width in (width for width in WIDTHS if width <= max_width):
+        widths, pace = [width for width in WIDTHS if width <= max_width], {}
+        if among:
+            widths = [width for width in widths if width == 0 or width in among]
+        for width in widths:
             drafting = self._draft_s.get(batch, 0.0) if width else 0.0
             alone = self.seconds_of(batch, width)
             seconds = max(alone, target_s(batch * (1 + width)) + drafting)
             pace[width] = seconds / self.expected_tokens(batch, width)
         best = min(pace, key=lambda width: pace[width])
-        return best if pace[best] <= (1.0 - MIN_GAIN) * pace[0] else 0
+        if pace[best] > (1.0 - MIN_GAIN) * pace[0]:
+            best = 0
+        return self._or_probe(best, widths)
 
     def remember_draft(self, batch: int, width: int, seconds: float) -> None:
         """Take in what the drafter's part of a step took."""

@@ -49,6 +49,7 @@ RECORDS_IN_FLIGHT = 12
 MAX_CHUNKS = 8  # of prompts in a step
 MIXED_ROWS = (64, 128, 192, 256, 320, 384, 512, 640, 768, 1024, 1536)
 """Rows of the captured passes that have some of prompts; what is left is filled up."""
+MANY_ROWS, MOST_FILLED = 768, 1.1
 FEW_SLOTS = 8  # up to so many that decode beside prompts, attention is planned for few
 
 
@@ -103,7 +104,8 @@ class PendingStep:
     @property
     def seconds(self) -> StepSeconds | None:
         """What the step took on the device; None where that says nothing (it was a first one)."""
-        return self.device_seconds if self._clock.is_typical else None
+        is_typical = self._clock.is_typical and self._drafting.is_typical
+        return self.device_seconds if is_typical else None
 
     @property
     def device_seconds(self) -> StepSeconds:
@@ -136,6 +138,7 @@ class DeviceSteps:
     ) -> None:
         self._target, self._proposer, self._cache = target, proposer, cache
         self._device, self._accept_rows = target.kernels.device, accept
+        self._is_exact = getattr(target.kernels, "exact", False)
         self._num_layers = len(target.config.layers)
         self._max_length, self.may_be_guided = max_length, may_be_guided
         self.max_width = proposer.max_drafts if proposer is not None else 0
@@ -143,7 +146,7 @@ class DeviceSteps:
         self.slots = Slots(
             max_batch,
             len(cache.windows),
-            -(-max_length // cache.page_size),
+            -(-max(max_length, MANY_ROWS) // cache.page_size),  # rows of nobody have a table too
             target.config.vocab_size,
             self._device,
         )
@@ -157,7 +160,8 @@ class DeviceSteps:
         self._make_buffers(max_batch, max_batch * (1 + self.max_width), max_prompt_rows)
         self._launched: set[StepShape] = set()
         self._early: tuple[StepShape, int, Clock] | None = None  # drafts that nobody took yet
-        self._seen_chunks: set[int] = set()  # sizes of chunk steps that ran before
+        self._seen_chunks: set[int] = set()  # orders of magnitude of passes that are not captured
+        self._seen_wakes: set[tuple[bool, bool]] = set()  # greedy or not, guided or not
         self._downloads = Staging(self._device, RECORDS_IN_FLIGHT)
         # tables of angles grow by moving: they must have their final place before a capture
         target.prepare_positions(max_length)
@@ -206,9 +210,18 @@ class DeviceSteps:
 
     # -- the step ------------------------------------------------------------------------------
 
-    def is_ready(self, shape: StepShape) -> bool:
+    def is_ready(self, shape: StepShape, chunks: Sequence[PromptChunk] = ()) -> bool:
         """Whether a step of this shape takes no longer than any later one."""
-        return all(self.graphs.is_ready(key) for key, _ in self._pieces(shape))
+        keys = [key for key, _ in self._pieces(shape)]
+        if not chunks:
+            return all(map(self.graphs.is_ready, keys))
+        rows = shape.num_rows + sum(len(chunk.tokens) for chunk in chunks)
+        is_ready = all(self.graphs.is_ready(key) for key in keys if key[0] != "verify")
+        wakes = any(chunk.emits for chunk in chunks)
+        is_ready &= not wakes or (shape.is_greedy, shape.is_guided) in self._seen_wakes
+        if (size := self.fill_up(rows)) not in MIXED_ROWS:
+            return is_ready and size.bit_length() in self._seen_chunks
+        return is_ready and self.is_mixed_ready(size, shape.batch)
 
     @property
     def ready_shapes(self) -> list[StepShape]:
@@ -226,15 +239,17 @@ class DeviceSteps:
         chunks: Sequence[PromptChunk] = (),
         wants_scores: bool = False,
         guide: StepGuide | None = None,
+        longest: int | None = None,
     ) -> PendingStep:
         """Start a step behind whatever was started before; it reads the slots as they are then.
 
         Scores are there only of steps that are not greedy. With a guide, which belongs to a shape
-        that is guided, the host waits for the drafts, and has the target's pass for the masks.
+        that is guided, the host waits for the drafts, and has the target's pass for the masks. No
+        key that is looked at lies behind `longest`.
         """
         assert (guide is not None) == shape.is_guided and not (guide and shape.is_greedy)
         assert shape.width <= self.max_width and shape.num_slots <= shape.batch * shape.width
-        is_typical = self.is_ready(shape)
+        is_typical = self.is_ready(shape, chunks)
         self._launched.add(shape)
         first_tokens = self._samples[:0]
         drafting = self._take_drafts(shape)
@@ -243,7 +258,7 @@ class DeviceSteps:
         # verify and draw, or nothing where nobody decodes
         rest = [piece for piece in self._pieces(shape) if piece[0][0] != "draft"]
         if chunks:
-            is_typical = self._verify_beside(shape, chunks)
+            self._verify_beside(shape, chunks, longest or self._max_length)
         elif rest:
             self.graphs.call(*rest[0])
         if guide is not None:
@@ -272,10 +287,12 @@ class DeviceSteps:
             (early, version, clock), self._early = self._early, None
             if early.draft_key == shape.draft_key and version == self.slots.version:
                 return clock
-        begin = Mark(self._device)
+        begin, is_typical = Mark(self._device), True
         if shape.width:
-            self.graphs.call(*next(self._pieces(shape)))
-        return Clock(begin, Mark(self._device), is_typical=True)
+            key, piece = next(self._pieces(shape))
+            is_typical = self.graphs.is_ready(key)
+            self.graphs.call(key, piece)
+        return Clock(begin, Mark(self._device), is_typical)
 
     def _pieces(self, shape: StepShape) -> Iterator[tuple[tuple[object, ...], Callable[[], None]]]:
         """The functions that a step of this shape calls, and what each of them is fixed to."""
@@ -344,8 +361,8 @@ class DeviceSteps:
         )
         self._hidden[:num_rows] = self._forward(self._tokens[:num_rows], placed)
 
-    def _verify_beside(self, shape: StepShape, chunks: Sequence[PromptChunk]) -> bool:
-        """The same with chunks of prompts behind; whether it took no longer than it ever will."""
+    def _verify_beside(self, shape: StepShape, chunks: Sequence[PromptChunk], longest: int) -> None:
+        """The same with chunks of prompts behind."""
         num_rows = shape.num_rows
         num_all = num_rows + sum(len(chunk.tokens) for chunk in chunks)
         size = self.fill_up(num_all)
@@ -356,15 +373,16 @@ class DeviceSteps:
             self._places[:, :num_rows] = self._places_of(owner, positions)
         self._lay_out_chunks(num_rows, size, chunks)
         num_slots = self._slots_beside(shape.batch)
-        if size > MIXED_ROWS[-1]:
-            kind = size.bit_length()
-            is_typical = kind in self._seen_chunks
-            self._seen_chunks.add(kind)
-            self._verify_mixed(size, num_slots)
-            return is_typical
-        is_typical = self.is_mixed_ready(size, shape.batch)
-        self.graphs.call(("mixed", size, num_slots), lambda: self._verify_mixed(size, num_slots))
-        return is_typical
+        if size not in MIXED_ROWS:
+            self._seen_chunks.add(size.bit_length())
+            self._verify_mixed(size, num_slots, longest)
+            return
+        end = self._max_length
+        if self._is_exact:  # whose plans have as many splits as there may be keys
+            end = min(max(1024, 1 << (longest - 1).bit_length()), end)
+        self.graphs.call(
+            ("mixed", size, num_slots, end), lambda: self._verify_mixed(size, num_slots, end)
+        )
 
     def _slots_beside(self, batch: int) -> int:
         """Slots that a pass with prompts looks at, of which the first `batch` decode."""
@@ -380,15 +398,20 @@ class DeviceSteps:
 
     def is_mixed_ready(self, num_rows: int, batch: int) -> bool:
         """Whether a pass that has prompts beside so many who decode is captured."""
-        return self.graphs.is_ready(("mixed", num_rows, self._slots_beside(batch)))
+        slots = self._slots_beside(batch)
+        return self.graphs.is_ready(("mixed", num_rows, slots, self._max_length))
 
     def fill_up(self, num_rows: int) -> int:
-        """Rows of the pass that so many take: where passes are captured, one of a few sizes."""
-        if not self.graphs.captures:
-            return num_rows
-        return next((size for size in MIXED_ROWS if size >= num_rows), num_rows)
+        """Rows of the pass that so many take: where passes are captured, one of a few sizes.
 
-    def _verify_mixed(self, num_rows: int, num_slots: int) -> None:
+        Many rows take the device longer than the host: rather than to fill up much, they run as
+        they are.
+        """
+        size = next((size for size in MIXED_ROWS if size >= num_rows), num_rows)
+        is_wasteful = num_rows > MANY_ROWS and size > MOST_FILLED * num_rows
+        return num_rows if is_wasteful or not self.graphs.captures else size
+
+    def _verify_mixed(self, num_rows: int, num_slots: int, end: int) -> None:
         """The target's pass over whatever is laid out; only the first slots may decode."""
         slots, places = self.slots, self._places[:, :num_rows]
         views = self._cache.views(
@@ -397,7 +420,7 @@ class DeviceSteps:
             self._chunk_tables,
             places,
             num_rows,
-            self._max_length,
+            end,
         )
         if num_slots:
             few = self._cache.views(
@@ -406,7 +429,7 @@ class DeviceSteps:
                 slots.tables[:, :num_slots],
                 places,
                 1 + self.max_width,
-                self._max_length,
+                end,
             )
             views = [one.followed_by(other) for one, other in zip(few, views, strict=True)]
         placed = Rows(self._positions[:num_rows], self._max_length, views, [])
@@ -465,6 +488,7 @@ class DeviceSteps:
         masks = self._masks_of(woken.slots, none) if shape.is_guided else None
         rows = DrawnRows(woken.slots, woken.lengths, self._drafts, none, masks)
         place = slice(shape.num_rows, shape.num_rows + len(woken.slots))
+        self._seen_wakes.add((shape.is_greedy, shape.is_guided))
         first_tokens = self._choose(self._hidden[woken.rows], rows, shape.is_greedy, place)
         self.slots.wake(woken.slots, first_tokens.clamp(min=0), woken.lengths)
         if not shape.is_greedy:
@@ -555,9 +579,9 @@ class DeviceSteps:
         if not slots or not shape.width:
             return {}
         chosen, width = self.slots.send(np.asarray(slots, dtype=np.int64)), shape.width
-        tokens = self._drafts[chosen, :width].cpu().numpy()
-        confidence = self._confidence[chosen, :width].cpu().numpy()
-        pairs = zip(slots, tokens.tolist(), confidence.tolist(), strict=True)
+        both = [self._drafts[chosen, :width].double(), self._confidence[chosen, :width].double()]
+        tokens, confidence = torch.stack(both).cpu()
+        pairs = zip(slots, tokens.long().tolist(), confidence.tolist(), strict=True)
         fitted = guide.fit({slot: Draft(ids, chances) for slot, ids, chances in pairs})
         ids = np.asarray([fitted[slot].tokens for slot in slots], dtype=np.int64)
         chances = np.asarray([fitted[slot].confidence for slot in slots], dtype=np.float64)

@@ -109,6 +109,7 @@ class StepPipeline:
         self._new_s, self._steady_s = 0.0, 0.0  # spent on first steps of a shape, and on the others
         self.last_seconds = StepSeconds(0.0, 0.0)  # of the step that was read last
         self._is_full = False  # somebody gave way: nobody comes in until somebody leaves
+        self._is_stale = False  # the slots hold what nobody knows of any more
 
     @property
     def is_flying(self) -> bool:
@@ -126,6 +127,9 @@ class StepPipeline:
 
         `fixed` is a verify length that these requests asked for.
         """
+        if self._is_stale:
+            self._slots.clear(range(self._slots.count))
+            self._is_stale = False
         for sequence in self.unseated:
             self._sit_down(sequence)
         while len(self._in_flight) < self._most_in_flight:
@@ -174,7 +178,8 @@ class StepPipeline:
         """Forget the batch and everything in flight: its requests start over from the host."""
         self._in_flight.clear()
         self._seats = [None] * len(self._seats)
-        self._is_full = False
+        # the device's slots are emptied before anybody sits down again: now it may be broken
+        self._is_full, self._is_stale = False, True
 
     def settle(self) -> None:
         """Everybody leaves; pages that were reserved for steps ahead go back."""
@@ -249,9 +254,10 @@ class StepPipeline:
         budget = self._budget.rows(others_s, num_others, context, lengths)
         budget = self._steps.fit_prompts(num_others, budget)
         works: list[Work] = []
-        for seat in asleep[:MAX_CHUNKS]:
+        for place, seat in enumerate(asleep[:MAX_CHUNKS]):
             if budget > 0 and seat in self._seats:
-                chunk = self._next_chunk(seat, budget)
+                is_last = place == len(lengths) - 1  # a long one leaves room for those behind it
+                chunk = self._next_chunk(seat, budget if is_last else -(-budget // 2))
                 budget -= sum(work.num_tokens for work in chunk)
                 works += chunk
         while budget > 0 and len(works) < MAX_CHUNKS and self._has_room and may_admit():
@@ -271,6 +277,8 @@ class StepPipeline:
         sequence, start = seat.sequence, seat.num_computed
         count = min(len(sequence.tokens) - start, budget, self._scheduler.prefill_chunk)
         while not self._book.reserve(sequence, len(sequence.tokens), start + count):
+            if any(seat is other for one in self._in_flight for other, _ in one.prompts):
+                return []  # what its last chunk leaves behind comes free once that is read
             self._give_way()
             if seat not in self._seats:
                 return []
@@ -344,14 +352,17 @@ class StepPipeline:
         guide = self._guide(decoding, [seat for seat, work in prompts if work.emits])
         shape = self._shape(len(decoding), width, all(seat.is_greedy for seat in drawn))
         shape = shape._replace(is_guided=guide is not None)
-        step = self._start(shape, chunks, any(seat.wants_scores for seat in drawn), guide)
+        ends = [seat.sequence.num_cached + AHEAD_MARGIN for seat in decoding if seat is not None]
+        ends += [chunk.start + len(chunk.tokens) for chunk in chunks]
+        scored = any(seat.wants_scores for seat in drawn)
+        step = self._start(shape, chunks, scored, guide, max(ends))
         self._in_flight.append(_InFlight(step, decoding, prompts, width))
         self._num_launched += 1
         self._last_width = width if decoding else self._last_width
         for seat, work in prompts:
             seat.num_computed = work.start + work.num_tokens
             seat.is_awake = work.emits
-        if self._most_in_flight == 1 and self._reserve():
+        if self._most_in_flight == 1 and self._reserve() and self._batch:
             self._enter_pages()
             self._steps.draft_early(self._shape(self._batch, width, is_greedy=False))
 
@@ -374,10 +385,11 @@ class StepPipeline:
         chunks: Sequence[PromptChunk],
         wants_scores: bool,
         guide: StepGuide | None,
+        longest: int,
     ) -> PendingStep:
         """Launch a step, and note what it takes the host if the shape is new."""
-        is_ready, begin = bool(chunks) or self._steps.is_ready(shape), time.perf_counter()
-        step = self._steps.launch(shape, chunks, wants_scores, guide)
+        is_ready, begin = self._steps.is_ready(shape, chunks), time.perf_counter()
+        step = self._steps.launch(shape, chunks, wants_scores, guide, longest)
         if not is_ready:
             self._new_s += time.perf_counter() - begin
         return step
@@ -392,6 +404,7 @@ class StepPipeline:
             self._chooser.remember_time(shape.batch, first.width, seconds.total)
             return
         rows = shape.num_rows + sum(work.num_tokens for _, work in first.prompts)
+        rows = self._steps.fill_up(rows)
         context = max(work.start for _, work in first.prompts)
         self._budget.remember(rows, context, seconds.total - seconds.draft)
 
@@ -408,8 +421,9 @@ class StepPipeline:
         return self._chooser.choose_beside(
             batch,
             max_width,
-            lambda num_rows: self._budget.seconds(num_rows + rows, context),
+            lambda num_rows: self._budget.seconds(self._steps.fill_up(num_rows + rows), context),
             fixed,
+            among,
         )
 
     def _affords_new(self) -> bool:

@@ -41,6 +41,22 @@ def test_a_drafter_that_is_never_right_rests_but_is_asked_now_and_then():
     assert choices.count(0) == len(choices) - 2 and set(choices) == {0, 1}
 
 
+def test_beside_prompts_a_drafter_that_rests_is_asked_now_and_then_too():
+    one = chooser(STEEP, 0.02)
+    for width in WIDTHS:
+        one.remember_time(1, width, 0.002 + 0.001 * width)
+    choices = [one.choose_beside(1, 15, lambda rows: 0.001 * rows) for _ in range(2 * PROBE_PERIOD)]
+    assert choices.count(0) == len(choices) - 2 and set(choices) == {0, 1}
+
+
+def test_beside_prompts_rows_are_free_until_the_others_wait_for_them():
+    one = chooser(FLAT, 0.9, batch=8)
+    for width in WIDTHS:
+        one.remember_time(8, width, 0.02)
+    assert one.choose_beside(8, 15, lambda rows: 0.001) == 15
+    assert one.choose_beside(8, 15, lambda rows: 0.001 * rows + 0.02) < 7
+
+
 def test_times_that_were_measured_overrule_the_start_up_costs():
     one = chooser(FLAT, 0.9)
     assert one.choose(1, 15) == 15

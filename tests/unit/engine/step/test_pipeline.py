@@ -521,6 +521,64 @@ def test_a_step_that_fails_costs_no_request(fails_at, monkeypatch):
     assert count > fails_at
 
 
+@pytest.mark.parametrize("left", [5, 7])
+def test_slots_are_empty_after_a_step_that_fails(left, monkeypatch):
+    """Who sat there must not go on writing into pages that are others' now."""
+    target, engine = build(max_batch=8, verify=3)
+    params = SamplingParams(max_tokens=40, ignore_eos=True)
+    short = dataclasses.replace(params, max_tokens=12)
+    requests = [Request(f"r{i}", [5 + i, 9], params if i < left else short, i) for i in range(8)]
+    launch, count = DeviceSteps.launch, 0
+
+    def fail(self, *arguments):
+        nonlocal count
+        count += 1
+        if count == 6:
+            raise RuntimeError("the device is on fire")
+        return launch(self, *arguments)
+
+    monkeypatch.setattr(DeviceSteps, "launch", fail)
+    assert tokens(zoo.run(engine, requests)) == plain_tokens(target, requests)
+    slots, seated = engine._pipeline._slots, engine._pipeline._seats
+    assert count > 8 and not any(seated) and not slots.alive.any()
+
+
+def test_an_interrupt_in_a_commit_ends_what_it_tore(monkeypatch):
+    target, engine = build(max_batch=4, verify=3)
+    params = SamplingParams(max_tokens=30, ignore_eos=True)
+    requests = [Request(f"r{i}", [5 + i, 9], params, i) for i in range(3)]
+    for request in requests:
+        engine.submit(request)
+    for _ in range(5):
+        engine.step()
+    late = Request("late", [11, 12], params, 7)
+    engine.submit(late)
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(engine._committer, "settle_read", interrupt)
+        engine.step()
+    engine.check_integrity()
+    assert not any(engine.is_running(request.id) for request in requests)
+    done = zoo.run(engine, [])
+    assert done["late"].token_ids == plain_tokens(target, [late])["late"]
+
+
+def test_a_long_prompt_leaves_room_for_a_short_one():
+    target, engine = build(max_batch=4, verify=0)
+    engine._pipeline._budget.rows = lambda others, *_: 20 if others else 512
+    params = SamplingParams(max_tokens=60, ignore_eos=True)
+    first = Request("a", [5, 9], params, 0)
+    long = Request("long", [7 + i % 50 for i in range(400)], params, 1)
+    short = Request("short", [11] * 15, params, 2)
+    pieces, done = serve(engine, {0: [first], 4: [long], 6: [short]})
+    assert pieces["short"][0][0] < 12 < pieces["long"][0][0]
+    expected = plain_tokens(target, [first, long, short])
+    assert {key: generation.token_ids for key, generation in done.items()} == expected
+
+
 def test_a_row_without_a_token_ends_its_request_alone():
     target, engine = build(max_batch=2, verify=0)
     params = SamplingParams(max_tokens=30, ignore_eos=True)

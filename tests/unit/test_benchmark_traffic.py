@@ -228,7 +228,8 @@ def test_figures_are_of_the_window() -> None:
     assert found["ttft"]["count"] == 0  # b came before the window
     assert found["waiting_at_end"] == 1
     steps = found["steps"]
-    assert steps["kinds"]["mixed"] == {"count": 1, "mean_ms": 1000.0, "share": 0.25}
+    mixed = {"count": 1, "mean_ms": 1000.0, "device_ms": 0.0, "share": 0.25}
+    assert steps["kinds"]["mixed"] == mixed
     assert "prompt" not in steps["kinds"] and steps["outside_share"] == 0.25
     assert steps["mean_verify_length"] == 2.0 and steps["mean_accepted_length"] == 1.667
     assert steps["prompt_tokens_a_step"] == 32.0

@@ -10,9 +10,10 @@ import json
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
+from flashdraft.bench.traffic.load import LengthRange
 from flashdraft.core import GrammarSpec, Request, SamplingParams
+from flashdraft.errors import RequestError
 
 EVERY = 8  # of a mixed kind, so many requests have one that wants more
 FIRST_TOKEN = 5  # ids below it are special
@@ -33,26 +34,17 @@ SCHEMA_TEXT = json.dumps(
 )
 
 
-class Span(NamedTuple):
-    """Lengths from `low` to `high`, both included, all equally likely."""
+class Span(LengthRange):
+    """Lengths, refused as a parser of flags has it."""
 
-    low: int
-    high: int
+    __slots__ = ()
 
     @classmethod
     def parse(cls, text: str) -> Span:
-        """256-1536, or one length."""
-        low, dash, high = text.partition("-")
-        span = cls(int(low), int(high) if dash else int(low))
-        if not 1 <= span.low <= span.high:
-            raise ValueError(f"{text!r} is no span of lengths like 256-1536")
-        return span
-
-    def draw(self, dice: random.Random) -> int:
-        return dice.randint(self.low, self.high)
-
-    def __str__(self) -> str:
-        return str(self.low) if self.low == self.high else f"{self.low}-{self.high}"
+        try:
+            return cls(*super().parse(text))
+        except RequestError as error:
+            raise ValueError(str(error)) from None
 
 
 PROMPTS, ANSWERS = Span(256, 1536), Span(64, 448)

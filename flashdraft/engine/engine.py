@@ -71,8 +71,6 @@ class Engine:
         self.config = config or EngineConfig()
         self.target = target
         self._device = target.kernels.device
-        # the head that writes no logits rounds otherwise: greedy requests would change with others
-        self._is_exact = getattr(target.kernels, "exact", False)
         self._new_decoder = new_decoder
         self.compile_grammar = grammar_compiler
         cache, self.max_context = build_cache(target, drafter, self.config)
@@ -320,7 +318,8 @@ class Engine:
 
     def _describe(self, sequence: RunningSequence) -> tuple[SlotRequest, bool, Constraint | None]:
         live = self._live[sequence.request.id]
-        is_greedy = live.is_plainly_greedy and not self._is_exact
+        # the head that writes no logits rounds otherwise: greedy requests would change with others
+        is_greedy = live.is_plainly_greedy and not self.target.kernels.exact
         return live.slot_request, is_greedy, live.sampler.constraint
 
     def _commit_read(self, parts: Sequence[StepPart], stats: StepStats) -> list[TokenEvent]:

@@ -53,6 +53,7 @@ class ComposedKernels(Kernels):
     quantize_head: Scheme | None = None
     quantize_drafter: Scheme | None = None
     level: str | None = None
+    exact = False
     keeps_quantized = False
     why_no_fp8_cache: str | None = None
     why_no_rebuilt_keys: str | None = None

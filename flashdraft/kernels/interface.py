@@ -204,6 +204,7 @@ class Kernels(Protocol):
     quantize_drafter: Scheme | None
     level: str | None  # of processors that native code was built for
     weight_dtype: str  # what `dtype` calls the weights: "int8" where activations are float32
+    exact: bool  # whether rows have the same bits in any pass, at a price; CPUs pay none
     keeps_quantized: bool  # whether weights in few bits can stay as they are
     why_no_fp8_cache: str | None  # what keeps 8-bit keys and values away, with the remedy
     why_no_rebuilt_keys: str | None  # the same for keys that are made of values

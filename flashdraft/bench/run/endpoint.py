@@ -30,7 +30,7 @@ from flashdraft.bench.run.counters import (
     look,
 )
 from flashdraft.bench.run.measure import OnReply, Run
-from flashdraft.bench.run.served import KINDS, Served
+from flashdraft.bench.run.served import SALTED, Served
 from flashdraft.bench.run.stream import (
     MAX_ATTEMPTS,
     MAX_WAIT_S,
@@ -42,7 +42,6 @@ from flashdraft.bench.tasks import BenchPrompt, count_of
 from flashdraft.errors import EngineLostError, FlashdraftError
 
 MAX_FAILURES_IN_ROW = 5  # prompts; more of them and the server answers nothing any more
-SALTED = (VLLM, SGLANG)  # servers that keep requests with different salts apart
 
 
 @dataclass(frozen=True)
@@ -231,31 +230,16 @@ class EndpointRunner:
     def _body(
         self, work: _SharedRun, messages: Sequence[Mapping[str, Any]], place: int
     ) -> dict[str, Any]:
-        asking, kind = self._asking, work.served.kind
-        is_known = kind in KINDS
-        body: dict[str, Any] = {
-            "model": work.served.model,
-            "messages": list(messages),
-            "max_tokens": work.run.max_tokens,
-            "seed": asking.seed + place,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
-        if asking.greedy:
-            body["temperature"] = 0.0
-        if is_known or asking.thinking:
-            body["chat_template_kwargs"] = {"enable_thinking": asking.thinking}
-        if is_known:
-            body["stream_options"]["continuous_usage_stats"] = True
-            if asking.greedy:  # which a checkpoint's recommendations may have
-                body["repetition_penalty"] = 1.0
-        if kind in SALTED:  # no run may find an earlier one's prompts in the prefix cache
-            body["cache_salt"] = work.salt
-        if kind == OURS and work.run.mode == PLAIN:
-            body["flashdraft"] = {"verify": 0}
-        elif kind == OURS and asking.verify is not None:
-            body["flashdraft"] = {"verify": asking.verify}
-        return body
+        asking = self._asking
+        return work.served.ask(
+            messages,
+            max_tokens=work.run.max_tokens,
+            seed=asking.seed + place,
+            greedy=asking.greedy,
+            thinking=asking.thinking,
+            salt=work.salt,  # no run may find an earlier one's prompts in the prefix cache
+            verify=0 if work.run.mode == PLAIN else asking.verify,
+        )
 
     def _acceptance(
         self,

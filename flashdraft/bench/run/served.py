@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from flashdraft.bench.run.counters import OTHER, OURS, SGLANG, VLLM, Page, look
 from flashdraft.bench.run.stream import Endpoint
@@ -15,6 +16,7 @@ LOADING_S = 600.0  # that a server may take to load its model
 LOADING_STATUS = 503
 POLL_S = 2.0  # between two looks whether it has
 KINDS = (OURS, VLLM, SGLANG)
+SALTED = (VLLM, SGLANG)  # servers that keep requests with different salts apart
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,41 @@ class Served:
     kind: str
     model: str
     has_metrics: bool
+
+    def ask(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        max_tokens: int,
+        seed: int,
+        greedy: bool,
+        thinking: bool,
+        salt: str,
+        verify: int | None,
+    ) -> dict[str, Any]:
+        """The body of a streamed request for an answer, in this server's words."""
+        is_known = self.kind in KINDS
+        body: dict[str, Any] = {
+            "model": self.model,
+            "messages": list(messages),
+            "max_tokens": max_tokens,
+            "seed": seed,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        if greedy:
+            body["temperature"] = 0.0
+        if is_known or thinking:
+            body["chat_template_kwargs"] = {"enable_thinking": thinking}
+        if is_known:
+            body["stream_options"]["continuous_usage_stats"] = True
+            if greedy:  # which a checkpoint's recommendations may have
+                body["repetition_penalty"] = 1.0
+        if self.kind in SALTED:
+            body["cache_salt"] = salt
+        if self.kind == OURS and verify is not None:
+            body["flashdraft"] = {"verify": verify}
+        return body
 
 
 def find_served(

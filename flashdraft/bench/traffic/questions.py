@@ -12,8 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flashdraft.bench.run.counters import OURS
-from flashdraft.bench.run.endpoint import SALTED
 from flashdraft.bench.run.served import KINDS, Served
 from flashdraft.bench.tasks import Task
 from flashdraft.bench.traffic.load import LengthRange
@@ -49,29 +47,19 @@ class Questions:
         """The body of the question with this number."""
         place += self.first
         dice = random.Random(f"question {self.seed}/{place}")
-        kind = self.served.kind
-        is_known = kind in KINDS
         limit = self.max_tokens if self.output_tokens is None else self.output_tokens.draw(dice)
-        body: dict[str, Any] = {
-            "model": self.served.model,
-            "messages": self._messages(dice),
-            "max_tokens": limit,
-            "seed": self.seed + place,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
-        if self.is_greedy:
-            body["temperature"] = 0.0
-        if is_known or self.thinking:
-            body["chat_template_kwargs"] = {"enable_thinking": self.thinking}
-        if is_known:
-            body["stream_options"]["continuous_usage_stats"] = True
-            if self.output_tokens is not None:
-                body["ignore_eos"] = True
-        if kind in SALTED:  # tasks have few prompts: each would be found in the prefix cache soon
-            body["cache_salt"] = uuid.uuid4().hex
-        if kind == OURS and self.verify is not None:
-            body["flashdraft"] = {"verify": self.verify}
+        body = self.served.ask(
+            self._messages(dice),
+            max_tokens=limit,
+            seed=self.seed + place,
+            greedy=self.is_greedy,
+            thinking=self.thinking,
+            # tasks have few prompts: each would be found in the prefix cache soon
+            salt=uuid.uuid4().hex,
+            verify=self.verify,
+        )
+        if self.output_tokens is not None and self.served.kind in KINDS:
+            body["ignore_eos"] = True
         return body
 
     def _messages(self, dice: random.Random) -> list[Mapping[str, Any]]:

@@ -1,6 +1,6 @@
 """Masks of allowed tokens on rows of logits: -inf wherever a row's mask has no bit.
 
-Two implementations of one rule, as in draw.py: numpy on the host, where torch would wake its
+Two implementations of one rule, as of the draw: numpy on the host, where torch would wake its
 threads for very little work, and torch on a device, to which only the bits travel.
 """
 

@@ -138,11 +138,9 @@ class DeviceSteps:
     ) -> None:
         self._target, self._proposer, self._cache = target, proposer, cache
         self._device, self._accept_rows = target.kernels.device, accept
-        self._is_exact = getattr(target.kernels, "exact", False)
         self._num_layers = len(target.config.layers)
         self._max_length, self.may_be_guided = max_length, may_be_guided
         self.max_width = proposer.max_drafts if proposer is not None else 0
-        self.has_experts = target.config.experts is not None
         self.slots = Slots(
             max_batch,
             len(cache.windows),
@@ -210,7 +208,9 @@ class DeviceSteps:
 
     # -- the step ------------------------------------------------------------------------------
 
-    def is_ready(self, shape: StepShape, chunks: Sequence[PromptChunk] = ()) -> bool:
+    def is_ready(
+        self, shape: StepShape, chunks: Sequence[PromptChunk] = (), longest: int | None = None
+    ) -> bool:
         """Whether a step of this shape takes no longer than any later one."""
         keys = [key for key, _ in self._pieces(shape)]
         if not chunks:
@@ -221,7 +221,7 @@ class DeviceSteps:
         is_ready &= not wakes or (shape.is_greedy, shape.is_guided) in self._seen_wakes
         if (size := self.fill_up(rows)) not in MIXED_ROWS:
             return is_ready and size.bit_length() in self._seen_chunks
-        return is_ready and self.is_mixed_ready(size, shape.batch)
+        return is_ready and self._is_mixed_ready(size, shape.batch, longest or self._max_length)
 
     @property
     def ready_shapes(self) -> list[StepShape]:
@@ -249,7 +249,7 @@ class DeviceSteps:
         """
         assert (guide is not None) == shape.is_guided and not (guide and shape.is_greedy)
         assert shape.width <= self.max_width and shape.num_slots <= shape.batch * shape.width
-        is_typical = self.is_ready(shape, chunks)
+        is_typical = self.is_ready(shape, chunks, longest)
         self._launched.add(shape)
         first_tokens = self._samples[:0]
         drafting = self._take_drafts(shape)
@@ -377,12 +377,17 @@ class DeviceSteps:
             self._seen_chunks.add(size.bit_length())
             self._verify_mixed(size, num_slots, longest)
             return
-        end = self._max_length
-        if self._is_exact:  # whose plans have as many splits as there may be keys
-            end = min(max(1024, 1 << (longest - 1).bit_length()), end)
+        end = self._last_key(longest)
         self.graphs.call(
             ("mixed", size, num_slots, end), lambda: self._verify_mixed(size, num_slots, end)
         )
+
+    def _last_key(self, longest: int) -> int:
+        """Up to where a captured pass with prompts may look, of which `longest` is needed."""
+        if not self._target.kernels.exact:
+            return self._max_length
+        # its plans have as many splits as there may be keys
+        return min(max(MANY_ROWS, 1 << (longest - 1).bit_length()), self._max_length)
 
     def _slots_beside(self, batch: int) -> int:
         """Slots that a pass with prompts looks at, of which the first `batch` decode."""
@@ -396,10 +401,10 @@ class DeviceSteps:
         fitting = [rows for rows in sizes if budget // 2 <= rows <= budget]
         return max(fitting, default=budget)
 
-    def is_mixed_ready(self, num_rows: int, batch: int) -> bool:
+    def _is_mixed_ready(self, num_rows: int, batch: int, longest: int) -> bool:
         """Whether a pass that has prompts beside so many who decode is captured."""
-        slots = self._slots_beside(batch)
-        return self.graphs.is_ready(("mixed", num_rows, slots, self._max_length))
+        key = "mixed", num_rows, self._slots_beside(batch), self._last_key(longest)
+        return self.graphs.is_ready(key)
 
     def fill_up(self, num_rows: int) -> int:
         """Rows of the pass that so many take: where passes are captured, one of a few sizes.

@@ -19,7 +19,7 @@ from itertools import islice
 import numpy as np
 
 from flashdraft.engine.cache.pages import NO_PAGE, PageBook
-from flashdraft.engine.policy.prompts import SPREAD, PromptBudget
+from flashdraft.engine.policy.prompts import PromptBudget
 from flashdraft.engine.policy.width import WidthChooser
 from flashdraft.engine.sampling.grammar import Constraint
 from flashdraft.engine.scheduler import Scheduler, Work
@@ -101,8 +101,7 @@ class StepPipeline:
         self._steps, self._book, self._scheduler = steps, book, scheduler
         self._chooser, self._describe = chooser, describe
         self._slots, self._vocab_size = steps.slots, vocab_size
-        # a few rows wake all experts of a mixture: its prompts come in few pieces
-        self._budget = PromptBudget(scheduler.max_step_tokens, 1 if steps.has_experts else SPREAD)
+        self._budget = PromptBudget(scheduler.max_step_tokens)
         self._seats: list[Seat | None] = [None] * steps.slots.count
         self._in_flight: deque[_InFlight] = deque()
         self._num_launched, self._last_width = 0, 0
@@ -122,8 +121,8 @@ class StepPipeline:
         seated = {seat.sequence for seat in self._seats if seat is not None}
         return [one for one in self._scheduler.running if one not in seated]
 
-    def launch(self, fixed: int | None, may_admit: Callable[[], bool]) -> bool:
-        """Have a step in flight behind the one that is read next; False if pages are missing.
+    def launch(self, fixed: int | None, may_admit: Callable[[], bool]) -> None:
+        """Have a step in flight behind the one that is read next, if there are pages for it.
 
         `fixed` is a verify length that these requests asked for.
         """
@@ -135,15 +134,14 @@ class StepPipeline:
         while len(self._in_flight) < self._most_in_flight:
             self._close_ranks()
             if not self._reserve():
-                return bool(self._in_flight)
+                return
             prompts = self._plan_prompts(may_admit)
             width = self._choose_width(fixed, prompts)
             if not prompts and not self._is_worth_it():
-                return True
+                return
             if self._num_launched % CHANCES_PERIOD == 0 and width:
                 self._steps.set_chances(self._chooser.chances())
             self._launch(width, prompts)
-        return True
 
     def read(self) -> list[StepPart]:
         """Wait for the oldest step in flight; what it did for those who are still there."""
@@ -388,7 +386,7 @@ class StepPipeline:
         longest: int,
     ) -> PendingStep:
         """Launch a step, and note what it takes the host if the shape is new."""
-        is_ready, begin = self._steps.is_ready(shape, chunks), time.perf_counter()
+        is_ready, begin = self._steps.is_ready(shape, chunks, longest), time.perf_counter()
         step = self._steps.launch(shape, chunks, wants_scores, guide, longest)
         if not is_ready:
             self._new_s += time.perf_counter() - begin
@@ -492,10 +490,10 @@ class StepPipeline:
             if batch < size <= most:
                 chunk = PromptChunk(0, 0, [0] * (size - batch), emits=False)
                 shape = StepShape(batch, 0, 0)
-                while not self._steps.is_mixed_ready(size, batch) and (
+                while not self._steps.is_ready(shape, [chunk], size) and (
                     time.perf_counter() < deadline
                 ):
-                    self._steps.launch(shape, [chunk]).read()
+                    self._steps.launch(shape, [chunk], longest=size).read()
 
     def _likeliest(self, at_once: int) -> list[tuple[int, int, bool]]:
         """Batches, verify lengths and whether all are greedy: every batch's best guess first."""

@@ -49,13 +49,13 @@ class Slots:
         self.version += state.is_awake
         length = state.length if state.is_awake else 0
         self._write([[slot], [state.anchor], [length], [int(state.is_awake)]])
-        self.settings.set({slot: state.request})
+        self.settings.set({slot: state.request}, self.send)
 
     def clear(self, slots: Sequence[int]) -> None:
         """Empty slots: they draft nothing, and write to the page of nobody."""
         zeros = [0] * len(slots)
         self._write([list(slots), zeros, zeros, zeros])
-        self.settings.clear(slots)
+        self.settings.set(dict.fromkeys(slots), self.send)
 
     def wake(self, slots: Tensor, anchors: Tensor, lengths: Tensor) -> None:
         """From now on these slots decode."""
@@ -71,7 +71,7 @@ class Slots:
             state[: len(order)] = state[index]
         self.tables[:, : len(order)] = self.tables[:, index]
         moved = [slot for slot, source in enumerate(order) if slot != source]
-        self.settings.move([order[slot] for slot in moved], moved)
+        self.settings.move([order[slot] for slot in moved], moved, self.send)
 
     def write_pages(self, places: NDArray[np.int64], pages: NDArray[np.int64]) -> None:
         """Enter pages at flat places: (pool * count + slot) * max_pages + index."""

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -40,6 +40,8 @@ from flashdraft.kernels.draw.noise import noise_start
 MAX_TOP = 20  # log-probabilities beside the token's own
 LOWEST_TEMPERATURE = 1e-8  # below it float32 logits differ by nothing or by far too much anyway
 NO_TOKEN = -1
+
+Send = Callable[[NDArray[np.int64]], Tensor]  # to the device, by whoever has buffers for it
 
 PENALISED, BIASED, STOPS_LATE = 1, 2, 4  # bits of `flags`
 USES_FACTS = PENALISED | STOPS_LATE
@@ -132,7 +134,7 @@ class SlotSettings:
     def vocab_size(self) -> int:
         return self.facts.shape[1]
 
-    def set(self, requests: Mapping[int, SlotRequest | None]) -> None:
+    def set(self, requests: Mapping[int, SlotRequest | None], send: Send | None = None) -> None:
         """Give slots to requests, or to nobody (None); all that they need travels at once."""
         if not requests:
             return
@@ -146,7 +148,8 @@ class SlotSettings:
                 bias.add(slot, request.params.logit_bias)
         numbers = [np.array([one[name] for one in columns.values()]) for name in _COLUMNS]
         slots = np.array(list(requests), dtype=np.int64)
-        there, *rest = upload([slots, *numbers, *facts.arrays(), *bias.arrays()], self.facts.device)
+        arrays = [slots, *numbers, *facts.arrays(), *bias.arrays()]
+        there, *rest = upload(arrays, self.facts.device, send)
         for name, values in zip(_COLUMNS, rest, strict=False):
             column: Tensor = getattr(self, name)
             column.index_copy_(0, there, values.to(column.dtype))
@@ -166,7 +169,9 @@ class SlotSettings:
         where = slots.unsqueeze(1) * self.vocab_size + tokens * counts
         self.facts.view(-1).index_add_(0, where.flatten(), counts.flatten().to(torch.int32))
 
-    def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+    def move(
+        self, sources: Sequence[int], targets: Sequence[int], send: Send | None = None
+    ) -> None:
         """Give targets[i] what sources[i] had; all are read before any is written."""
         if not sources:
             return
@@ -176,7 +181,7 @@ class SlotSettings:
         with_bias = [pair[:2] for pair in pairs if pair[2] & BIASED]
         moves = [[pair[:2] for pair in pairs], with_facts, with_bias]
         arrays = [np.array(one, dtype=np.int64).reshape(-1, 2).T for one in moves]
-        all_moves, of_facts, of_bias = upload(arrays, self.facts.device)
+        all_moves, of_facts, of_bias = upload(arrays, self.facts.device, send)
         for name in _COLUMNS:
             column: Tensor = getattr(self, name)
             column.index_copy_(0, all_moves[1], column[all_moves[0]])
@@ -278,11 +283,13 @@ def _write(table: Tensor, rows: Tensor, places: Tensor, values: Tensor) -> None:
         table.view(-1).index_copy_(0, places, values.to(table.dtype))
 
 
-def upload(arrays: Sequence[NDArray[Any]], device: torch.device) -> list[Tensor]:
+def upload(
+    arrays: Sequence[NDArray[Any]], device: torch.device, send: Send | None = None
+) -> list[Tensor]:
     """Arrays of 64-bit integers or floats, on the device by one copy that nobody waits for."""
     words = np.concatenate([one.reshape(-1).view(np.int64) for one in map(_in_64_bits, arrays)])
-    packed = torch.from_numpy(words)
-    if device.type == "cuda":
+    packed = torch.from_numpy(words) if send is None else send(words)
+    if send is None and device.type == "cuda":
         packed = packed.pin_memory().to(device, non_blocking=True)
     pieces = torch.split(packed, [one.size for one in arrays])
     return [

@@ -41,13 +41,17 @@ class Handler(BaseHTTPRequestHandler):
         with told.lock:
             told.questions.append(body)
             act = told.script.pop(0) if len(told.script) > 1 else told.script[0]
-            told.running += 1
-            told.most_running = max(told.most_running, told.running)
+            told.running.add(self)
+            told.most_running = max(told.most_running, len(told.running))
         try:
             act(self, body)
         finally:
-            with told.lock:
-                told.running -= 1
+            self.is_answered()
+
+    def is_answered(self) -> None:
+        """Whoever reads the end of this answer may ask again: no longer one in flight."""
+        with self.server.told.lock:
+            self.server.told.running.discard(self)
 
     def reply(self, status: int, text: str, **headers: str) -> None:
         self.send_response(status)
@@ -63,6 +67,8 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         for event in events:
             text = event if isinstance(event, str) else json.dumps(event)
+            if text == "[DONE]":
+                self.is_answered()
             self.wfile.write(f"data: {text}\n\n".encode())
             self.wfile.flush()
 
@@ -91,7 +97,8 @@ class OpenAIServer:
         self.paths: list[str] = []
         self.keys: list[str | None] = []
         self.lock = threading.Lock()
-        self.running = self.most_running = 0
+        self.running: set[Handler] = set()
+        self.most_running = 0
         self._server = Server(self)
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
 

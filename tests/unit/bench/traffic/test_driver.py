@@ -183,7 +183,7 @@ def test_an_interrupt_keeps_what_was_measured() -> None:
         begin = time.monotonic()
         record = offer_load(
             server,
-            is_interrupted=lambda: server.running == 2 and len(server.questions) == 6,
+            is_interrupted=lambda: len(server.running) == 2 and len(server.questions) == 6,
             clients=2,
             duration_s=60.0,
         )

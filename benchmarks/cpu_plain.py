@@ -24,6 +24,7 @@ import transformers
 
 from benchmarks.cpu_engines import MODEL, Llama, Transformers
 from flashdraft import LLM, SamplingParams
+from flashdraft.engine.step.prepare import measure_rows
 from tests.prompts import PROMPTS
 
 WIDTHS = (1, 2, 4, 8, 16)
@@ -44,7 +45,7 @@ def batch_rate(llm: LLM, prompts: list[list[int]], num_tokens: int) -> float:
 
 def verify_costs(llm: LLM, repeats: int) -> dict[int, float]:
     """Milliseconds of a target step by its number of rows, logits and argmax included."""
-    times = llm.engine.runner.measure(WIDTHS, repeats)
+    times = measure_rows(llm.engine.steps, WIDTHS, repeats)
     return {width: 1000 * seconds for width, seconds in times.items()}
 
 

@@ -17,14 +17,13 @@ from torch import Tensor
 
 from benchmarks.gpu_divergence import first_difference
 from flashdraft.core import FinishReason, Generation, Request, SamplingParams
+from flashdraft.engine.cache.storage import Span
 from flashdraft.engine.config import CacheOptions, EngineConfig
-from flashdraft.engine.drafts import Draft
 from flashdraft.engine.engine import Engine
-from flashdraft.engine.scheduler import Work
 from flashdraft.engine.sequence import Sequence as RunningSequence
 from flashdraft.errors import FlashdraftError
 from flashdraft.models.drafter.model import PackedDrafter
-from flashdraft.models.layers import Target
+from flashdraft.models.layers import ForwardBatch, Target
 from tests import zoo
 
 # A GPU multiplies more rows than this by weights that are bfloat16 for the moment: texts are read,
@@ -96,12 +95,20 @@ def read_text(engine: Engine, text: Text) -> Tensor:
             raise FlashdraftError(f"A text of {len(ids)} tokens does not fit the cache.")
         rows = []
         for start in range(0, len(ids), ROWS_AT_ONCE):
-            rest = Draft(ids[start + 1 : start + ROWS_AT_ONCE], [])
-            work = Work(sequence, start, 1, emits=True)
-            rows.append(engine.runner.verify([work], [rest]).logits.float())
+            rows.append(_read_rows(engine, sequence, ids[start : start + ROWS_AT_ONCE], start))
     finally:
         engine.book.close(sequence)
     return torch.cat(rows)[text.first - 1 : -1].log_softmax(-1)
+
+
+def _read_rows(engine: Engine, sequence: RunningSequence, ids: list[int], start: int) -> Tensor:
+    """Logits after each of these tokens, which follow what the cache holds of the sequence."""
+    target, cache = engine.target, engine.cache
+    placed = cache.rows(engine.book, [Span(sequence, start, len(ids))])
+    layers = cache.layers(placed.views, 0, len(target.config.layers))
+    batch = ForwardBatch(placed.positions, placed.end_position, layers)
+    hidden = target.forward(torch.tensor(ids, device=target.kernels.device), batch).hidden
+    return target.logits(hidden).float()
 
 
 def compare_texts(

@@ -7,14 +7,11 @@ around the kernels, of none, except that uniform routing of one row has launches
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from flashdraft.engine import engine as engine_module
 from flashdraft.engine.sampling.accept import Acceptance
 from flashdraft.kernels.composed import compose_mixture
 from flashdraft.kernels.interface import Kernels, Mixture, Residual
@@ -43,8 +40,6 @@ class PrescribedAcceptance:
         uniform = ((strata + jitter) / STRATUM).view(NUM_DRAWS, max_batch)
         log_alpha = torch.tensor(alpha, dtype=torch.float64).log()
         runs = (uniform.clamp(min=1e-300).log() / log_alpha).floor().to(torch.int64)
-        self._host_runs: list[int] = runs[:, 0].tolist()
-        self._num_on_host = 0
         self._runs = runs.to(device)
         self._count = torch.zeros(1, dtype=torch.int64, device=device)
 
@@ -62,32 +57,6 @@ class PrescribedAcceptance:
         is_accepted = rows - start[owner] < accepted[owner]
         samples.copy_(torch.where(is_accepted, tokens.roll(-1), samples))
         return Acceptance(accepted, samples[start + accepted])
-
-    def accept_length(self, samples: list[int], drafts: Sequence[int]) -> int:
-        """The same for one sequence on the host, one row behind the other."""
-        most = min(len(samples), len(drafts))
-        if most == 0:
-            return 0
-        accepted = min(self._host_runs[self._num_on_host % NUM_DRAWS], most)
-        self._num_on_host += 1
-        samples[:accepted] = drafts[:accepted]
-        return accepted
-
-    @contextmanager
-    def on_the_host(self) -> Iterator[None]:
-        """Meanwhile steps that the host commits accept likewise, in every engine.
-
-        An engine whose every step calls the function it was given has nothing to replace.
-        """
-        name = "accept_length"
-        own = getattr(engine_module, name, None)
-        if own is not None:
-            setattr(engine_module, name, self.accept_length)
-        try:
-            yield
-        finally:
-            if own is not None:
-                setattr(engine_module, name, own)
 
 
 class Routing:

@@ -114,10 +114,7 @@ class Bench:
             return
         device = pair.target.kernels.device
         accept = PrescribedAcceptance(spec.acceptance, 2 * spec.max_batch, device, self.seed)
-        with accept.on_the_host():
-            work(
-                Engine(pair.target, pair.drafter, config, accept=accept, grammar_compiler=compiler)
-            )
+        work(Engine(pair.target, pair.drafter, config, accept=accept, grammar_compiler=compiler))
 
 
 def prepare(engine: Engine) -> float:

@@ -55,7 +55,7 @@ class EngineConfig:
     prefix_cache: bool = True
     verify: int | None = None  # a fixed verify length; None = chosen from measured costs
     ngram: bool = True  # propose what followed earlier, with or without a block drafter
-    run_ahead: bool | None = None  # launch steps before the last is read; None = on a GPU
+    run_ahead: bool = False  # launch steps before the last is read; on a GPU always
 
     @classmethod
     def for_device(cls, device: str, **settings: Any) -> EngineConfig:
@@ -66,7 +66,7 @@ class EngineConfig:
 
     def runs_ahead_on(self, device: str) -> bool:
         """Whether steps are launched before the last one is read."""
-        return device == "cuda" if self.run_ahead is None else self.run_ahead
+        return device == "cuda" or self.run_ahead
 
     def __post_init__(self) -> None:
         self._require("max_batch", 1, MAX_BATCH, f"an integer of at least 1, at most {MAX_BATCH}")

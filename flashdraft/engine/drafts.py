@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 # the names of the proposers
 BLOCK_SOURCE, NGRAM_SOURCE, FORCED_SOURCE = "block", "ngram", "grammar"
+DEVICE_SOURCES = (BLOCK_SOURCE, NGRAM_SOURCE)  # those that draft on the device, by their numbers
 
 
 @dataclass

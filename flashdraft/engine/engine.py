@@ -1,8 +1,8 @@
 """The engine: requests in, committed tokens out. A step is schedule → draft → verify → commit.
 
-Plain decoding is a step with nothing drafted. Where no request has a grammar, on a GPU, whole
-steps, prompts included, run ahead of the host (step/pipeline.py). The engine knows no tokenizer
-beyond a decoder made per request, no chat, no threads: one caller, one step at a time.
+Plain decoding is a step with nothing drafted. On a GPU steps run ahead of the host, on a CPU each
+is read at once; they are the same steps (step/pipeline.py). The engine knows no tokenizer beyond a
+decoder made per request, no chat, no threads: one caller, one step at a time.
 """
 
 from __future__ import annotations
@@ -19,31 +19,30 @@ from flashdraft.engine.config import MAX_VERIFY, EngineConfig
 from flashdraft.engine.draft.block import BlockProposer
 from flashdraft.engine.draft.ngram import NgramIndex
 from flashdraft.engine.draft.proposer import GuardedProposer, Proposer
-from flashdraft.engine.drafts import Draft
 from flashdraft.engine.live import Ending, Live
 from flashdraft.engine.output import TextDecoder, TextOutput
 from flashdraft.engine.policy.costs import GPU_COSTS, CostModel
 from flashdraft.engine.policy.verify import VerifyPolicy
 from flashdraft.engine.policy.width import WidthChooser
-from flashdraft.engine.sampling.accept import accept_length, accept_ragged
+from flashdraft.engine.sampling.accept import accept_ragged
 from flashdraft.engine.sampling.grammar import Constraint, GrammarCompiler
-from flashdraft.engine.sampling.process import LogitRows, RequestSampler, is_sound, sample_rows
+from flashdraft.engine.sampling.process import RequestSampler
 from flashdraft.engine.scheduler import Scheduler, Work
 from flashdraft.engine.sequence import Sequence as RunningSequence
 from flashdraft.engine.step.commit import Committer
-from flashdraft.engine.step.device import AcceptFunction, DeviceSteps
-from flashdraft.engine.step.forward_graphs import ForwardGraphs
-from flashdraft.engine.step.pipeline import AHEAD_MARGIN, StepPart, StepPipeline, smallest_batch
-from flashdraft.engine.step.runner import Runner, Verified
+from flashdraft.engine.step.device import DeviceSteps
+from flashdraft.engine.step.drafting import HostDrafting
+from flashdraft.engine.step.pieces import AcceptFunction, StepLimits
+from flashdraft.engine.step.pipeline import AHEAD_MARGIN, StepPart, StepPipeline
+from flashdraft.engine.step.prepare import measure_rows
+from flashdraft.engine.step.seats import SeatRequest
+from flashdraft.engine.step.shape import MAX_CHUNKS, smallest_batch
 from flashdraft.engine.validate import validate_request
 from flashdraft.errors import RequestError
-from flashdraft.kernels.draw.rule import SlotRequest
 from flashdraft.models.drafter.model import PackedDrafter
 from flashdraft.models.layers import Target
 
 log = logging.getLogger(__name__)
-
-MEASURED_WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
 
 
 class Load(NamedTuple):
@@ -74,6 +73,7 @@ class Engine:
         self._new_decoder = new_decoder
         self.compile_grammar = grammar_compiler
         cache, self.max_context = build_cache(target, drafter, self.config)
+        self.cache = cache
         self.book = PageBook(cache.book_pools, self.config.page_size, self.config.prefix_cache)
         self.scheduler = Scheduler(
             self.book,
@@ -81,37 +81,31 @@ class Engine:
             max(self.config.max_step_tokens, self.config.max_batch),
             self.config.prefill_chunk,
         )
-        max_length = self.max_context + AHEAD_MARGIN
-        runs_ahead = self.config.runs_ahead_on(self._device.type)
-        graphs = ForwardGraphs(target, cache, max_length) if runs_ahead else None
-        self.runner = Runner(target, cache, self.book, graphs)
         block_proposer = None
         if proposer is None and drafter is not None and self.config.verify != 0:
             proposer = block_proposer = BlockProposer(drafter, target, cache, self.book)
         self.proposer = None if proposer is None else GuardedProposer(proposer)
+        self._runs_ahead = (
+            self.config.runs_ahead_on(self._device.type) and proposer is block_proposer
+        )
         self._lookahead = self._max_drafts()
-        costs = self._measure_costs()
+        steps = DeviceSteps(
+            target,
+            block_proposer if self._runs_ahead else None,
+            cache,
+            self._limits(),
+            accept,
+        )
+        self.steps = steps
+        costs = self._measure_costs(steps)
         self.policy = VerifyPolicy(costs, self.config.verify)
-        self._pipeline: StepPipeline | None = None
-        looks_up = drafter is None and self.config.ngram and self.config.verify != 0
-        if runs_ahead and not looks_up and proposer is block_proposer:
-            batch = smallest_batch(self.config.max_batch)
-            rows = self.scheduler.max_step_tokens
-            steps = DeviceSteps(
-                target,
-                block_proposer,
-                cache,
-                batch,
-                max_length,
-                rows,
-                accept,
-                may_be_guided=self.supports_grammar,
-            )
-            chooser = WidthChooser(costs, self.policy.survival, self.config.verify)
-            self._pipeline = StepPipeline(
-                steps, self.book, self.scheduler, chooser, self._describe, target.config.vocab_size
-            )
-        self._committer = Committer(self.book, self.proposer, self.policy)
+        chooser = WidthChooser(costs, self.policy.survival, self.config.verify)
+        self._pipeline = StepPipeline(
+            steps, self.book, self.scheduler, chooser, self._describe, target.config.vocab_size
+        )
+        self._drafting = HostDrafting(self.proposer, self.policy, self._of)
+        kept_up = None if self._runs_ahead else self.proposer
+        self._committer = Committer(self.book, kept_up, self.policy, not self._runs_ahead)
         self.last_step = StepStats()
         self._live: dict[str, Live] = {}
         self._cancelled: list[str] = []
@@ -209,43 +203,50 @@ class Engine:
 
     def prepare(self, at_once: int, seconds: float) -> None:
         """Capture steps of up to so many requests now, for about so long, not while they run."""
-        if self._pipeline is not None and not self.has_work:
+        if self._runs_ahead and not self.has_work:
             self._pipeline.prepare(min(at_once, self.config.max_batch), seconds)
 
     # -- the step ------------------------------------------------------------------------------
 
     def step(self) -> list[TokenEvent]:
-        """Advance every scheduled request; return what was committed."""
+        """Advance requests by a step; return what was committed."""
         events = self._end_cancelled()
         self.last_step = stats = StepStats()
-        if self._pipeline is not None:
-            committed = self._step_pipelined(self._pipeline, stats)
-            if committed is not None:
-                return events + committed
-        works: list[Work] = []
         try:
+            parts = self._run(stats)
+        except Exception as error:  # whatever broke, the other requests must live on
+            return events + self._recover(error)
+        except BaseException:  # Ctrl-C: nothing is committed yet, so nothing is lost
+            self._start_over()
+            raise
+        try:
+            return events + self._commit(parts, stats)
+        except BaseException:  # the step is torn: its requests cannot go on, all others can
+            for part in parts:
+                if part.work.sequence.request.id in self._live:
+                    self._end(self._of(part.work), Ending(FinishReason.CANCELLED))
+            self._start_over()
+            raise
+
+    def _run(self, stats: StepStats) -> list[StepPart]:
+        """What a step did: one that is launched now, or, running ahead, one that was in flight."""
+        if not self.has_work:
+            return []
+        if self._runs_ahead:
+            self._pipeline.launch(self._solo)
+            self._drop_preempted()
+        else:
             works = self.scheduler.schedule(0 if self._solo else self._lookahead, self._solo)
             self._drop_preempted()
-            if not works:
-                return events
-            drafts = self._draft(works, stats)
-            verified = self._verify(works, drafts, stats)
-            samples = self._sample(works, drafts, verified)
-        except Exception as error:  # whatever broke, the other requests must live on
-            if not works:
-                raise
-            return events + self._recover(works, error)
-        except BaseException:  # Ctrl-C: nothing is committed yet, so nothing is lost
-            self._preempt_all()
-            raise
-        try:
-            return events + self._commit(works, drafts, verified, samples, stats)
-        except BaseException:  # the step is torn: its requests cannot go on, all others can
-            for work in works:
-                if work.sequence.request.id in self._live:
-                    self._end(self._of(work), Ending(FinishReason.CANCELLED))
-            self._preempt_all()
-            raise
+            if works:
+                self._pipeline.launch_planned(works, self._drafting.draft(works, stats))
+        if not self._pipeline.is_flying:
+            return []
+        parts = self._pipeline.read()
+        seconds = self._pipeline.last_seconds
+        stats.draft_s += seconds.draft
+        stats.verify_s = seconds.total - seconds.draft
+        return parts
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless pages, queues and sequences agree."""
@@ -256,186 +257,23 @@ class Engine:
         for sequence in running:
             assert 0 <= sequence.num_folded <= sequence.num_cached < len(sequence.tokens)
 
-    def _step_pipelined(self, pipeline: StepPipeline, stats: StepStats) -> list[TokenEvent] | None:
-        """Advance by a step on the device, where all there is to do can be done there.
-
-        None if it cannot, and then nothing is in flight any more: the engine's own loop is next.
-        """
-        try:
-            suits = self._suits_pipeline()
-            if suits and not pipeline.is_flying and self.proposer is not None:
-                self.proposer.fold(self.scheduler.running)
-                suits = self._suits_pipeline()  # unless the drafter has failed on somebody
-            if suits:
-                requests = [*self.scheduler.running, *self.scheduler.waiting]
-                pipeline.launch(requests[0].request.verify, self._may_admit)
-                self._drop_preempted()
-            if not pipeline.is_flying:
-                pipeline.settle()
-                return None
-            parts = pipeline.read()
-        except Exception as error:  # as in `step`
-            pipeline.abandon()
-            return self._recover([], error)
-        except BaseException:
-            pipeline.abandon()
-            self._preempt_all()
-            raise
-        stats.draft_s = pipeline.last_seconds.draft
-        stats.verify_s = pipeline.last_seconds.total - stats.draft_s
-        try:
-            return self._commit_read(parts, stats)
-        except BaseException:  # the step is torn, as in `step`
-            for part in parts:
-                if part.work.sequence.request.id in self._live:
-                    self._end(self._of(part.work), Ending(FinishReason.CANCELLED))
-            pipeline.abandon()
-            self._preempt_all()
-            raise
-
-    def _suits_pipeline(self) -> bool:
-        """Whether the device can do all that is to be done, with one verify length for all."""
-        running, waiting = self.scheduler.running, self.scheduler.waiting
-        if self._solo or not (running or waiting):
-            return False
-        verify = (running or waiting)[0].request.verify
-        if len(running) < self.config.max_batch and waiting and not self._suits(waiting[0], verify):
-            return False
-        return all(self._suits(sequence, verify) for sequence in running)
-
-    def _suits(self, sequence: RunningSequence, verify: int | None) -> bool:
-        return (
-            sequence.request.verify == verify
-            and sequence.prompt_logprobs is None
-            and self._live[sequence.request.id].suits_device
-            and (self.proposer is None or self.proposer.serves(sequence))
-        )
-
-    def _may_admit(self) -> bool:
-        """Whether who waits longest fits among those who run."""
-        running, waiting = self.scheduler.running, self.scheduler.waiting
-        return bool(waiting) and self._suits(waiting[0], (running or waiting)[0].request.verify)
-
-    def _describe(self, sequence: RunningSequence) -> tuple[SlotRequest, bool, Constraint | None]:
+    def _describe(self, sequence: RunningSequence) -> SeatRequest:
         live = self._live[sequence.request.id]
         # the head that writes no logits rounds otherwise: greedy requests would change with others
         is_greedy = live.is_plainly_greedy and not self.target.kernels.exact
-        return live.slot_request, is_greedy, live.sampler.constraint
+        return SeatRequest(live.slot_request, is_greedy, live.sampler.constraint)
 
-    def _commit_read(self, parts: Sequence[StepPart], stats: StepStats) -> list[TokenEvent]:
+    def _commit(self, parts: Sequence[StepPart], stats: StepStats) -> list[TokenEvent]:
         begin = time.perf_counter()
-        works = [part.work for part in parts]
         endings: dict[str, Ending] = {}
         for part in parts:
-            live = self._of(part.work)
-            ending = self._committer.accept_read(part.work, live, part.result, stats)
+            ending = self._committer.accept(part, self._of(part.work), stats)
             if ending is not None:
                 endings[part.work.sequence.request.id] = ending
-        self._committer.settle_read([work.sequence for work in works])
+        self._committer.settle(parts, [self._live[one].sequence for one in endings])
         stats.verify_lengths = tuple(len(p.result.drafts) for p in parts if p.work.is_decode)
         stats.num_drafted = sum(stats.verify_lengths)
-        events = self._report(works, endings)
-        stats.commit_s = time.perf_counter() - begin
-        return events
-
-    def _draft(self, works: list[Work], stats: StepStats) -> list[Draft | None]:
-        begin = time.perf_counter()
-        lives = [self._of(work) for work in works]
-        fixed = [work.sequence.request.verify for work in works]
-        drafts = [self._look_up(work, live) for work, live in zip(works, lives, strict=True)]
-        if self.proposer is not None:
-            num_decoding = sum(work.is_decode for work in works)
-            able = [i for i, w in enumerate(works) if w.room and self.proposer.serves(w.sequence)]
-            wanted = self.policy.slots_wanted(
-                [lives[i].momentum for i in able], [fixed[i] for i in able], num_decoding
-            )
-            limits = {i: limit for i, limit in zip(able, wanted, strict=True) if limit}
-            blocks = self.proposer.propose(
-                [works[i] for i in limits],
-                [lives[i].sampler for i in limits],
-                list(limits.values()),
-            )
-            for i, proposed in zip(limits, blocks, strict=True):
-                block = self._fit(works[i], lives[i], proposed) or Draft([], [])
-                drafts[i] = self.policy.better(lives[i].momentum, drafts[i], block)
-        num_rows = sum(work.num_tokens for work in works)
-        lengths = self.policy.choose(drafts, [live.momentum for live in lives], fixed, num_rows)
-        pairs = list(zip(works, lengths, strict=True))
-        stats.verify_lengths = tuple(length for work, length in pairs if work.is_decode)
-        stats.num_drafted = sum(lengths)
-        stats.draft_s = time.perf_counter() - begin
-        return [d.cut(n) if d and n else None for d, n in zip(drafts, lengths, strict=True)]
-
-    def _look_up(self, work: Work, live: Live) -> Draft | None:
-        if work.room == 0 or work.sequence.request.verify == 0:
-            return None
-        found = None
-        if live.ngrams is not None:
-            found = live.ngrams.propose(work.sequence.tokens, min(work.room, MAX_VERIFY))
-        return self._fit(work, live, found)
-
-    def _fit(self, work: Work, live: Live, draft: Draft | None) -> Draft | None:
-        """The draft as the request's grammar has it, if there is one."""
-        constraint = live.sampler.constraint
-        if constraint is None:
-            return draft
-        return constraint.fit(work.sequence.output_ids, draft, min(work.room, MAX_VERIFY))
-
-    def _verify(self, works: list[Work], drafts: list[Draft | None], stats: StepStats) -> Verified:
-        begin = time.perf_counter()
-        verified = self.runner.verify(works, drafts)
-        stats.verify_s = time.perf_counter() - begin
-        return verified
-
-    def _sample(
-        self, works: list[Work], drafts: list[Draft | None], verified: Verified
-    ) -> list[list[int]]:
-        """The target's own tokens for every work, up to the first row that is not sound."""
-        kernels, logits = self.target.kernels, verified.logits
-        tokens = kernels.argmax(logits) if len(logits) else logits.new_zeros(0).long()
-        sound = is_sound(logits, tokens)
-        for i, work in enumerate(works):
-            sampler, draft = self._of(work).sampler, drafts[i]
-            if work.emits and sampler.needs_logits_processing:
-                rows = slice(verified.offsets[i], verified.offsets[i + 1])
-                tokens[rows], sound[rows] = sample_rows(
-                    logits[rows],
-                    sampler,
-                    work.sequence.output_ids,
-                    draft.tokens if draft is not None else [],
-                    work.start + work.num_tokens,
-                    kernels,
-                )
-        chosen, can_choose = tokens.tolist(), sound.tolist()
-        samples = []
-        for begin, end in zip(verified.offsets[:-1], verified.offsets[1:], strict=True):
-            first_bad = next((j for j in range(begin, end) if not can_choose[j]), end)
-            samples.append(chosen[begin:first_bad])
-        return samples
-
-    def _commit(
-        self,
-        works: list[Work],
-        drafts: list[Draft | None],
-        verified: Verified,
-        samples: list[list[int]],
-        stats: StepStats,
-    ) -> list[TokenEvent]:
-        begin = time.perf_counter()
-        endings: dict[str, Ending] = {}
-        for i, work in enumerate(works):
-            live, logits = self._of(work), verified.logits[slice(*verified.offsets[i : i + 2])]
-            work.sequence.score(verified.scores[i])
-            draft = drafts[i]
-            num_accepted = accept_length(samples[i], draft.tokens if draft is not None else [])
-            ending = self._committer.accept(
-                work, live, draft, samples[i], num_accepted, LogitRows(logits), stats
-            )
-            if ending is not None:
-                endings[work.sequence.request.id] = ending
-        ended = [self._live[request_id].sequence for request_id in endings]
-        self._committer.settle(works, verified.taps, verified.row_offsets, ended)
-        events = self._report(works, endings)
+        events = self._report([part.work for part in parts], endings)
         stats.commit_s = time.perf_counter() - begin
         return events
 
@@ -457,8 +295,7 @@ class Engine:
         self.scheduler.remove(live.sequence)
         if self.proposer is not None:
             self.proposer.forget(live.sequence)
-        if self._pipeline is not None:
-            self._pipeline.leave(live.sequence)
+        self._pipeline.leave(live.sequence)
         del self._live[live.sequence.request.id]
         self._solo = False
         return live.event(ending)
@@ -472,7 +309,9 @@ class Engine:
             del self._cancelled[0]  # only now: an interrupt must not lose it
         return events
 
-    def _preempt_all(self) -> None:
+    def _start_over(self) -> None:
+        """Everybody waits again, and nothing is in flight; what was committed is kept."""
+        self._pipeline.abandon()
         self.scheduler.preempt_all()
         for live in self._live.values():
             self.scheduler.recover(live.sequence)
@@ -480,23 +319,39 @@ class Engine:
 
     def _drop_preempted(self) -> None:
         for sequence in self.scheduler.preempted:
+            self._pipeline.leave(sequence)
             if self.proposer is not None:
                 self.proposer.forget(sequence)
         self.scheduler.preempted.clear()
 
-    def _recover(self, works: list[Work], error: Exception) -> list[TokenEvent]:
+    def _recover(self, error: Exception) -> list[TokenEvent]:
         """A step failed: run requests alone and plainly, and end the one that fails even so."""
+        running = list(self.scheduler.running)
         log.warning(
-            "a step over %d requests failed: %s: %s", len(works), type(error).__name__, error
+            "a step over %d requests failed: %s: %s", len(running), type(error).__name__, error
         )
         self.last_step = StepStats()
-        self._preempt_all()
+        self._start_over()
+        if not running:
+            raise error
         if not self._solo:
             self._solo = True
             return []
-        return [self._end(self._of(works[0]), Ending.by_failure(error))]
+        return [self._end(self._live[running[0].request.id], Ending.by_failure(error))]
 
     # -- set-up --------------------------------------------------------------------------------
+
+    def _limits(self) -> StepLimits:
+        """What steps may be asked for; on a CPU, where the host drafts, nothing is filled up."""
+        max_batch, max_length = self.config.max_batch, self.max_context + AHEAD_MARGIN
+        rows, may_be_guided = self.scheduler.max_step_tokens, self.supports_grammar
+        if self._runs_ahead:
+            batch, looks_up = smallest_batch(max_batch), self.config.ngram and self._lookahead > 0
+            most = MAX_VERIFY if looks_up else 0
+            return StepLimits(batch, max_length, rows, MAX_CHUNKS, most, looks_up, may_be_guided)
+        return StepLimits(
+            max_batch, max_length, rows, max_batch, self._lookahead, False, may_be_guided
+        )
 
     def _max_drafts(self) -> int:
         if self.config.verify == 0:
@@ -505,7 +360,7 @@ class Engine:
         finds = self.config.ngram or self.supports_grammar  # and a grammar forces tokens
         return max(min(block, MAX_VERIFY), MAX_VERIFY if finds else 0)
 
-    def _measure_costs(self) -> CostModel | None:
+    def _measure_costs(self, steps: DeviceSteps) -> CostModel | None:
         """Step costs for the policy, unless nothing is drafted or the verify length is fixed."""
         if self._lookahead == 0 or self.config.verify is not None:
             return None
@@ -515,7 +370,7 @@ class Engine:
         if self.proposer is not None:
             sizes = [n for n in (1, 2, 4, 8, 16, 32) if n <= self.config.max_batch]
             drafter = self.proposer.measure(sizes)
-        return CostModel(self.runner.measure(MEASURED_WIDTHS), drafter)
+        return CostModel(measure_rows(steps), drafter)
 
     def _of(self, work: Work) -> Live:
         return self._live[work.sequence.request.id]

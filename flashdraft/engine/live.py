@@ -14,7 +14,7 @@ from flashdraft.engine.output import TextOutput
 from flashdraft.engine.policy.verify import Momentum
 from flashdraft.engine.sampling.process import RequestSampler, RowScores
 from flashdraft.engine.sequence import Sequence
-from flashdraft.kernels.draw.rule import MAX_TOP, SlotRequest
+from flashdraft.kernels.draw.rule import SlotRequest
 
 
 class Ending(NamedTuple):
@@ -42,12 +42,6 @@ class Live:
     momentum: Momentum
     ngrams: NgramIndex | None
     _num_reported: int = field(default=0)
-
-    @property
-    def suits_device(self) -> bool:
-        """Whether the device can choose this request's tokens."""
-        num_top = self.sequence.request.params.logprobs
-        return num_top is None or num_top <= MAX_TOP
 
     @property
     def is_plainly_greedy(self) -> bool:
@@ -78,7 +72,7 @@ class Live:
             sequence.drafted.append(place < num_accepted)
             if params.logprobs is not None:
                 assert scores is not None
-                sequence.logprobs.append(scores.logprobs(place, token, params.logprobs))
+                sequence.logprobs.append(scores.logprobs(place, params.logprobs))
             may_stop = sequence.num_output > params.min_tokens
             # a grammar has let a stop token through because the answer ends with it
             if token in sequence.stop_ids and (may_stop or constraint is not None):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from flashdraft.core import GenerationStats, Request, SamplingParams, TokenLogprob
@@ -69,7 +69,7 @@ class Sequence:
             return None
         return len(self.prompt_logprobs) - 1  # a token's logprob comes from the row before it
 
-    def score(self, logprobs: list[TokenLogprob]) -> None:
+    def score(self, logprobs: Iterable[TokenLogprob]) -> None:
         """Take in the logprobs of the prompt's next tokens."""
         if self.prompt_logprobs is not None:
             self.prompt_logprobs += logprobs

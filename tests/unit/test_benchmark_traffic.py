@@ -54,7 +54,6 @@ from flashdraft.core import (
     SamplingParams,
     StepStats,
 )
-from flashdraft.engine import engine as engine_module
 from flashdraft.engine.config import CacheOptions, EngineConfig
 from flashdraft.engine.engine import Engine
 from flashdraft.kernels.torch_backend import TorchKernels
@@ -290,24 +289,6 @@ def test_what_is_accepted_on_the_device_is_committed() -> None:
     assert most == 5
 
 
-def test_the_host_accepts_by_the_same_law() -> None:
-    accept = PrescribedAcceptance(0.6, 4, CPU, seed=0)
-    counts = []
-    for _ in range(4000):
-        samples = list(range(200, 206))
-        count = accept.accept_length(samples, list(range(100, 105)))
-        assert samples == [*range(100, 100 + count), *range(200 + count, 206)]
-        counts.append(count)
-    expected = sum(0.6**n for n in range(1, 6))
-    assert sum(counts) / len(counts) == pytest.approx(expected, rel=0.05)
-    assert accept.accept_length([], [1]) == accept.accept_length([1], []) == 0
-    own = getattr(engine_module, "accept_length", None)  # None once there is one loop
-    with accept.on_the_host():
-        meanwhile = getattr(engine_module, "accept_length", None)
-        assert meanwhile == (None if own is None else accept.accept_length)
-    assert getattr(engine_module, "accept_length", None) is own
-
-
 @pytest.fixture(scope="module")
 def pair() -> Any:
     return build_pair(tiny(MODELS["31b"]), TorchKernels(CPU, torch.float32), seed=0)
@@ -324,8 +305,7 @@ def test_committed_text_is_what_the_cache_holds(pair: Any, run_ahead: bool) -> N
     engine = Engine(pair.target, pair.drafter, config, accept=accept, grammar_compiler=compiler)
     prompt = random.Random(0).choices(range(5, 500), k=40)
     first = Request("first", prompt, SamplingParams(max_tokens=72, ignore_eos=True), seed=0)
-    with accept.on_the_host():
-        answer = run_alone(engine, first)
+    answer = run_alone(engine, first)
     assert answer.stats.mean_accepted_length > 3.0
     # plain decoding after the same text, from cached pages and from none
     again = Request(
@@ -355,8 +335,7 @@ def test_grammars_go_along_with_what_is_accepted(pair: Any) -> None:
     engine = Engine(pair.target, pair.drafter, config, accept=accept, grammar_compiler=compiler)
     params = SamplingParams(max_tokens=100, ignore_eos=True, temperature=1.0)
     grammar = GrammarSpec("json_schema", SCHEMA_TEXT)
-    with accept.on_the_host():
-        answer = run_alone(engine, Request("g", [5, 6, 7], params, seed=0, grammar=grammar))
+    answer = run_alone(engine, Request("g", [5, 6, 7], params, seed=0, grammar=grammar))
     vocabulary = json.loads(MadeUpVocabulary(vocab_size).to_json())["model"]["vocab"]
     spelled = {index: name for name, index in vocabulary.items()}
     text = "".join(spelled[token] for token in answer.token_ids).replace(chr(0x120), " ")

@@ -51,9 +51,7 @@ class NgramIndex:
             following = list(takewhile(lambda token: token not in self._forbidden, following))
             if not following:
                 return None
-        # a longer match is a surer one: the policy learns how sure
-        confidence = 0.35 + 0.6 * (length - MIN_MATCH) / (MAX_MATCH - MIN_MATCH)
-        return Draft(following, [confidence] * len(following), NGRAM_SOURCE)
+        return Draft(following, [confidence_of(length)] * len(following), NGRAM_SOURCE)
 
     def _longest_match(self, tokens: TokenList[int]) -> tuple[int, int]:
         """Where the longest match of the suffix ends, the latest of equals, and its length."""
@@ -70,3 +68,8 @@ class NgramIndex:
                 best_end, best_length = end, length
             end = self._earlier[end]
         return best_end, best_length
+
+
+def confidence_of(length: int) -> float:
+    """A longer match is a surer one: the policy learns how sure."""
+    return 0.35 + 0.6 * (length - MIN_MATCH) / (MAX_MATCH - MIN_MATCH)

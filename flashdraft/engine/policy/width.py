@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Collection, Sequence
 from itertools import accumulate
 
-from flashdraft.engine.drafts import BLOCK_SOURCE
+from flashdraft.engine.drafts import DEVICE_SOURCES
 from flashdraft.engine.policy.costs import CostModel
 from flashdraft.engine.policy.verify import BUCKET_EDGES, MIN_GAIN, Survival
 
@@ -39,15 +39,18 @@ class WidthChooser:
         self._steps_since_draft = 0
         self._batch, self._steps_of_batch = 0, 0
 
-    def chances(self) -> list[float]:
-        """How likely the target agrees, for each bucket of confidence."""
+    def chances(self) -> list[list[float]]:
+        """How likely the target agrees, for each of DEVICE_SOURCES and bucket of confidence."""
         edges = [0.0, *BUCKET_EDGES, 1.0]
         middles = [(low + high) / 2 for low, high in zip(edges[:-1], edges[1:], strict=True)]
-        return [self._survival.chance(BLOCK_SOURCE, middle) for middle in middles]
+        return [
+            [self._survival.chance(source, middle) for middle in middles]
+            for source in DEVICE_SOURCES
+        ]
 
-    def remember_drafts(self, confidences: Sequence[Sequence[float]]) -> None:
-        """Take in the confidence of the newest drafts, one list for each sequence."""
-        curves = [self._curve(confidence) for confidence in confidences]
+    def remember_drafts(self, drafts: Sequence[tuple[str, Sequence[float]]]) -> None:
+        """Take in the newest drafts: for each sequence the source, and its confidence in them."""
+        curves = [self._curve(source, confidence) for source, confidence in drafts]
         slots = sorted((alive for curve in curves for alive in curve), reverse=True)
         self._num_drafted, self._gains = len(curves), [0.0, *accumulate(slots)]
 
@@ -77,7 +80,6 @@ class WidthChooser:
         self,
         batch: int,
         max_width: int,
-        fixed: int | None = None,
         among: Collection[int] | None = None,
     ) -> int:
         """The mean verify length of the next step over `batch` sequences.
@@ -85,9 +87,8 @@ class WidthChooser:
         Where `among` is given nothing else is tried: zero, one of these, or the best guess if there
         are none.
         """
-        fixed = self._fixed if fixed is None else fixed
-        if fixed is not None:
-            return min(fixed, max_width)
+        if self._fixed is not None:
+            return min(self._fixed, max_width)
         widths = [width for width in WIDTHS if width <= max_width]
         if among:
             widths = [width for width in widths if width == 0 or width in among]
@@ -117,16 +118,14 @@ class WidthChooser:
         batch: int,
         max_width: int,
         target_s: Callable[[int], float],
-        fixed: int | None = None,
         among: Collection[int] | None = None,
     ) -> int:
         """The same in a step with prompts, whose target pass over n rows takes target_s(n).
 
         Below what those who decode take alone it takes no less.
         """
-        fixed = self._fixed if fixed is None else fixed
-        if fixed is not None:
-            return min(fixed, max_width)
+        if self._fixed is not None:
+            return min(self._fixed, max_width)
         widths, pace = [width for width in WIDTHS if width <= max_width], {}
         if among:
             widths = [width for width in widths if width == 0 or width in among]
@@ -178,11 +177,11 @@ class WidthChooser:
         drafting = self._costs.drafter(batch) if width else 0.0
         return self._costs.target(batch * (1 + width)) + drafting
 
-    def _curve(self, confidence: Sequence[float]) -> list[float]:
+    def _curve(self, source: str, confidence: Sequence[float]) -> list[float]:
         """Survival of every slot; those that were not drafted go on as the others did."""
         alive, curve = 1.0, []
         for one in confidence:
-            alive *= self._survival.chance(BLOCK_SOURCE, one)
+            alive *= self._survival.chance(source, one)
             curve.append(alive)
         usual = alive ** (1.0 / len(curve)) if curve else UNKNOWN
         while len(curve) < WIDTHS[-1]:

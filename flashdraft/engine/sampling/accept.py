@@ -7,7 +7,6 @@ knows of caches, models or settings, and nothing waits for the device.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -19,14 +18,6 @@ class Acceptance(NamedTuple):
 
     num_accepted: Tensor  # [num_seqs] int64
     bonus: Tensor  # [num_seqs]: the target's token after the last accepted draft token
-
-
-def accept_length(samples: Sequence[int], drafts: Sequence[int]) -> int:
-    """How many leading draft tokens of one sequence are the target's own samples."""
-    for accepted, (sample, draft) in enumerate(zip(samples, drafts, strict=False)):
-        if sample != draft:
-            return accepted
-    return min(len(samples), len(drafts))
 
 
 def accept(samples: Tensor, drafts: Tensor, lengths: Tensor) -> Acceptance:

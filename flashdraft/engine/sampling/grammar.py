@@ -120,19 +120,23 @@ class Constraint:
             self._seek(history)
             rows.append(self.allowed())
             for token in drafts:
-                if token in self.stop_ids or not self.follow(token):
+                if token in self.stop_ids or not self.follow(token) or self._is_over():
                     break
                 rows.append(self.allowed())
         return rows
 
     def ends(self, history: Sequence[int]) -> bool:
         """Whether nothing can come after these tokens, not even a stop token."""
-        complete = False
+        is_over = False
         if not self.stop_ids:
             with self._guard():
                 self._seek(history)
-                complete = self._here().is_complete()
-        return complete
+                is_over = self._is_over()
+        return is_over
+
+    def _is_over(self) -> bool:
+        """Whether the answer ends here without a stop token, because there is none."""
+        return not self.stop_ids and self._here().is_complete()
 
     # -- for drafts ----------------------------------------------------------------------------
 

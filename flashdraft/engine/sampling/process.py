@@ -1,15 +1,13 @@
-"""Sampling in the engine's own loop: from rows of one request's logits to their tokens.
+"""What a request brings to the draw, and drafts by it: its settings, its history, its grammar.
 
-What a row becomes is the rule of kernels/draw; here is what a request brings along: its settings,
-its history, its grammar. The drafter's rows are drawn with the same noise, so that both tend to
-choose alike. Nothing here knows of caches or models.
+What a row becomes is the rule of kernels/draw. The drafter's rows are drawn with the noise that the
+target's will be, so that both tend to choose alike. Nothing here knows of caches or models.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 from typing import NamedTuple, Protocol
 
 import torch
@@ -19,7 +17,14 @@ from flashdraft.core import SamplingParams, TokenLogprob
 from flashdraft.engine.sampling.grammar import Constraint
 from flashdraft.engine.sampling.mask import apply_masks
 from flashdraft.errors import FlashdraftError, RequestError
-from flashdraft.kernels.draw.rule import Draw, DrawnRows, SlotRequest, SlotSettings, has_penalties
+from flashdraft.kernels.draw.rule import (
+    NO_TOKEN,
+    Draw,
+    DrawnRows,
+    SlotRequest,
+    SlotSettings,
+    has_penalties,
+)
 
 # NaN is what a flipped bit makes of a number, more often than anything a request can ask for
 BROKEN_LOGITS = (
@@ -52,37 +57,9 @@ class LogitsError(FlashdraftError):
 class RowScores(Protocol):
     """What the target thinks of tokens, row by row, before any setting changes it."""
 
-    def logprobs(self, place: int, token: int, num_top: int) -> TokenLogprob:
+    def logprobs(self, place: int, num_top: int) -> TokenLogprob:
         """Of the token that was chosen from a row, and of the likeliest ones."""
         ...
-
-    def is_sound(self, place: int) -> bool:
-        """Whether a token could have been chosen from the row as it came."""
-        ...
-
-
-class LogitRows:
-    """Scores from rows of raw logits [num_rows, vocab]."""
-
-    def __init__(self, logits: Tensor) -> None:
-        self._logits = logits
-
-    def logprobs(self, place: int, token: int, num_top: int) -> TokenLogprob:
-        return logprobs_of(self._logits[place], token, num_top)
-
-    def is_sound(self, place: int) -> bool:
-        return bool(self._logits[place].max().isfinite())
-
-
-class Samples(NamedTuple):
-    """The target's tokens. A row that is not sound has a meaningless token.
-
-    Only committed rows matter: a row behind a rejected draft token follows a history that never
-    happened, and plain decoding would not have seen it.
-    """
-
-    tokens: Tensor  # [num_rows] int64
-    sound: Tensor  # [num_rows] bool
 
 
 class Drafted(NamedTuple):
@@ -101,13 +78,6 @@ def validate_for_vocab(params: SamplingParams, vocab_size: int) -> None:
                     f"{name} names token {token}; this model's ids end at {vocab_size - 1}. "
                     "Use ids of its own tokenizer."
                 )
-
-
-def is_sound(logits: Tensor, likeliest: Tensor) -> Tensor:
-    """Whether a token can be chosen from each row, given the index of its largest value."""
-    if not len(logits):
-        return likeliest.bool()
-    return logits.gather(1, likeliest.unsqueeze(1)).squeeze(1).isfinite()
 
 
 class RequestSampler:
@@ -181,33 +151,6 @@ class RequestSampler:
         return self._settings
 
 
-def sample_rows(
-    logits: Tensor,
-    sampler: RequestSampler,
-    history: Sequence[int],
-    drafts: Sequence[int],
-    first_position: int,
-    kernels: Chooser,
-) -> Samples:
-    """The target's own token for every row of one request's verify step.
-
-    Row j of logits [num_rows, vocab] predicts the token at absolute position first_position + j;
-    it follows the output tokens `history` and then drafts[:j]. A row that a grammar does not lead
-    to is not sound.
-    """
-    if sampler.constraint is None:
-        return _sample(logits, sampler, history, drafts, first_position, kernels)
-    masks = sampler.constraint.masks(history, drafts[: len(logits) - 1])
-    masked = apply_masks(logits[: len(masks)], masks)
-    reached = _sample(masked, sampler, history, drafts, first_position, kernels)
-    likeliest = kernels.argmax(logits)
-    sound = is_sound(logits, likeliest)  # a mask must not hide that the logits are broken
-    likeliest[: len(masks)] = reached.tokens
-    sound[: len(masks)] &= reached.sound
-    sound[len(masks) :] = False
-    return Samples(likeliest, sound)
-
-
 def draft_rows(
     logits: Tensor,
     sampler: RequestSampler,
@@ -225,7 +168,8 @@ def draft_rows(
         return _draft_in_grammar(
             logits, sampler, sampler.constraint, history, first_position, kernels
         )
-    return Drafted(_sample(logits, sampler, history, [], first_position, kernels).tokens, logits)
+    tokens = _sample(logits, sampler, history, first_position, kernels)
+    return Drafted(tokens.clamp(min=0), logits)
 
 
 def _draft_in_grammar(
@@ -252,10 +196,9 @@ def _draft_in_grammar(
             else:
                 row = apply_masks(logits[place : place + 1], [constraint.allowed()])
                 past = [*history, *tokens]
-                sample = _sample(row, sampler, past, [], first_position + place, kernels)
-                if not bool(sample.sound[0]):  # it is blind here: it knows fewer tokens, or broke
+                token = int(_sample(row, sampler, past, first_position + place, kernels)[0])
+                if token == NO_TOKEN:  # it is blind here: it knows fewer tokens, or broke
                     break
-                token = int(sample.tokens[0])
             tokens.append(token)
             rows.append(row)
             if token in constraint.stop_ids or not constraint.follow(token):
@@ -264,39 +207,22 @@ def _draft_in_grammar(
     return Drafted(ids, torch.cat(rows) if rows else logits[:0])
 
 
-def logprobs_of(row: Tensor, token: int, num_top: int) -> TokenLogprob:
-    """Log-softmax of a row of raw logits [vocab]: of one token and of the num_top likeliest."""
-    logprobs = row.to(torch.float64, copy=True).log_softmax(0)
-    top: list[tuple[int, float]] = []
-    if num_top > 0:
-        least = logprobs.topk(min(num_top, len(logprobs))).values[-1]
-        # More than num_top where the last ones tie: the lower ids come first, as in argmax.
-        ids = ((logprobs >= least) & (logprobs > -math.inf)).nonzero().squeeze(1)
-        pairs = zip(ids.tolist(), logprobs[ids].tolist(), strict=True)
-        top = sorted(pairs, key=lambda pair: -pair[1])[:num_top]
-    return TokenLogprob(float(logprobs[token]), tuple(top))
-
-
 def _sample(
     logits: Tensor,
     sampler: RequestSampler,
     history: Sequence[int],
-    drafts: Sequence[int],
     first_position: int,
     kernels: Chooser,
-) -> Samples:
-    """Draw from every row; row j follows drafts[:j], or all of them where there are fewer."""
+) -> Tensor:
+    """A token from every row, -1 where none can be chosen; all follow the same history."""
     num_rows = logits.shape[0]
     if num_rows == 0 or (sampler.params.is_greedy and not sampler.adjusts):
         likeliest = kernels.argmax(logits)
-        return Samples(likeliest, is_sound(logits, likeliest))
+        if not num_rows:
+            return likeliest
+        peaks = logits.gather(1, likeliest.unsqueeze(1)).squeeze(1)
+        return torch.where(peaks.isfinite(), likeliest, NO_TOKEN)
     owner = torch.zeros(num_rows, dtype=torch.int64, device=logits.device)
     place = torch.arange(num_rows, device=logits.device)
     rows = DrawnRows(owner, first_position + place, totals=False)
-    if drafts and sampler.adjusts:
-        # One outside the vocabulary is never accepted: what the rows behind it follow is no matter.
-        inside = [min(max(draft, 0), sampler.vocab_size - 1) for draft in drafts]
-        followed = torch.tensor([inside], device=logits.device)
-        rows = replace(rows, followed=followed, place=place.clamp(max=len(drafts)))
-    drawn = kernels.draw(logits, sampler.settings_after(history), rows)
-    return Samples(drawn.tokens.clamp(min=0), drawn.tokens >= 0)
+    return kernels.draw(logits, sampler.settings_after(history), rows).tokens

@@ -5,87 +5,70 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import takewhile
 
-from torch import Tensor
-
 from flashdraft.core import FinishReason, StepStats
 from flashdraft.engine.cache.pages import PageBook
 from flashdraft.engine.draft.proposer import GuardedProposer
-from flashdraft.engine.drafts import BLOCK_SOURCE, Draft
+from flashdraft.engine.drafts import Draft
 from flashdraft.engine.live import Ending, Live
 from flashdraft.engine.policy.verify import VerifyPolicy
-from flashdraft.engine.sampling.process import LogitsError, RowScores
-from flashdraft.engine.scheduler import Work
+from flashdraft.engine.sampling.process import LogitsError
 from flashdraft.engine.sequence import Sequence as RunningSequence
-from flashdraft.engine.step.result import SlotResult
+from flashdraft.engine.step.pipeline import StepPart
+from flashdraft.engine.step.result import TokenScores
 
 
 class Committer:
     """Appends tokens to sequences and brings pages and drafter context in line with them."""
 
     def __init__(
-        self, book: PageBook, proposer: GuardedProposer | None, policy: VerifyPolicy
+        self,
+        book: PageBook,
+        proposer: GuardedProposer | None,
+        policy: VerifyPolicy,
+        is_at_once: bool,
     ) -> None:
+        """`is_at_once` says that every step is read before the next is planned.
+
+        The proposer is one whose context the host keeps up.
+        """
         self._book = book
         self._proposer = proposer
         self._policy = policy
+        self._is_at_once = is_at_once
 
-    def accept_read(
-        self, work: Work, live: Live, result: SlotResult, stats: StepStats
-    ) -> Ending | None:
-        """Commit what a step on the device did for one work."""
-        draft = None
-        if result.drafts:
-            confidence = result.confidence[: len(result.drafts)]
-            draft = Draft(result.drafts, confidence, BLOCK_SOURCE)
-        samples = list(takewhile(lambda token: token >= 0, result.samples))
-        num_accepted = min(result.num_accepted, len(samples))
-        return self.accept(work, live, draft, samples, num_accepted, result.scores, stats)
+    def accept(self, part: StepPart, live: Live, stats: StepStats) -> Ending | None:
+        """Commit the accepted draft tokens and the bonus token of one sequence.
 
-    def accept(
-        self,
-        work: Work,
-        live: Live,
-        draft: Draft | None,
-        samples: list[int],
-        num_accepted: int,
-        scores: RowScores | None,
-        stats: StepStats,
-    ) -> Ending | None:
-        """Commit the accepted draft tokens and the bonus token of one work.
-
-        `samples` are the target's own tokens, one per row, cut before the first row that no token
-        can be chosen from. The scores matter only where log-probabilities are wanted, and to say
-        whose fault such a row is; without, it is the model's.
+        The target's own tokens count up to the first row that none can be chosen from. Scores
+        matter only where log-probabilities are wanted, and to say whose fault such a row is;
+        without, it is the model's.
         """
         try:
-            return self._accept(work, live, draft, samples, num_accepted, scores, stats)
+            return self._accept(part, live, stats)
         except Exception as error:  # of the decoder, most likely
             return Ending.by_failure(error)
 
-    def _accept(
-        self,
-        work: Work,
-        live: Live,
-        draft: Draft | None,
-        samples: list[int],
-        num_accepted: int,
-        scores: RowScores | None,
-        stats: StepStats,
-    ) -> Ending | None:
+    def _accept(self, part: StepPart, live: Live, stats: StepStats) -> Ending | None:
+        work, result, scores = part.work, part.result, part.result.scores
         sequence = work.sequence
         if not work.is_decode:
             stats.num_prefill_tokens += work.num_tokens
+            self._score_prompt(sequence, part.prompt_scores)
         if not work.emits:
             sequence.num_cached = work.start + work.num_tokens
             return None
-        drafts = draft.tokens if draft is not None else []
+        samples = list(takewhile(lambda token: token >= 0, result.samples))
+        num_accepted = min(result.num_accepted, len(samples))
+        draft = part.draft
+        if draft is None and result.drafts:
+            draft = Draft(result.drafts, result.confidence[: len(result.drafts)], result.source)
         before = sequence.num_output
         finish = live.absorb(samples[: num_accepted + 1], scores, num_accepted)
         if draft is not None:
             self._policy.observe(live.momentum, draft, num_accepted)
         if work.is_decode:
             num_kept = sequence.num_output - before
-            live.count_step(len(drafts), num_accepted, num_kept)
+            live.count_step(len(result.drafts), num_accepted, num_kept)
             stats.num_decoding += 1
             stats.num_accepted += min(num_accepted, num_kept)
         computed = work.start + work.num_tokens + num_accepted
@@ -101,34 +84,30 @@ class Committer:
             return Ending(FinishReason.ERROR, failure or str(error))
         return None
 
-    def settle(
-        self,
-        works: Sequence[Work],
-        taps: Tensor | None,
-        row_offsets: Sequence[int],
-        ended: Sequence[RunningSequence],
-    ) -> None:
-        """Truncate to what was committed, fold the drafter's context, publish complete pages."""
-        for i, work in enumerate(works):
-            sequence, first = work.sequence, row_offsets[i]
+    def _score_prompt(self, sequence: RunningSequence, scores: TokenScores | None) -> None:
+        num_top = sequence.request.prompt_logprobs
+        if scores is not None and num_top is not None:
+            sequence.score(scores.logprobs(place, num_top) for place in range(len(scores)))
+
+    def settle(self, parts: Sequence[StepPart], ended: Sequence[RunningSequence]) -> None:
+        """Bring pages and the drafter's context in line, and publish complete pages.
+
+        A device that runs ahead writes the context itself, and needs the pages it was given.
+        """
+        for part in parts:
+            sequence, start = part.work.sequence, part.work.start
             if self._proposer is None:
                 sequence.num_folded = sequence.num_cached
-            elif sequence.num_cached > work.start:
-                end = first + sequence.num_cached - work.start
-                self._proposer.buffer(sequence, None if taps is None else taps[first:end])
-            if work.is_decode:
+            elif sequence.num_cached > start:
+                count = sequence.num_cached - start
+                self._proposer.buffer(sequence, None if part.taps is None else part.taps[:count])
+            if self._is_at_once and part.work.is_decode:
                 self._book.truncate(sequence, sequence.num_cached)
         if self._proposer is not None:
-            self._proposer.fold_overdue([work.sequence for work in works])
+            self._proposer.fold_overdue([part.work.sequence for part in parts])
             self._proposer.fold(ended)  # so that the next turn finds complete pages
-        for work in works:
-            self._release(work.sequence)
-
-    def settle_read(self, sequences: Sequence[RunningSequence]) -> None:
-        """The same after a step on the device, which folds what it computes and needs its pages."""
-        for sequence in sequences:
-            sequence.num_folded = sequence.num_cached
-            self._release(sequence)
+        for part in parts:
+            self._release(part.work.sequence)
 
     def _release(self, sequence: RunningSequence) -> None:
         """Publish complete pages, and give back those that a window has left behind."""

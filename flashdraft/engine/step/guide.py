@@ -1,9 +1,10 @@
-"""Grammars at the seams of a step: forced tokens before the verify, masks before the draw.
+"""What the host says at the seams of a step: drafts before the verify, masks before the draw.
 
-The device drafts and verifies; a grammar lives on the host. Between the two pieces it puts what it
-forces in the place of draft tokens that it forbids, and while the target runs it makes the masks
-of every row that the drafts lead to. A row that they do not lead to has an empty mask: nothing is
-drawn there, and nothing before it can be drawn that leads there. No torch.
+Where the host makes the drafts they are given to the step. Else the device drafts and verifies,
+and a grammar, which lives on the host, puts what it forces in the place of draft tokens that it
+forbids. While the target runs the host makes the masks of every row that the drafts lead to. A row
+that they do not lead to has an empty mask: nothing is drawn there, and nothing before it can be
+drawn that leads there. No torch.
 """
 
 from __future__ import annotations
@@ -29,13 +30,24 @@ class GuidedSlot:
 
 
 class StepGuide:
-    """The grammars of a step, by slot: of those who decode, and of those who wake in it."""
+    """The grammars of a step, by slot: of those who decode, and of those who wake in it.
+
+    `given` are the drafts of a step for which the host makes them, by slot too.
+    """
 
     def __init__(
-        self, decoding: Mapping[int, GuidedSlot], waking: Mapping[int, GuidedSlot], vocab_size: int
+        self,
+        decoding: Mapping[int, GuidedSlot],
+        waking: Mapping[int, GuidedSlot],
+        vocab_size: int,
+        given: Mapping[int, Draft] | None = None,
     ) -> None:
-        self.decoding, self._waking = decoding, waking
+        self.decoding, self._waking, self.given = decoding, waking, given
         self._num_words = -(-vocab_size // 32)
+
+    @property
+    def has_grammars(self) -> bool:
+        return bool(self.decoding or self._waking)
 
     @property
     def slots(self) -> list[int]:

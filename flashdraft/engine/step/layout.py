@@ -22,22 +22,6 @@ class RowLayout(NamedTuple):
     owner: Tensor  # [num_rows] int64: every row's sequence
 
 
-def share_slots(survival: Tensor, num_slots: int) -> Tensor:
-    """How many draft tokens each sequence may verify, of `num_slots` for all together.
-
-    survival [num_seqs, width] never rises along a row; the likeliest slots of all win, and so every
-    sequence gets a prefix of its own. Returns [num_seqs] int64.
-    """
-    num_seqs, width = survival.shape
-    counts = torch.zeros(num_seqs, dtype=torch.int64, device=survival.device)
-    if num_slots == 0:
-        return counts
-    if num_slots >= num_seqs * width:
-        return counts + width
-    winners = survival.flatten().topk(num_slots, sorted=False).indices // width
-    return counts.index_add_(0, winners, torch.ones_like(winners))
-
-
 def lay_out_rows(
     blocks: Tensor, lengths: Tensor, counts: Tensor | None, num_rows: int
 ) -> RowLayout:

@@ -1,6 +1,7 @@
 """The pipeline: who sits in which slot of the device, and the steps that are on their way.
 
-Two steps are kept in flight; the host reads the older one, commits it, and launches another. Slots
+On a GPU two steps are kept in flight; the host reads the older one, commits it, and launches
+another (`launch`). Where the host plans and drafts, each is read at once (`launch_planned`). Slots
 are filled and emptied between two launches while steps fly: whoever comes brings a prompt, whose
 chunks ride beside those who decode, and wakes in the step that ends it; whoever leaves is simply
 not read any more, and its pages are only used again by work that the device does later. Where
@@ -9,65 +10,37 @@ pages run out the youngest gives its own back.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import islice
 
 import numpy as np
+from torch import Tensor
 
 from flashdraft.engine.cache.pages import NO_PAGE, PageBook
+from flashdraft.engine.drafts import Draft
 from flashdraft.engine.policy.prompts import PromptBudget
 from flashdraft.engine.policy.width import WidthChooser
-from flashdraft.engine.sampling.grammar import Constraint
 from flashdraft.engine.scheduler import Scheduler, Work
 from flashdraft.engine.sequence import Sequence as RunningSequence
-from flashdraft.engine.step.device import (
-    MAX_CHUNKS,
-    MIXED_ROWS,
-    DeviceSteps,
-    PendingStep,
-    PromptChunk,
-    StepSeconds,
-    StepShape,
-)
+from flashdraft.engine.step.device import DeviceSteps, PendingStep, StepSeconds
 from flashdraft.engine.step.guide import GuidedSlot, StepGuide
-from flashdraft.engine.step.result import SlotResult
-from flashdraft.engine.step.slots import SlotState
-from flashdraft.engine.streams import MOST_GRAPHS
-from flashdraft.kernels.draw.rule import SlotRequest, has_penalties
+from flashdraft.engine.step.prepare import prepare_steps
+from flashdraft.engine.step.result import SlotResult, TokenScores
+from flashdraft.engine.step.seats import Seat, SeatRequest
+from flashdraft.engine.step.shape import (
+    MAX_CHUNKS,
+    PromptChunk,
+    StepShape,
+    smallest_batch,
+)
 
-log = logging.getLogger(__name__)
-
-BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 MOST_IN_FLIGHT = 2
 CHANCES_PERIOD = 8  # steps between two looks at how the drafter's confidences come true
 NEW_SHARE, NEW_S = 0.1, 1.0  # of the steps' time, and seconds at first, that new shapes may take
-NUM_FIRST = 8  # shapes that are captured before the passes that have prompts
-MOST_PREPARED = MOST_GRAPHS - 16  # the others are for what nobody foresaw
 AHEAD_MARGIN = 64  # positions beyond a sequence's end that steps in flight may write to
-
-
-@dataclass(eq=False)
-class Seat:
-    """A sequence in a slot."""
-
-    sequence: RunningSequence
-    is_greedy: bool  # it takes the likeliest token as it is, and nobody asks how likely
-    constraint: Constraint | None
-    num_computed: int  # tokens that the cache holds once all launched steps are done, of a prompt
-    first_computed: int  # those that it held from the start
-    is_awake: bool = False  # it decodes in the next step that is launched
-    known_pages: list[int] = field(default_factory=list)  # entered so far, by pool
-
-    @property
-    def wants_scores(self) -> bool:
-        """Log-probabilities, or a word on whose fault a row without a token is."""
-        params = self.sequence.request.params
-        adjusts = has_penalties(params) or params.logit_bias or params.min_tokens > 0
-        return params.logprobs is not None or bool(adjusts) or self.constraint is not None
 
 
 @dataclass(frozen=True)
@@ -76,6 +49,9 @@ class StepPart:
 
     work: Work
     result: SlotResult
+    draft: Draft | None = None  # the host's, where it made one
+    prompt_scores: TokenScores | None = None  # of the tokens behind the rows of a prompt
+    taps: Tensor | None = None  # of all its rows, where the host keeps the drafter's context up
 
 
 @dataclass
@@ -84,6 +60,7 @@ class _InFlight:
     decoding: list[Seat | None]  # by slot, as they were at the launch
     prompts: list[tuple[Seat, Work]]
     width: int
+    given: dict[int, Draft] = field(default_factory=dict)  # by slot
 
 
 class StepPipeline:
@@ -95,7 +72,7 @@ class StepPipeline:
         book: PageBook,
         scheduler: Scheduler,
         chooser: WidthChooser,
-        describe: Callable[[RunningSequence], tuple[SlotRequest, bool, Constraint | None]],
+        describe: Callable[[RunningSequence], SeatRequest],
         vocab_size: int,
     ) -> None:
         self._steps, self._book, self._scheduler = steps, book, scheduler
@@ -109,61 +86,94 @@ class StepPipeline:
         self.last_seconds = StepSeconds(0.0, 0.0)  # of the step that was read last
         self._is_full = False  # somebody gave way: nobody comes in until somebody leaves
         self._is_stale = False  # the slots hold what nobody knows of any more
+        self._is_solo = False  # one sequence only, without drafts
 
     @property
     def is_flying(self) -> bool:
         """Whether anything is in flight that the host has not read."""
         return bool(self._in_flight)
 
-    @property
-    def unseated(self) -> list[RunningSequence]:
-        """Running sequences without a slot: they come from the other loop."""
-        seated = {seat.sequence for seat in self._seats if seat is not None}
-        return [one for one in self._scheduler.running if one not in seated]
-
-    def launch(self, fixed: int | None, may_admit: Callable[[], bool]) -> None:
+    def launch(self, is_solo: bool = False) -> None:
         """Have a step in flight behind the one that is read next, if there are pages for it.
 
-        `fixed` is a verify length that these requests asked for.
+        Solo there is one sequence only, and nothing is drafted.
         """
-        if self._is_stale:
-            self._slots.clear(range(self._slots.count))
-            self._is_stale = False
-        for sequence in self.unseated:
-            self._sit_down(sequence)
+        self._begin()
+        self._is_solo = is_solo
         while len(self._in_flight) < self._most_in_flight:
             self._close_ranks()
             if not self._reserve():
                 return
-            prompts = self._plan_prompts(may_admit)
-            width = self._choose_width(fixed, prompts)
+            prompts = self._plan_prompts()
+            width = 0 if is_solo else self._choose_width(prompts)
             if not prompts and not self._is_worth_it():
                 return
             if self._num_launched % CHANCES_PERIOD == 0 and width:
                 self._steps.set_chances(self._chooser.chances())
             self._launch(width, prompts)
 
+    def launch_planned(self, works: Sequence[Work], drafts: Sequence[Draft | None]) -> None:
+        """Have a step in flight that the host has planned and drafted for; it is read next."""
+        assert not self._in_flight
+        self._begin()
+        slot_of = {seat.sequence: slot for slot, seat in enumerate(self._seats) if seat is not None}
+        for work in works:
+            slot = slot_of.get(work.sequence)
+            if slot is not None and work.is_decode and not self._seat_at(slot).is_awake:
+                self._seats[slot] = None  # only its anchor is left to compute: it sits down awake
+                slot = None
+            if slot is None:
+                self._sit_down(work.sequence, work.is_decode)
+        self._close_ranks()
+        for seat in self._seats:
+            if seat is not None:  # pages behind what is committed were given back
+                full = seat.sequence.num_cached // self._book.page_size
+                seat.known_pages = [min(known, full) for known in seat.known_pages]
+        given = {w.sequence: d for w, d in zip(works, drafts, strict=True) if d is not None}
+        self._launch(0, [work for work in works if not work.is_decode], given)
+
+    def _begin(self) -> None:
+        if self._is_stale:
+            self._slots.clear(range(self._slots.count))
+            self._is_stale = False
+
     def read(self) -> list[StepPart]:
         """Wait for the oldest step in flight; what it did for those who are still there."""
         first = self._in_flight.popleft()
-        result = first.step.read()
+        result, taps = first.step.read(), first.step.taps
         self.last_seconds = first.step.device_seconds
         self._remember_time(first)
-        parts = [
-            StepPart(
-                Work(seat.sequence, seat.sequence.num_cached, 1, is_decode=True, emits=True), one
-            )
-            for seat, one in zip(first.decoding, result.slots, strict=True)
-            if seat is not None and seat in self._seats
-        ]
-        if first.width:
-            self._chooser.remember_drafts([part.result.confidence for part in parts])
+        parts, row = [], 0
+        for slot, (seat, one) in enumerate(zip(first.decoding, result.slots, strict=True)):
+            num_rows = one.num_rows
+            if seat is not None and seat in self._seats:
+                sequence = seat.sequence
+                parts.append(
+                    StepPart(
+                        Work(sequence, sequence.num_cached, 1, is_decode=True, emits=True),
+                        one,
+                        first.given.get(slot),
+                        taps=None if taps is None else taps[row : row + num_rows],
+                    )
+                )
+            row += num_rows
+        if first.step.shape.width and not first.step.shape.is_given:
+            drafts = [(part.result.source, part.result.confidence) for part in parts]
+            self._chooser.remember_drafts(drafts)
         woken = iter(result.woken)
-        for seat, work in first.prompts:
+        for (seat, work), scores in zip(first.prompts, result.prompt_scores, strict=True):
             own = next(woken) if work.emits else SlotResult(0, [], [], [])
             if seat in self._seats:
-                parts.append(StepPart(work, own))
+                rows = None if taps is None else taps[row : row + work.num_tokens]
+                parts.append(StepPart(work, own, prompt_scores=scores, taps=rows))
+            row += work.num_tokens
         return parts
+
+    def prepare(self, at_once: int, seconds: float) -> None:
+        """Have steps of up to so many sequences captured, for about so long."""
+        self.abandon()  # what may still be in flight is for requests that have ended
+        self._begin()
+        prepare_steps(self._steps, self._chooser, at_once, self._scheduler.max_step_tokens, seconds)
 
     def leave(self, sequence: RunningSequence) -> None:
         """Take a request out that has ended; what is in flight for it is not read."""
@@ -178,14 +188,6 @@ class StepPipeline:
         self._seats = [None] * len(self._seats)
         # the device's slots are emptied before anybody sits down again: now it may be broken
         self._is_full, self._is_stale = False, True
-
-    def settle(self) -> None:
-        """Everybody leaves; pages that were reserved for steps ahead go back."""
-        assert not self._in_flight
-        for seat in self._seats:
-            if seat is not None and seat.is_awake:
-                self._book.truncate(seat.sequence, seat.sequence.num_cached)
-        self.abandon()
 
     @property
     def _most_in_flight(self) -> int:
@@ -207,15 +209,15 @@ class StepPipeline:
         ]
         return self._batch_for(awake[-1] + 1) if awake else 0
 
-    def _sit_down(self, sequence: RunningSequence) -> None:
+    def _sit_down(self, sequence: RunningSequence, is_awake: bool) -> None:
+        """Give a sequence a slot, where it decodes at once or after its prompt."""
         slot = self._seats.index(None)
         request, is_greedy, constraint = self._describe(sequence)
-        cached = sequence.num_cached
-        seat = Seat(sequence, is_greedy, constraint, cached, cached, sequence.is_decoding)
+        cached, scored = sequence.num_cached, len(sequence.prompt_logprobs or [None]) - 1
+        seat = Seat(sequence, is_greedy, constraint, cached, cached, scored, is_awake)
         seat.known_pages = [0] * self._slots.num_pools
         self._seats[slot] = seat
-        state = SlotState(sequence.tokens[-1], sequence.num_cached, request, seat.is_awake)
-        self._slots.load(slot, state)
+        self._slots.load(slot, seat.slot_state(request))
 
     def _stand_up(self, slot: int) -> None:
         self._seats[slot] = None
@@ -238,7 +240,7 @@ class StepPipeline:
 
     # -- prompts -------------------------------------------------------------------------------
 
-    def _plan_prompts(self, may_admit: Callable[[], bool]) -> list[Work]:
+    def _plan_prompts(self) -> list[Work]:
         """Chunks for the next step: of those who sit first, oldest first, then of newcomers."""
         asleep = [one for one in self._in_order() if not one.is_awake]
         waiting = self._scheduler.waiting
@@ -258,17 +260,19 @@ class StepPipeline:
                 chunk = self._next_chunk(seat, budget if is_last else -(-budget // 2))
                 budget -= sum(work.num_tokens for work in chunk)
                 works += chunk
-        while budget > 0 and len(works) < MAX_CHUNKS and self._has_room and may_admit():
+        while budget > 0 and len(works) < MAX_CHUNKS and self._has_room:
             work = self._scheduler.admit_next(budget)
             if work is None:
                 break
-            self._sit_down(work.sequence)
-            works.append(work)
+            self._sit_down(work.sequence, is_awake=False)
+            works.append(replace(work, is_decode=False))
             budget -= work.num_tokens
         return [work for work in works if work.sequence in self._scheduler.running]
 
     @property
     def _has_room(self) -> bool:
+        if self._is_solo:
+            return all(seat is None for seat in self._seats)
         return not self._is_full and None in self._seats
 
     def _next_chunk(self, seat: Seat, budget: int) -> list[Work]:
@@ -332,40 +336,60 @@ class StepPipeline:
 
     # -- steps ---------------------------------------------------------------------------------
 
-    def _launch(self, width: int, works: Sequence[Work]) -> None:
+    def _launch(
+        self,
+        width: int,
+        works: Sequence[Work],
+        given: Mapping[RunningSequence, Draft] | None = None,
+    ) -> None:
+        """Start a step over those who are awake and these chunks of prompts.
+
+        `given` are drafts that the host has made.
+        """
         self._enter_pages()
         slot_of = {seat.sequence: slot for slot, seat in enumerate(self._seats) if seat is not None}
-        chunks, prompts = [], []
-        for work in works:
-            slot, end = slot_of[work.sequence], work.start + work.num_tokens
-            chunks.append(
-                PromptChunk(slot, work.start, work.sequence.tokens[work.start : end], work.emits)
-            )
-            seat = self._seats[slot]
-            assert seat is not None
-            prompts.append((seat, work))
         decoding = [seat if seat and seat.is_awake else None for seat in self._seats[: self._batch]]
+        prompts = [(self._seat_at(slot_of[work.sequence]), work) for work in works]
+        chunks = [
+            seat.take_chunk(slot_of[work.sequence], work.start, work.num_tokens, work.emits)
+            for seat, work in prompts
+        ]
         drawn = [seat for seat in decoding if seat is not None]
         drawn += [seat for seat, work in prompts if work.emits]
-        guide = self._guide(decoding, [seat for seat, work in prompts if work.emits])
-        shape = self._shape(len(decoding), width, all(seat.is_greedy for seat in drawn))
-        shape = shape._replace(is_guided=guide is not None)
+        is_greedy = all(seat.is_greedy for seat in drawn)
+        shape = self._steps.shape_of(len(decoding), width, is_greedy, self._is_solo)
+        drafts: dict[int, Draft] | None = None
+        if given is not None:
+            drafts = {slot_of[sequence]: draft for sequence, draft in given.items()}
+            lengths = [len(draft.tokens) for draft in drafts.values()]
+            most = max(lengths, default=0)
+            shape = StepShape(len(decoding), sum(lengths), most, False, is_given=True)
+        guide = self._guide(decoding, [seat for seat, work in prompts if work.emits], drafts)
+        shape = shape._replace(is_guided=guide is not None and guide.has_grammars)
         ends = [seat.sequence.num_cached + AHEAD_MARGIN for seat in decoding if seat is not None]
         ends += [chunk.start + len(chunk.tokens) for chunk in chunks]
         scored = any(seat.wants_scores for seat in drawn)
         step = self._start(shape, chunks, scored, guide, max(ends))
-        self._in_flight.append(_InFlight(step, decoding, prompts, width))
+        self._in_flight.append(_InFlight(step, decoding, prompts, width, given=drafts or {}))
         self._num_launched += 1
         self._last_width = width if decoding else self._last_width
-        for seat, work in prompts:
-            seat.num_computed = work.start + work.num_tokens
-            seat.is_awake = work.emits
-        if self._most_in_flight == 1 and self._reserve() and self._batch:
+        if given is None and self._most_in_flight == 1 and self._reserve() and self._batch:
             self._enter_pages()
-            self._steps.draft_early(self._shape(self._batch, width, is_greedy=False))
+            early = self._steps.shape_of(self._batch, width, False, self._is_solo)
+            self._steps.draft_early(early)
 
-    def _guide(self, decoding: Sequence[Seat | None], waking: Sequence[Seat]) -> StepGuide | None:
-        """The grammars that have their say in a step; None where there are none."""
+    def _seat_at(self, slot: int) -> Seat:
+        seat = self._seats[slot]
+        assert seat is not None
+        return seat
+
+    def _guide(
+        self,
+        decoding: Sequence[Seat | None],
+        waking: Sequence[Seat],
+        given: Mapping[int, Draft] | None,
+    ) -> StepGuide | None:
+        """What the host has to say in a step; None where that is nothing."""
         slot_of = {seat: slot for slot, seat in enumerate(self._seats) if seat is not None}
         decoded, woken = (
             {
@@ -375,7 +399,9 @@ class StepPipeline:
             }
             for seats in (decoding, waking)
         )
-        return StepGuide(decoded, woken, self._vocab_size) if decoded or woken else None
+        if not decoded and not woken and given is None:
+            return None
+        return StepGuide(decoded, woken, self._vocab_size, given)
 
     def _start(
         self,
@@ -394,7 +420,7 @@ class StepPipeline:
 
     def _remember_time(self, first: _InFlight) -> None:
         seconds, shape = first.step.seconds, first.step.shape
-        if seconds is None:
+        if seconds is None or shape.is_given:
             return
         self._steady_s += seconds.total
         self._chooser.remember_draft(shape.batch, first.width, seconds.draft)
@@ -408,19 +434,25 @@ class StepPipeline:
 
     # -- shapes --------------------------------------------------------------------------------
 
-    def _choose_width(self, fixed: int | None, prompts: Sequence[Work]) -> int:
+    def _choose_width(self, prompts: Sequence[Work]) -> int:
+        """Draft tokens a sequence; as many, at least, as those want who fix how many."""
+        awake = [seat for seat in self._seats if seat is not None and seat.is_awake]
+        wanted = [seat.sequence.request.verify for seat in awake]
+        fixed = [min(one, self._steps.max_width) for one in wanted if one is not None]
+        if len(fixed) == len(wanted):
+            return max(fixed, default=0)
+        return max(self._choose_shared_width(prompts), *fixed, 0)
+
+    def _choose_shared_width(self, prompts: Sequence[Work]) -> int:
         batch, max_width = self._batch, self._steps.max_width
-        if batch == 0:
-            return 0
         among = None if self._affords_new() else self._ready_widths(batch)
         if not prompts:
-            return self._chooser.choose(batch, max_width, fixed, among)
+            return self._chooser.choose(batch, max_width, among)
         rows, context = sum(work.num_tokens for work in prompts), max(w.start for w in prompts)
         return self._chooser.choose_beside(
             batch,
             max_width,
             lambda num_rows: self._budget.seconds(self._steps.fill_up(num_rows + rows), context),
-            fixed,
             among,
         )
 
@@ -430,6 +462,8 @@ class StepPipeline:
 
     def _batch_for(self, count: int) -> int:
         """The smallest batch for so many; where it would be new, a larger one may have to do."""
+        if not self._steps.graphs.captures:
+            return count
         if count == 0 or self._affords_new():
             return smallest_batch(count)
         ready = {shape.batch for shape in self._steps.ready_shapes if shape.batch >= count}
@@ -443,77 +477,10 @@ class StepPipeline:
             if shape.batch == batch and shape.is_greedy == is_greedy
         }
 
-    def _shape(self, batch: int, width: int, is_greedy: bool) -> StepShape:
-        drafted = width
-        if batch > 1 and width:  # some sequences may verify more than the mean
-            drafted = min(width + max(2, width // 2), self._steps.max_width)
-        return StepShape(batch, batch * width, drafted, is_greedy)
-
     def _is_worth_it(self) -> bool:
         """Whether somebody is sure to go on after what is in flight; stop tokens aside."""
         most = sum(1 + _most_verified(one.step.shape) for one in self._in_flight)
         return any(s is not None and s.is_awake and s.sequence.num_left > most for s in self._seats)
-
-    # -- before anybody comes ------------------------------------------------------------------
-
-    def prepare(self, at_once: int, seconds: float) -> None:
-        """Have shapes of up to so many sequences captured, likeliest first, for about so long.
-
-        Nobody is there: all slots are empty, and what they write goes to the page of nobody.
-        """
-        self.abandon()  # what may still be in flight is for requests that have ended
-        self._slots.clear(range(self._slots.count))
-        deadline = time.perf_counter() + seconds
-        shapes = [self._shape(*one) for one in self._likeliest(at_once)]
-        for place, shape in enumerate(shapes[:MOST_PREPARED]):
-            try:
-                if place == NUM_FIRST:  # everybody has a prompt
-                    self._prepare_prompts(deadline)
-                while not self._steps.is_ready(shape) and time.perf_counter() < deadline:
-                    self._steps.launch(shape).read()
-            except Exception as error:  # a step that is needed will say so itself
-                log.warning("steps of %d requests cannot be prepared: %s", shape.batch, error)
-                return
-            if self._steps.is_failed(shape):  # memory, most likely: leave what there is
-                return
-
-    def _prepare_prompts(self, deadline: float) -> None:
-        """Have passes with prompts captured; their rows are of nobody."""
-        slots, page_size = self._slots, self._book.page_size
-        num_pages = min(-(-MIXED_ROWS[-1] // page_size), slots.max_pages)
-        for pool, page in enumerate(self._steps.scratch_pages):
-            places = slots.place_of(pool, 0) + np.arange(num_pages)
-            slots.write_pages(places, np.full(num_pages, page))
-        most = min(self._scheduler.max_step_tokens, num_pages * page_size)
-        batches = {0, 1, self._slots.count}
-        for batch, size in [(batch, size) for size in reversed(MIXED_ROWS) for batch in batches]:
-            if batch < size <= most:
-                chunk = PromptChunk(0, 0, [0] * (size - batch), emits=False)
-                shape = StepShape(batch, 0, 0)
-                while not self._steps.is_ready(shape, [chunk], size) and (
-                    time.perf_counter() < deadline
-                ):
-                    self._steps.launch(shape, [chunk], longest=size).read()
-
-    def _likeliest(self, at_once: int) -> list[tuple[int, int, bool]]:
-        """Batches, verify lengths and whether all are greedy: every batch's best guess first."""
-        batches = [size for size in reversed(BATCHES) if size <= smallest_batch(at_once)]
-        ranked = {batch: self._chooser.ranked(batch, self._steps.max_width) for batch in batches}
-        most = max((len(widths) for widths in ranked.values()), default=0)
-        return [
-            (batch, ranked[batch][place], is_greedy)
-            for place in range(most)
-            for batch in batches
-            if place < len(ranked[batch])
-            for is_greedy in (True, False)
-        ]
-
-
-def smallest_batch(count: int) -> int:
-    """The smallest batch that is captured for so many sequences."""
-    if count == 0:
-        return 0
-    return next((size for size in BATCHES if size >= count), count)
 
 
 def _rank(seat: Seat | None) -> int:

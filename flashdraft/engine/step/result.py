@@ -1,12 +1,13 @@
 """What a step did: as the device writes it down, and as the host reads it.
 
-A slot has a line (two counts, its samples, its draft tokens, their confidences), a row of the
+A slot has a line (four numbers, its samples, its draft tokens, their confidences), a row of the
 target has a score. All of it is 64-bit words, so that it travels as it is.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flashdraft.core import TokenLogprob
+from flashdraft.engine.drafts import DEVICE_SOURCES
 from flashdraft.kernels.draw.rule import MAX_TOP, Draw
 
 SCORE_COLUMNS = 2 + 2 * MAX_TOP
@@ -45,15 +47,20 @@ class TokenScore(NamedTuple):
 
 
 class TokenScores:
-    """The scores of one sequence's rows, as the engine asks for them (`RowScores`)."""
+    """What the target thinks of tokens, row by row, before any setting changes it."""
 
     def __init__(self, rows: Words) -> None:
         self._rows = rows  # [num_rows, SCORE_COLUMNS]; few of them are ever asked for
 
-    def logprobs(self, place: int, token: int, num_top: int) -> TokenLogprob:
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def logprobs(self, place: int, num_top: int) -> TokenLogprob:
+        """Of the token that a row is about, and of the likeliest ones."""
         return TokenScore.unpack(self._rows[place]).logprobs(num_top)
 
     def is_sound(self, place: int) -> bool:
+        """Whether a token could have been chosen from the row as it came."""
         return math.isfinite(TokenScore.unpack(self._rows[place]).log_total)
 
 
@@ -66,6 +73,8 @@ class SlotResult:
     samples: list[int]  # the target's tokens, one per row; -1 where none can be chosen
     confidence: list[float]  # of every draft token that was filled in, verified or not
     scores: TokenScores | None = None  # of the samples, where somebody asked
+    source: str = ""  # of the draft tokens
+    num_rows: int = 1  # of the target: more than samples where its request wants fewer verified
 
 
 class StepResult(NamedTuple):
@@ -73,6 +82,7 @@ class StepResult(NamedTuple):
 
     slots: list[SlotResult]
     woken: list[SlotResult]  # of the prompts that ended, in order
+    prompt_scores: list[TokenScores | None]  # of every prompt's tokens, where somebody asked
 
 
 @dataclass(frozen=True)
@@ -83,6 +93,7 @@ class StepRecord:
     first_tokens: Tensor  # [num_woken]
     scores: Tensor | None  # [rows of all slots, then num_woken; SCORE_COLUMNS]
     width: int
+    prompt_scores: Sequence[Tensor | None] = ()  # for each chunk of a prompt
 
     def read(self) -> StepResult:
         slots = [_read_line(line, self.width) for line in self.lines.numpy()]
@@ -91,21 +102,24 @@ class StepRecord:
             scores, first = self.scores.numpy(), 0
             for result in (*slots, *woken):
                 result.scores = TokenScores(scores[first : first + len(result.samples)])
-                first += len(result.samples)
-        return StepResult(slots, woken)
+                first += result.num_rows
+        prompts = [None if one is None else TokenScores(one.numpy()) for one in self.prompt_scores]
+        return StepResult(slots, woken, prompts)
 
 
 def num_columns(width: int) -> int:
     """Of a slot's line."""
-    return 2 + (1 + width) + 2 * width
+    return 4 + (1 + width) + 2 * width
 
 
 def pack_lines(
-    accepted: Tensor, widths: Tensor, samples: Tensor, drafts: Tensor, confidence: Tensor
+    numbers: Sequence[Tensor], samples: Tensor, drafts: Tensor, confidence: Tensor
 ) -> Tensor:
-    """A line for each slot: [slots, num_columns(width)] int64."""
-    counts = torch.stack([accepted, widths], dim=1)
-    return torch.cat([counts, samples, drafts, _words(confidence)], dim=1)
+    """A line for each slot: [slots, num_columns(width)] int64.
+
+    The numbers are of draft tokens accepted, of those verified, of rows, and of the source.
+    """
+    return torch.cat([torch.stack(list(numbers), 1), samples, drafts, _words(confidence)], dim=1)
 
 
 def pack_scores(draw: Draw) -> Tensor:
@@ -115,13 +129,15 @@ def pack_scores(draw: Draw) -> Tensor:
 
 
 def _read_line(line: Words, width: int) -> SlotResult:
-    num_accepted, num_verified = int(line[0]), int(line[1])
-    samples, drafts = line[2 : 3 + width], line[3 + width : 3 + 2 * width]
+    num_accepted, num_verified, num_rows, source = line[:4].tolist()
+    samples, drafts = line[4 : 5 + width], line[5 + width : 5 + 2 * width]
     return SlotResult(
         num_accepted,
         drafts[:num_verified].tolist(),
         samples[: 1 + num_verified].tolist(),
-        _floats(line[3 + 2 * width :]).tolist(),
+        _floats(line[5 + 2 * width :]).tolist(),
+        source=DEVICE_SOURCES[source],
+        num_rows=num_rows,
     )
 
 

@@ -14,10 +14,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from flashdraft.engine.draft.lookup import TokenHistory
 from flashdraft.engine.streams import Staging
 from flashdraft.kernels.draw.rule import SlotRequest, SlotSettings
 
 UPLOADS_IN_FLIGHT = 64
+NUM_STOPS = 8  # stop tokens that the device knows; the host knows all
+NEVER = 2**31 - 1
 
 
 class SlotState(NamedTuple):
@@ -27,19 +30,34 @@ class SlotState(NamedTuple):
     length: int  # tokens that the cache holds
     request: SlotRequest
     is_awake: bool = True  # it decodes; else its prompt comes first
+    tokens: Sequence[int] = ()  # all of them, where they are looked up
+    limit: int = -1  # draft tokens that it verifies at most; -1 = its share
+    end: int = NEVER  # tokens, prompt included, at which it ends
 
 
 class Slots:
     """Anchors, lengths, page tables and settings, a row or a column for each slot."""
 
     def __init__(
-        self, count: int, num_pools: int, max_pages: int, vocab_size: int, device: torch.device
+        self,
+        count: int,
+        num_pools: int,
+        max_pages: int,
+        vocab_size: int,
+        device: torch.device,
+        history: TokenHistory | None = None,
     ) -> None:
+        self.history = history  # where what came before is looked up
         self.count, self.num_pools, self.max_pages = count, num_pools, max_pages
         self.tables = torch.zeros(num_pools, count, max_pages, dtype=torch.int32, device=device)
         self.anchors = torch.zeros(count, dtype=torch.int64, device=device)
         self.lengths = torch.zeros(count, dtype=torch.int32, device=device)
         self.alive = torch.zeros(count, dtype=torch.int32, device=device)  # 1 = it decodes
+        self.limits = torch.full((count,), -1, dtype=torch.int64, device=device)
+        # where a slot ends: tokens of its own, and from where on these stop it
+        self._ends = torch.full((count,), NEVER, dtype=torch.int64, device=device)
+        self._stops = torch.full((count, NUM_STOPS), -1, dtype=torch.int64, device=device)
+        self._stops_from = torch.zeros(count, dtype=torch.int64, device=device)
         self.settings = SlotSettings.allocate(count, vocab_size, device)
         self.version = 0  # rises when somebody who decodes comes or changes place
         self._uploads = Staging(device, UPLOADS_IN_FLIGHT)
@@ -47,29 +65,53 @@ class Slots:
     def load(self, slot: int, state: SlotState) -> None:
         """Put a sequence into a slot."""
         self.version += state.is_awake
+        request = state.request
         length = state.length if state.is_awake else 0
-        self._write([[slot], [state.anchor], [length], [int(state.is_awake)]])
-        self.settings.set({slot: state.request}, self.send)
+        stops = sorted(request.stop_ids)[:NUM_STOPS]
+        free_from = len(request.prompt_ids) + request.params.min_tokens
+        numbers = [slot, state.anchor, length, int(state.is_awake), state.limit, state.end]
+        numbers += [0 if request.is_constrained else free_from]
+        if self.history is not None:
+            self.history.load(slot, 0, self.send(np.asarray(state.tokens, dtype=np.int64)))
+        self._write([numbers + stops + [-1] * (NUM_STOPS - len(stops))])
+        self.settings.set({slot: request}, self.send)
 
     def clear(self, slots: Sequence[int]) -> None:
         """Empty slots: they draft nothing, and write to the page of nobody."""
-        zeros = [0] * len(slots)
-        self._write([list(slots), zeros, zeros, zeros])
+        self._write([[slot, 0, 0, 0, -1, NEVER, 0] + [-1] * NUM_STOPS for slot in slots])
         self.settings.set(dict.fromkeys(slots), self.send)
 
     def wake(self, slots: Tensor, anchors: Tensor, lengths: Tensor) -> None:
-        """From now on these slots decode."""
-        self.anchors.index_copy_(0, slots, anchors)
+        """From now on these slots decode, unless their first tokens are their last."""
+        self.anchors.index_copy_(0, slots, anchors.clamp(min=0))
         self.lengths.index_copy_(0, slots, lengths.to(torch.int32))
-        self.alive.index_fill_(0, slots, 1)
+        if self.history is not None:
+            self.history.put(slots, lengths, anchors)
+        is_last = self._stops[slots].eq(anchors.unsqueeze(1)).any(1)
+        is_last &= lengths >= self._stops_from[slots]
+        is_last |= lengths + 1 >= self._ends[slots]
+        self.alive.index_copy_(0, slots, (~is_last).to(torch.int32))
+
+    def is_over(self, tokens: Tensor, counts: Tensor, lengths: Tensor) -> Tensor:
+        """Whose answer has ended with the first counts [slots] of its new tokens [slots, width].
+
+        lengths [slots] count the tokens that the cache holds with them.
+        """
+        place = torch.arange(tokens.shape[1], device=tokens.device)
+        position = (lengths - counts + 1).unsqueeze(1) + place
+        stops = tokens.unsqueeze(2).eq(self._stops.unsqueeze(1)).any(2)
+        stops &= (place < counts.unsqueeze(1)) & (position >= self._stops_from.unsqueeze(1))
+        return stops.any(1) | (lengths + 1 >= self._ends)
 
     def move(self, order: Sequence[int]) -> None:
         """Lay the slots out anew: slot i becomes what slot order[i] was."""
         self.version += 1
         index = self.send(np.asarray(order, dtype=np.int64))
-        for state in (self.anchors, self.lengths, self.alive):
+        for state in self._states:
             state[: len(order)] = state[index]
         self.tables[:, : len(order)] = self.tables[:, index]
+        if self.history is not None:
+            self.history.move(index)
         moved = [slot for slot, source in enumerate(order) if slot != source]
         self.settings.move([order[slot] for slot in moved], moved, self.send)
 
@@ -87,8 +129,17 @@ class Slots:
         """Values on the device, without waiting for it."""
         return self._uploads.send(values)
 
-    def _write(self, columns: list[list[int]]) -> None:
-        slots, anchors, lengths, alive = self.send(np.asarray(columns, dtype=np.int64))
-        self.anchors.index_copy_(0, slots, anchors)
-        self.lengths.index_copy_(0, slots, lengths.to(torch.int32))
-        self.alive.index_copy_(0, slots, alive.to(torch.int32))
+    @property
+    def _states(self) -> list[Tensor]:
+        """In the order of `_write`."""
+        numbers = [self.anchors, self.lengths, self.alive, self.limits, self._ends]
+        return [*numbers, self._stops_from, self._stops]
+
+    def _write(self, rows: list[list[int]]) -> None:
+        """Rows of a slot and the numbers of its state."""
+        sent = self.send(np.asarray(rows, dtype=np.int64))
+        slots, place = sent[:, 0], 1
+        for state in self._states:
+            values = sent[:, place] if state.ndim == 1 else sent[:, place:]
+            state.index_copy_(0, slots, values.to(state.dtype))
+            place += 1

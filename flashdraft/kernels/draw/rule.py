@@ -134,6 +134,11 @@ class SlotSettings:
     def vocab_size(self) -> int:
         return self.facts.shape[1]
 
+    @property
+    def any_penalised(self) -> bool:
+        """Whether any slot's draw depends on which tokens came before."""
+        return any(flags & PENALISED for flags in self.host_flags)
+
     def set(self, requests: Mapping[int, SlotRequest | None], send: Send | None = None) -> None:
         """Give slots to requests, or to nobody (None); all that they need travels at once."""
         if not requests:

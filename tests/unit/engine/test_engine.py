@@ -208,7 +208,7 @@ def target_logits(target, tokens):
     engine = Engine(target, config=PLAIN)
     engine.submit(Request("x", tokens, SamplingParams(max_tokens=1), 0))
     (work,) = engine.scheduler.schedule(0)
-    cache = engine.runner._cache
+    cache = engine.cache
     rows = cache.rows(engine.book, [Span(work.sequence, 0, len(tokens))])
     layers = cache.layers(rows.views, 0, len(target.config.layers))
     batch = ForwardBatch(rows.positions, rows.end_position, layers)
@@ -228,10 +228,10 @@ def test_logprobs_are_the_targets_own(target, temperature):
     expected = raw.double().log_softmax(-1)
     assert len(bare.logprobs) == len(bare.token_ids) == len(expected)
     for token, row, logprob in zip(bare.token_ids, expected, bare.logprobs, strict=True):
-        assert logprob.logprob == pytest.approx(float(row[token]), abs=1e-12)
+        assert logprob.logprob == pytest.approx(float(row[token]), abs=1e-6)
         best = row.topk(5)
         assert [place for place, _ in logprob.top] == best.indices.tolist()
-        assert [value for _, value in logprob.top] == pytest.approx(best.values.tolist(), abs=1e-12)
+        assert [value for _, value in logprob.top] == pytest.approx(best.values.tolist(), abs=1e-6)
 
 
 def test_logprobs_of_a_batch_do_not_mix(target):

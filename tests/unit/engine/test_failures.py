@@ -167,7 +167,7 @@ def test_nan_ends_only_its_request(backend, place):
     assert "logit_bias" not in failed.error  # though the request has one
     assert failed.token_ids == ([POISON] if place == 40 else [])
     assert tokens(done) == expected
-    for keys, values in engine.runner._cache._storage:  # as if every page had been its own
+    for keys, values in engine.cache._storage:  # as if every page had been its own
         keys.fill_(math.nan)
         values.fill_(math.nan)
     again = [dataclasses.replace(r, id=f"again-{r.id}") for r in requests]

@@ -91,7 +91,7 @@ def test_no_drafter_proposes_them() -> None:
     hidden = torch.randn(200, target.config.hidden_size)
     for drafter in (whole, reduced):
         ahead: Any = Engine(target, drafter, AHEAD)._pipeline
-        proposer = ahead._steps._proposer
+        proposer = ahead._steps.pieces._proposer
         logits = proposer.widen(drafter.logits(target, hidden).float())
         assert (logits[:, list(forbidden)] == -math.inf).all()
         best = drafter.greedy(target, hidden)

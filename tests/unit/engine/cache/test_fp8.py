@@ -39,7 +39,7 @@ def tokens(generations):
 
 
 def storage(engine):
-    return [tensor for pair in engine.runner._cache._storage for tensor in pair]
+    return [tensor for pair in engine.cache._storage for tensor in pair]
 
 
 # -- what is stored ------------------------------------------------------------------------------

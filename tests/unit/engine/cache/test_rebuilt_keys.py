@@ -41,7 +41,7 @@ def tokens(generations):
 
 
 def storage(engine):
-    return engine.runner._cache._storage
+    return engine.cache._storage
 
 
 # -- what is kept --------------------------------------------------------------------------------

@@ -40,7 +40,7 @@ def prompts(count, seed=5):
 
 def stored(engine, sequence, length):
     """{(layer, position): keys and values} of the first `length` tokens, where a page is held."""
-    cache, found = engine.runner._cache, {}
+    cache, found = engine.cache, {}
     for layer, (keys, values) in enumerate(cache._storage):
         table = engine.book.table(sequence, cache._pool_of[layer])
         for position in range(length):

@@ -23,7 +23,7 @@ def learnt(chance, count=400):
 
 def chooser(costs, chance, batch=1, fixed=None):
     result = WidthChooser(costs, learnt(chance), fixed)
-    result.remember_drafts([[0.5] * 15] * batch)
+    result.remember_drafts([(BLOCK_SOURCE, [0.5] * 15)] * batch)
     return result
 
 
@@ -103,8 +103,7 @@ def test_every_candidate_that_might_pay_is_timed_once():
 @pytest.mark.parametrize("fixed", [0, 3, 15])
 def test_a_fixed_length_is_kept(fixed):
     assert chooser(STEEP, 0.02, fixed=fixed).choose(4, 15) == fixed
-    assert chooser(STEEP, 0.9).choose(4, 15, fixed) == fixed
-    assert chooser(STEEP, 0.9).choose(4, 2, fixed) == min(fixed, 2)
+    assert chooser(STEEP, 0.9, fixed=fixed).choose(4, 2) == min(fixed, 2)
 
 
 def test_expected_tokens_follow_the_curve():
@@ -117,14 +116,14 @@ def test_expected_tokens_follow_the_curve():
 
 def test_short_drafts_say_what_longer_ones_would_bring():
     one = WidthChooser(FLAT, learnt(0.9), None)
-    one.remember_drafts([[0.5, 0.5, 0.5]])
+    one.remember_drafts([(BLOCK_SOURCE, [0.5, 0.5, 0.5])])
     assert one.expected_tokens(1, 15) > 5
 
 
 def test_there_is_a_chance_for_every_bucket_of_confidence():
-    chances = chooser(FLAT, 0.9).chances()
-    assert len(chances) == len(BUCKET_EDGES) + 1
-    assert all(0.0 < chance < 1.0 for chance in chances)
+    block, found = chooser(FLAT, 0.9).chances()
+    assert len(block) == len(found) == len(BUCKET_EDGES) + 1
+    assert all(0.0 < chance < 1.0 for chance in (*block, *found)) and block != found
 
 
 def test_nothing_new_is_tried_where_that_is_not_to_be_had():

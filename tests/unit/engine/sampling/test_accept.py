@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from flashdraft.engine.sampling.accept import accept, accept_length, accept_ragged
+from flashdraft.engine.sampling.accept import accept, accept_ragged
 
 
 def naive(samples: list[int], drafts: list[int]) -> tuple[int, int]:
@@ -48,8 +48,6 @@ def test_accept_matches_a_naive_loop(width: int) -> None:
         ragged = accept_ragged(torch.tensor(flat), torch.tensor(tokens), starts, width)
         assert list(zip(*(t.tolist() for t in ragged), strict=True)) == expected
 
-        assert [accept_length(s, d) for s, d in cases] == [n for n, _ in expected]
-
 
 def test_a_length_hides_drafts_that_would_agree() -> None:
     samples = torch.tensor([[4, 5, 6], [4, 5, 6], [4, 5, 6]])
@@ -59,16 +57,13 @@ def test_a_length_hides_drafts_that_would_agree() -> None:
 
 
 def test_agreement_after_the_first_refusal_does_not_count() -> None:
-    assert accept_length([1, 2, 3, 4], [1, 9, 3]) == 1
     outcome = accept(torch.tensor([[1, 2, 3, 4]]), torch.tensor([[1, 9, 3]]), torch.tensor([3]))
     assert (outcome.num_accepted.tolist(), outcome.bonus.tolist()) == ([1], [2])
 
 
-def test_acceptance_ends_with_the_samples() -> None:
-    """Samples cut short before an unsound row: the drafts behind it are not accepted."""
-    assert accept_length([1, 2], [1, 2, 3]) == 2
-    assert accept_length([], [1]) == 0
-    assert accept_length([5], []) == 0
+def test_acceptance_ends_where_no_token_can_be_chosen() -> None:
+    outcome = accept(torch.tensor([[1, -1, 3, 4]]), torch.tensor([[1, 2, 3]]), torch.tensor([3]))
+    assert (outcome.num_accepted.tolist(), outcome.bonus.tolist()) == ([1], [-1])
 
 
 def test_an_empty_batch_is_fine() -> None:

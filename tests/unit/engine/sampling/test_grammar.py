@@ -105,6 +105,16 @@ def test_block_drafts_change_no_token(family, verify, ngram):
     assert tokens(done) == tokens(expected(family))
 
 
+def test_a_draft_may_reach_the_end_of_a_grammar_without_stop_tokens(caplog):
+    """No row behind the end is asked for: nothing fails there, and drafts go on."""
+    grammar = zoo.TokenGrammar(lambda ids: ({7} if len(ids) < 6 else set(), len(ids) == 6))
+    constraint = Constraint(grammar, (), 0, zoo.VOCAB)
+    assert len(constraint.masks([7, 7], [7, 7, 7, 7, 7])) == 4
+    assert constraint.failure is None and not caplog.text
+    assert constraint.ends([7] * 6) and not constraint.ends([7] * 5)
+    assert constraint.fit([7], None, 3).tokens == [7, 7, 7]
+
+
 @pytest.mark.parametrize("family", ["llama", "gemma4"])
 def test_preemption_and_small_chunks_change_no_token(family):
     drafter = zoo.tiny_drafter(target(family).kernels)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -16,8 +16,6 @@ from flashdraft.engine.sampling.process import (
     LogitsError,
     RequestSampler,
     draft_rows,
-    logprobs_of,
-    sample_rows,
     validate_for_vocab,
 )
 from flashdraft.errors import FlashdraftError, RequestError
@@ -63,6 +61,27 @@ def random_rows(num_rows: int, vocab_size: int, seed: int, spread: float = 3.0) 
     return torch.randn(num_rows, vocab_size, generator=generator) * spread
 
 
+class Samples(NamedTuple):
+    tokens: Tensor
+    sound: Tensor
+
+
+def sample_rows(
+    logits: Tensor,
+    sampler: RequestSampler,
+    history: list[int],
+    drafts: list[int],
+    first_position: int,
+    kernels: Torch,
+) -> Samples:
+    """Draw from every row of one request, as a slot does; row j follows drafts[:j]."""
+    place = torch.arange(len(logits))
+    followed = torch.tensor([drafts or [0]])
+    rows = DrawnRows(torch.zeros_like(place), first_position + place, followed, place)
+    drawn = kernels.draw(logits, sampler.settings_after(history), rows)
+    return Samples(drawn.tokens.clamp(min=0), drawn.tokens >= 0)
+
+
 # -- the law: a row's token depends on the row alone ---------------------------------------------
 
 LAW_SETTINGS: list[dict[str, Any]] = [
@@ -98,21 +117,6 @@ def test_rows_at_once_equal_rows_one_by_one(setting: dict[str, Any]) -> None:
         again = sample_rows(rows[j : j + 1], together, past, [], 9 + j, KERNELS)
         assert again.tokens.tolist() == [samples[j]]
     assert sample_rows(rows, together, history, drafts, 9, KERNELS).tokens.tolist() == samples
-
-
-def test_plain_greedy_is_the_given_argmax_of_the_raw_logits() -> None:
-    rows, calls = random_rows(4, 50, seed=5), []
-
-    class Counting(Torch):
-        def argmax(self, x: Tensor) -> Tensor:
-            calls.append(x)
-            return x.argmax(-1)
-
-    sampler = make_sampler(SamplingParams(min_tokens=3), 50)  # no stop tokens: nothing to mask
-    assert not sampler.needs_logits_processing
-    samples = sample_rows(rows, sampler, [], [1, 2, 3], 0, Counting())
-    assert torch.equal(samples.tokens, rows.argmax(-1))
-    assert len(calls) == 1 and calls[0] is rows
 
 
 @pytest.mark.parametrize("setting", [{}, {"temperature": 1.0}, {"repetition_penalty": 2.0}])
@@ -291,26 +295,7 @@ def test_shared_noise_agrees_more_often_than_a_greedy_draft() -> None:
     assert 0.85 * best < coupled < best + 0.03
 
 
-# -- log-probabilities and validation ------------------------------------------------------------
-
-
-def test_logprobs_are_those_of_the_raw_row() -> None:
-    row = random_rows(1, 30, seed=16)[0]
-    total = math.log(sum(math.exp(x) for x in row.tolist()))
-    expected = [x - total for x in row.tolist()]
-    found = logprobs_of(row, 4, 5)
-    assert found.logprob == pytest.approx(expected[4], abs=1e-6)
-    assert [token for token, _ in found.top] == sorted(range(30), key=lambda i: -expected[i])[:5]
-    assert [p for _, p in found.top] == pytest.approx(sorted(expected, reverse=True)[:5], abs=1e-6)
-    assert logprobs_of(row, 4, 0).top == ()
-    rows = torch.stack([row, row * 2])
-    assert logprobs_of(rows[1], 4, 5) == logprobs_of(row * 2, 4, 5)
-
-
-def test_top_logprobs_of_equals_come_by_id_and_exclude_the_impossible() -> None:
-    row = torch.tensor([0.0, 1.0, 0.0, -math.inf, 1.0, 0.0])
-    assert [token for token, _ in logprobs_of(row, 1, 3).top] == [1, 4, 0]
-    assert [token for token, _ in logprobs_of(row, 1, 20).top] == [1, 4, 0, 2, 5]
+# -- validation ----------------------------------------------------------------------------------
 
 
 def test_ids_outside_the_vocabulary_are_refused() -> None:

@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from flashdraft.engine.step.layout import lay_out_rows, pad_rows, share_slots
+from flashdraft.engine.step.layout import lay_out_rows, pad_rows
 
 
 def by_hand(blocks, lengths, counts):
@@ -40,17 +40,3 @@ def test_rows_are_those_by_hand(seed, whole):
     padded = pad_rows(rows.tokens, rows.query_start, width).tolist()
     for s in range(num_seqs):
         assert padded[s][: counts[s] + 1] == blocks[s][: counts[s] + 1]
-
-
-@pytest.mark.parametrize("num_slots", [0, 1, 4, 7, 12])
-def test_the_likeliest_slots_win(num_slots):
-    survival = torch.tensor([[0.9, 0.5, 0.1, 0.05], [0.3, 0.2, 0.15, 0.15], [0.0, 0.0, 0.0, 0.0]])
-    counts = share_slots(survival, num_slots)
-    assert counts.sum() == num_slots
-    taken = [value for s, n in enumerate(counts.tolist()) for value in survival[s, :n].tolist()]
-    left = [value for s, n in enumerate(counts.tolist()) for value in survival[s, n:].tolist()]
-    assert min(taken, default=1.0) >= max(left, default=0.0)
-
-
-def test_whole_blocks_need_no_contest():
-    assert share_slots(torch.rand(2, 3), 6).tolist() == [3, 3]

@@ -16,7 +16,6 @@ import torch
 
 from flashdraft.core import FinishReason, GrammarSpec, Request, SamplingParams
 from flashdraft.engine.config import CacheOptions, EngineConfig
-from flashdraft.engine.drafts import Draft
 from flashdraft.engine.engine import Engine
 from flashdraft.engine.sampling.accept import Acceptance
 from flashdraft.engine.step import pipeline
@@ -57,10 +56,7 @@ class Oracle:
         self.engine, self.answers, self.wrong = engine, answers, wrong
         self.random = random.Random(11)
         self.num_steps = 0
-        engine._pipeline._steps._drafts_of = self.draft
-        if wrong == 1.0:  # nor may the drafter be right by chance, in steps that the host takes
-            propose, empty = engine.proposer.propose, Draft([], [])
-            engine.proposer.propose = lambda works, *rest: [empty for _ in propose(works, *rest)]
+        engine.steps.pieces._drafts_of = self.draft
 
     def draft(self, shape):
         self.num_steps += 1
@@ -199,7 +195,6 @@ def serve(engine, arrivals, steps=600):
 @pytest.mark.parametrize("verify", [0, 7])
 def test_arrivals_and_ends_never_leave_the_pipeline(verify, family, is_filled_up, monkeypatch):
     target, engine = build(family=family, max_batch=4, verify=verify)
-    monkeypatch.setattr(engine.runner, "verify", never)
     engine._pipeline._steps.graphs.captures = False
     if is_filled_up:  # passes with prompts have rows of nobody, as those that are captured
         engine._pipeline._steps.graphs = SlowToBegin()
@@ -213,7 +208,6 @@ def test_arrivals_and_ends_never_leave_the_pipeline(verify, family, is_filled_up
 def test_a_long_prompt_rides_beside_those_who_decode(monkeypatch):
     target, engine = build(max_batch=4, verify=0)
     monkeypatch.setattr(engine._pipeline._budget, "rows", lambda others, *_: 40 if others else 512)
-    monkeypatch.setattr(engine.runner, "verify", never)
     params = SamplingParams(max_tokens=60, ignore_eos=True)
     early = [Request(f"r{i}", [5 + i, 9], params, i) for i in range(2)]
     late = Request("long", [7 + i % 50 for i in range(200)], params, 9)
@@ -270,7 +264,6 @@ def requests_of_all_kinds(count, seed=8):
 @pytest.mark.parametrize("family", ["gemma4", "llama"])
 def test_every_kind_of_request_is_drawn_on_the_device(family, verify, monkeypatch):
     target, engine = build(family=family, max_batch=5, verify=verify)
-    monkeypatch.setattr(engine.runner, "verify", never)
     requests = requests_of_all_kinds(24)
     _, done = serve(engine, {2 * i: [request] for i, request in enumerate(requests)})
     expected = zoo.run(Engine(target, config=PLAIN), requests)
@@ -305,7 +298,6 @@ def test_who_is_preempted_keeps_its_penalties(monkeypatch):
     target, engine = build(max_batch=6)
     small = zoo.cache_for(target, zoo.tiny_drafter(target.kernels, 8), 24)
     target, engine = build(max_batch=6, cache=CacheOptions(cache_gb=small))
-    monkeypatch.setattr(engine.runner, "verify", never)
     params = SamplingParams(
         max_tokens=60, ignore_eos=True, temperature=0.8, frequency_penalty=0.6, logprobs=1
     )
@@ -318,7 +310,6 @@ def test_who_is_preempted_keeps_its_penalties(monkeypatch):
 
 def test_a_request_whose_settings_leave_no_token_is_told_so(monkeypatch):
     target, engine = build(max_batch=3)
-    monkeypatch.setattr(engine.runner, "verify", never)
     params, every = SamplingParams(max_tokens=9, ignore_eos=True), tuple(range(zoo.VOCAB))
     requests = [
         Request("good", [5, 6], params, 0),
@@ -360,7 +351,6 @@ def test_grammars_have_their_say_between_the_pieces(verify, wrong, monkeypatch):
     plain = Engine(target, config=PLAIN, grammar_compiler=compiler)
     expected = zoo.run(plain, requests)
     oracle = Oracle(engine, tokens(expected), wrong) if wrong is not None and verify else None
-    monkeypatch.setattr(engine.runner, "verify", never)
     _, done = serve(engine, {3 * i: [request] for i, request in enumerate(requests)}, steps=900)
     assert {k: g.token_ids for k, g in done.items()} == tokens(expected)
     assert all(done[k].finish_reason is g.finish_reason for k, g in expected.items())
@@ -372,7 +362,6 @@ def test_grammars_have_their_say_between_the_pieces(verify, wrong, monkeypatch):
 
 def test_what_a_grammar_forces_is_drafted(monkeypatch):
     target, engine = guided_engine(max_batch=2)
-    monkeypatch.setattr(engine.runner, "verify", never)
     params = SamplingParams(max_tokens=40, temperature=1.0)
     requests = [Request(f"r{i}", [5 + i, 9], params, i, grammar=PHRASES) for i in range(2)]
     Oracle(engine, {r.id: [] for r in requests}, wrong=0.0)  # it knows nothing
@@ -389,7 +378,6 @@ def test_a_grammar_that_breaks_ends_its_request_alone(monkeypatch):
     target = zoo.tiny_target("qwen3", zoo.kernels("float32"), taps=(0, 2))
     drafter = zoo.tiny_drafter(target.kernels, 8)
     engine = Engine(target, drafter, AHEAD, grammar_compiler=breaking)
-    monkeypatch.setattr(engine.runner, "verify", never)
     params = SamplingParams(max_tokens=30, ignore_eos=True)
     good, bad = Request("good", [5, 6], params, 0), Request("bad", [5, 7], params, 0)
     _, done = serve(engine, {0: [good, dataclasses.replace(bad, grammar=PHRASES)]})
@@ -401,7 +389,6 @@ def test_who_gives_way_is_served_without_the_host(monkeypatch):
     target, engine = build(max_batch=6)
     small = zoo.cache_for(target, zoo.tiny_drafter(target.kernels, 8), 24)
     target, engine = build(max_batch=6, cache=CacheOptions(cache_gb=small))
-    monkeypatch.setattr(engine.runner, "verify", never)
     requests = [
         Request(f"r{i}", [5 + i] * 30, SamplingParams(max_tokens=60, ignore_eos=True), i)
         for i in range(6)
@@ -558,7 +545,7 @@ def test_an_interrupt_in_a_commit_ends_what_it_tore(monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(engine._committer, "settle_read", interrupt)
+        patch.setattr(engine._committer, "settle", interrupt)
         engine.step()
     engine.check_integrity()
     assert not any(engine.is_running(request.id) for request in requests)
@@ -610,12 +597,22 @@ def test_requests_with_verify_lengths_of_their_own():
     assert tokens(zoo.run(engine, mixed)) == plain_tokens(target, mixed)
 
 
-def test_a_lookup_without_a_drafter_needs_the_host():
-    target = zoo.tiny_target("llama", zoo.kernels("float32"))
-    engine = Engine(
-        target, config=EngineConfig(ngram=True, cache=CacheOptions(cache_gb=0.01), run_ahead=True)
-    )
-    assert engine._pipeline is None
+@pytest.mark.parametrize("verify", [None, 4])
+@pytest.mark.parametrize("has_drafter", [False, True])
+@pytest.mark.parametrize("family", ["llama", "gemma4"])
+def test_what_followed_earlier_is_looked_up_on_the_device(family, has_drafter, verify):
+    target = zoo.tiny_target(family, zoo.kernels("float32"), taps=(0, 2))
+    drafter = zoo.tiny_drafter(target.kernels, 8) if has_drafter else None
+    config = dataclasses.replace(AHEAD, ngram=True, verify=verify, max_batch=3)
+    engine = Engine(target, drafter, config)
+    params = SamplingParams(max_tokens=60, ignore_eos=True, logit_bias={7: 20.0, 9: 20.1})
+    repetitive = [Request(f"a{i}", [7, 9, 7, 7, 9, 5 + i] * 4, params, i) for i in range(3)]
+    requests = [*repetitive, *requests_of_all_kinds(6)]
+    done = zoo.run(engine, requests)
+    assert tokens(done) == plain_tokens(target, requests)
+    looked = [done[request.id].stats for request in repetitive]
+    assert all(stats.accepted > 0.5 * stats.decode_tokens for stats in looked), looked
+    assert engine.steps.slots.history is not None
 
 
 class SlowToBegin:
@@ -769,7 +766,7 @@ def test_preparing_writes_to_the_page_of_nobody_alone():
     _, engine = build(max_batch=4, verify=None)
     engine._pipeline._slots.tables.random_(1, 5)  # as other requests have left them
     engine._pipeline._steps.graphs = SlowToBegin()
-    layers = engine.runner._cache._storage
+    layers = engine.cache._storage
     before = [torch.stack(layer) for layer in layers]
     engine.prepare(4, seconds=60.0)
     changes = [

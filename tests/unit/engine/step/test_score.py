@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import random
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from flashdraft.core import FinishReason, Request, SamplingParams
 from flashdraft.engine.config import CacheOptions, EngineConfig
 from flashdraft.engine.engine import Engine
 from flashdraft.engine.step import score
+from flashdraft.engine.step.result import TokenScores
 from flashdraft.errors import RequestError
 from tests import zoo
 
@@ -85,16 +89,16 @@ def test_preempted_and_drafted_requests_have_every_entry_once():
 
 def test_a_failed_step_leaves_no_entries_behind(monkeypatch):
     engine = Engine(target(), config=CONFIG)
-    verify, calls = engine.runner.verify, []
+    read, calls = engine._pipeline.read, []
 
     def failing(*arguments):
         calls.append(1)
-        found = verify(*arguments)
+        found = read(*arguments)
         if len(calls) in (2, 3):
             raise ValueError("once more, please") if len(calls) == 2 else KeyboardInterrupt
         return found
 
-    monkeypatch.setattr(engine.runner, "verify", failing)
+    monkeypatch.setattr(engine._pipeline, "read", failing)
     with pytest.raises(KeyboardInterrupt):
         zoo.run(engine, [request()])
     assert zoo.run(engine, [])["a"].prompt_logprobs == expected()
@@ -129,3 +133,30 @@ def test_a_bad_number_is_refused(count):
         RequestError, match=r"prompt_logprobs is .*None or an integer between 0 and 20"
     ):
         Engine(target(), config=CONFIG).submit(request(count=count))
+
+
+def logprobs_of(row, token, num_top):
+    """What the target thinks of a token, had it this row of logits."""
+    config = SimpleNamespace(vocab_size=len(row))
+    fake = SimpleNamespace(config=config, kernels=zoo.kernels("float32"), logits=lambda x: x)
+    words = score.score_rows(fake, row.unsqueeze(0), torch.tensor([token]), num_top)
+    return TokenScores(words.numpy()).logprobs(0, num_top)
+
+
+def test_logprobs_are_those_of_the_raw_row():
+    row = torch.randn(30, generator=torch.Generator().manual_seed(16)) * 3.0
+    total = math.log(sum(math.exp(x) for x in row.tolist()))
+    expected = [x - total for x in row.tolist()]
+    found = logprobs_of(row, 4, 5)
+    assert found.logprob == pytest.approx(expected[4], abs=1e-6)
+    assert [token for token, _ in found.top] == sorted(range(30), key=lambda i: -expected[i])[:5]
+    assert [p for _, p in found.top] == pytest.approx(sorted(expected, reverse=True)[:5], abs=1e-6)
+    assert logprobs_of(row, 4, 0).top == ()
+    rows = torch.stack([row, row * 2])
+    assert logprobs_of(rows[1], 4, 5) == logprobs_of(row * 2, 4, 5)
+
+
+def test_top_logprobs_of_equals_come_by_id_and_exclude_the_impossible():
+    row = torch.tensor([0.0, 1.0, 0.0, -math.inf, 1.0, 0.0])
+    assert [token for token, _ in logprobs_of(row, 1, 3).top] == [1, 4, 0]
+    assert [token for token, _ in logprobs_of(row, 1, 20).top] == [1, 4, 0, 2, 5]

@@ -1,0 +1,102 @@
+"""What host and device exchange at the seams of a step: drafts, how many count, and masks.
+
+All of it lives in fixed buffers, which the pieces of a step read and write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from flashdraft.engine.drafts import Draft
+from flashdraft.engine.step.guide import StepGuide
+from flashdraft.engine.step.layout import count_up
+from flashdraft.engine.step.shape import StepShape
+
+
+class Exchange:
+    """Drafts by slot, and which tokens each row of the target may become."""
+
+    def __init__(
+        self,
+        num_slots: int,
+        width: int,
+        num_masks: int,
+        vocab_size: int,
+        device: torch.device,
+        send: Callable[[NDArray[np.int64]], Tensor],
+    ) -> None:
+        def integers(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=device)
+
+        self._device, self._send, self._width = device, send, width
+        self.drafts = integers(num_slots, width)
+        self.confidence = torch.zeros(num_slots, width, device=device)
+        self.sources = integers(num_slots)  # of the drafts: numbers of DEVICE_SOURCES
+        self.counts = integers(num_slots)  # draft tokens verified, where the host says so
+        # the first mask allows nothing and the second everything
+        self._masks = integers(2 + num_masks, -(-vocab_size // 32), dtype=torch.int32)
+        self._masks[1] = -1
+        self._mask_index = integers(num_slots, 1 + width)
+
+    def before_verify(self, shape: StepShape, guide: StepGuide) -> Mapping[int, Draft]:
+        """Take the host's drafts, or wait for the device's and put in what grammars force.
+
+        Returns the drafts of those whose tokens the host must know.
+        """
+        if guide.given is None:
+            return self._fit(shape, guide)
+        self._give(shape, guide.given)
+        return guide.given
+
+    def before_draw(self, guide: StepGuide, drafts: Mapping[int, Draft]) -> None:
+        """Masks of the rows that drafts lead to; no way leads to the guided slots' other rows."""
+        places, masks = guide.masks(drafts)
+        count = len(places)
+        self._mask_index.fill_(1)
+        sent = torch.from_numpy(masks)
+        if self._device.type == "cuda":
+            sent = sent.pin_memory().to(self._device, non_blocking=True)
+        self._masks[2 : 2 + count] = sent
+        self._mask_index.index_fill_(0, self._send(np.asarray(guide.slots, dtype=np.int64)), 0)
+        where = self._send(places.T.copy())
+        self._mask_index[where[0], where[1]] = 2 + count_up(count, self._device)
+
+    def masks_of(self, owner: Tensor, place: Tensor) -> Tensor:
+        """Of rows: their slots, and the draft tokens that they follow."""
+        return self._masks[self._mask_index[owner, place.clamp(0, self._width)]]
+
+    def _give(self, shape: StepShape, given: Mapping[int, Draft]) -> None:
+        if not shape.width:
+            return
+        tokens = np.zeros((shape.batch, shape.width), dtype=np.int64)
+        confidence = np.zeros((shape.batch, shape.width))
+        counts = np.zeros((shape.batch, 1), dtype=np.int64)
+        for slot, draft in given.items():
+            counts[slot] = count = len(draft.tokens)
+            tokens[slot, :count], confidence[slot, :count] = draft.tokens, draft.confidence
+        sent = self._send(np.concatenate([counts, tokens, confidence.view(np.int64)], axis=1))
+        self.counts[: shape.batch] = sent[:, 0]
+        self.drafts[: shape.batch, : shape.width] = sent[:, 1 : 1 + shape.width]
+        chances = sent[:, 1 + shape.width :].contiguous().view(torch.float64)
+        self.confidence[: shape.batch, : shape.width] = chances
+
+    def _fit(self, shape: StepShape, guide: StepGuide) -> dict[int, Draft]:
+        slots: Sequence[int] = list(guide.decoding)
+        if not slots or not shape.width:
+            return {}
+        chosen, width = self._send(np.asarray(slots, dtype=np.int64)), shape.width
+        both = [self.drafts[chosen, :width].double(), self.confidence[chosen, :width].double()]
+        tokens, confidence = torch.stack(both).cpu()
+        pairs = zip(slots, tokens.long().tolist(), confidence.tolist(), strict=True)
+        fitted = guide.fit({slot: Draft(ids, chances) for slot, ids, chances in pairs})
+        ids = np.asarray([fitted[slot].tokens for slot in slots], dtype=np.int64)
+        chances = np.asarray([fitted[slot].confidence for slot in slots], dtype=np.float64)
+        self.drafts[chosen, :width] = self._send(ids)
+        words = self._send(chances.view(np.int64))
+        self.confidence[chosen, :width] = words.view(torch.float64).float()
+        return fitted

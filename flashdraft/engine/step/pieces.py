@@ -1,0 +1,411 @@
+"""The three pieces of a step: draft, verify, draw and accept. Tensors in fixed buffers, no host.
+
+The state of every slot (slots.py), what one piece hands to the next and what the last one writes
+down live in buffers, and a piece reads and writes nothing else: so steps follow one another without
+the host, and device.py can capture them. Chunks of prompts ride in the target's pass. Where a chunk
+ends with the anchor its slot wakes: it decodes from the next step on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flashdraft.engine.cache.storage import KVCache, Rows
+from flashdraft.engine.draft.block import BlockProposer
+from flashdraft.engine.draft.lookup import TokenHistory, look_up
+from flashdraft.engine.sampling.accept import Acceptance
+from flashdraft.engine.step.exchange import Exchange
+from flashdraft.engine.step.layout import count_up, lay_out_rows, pad_rows
+from flashdraft.engine.step.result import SCORE_COLUMNS, num_columns, pack_lines, pack_scores
+from flashdraft.engine.step.shape import MANY_ROWS, MIXED_ROWS, PromptChunk, StepShape
+from flashdraft.engine.step.shares import Shares, share_slots
+from flashdraft.engine.step.slots import Slots
+from flashdraft.kernels.draw.rule import DrawnRows
+from flashdraft.models.layers import ForwardBatch, Target
+
+AcceptFunction = Callable[[Tensor, Tensor, Tensor, int], Acceptance]
+"""(samples [rows], tokens [rows], query_start [seqs + 1], most rows of one sequence).
+
+Behind the last sequence's rows are as many of nobody as one sequence may have: who has no rows
+begins there. What the function writes into `samples` is what is committed.
+"""
+
+
+class StepLimits(NamedTuple):
+    """What a device has room for."""
+
+    max_batch: int
+    max_length: int  # positions of a sequence
+    max_prompt_rows: int  # in a step
+    max_chunks: int  # likewise
+    most_given: int = 0  # draft tokens for each sequence that are not the drafter's
+    looks_up: bool = False  # what came before, on the device
+    may_be_guided: bool = False  # by grammars
+
+
+class _Woken(NamedTuple):
+    """The slots whose prompts end in a step."""
+
+    slots: Tensor
+    rows: Tensor  # of the pass: their last ones
+    lengths: Tensor  # tokens that the cache then holds
+
+
+class StepPieces:
+    """The pieces over a batch of slots, and the buffers between them."""
+
+    def __init__(
+        self,
+        target: Target,
+        proposer: BlockProposer | None,
+        cache: KVCache,
+        limits: StepLimits,
+        accept: AcceptFunction,
+        captured: bool,
+    ) -> None:
+        """`captured` pieces do the same whatever a step is about."""
+        self._target, self._proposer, self._cache = target, proposer, cache
+        self._device, self._accept_rows = target.kernels.device, accept
+        self._num_layers = len(target.config.layers)
+        self._captured, self.max_chunks = captured, limits.max_chunks
+        self.max_width = proposer.max_drafts if proposer is not None else limits.most_given
+        num_pages = -(-max(limits.max_length, MANY_ROWS) // cache.page_size)  # nobody has a table
+        history = None
+        if limits.looks_up:
+            history = TokenHistory(limits.max_batch, limits.max_length, self._device)
+        self.slots = Slots(
+            limits.max_batch,
+            len(cache.windows),
+            num_pages,
+            target.config.vocab_size,
+            self._device,
+            history,
+        )
+        # where rows of nobody are written to
+        self._nowhere = torch.tensor(cache.scratch_pages, device=self._device).unsqueeze(1)
+        self.shares = Shares(self._device)
+        self._make_buffers(limits)
+        self.end = limits.max_length  # positions of the pass that is laid out end before it
+        self.wants_scores = False  # in the step that runs
+        self.taps: Tensor | None = None  # of the last pass, where the host keeps the context up
+        if captured:
+            # tables of angles grow by moving: they must have their final place before a capture
+            target.prepare_positions(limits.max_length)
+            if proposer is not None:
+                proposer.drafter.rope.table(limits.max_length)
+
+    def _make_buffers(self, limits: StepLimits) -> None:
+        """What one piece hands to the next, and the last one to the host."""
+
+        def integers(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=self._device)
+
+        max_batch, width, nobody = limits.max_batch, self.max_width, 1 + self.max_width
+        num_decoded = max_batch * (1 + width)
+        max_rows = max(num_decoded + limits.max_prompt_rows, MIXED_ROWS[-1])
+        self._tokens = integers(max_rows + nobody)
+        self._owner, self._positions = integers(num_decoded), integers(max_rows)
+        self._query_start = integers(max_batch + 1, dtype=torch.int32)
+        # of prompts: who writes where, and one more sequence, whose rows fill up what is left
+        slots = self.slots
+        self._places = integers(slots.num_pools, max_rows)
+        self._chunk_start = integers(self.max_chunks + 2, dtype=torch.int32)
+        self._chunk_lengths = integers(self.max_chunks + 1, dtype=torch.int32)
+        shape = slots.num_pools, self.max_chunks + 1, slots.max_pages
+        self._chunk_tables = integers(*shape, dtype=torch.int32)
+        self._chunk_tables[:] = self._nowhere.to(torch.int32).unsqueeze(1)
+        config, kernels = self._target.config, self._target.kernels
+        self.hidden = torch.zeros(
+            max_rows, config.hidden_size, dtype=kernels.dtype, device=self._device
+        )
+        num_masks = num_decoded if limits.may_be_guided else 0
+        self.exchange = Exchange(
+            max_batch, width, num_masks, config.vocab_size, self._device, slots.send
+        )
+        self._samples = integers(num_decoded + nobody)
+        self.lines = integers(max_batch * num_columns(width))
+        self.scores = integers(num_decoded + max_batch, SCORE_COLUMNS)
+
+    # -- draft ---------------------------------------------------------------------------------
+
+    def draft(self, shape: StepShape) -> None:
+        """Draft tokens for every slot, and how sure their proposer is of each."""
+        batch, width = shape.batch, shape.width
+        sources = self.exchange.sources[:batch].zero_()
+        if self._proposer is not None:
+            drafts, confidence = self._drafts_of(shape)
+        if self.slots.history is not None:
+            found, surety = self._look_up(self.slots.history, batch, width)
+            is_found = torch.ones_like(sources, dtype=torch.bool)
+            if self._proposer is not None:  # the draft from which more tokens are expected
+                is_found = self.shares.survival(surety, sources + 1).sum(1) > self.shares.survival(
+                    confidence, sources
+                ).sum(1)
+                found = torch.where(is_found.unsqueeze(1), found, drafts)
+                surety = torch.where(is_found.unsqueeze(1), surety, confidence)
+            drafts, confidence = found, surety
+            sources.copy_(is_found)
+        self.exchange.drafts[:batch, :width] = drafts
+        self.exchange.confidence[:batch, :width] = confidence
+
+    def _look_up(self, history: TokenHistory, batch: int, width: int) -> tuple[Tensor, Tensor]:
+        """What followed earlier, and nothing for slots that do not decode."""
+        lengths, alive = self.slots.lengths[:batch], self.slots.alive[:batch]
+        ends = ((lengths + 1) * alive).to(torch.int64)
+        return look_up(history.until(self.end)[:batch], ends, width, self._target.forbidden)
+
+    def _drafts_of(self, shape: StepShape) -> tuple[Tensor, Tensor]:
+        assert self._proposer is not None
+        batch, width, drafter = shape.batch, shape.width, self._proposer.drafter
+        anchors, lengths = self.slots.anchors[:batch], self.slots.lengths[:batch]
+        # a drafter that was not trained on cut blocks drafts worse in them
+        masked = width if drafter.config.any_width else self.max_width
+        mask = anchors.new_full((batch, masked), drafter.config.mask_token_id)
+        blocks = torch.cat([anchors.unsqueeze(1), mask], dim=1)
+        layout = lay_out_rows(blocks, lengths, None, batch * (1 + masked))
+        placed = self._place(layout.owner, layout.positions, layout.query_start, batch, 1 + masked)
+        hidden = self._proposer.run_blocks(layout.tokens, placed)
+        wanted = hidden.view(batch, 1 + masked, -1)[:, 1 : 1 + width].reshape(batch * width, -1)
+        if shape.is_greedy:
+            best = drafter.greedy(self._target, wanted)
+            tokens, chance = best.index, (best.logit - best.log_total).exp()
+        else:
+            place = count_up(1 + width, self._device)[1:]
+            positions = (lengths.unsqueeze(1) + place).flatten()
+            owner = count_up(batch, self._device).repeat_interleave(width)
+            logits = self._proposer.widen(drafter.logits(self._target, wanted).float())
+            # penalties are those of what is committed; kernels are compiled for all rows alike
+            rows = DrawnRows(owner, positions, self.exchange.drafts, torch.zeros_like(owner))
+            drawn = self._target.kernels.draw(logits, self.slots.settings, rows)
+            tokens, chance = drawn.tokens, (drawn.logit - drawn.log_total).exp()
+        confidence = chance.nan_to_num(0.0).view(batch, width)
+        return tokens.clamp(min=0).view(batch, width), confidence
+
+    # -- verify --------------------------------------------------------------------------------
+
+    def verify(self, shape: StepShape) -> None:
+        """The target's pass over anchors and draft tokens."""
+        self._lay_out(shape)
+        num_rows = shape.num_rows
+        placed = self._place(
+            self._owner[:num_rows],
+            self._positions[:num_rows],
+            self._query_start[: shape.batch + 1],
+            shape.batch,
+            1 + shape.width,
+        )
+        self.hidden[:num_rows] = self._forward(self._tokens[:num_rows], placed)
+
+    def lay_out_beside(self, shape: StepShape, chunks: Sequence[PromptChunk], size: int) -> None:
+        """The rows of a pass with chunks of prompts behind, filled up to `size`."""
+        num_rows = shape.num_rows
+        self._query_start.zero_()
+        if shape.batch:
+            self._lay_out(shape)
+            owner, positions = self._owner[:num_rows], self._positions[:num_rows]
+            self._places[:, :num_rows] = self._places_of(owner, positions)
+        self._lay_out_chunks(num_rows, size, chunks)
+
+    def verify_mixed(self, num_rows: int, num_slots: int, end: int) -> None:
+        """The target's pass over whatever is laid out; only the first slots may decode."""
+        slots, places = self.slots, self._places[:, :num_rows]
+        views = self._cache.views(
+            self._chunk_start,
+            self._chunk_lengths,
+            self._chunk_tables,
+            places,
+            num_rows,
+            end,
+        )
+        if num_slots:
+            few = self._cache.views(
+                self._query_start[: num_slots + 1],
+                slots.lengths[:num_slots],
+                slots.tables[:, :num_slots],
+                places,
+                1 + self.max_width,
+                end,
+            )
+            views = [one.followed_by(other) for one, other in zip(few, views, strict=True)]
+        placed = Rows(self._positions[:num_rows], self.end, views, [])
+        self.hidden[:num_rows] = self._forward(self._tokens[:num_rows], placed)
+
+    def _lay_out_chunks(self, first: int, size: int, chunks: Sequence[PromptChunk]) -> None:
+        """The rows of prompts, from `first` on, and those of nobody up to `size`."""
+        assert len(chunks) <= self.max_chunks
+        counts = np.asarray([len(chunk.tokens) for chunk in chunks])
+        starts = np.asarray([chunk.start for chunk in chunks])
+        unused = self.max_chunks - len(chunks)
+        ends = first + np.cumsum(counts)
+        num_left = size - int(ends[-1])
+        ranges = [np.arange(a, a + n) for a, n in zip(starts, counts, strict=True)]
+        slots = np.asarray([chunk.slot for chunk in chunks])
+        parts = [
+            np.concatenate([np.asarray(chunk.tokens) for chunk in chunks]),
+            np.concatenate([*ranges, np.arange(num_left)]),
+            np.repeat(slots, counts),
+            np.concatenate([slots, np.zeros(unused)]),
+            np.concatenate([starts, np.zeros(unused)]),
+            np.concatenate([[first], ends, np.full(unused, ends[-1]), [size]]),
+        ]
+        sent = self.slots.send(np.concatenate(parts).astype(np.int64))
+        cuts = np.cumsum([len(part) for part in parts])[:-1].tolist()
+        tokens, positions, owner, own, lengths, query_start = sent.tensor_split(cuts)
+        end = int(ends[-1])
+        self._tokens[first:end] = tokens
+        self._tokens[end:size] = 0
+        self._positions[first:size] = positions
+        page_size, tables = self._cache.page_size, self.slots.tables
+        pages = tables[:, owner, positions[: end - first] // page_size].to(torch.int64)
+        self._places[:, first:end] = pages * page_size + positions[: end - first] % page_size
+        self._places[:, end:size] = self._nowhere * page_size
+        self._chunk_start.copy_(query_start)
+        self._chunk_lengths[: self.max_chunks] = lengths
+        self._chunk_tables[:, : self.max_chunks] = tables[:, own]
+
+    def _lay_out(self, shape: StepShape) -> None:
+        """The rows of the target's pass: which tokens, where, for whom."""
+        batch, width = shape.batch, shape.width
+        anchors, lengths = self.slots.anchors[:batch], self.slots.lengths[:batch]
+        blocks, counts = anchors.unsqueeze(1), None
+        if width:
+            blocks = torch.cat([blocks, self.exchange.drafts[:batch, :width]], dim=1)
+            if shape.is_given:
+                counts = self.exchange.counts[:batch]
+            elif shape.num_slots < batch * width:
+                exchange, slots = self.exchange, self.slots
+                survival = self.shares.survival(
+                    exchange.confidence[:batch, :width], exchange.sources[:batch]
+                )
+                survival = survival * slots.alive[:batch].unsqueeze(1)
+                counts = share_slots(survival, shape.num_slots, slots.limits[:batch])
+        rows = lay_out_rows(blocks, lengths, counts, shape.num_rows)
+        self._tokens[: shape.num_rows] = rows.tokens
+        self._owner[: shape.num_rows] = rows.owner
+        self._positions[: shape.num_rows] = rows.positions
+        self._query_start.fill_(shape.num_rows)  # slots that take no part have no rows
+        self._query_start[: batch + 1] = rows.query_start
+
+    def _forward(self, tokens: Tensor, placed: Rows) -> Tensor:
+        """The target's hidden rows; the drafter's context of the same rows is written too."""
+        layers = self._cache.layers(placed.views, 0, self._num_layers)
+        batch = ForwardBatch(placed.positions, placed.end_position, layers)
+        output = self._target.forward(tokens, batch)
+        if self._proposer is None:
+            self.taps = None if self._captured else output.taps
+        else:
+            assert output.taps is not None
+            self._proposer.write_context(output.taps, placed)
+        return output.hidden
+
+    # -- draw and accept -----------------------------------------------------------------------
+
+    def draw(self, shape: StepShape) -> None:
+        """A token from every row, the accepted prefix of every slot, and where it goes on."""
+        num_rows, width, is_greedy = shape.num_rows, shape.width, shape.is_greedy
+        slots, nobody = self.slots, 1 + width
+        owner, positions = self._owner[:num_rows], self._positions[:num_rows]
+        samples = self._samples[: num_rows + nobody]
+        behind = positions - slots.lengths[owner]  # draft tokens that a row follows
+        masks = self.exchange.masks_of(owner, behind) if shape.is_guided else None
+        drafts, confidence = self.exchange.drafts, self.exchange.confidence
+        rows = DrawnRows(owner, positions + 1, drafts, behind, masks, self._has_totals)
+        hidden = self.hidden[:num_rows]
+        samples[:num_rows] = self._choose(hidden, rows, is_greedy, slice(0, num_rows))
+        samples[num_rows:] = -1
+        tokens, query_start = self._tokens[: num_rows + nobody], self._query_start
+        tokens[num_rows:] = -2
+        accepted, bonus = torch.zeros_like(slots.anchors), samples[query_start[:-1].to(torch.int64)]
+        if width:
+            accepted, bonus = self._accept_rows(samples, tokens, query_start, 1 + width)
+        rows_of = (query_start[1:] - query_start[:-1]).to(torch.int64)
+        verified = rows_of - 1
+        if width and not shape.is_given:  # a request that fixes its length may have had more rows
+            most = torch.where(slots.limits < 0, width, slots.limits)
+            if slots.history is not None:  # nothing may have been found
+                most = torch.minimum(most, (confidence[:, :width] > 0).sum(1))
+            verified, accepted = torch.minimum(verified, most), torch.minimum(accepted, most)
+            bonus = samples[query_start[:-1].to(torch.int64) + accepted]
+        spoken = pad_rows(samples, query_start, 1 + width)
+        numbers = [accepted, verified, rows_of, self.exchange.sources]
+        lines = pack_lines(numbers, spoken, drafts[:, :width], confidence[:, :width])
+        self.lines[: lines.numel()] = lines.flatten()
+        alive = slots.alive
+        if not is_greedy and (self._captured or slots.settings.any_penalised):
+            every = count_up(slots.count, self._device)
+            slots.settings.count(every, spoken, (accepted + 1) * alive)
+        # where there is no token the host ends the request
+        slots.anchors.copy_(torch.where(alive > 0, bonus.clamp(min=0), slots.anchors))
+        if slots.history is not None:
+            slots.history.append(slots.lengths, spoken, (accepted + 1) * alive)
+        lengths = slots.lengths + (accepted + 1).to(torch.int32) * alive
+        if not shape.is_given:  # the host sees the end before it launches another
+            alive.mul_(~slots.is_over(spoken, accepted + 1, lengths))
+        slots.lengths.copy_(lengths)
+
+    def wake(self, shape: StepShape, chunks: Sequence[PromptChunk]) -> Tensor:
+        """The first tokens of the answers to prompts that end."""
+        woken = self._woken_by(shape, chunks)
+        if woken is None:
+            return self._samples[:0]
+        none = torch.zeros_like(woken.slots)
+        masks = self.exchange.masks_of(woken.slots, none) if shape.is_guided else None
+        rows = DrawnRows(
+            woken.slots, woken.lengths, self.exchange.drafts, none, masks, self._has_totals
+        )
+        place = slice(shape.num_rows, shape.num_rows + len(woken.slots))
+        first_tokens = self._choose(self.hidden[woken.rows], rows, shape.is_greedy, place)
+        self.slots.wake(woken.slots, first_tokens, woken.lengths)
+        if not shape.is_greedy:
+            one_each = torch.ones_like(woken.slots)
+            self.slots.settings.count(woken.slots, first_tokens.unsqueeze(1), one_each)
+        return first_tokens
+
+    def _woken_by(self, shape: StepShape, chunks: Sequence[PromptChunk]) -> _Woken | None:
+        """Who wakes."""
+        ends = shape.num_rows + np.cumsum([len(chunk.tokens) for chunk in chunks])
+        woken = [
+            (chunk.slot, end - 1, chunk.start + len(chunk.tokens))
+            for chunk, end in zip(chunks, ends, strict=True)
+            if chunk.emits
+        ]
+        if not woken:
+            return None
+        return _Woken(*self.slots.send(np.asarray(woken, dtype=np.int64).T.copy()))
+
+    def _choose(self, hidden: Tensor, rows: DrawnRows, is_greedy: bool, place: slice) -> Tensor:
+        """The target's token for every row, -1 where there is none; its scores go to `place`."""
+        if is_greedy:
+            return self._target.greedy(hidden).index
+        logits, settings = self._target.logits(hidden), self.slots.settings
+        drawn = self._target.kernels.draw(logits, settings, rows)
+        self.scores[place] = pack_scores(drawn)
+        return drawn.tokens
+
+    @property
+    def _has_totals(self) -> bool:
+        """Whether log-totals of rows are made that nobody asked for: captured draws are alike."""
+        return self._captured or self.wants_scores
+
+    # -- where rows go -------------------------------------------------------------------------
+
+    def _place(
+        self, owner: Tensor, positions: Tensor, query_start: Tensor, batch: int, width: int
+    ) -> Rows:
+        """Rows of the first slots."""
+        tables, lengths = self.slots.tables[:, :batch], self.slots.lengths[:batch]
+        places = self._places_of(owner, positions)
+        views = self._cache.views(query_start, lengths, tables, places, width, self.end)
+        return Rows(positions, self.end, views, [])
+
+    def _places_of(self, owner: Tensor, positions: Tensor) -> Tensor:
+        """Where keys and values go; those of slots that do not decode to the page of nobody."""
+        size = self._cache.page_size
+        pages = self.slots.tables[:, owner, positions // size].to(torch.int64)
+        pages = torch.where(self.slots.alive[owner] > 0, pages, self._nowhere)
+        return pages * size + (positions % size).unsqueeze(0)

@@ -1,0 +1,65 @@
+"""A sequence in a slot of the device, as the host knows it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from flashdraft.engine.sampling.grammar import Constraint
+from flashdraft.engine.sequence import Sequence
+from flashdraft.engine.step.shape import PromptChunk, ScoredRows
+from flashdraft.engine.step.slots import SlotState
+from flashdraft.kernels.draw.rule import SlotRequest, has_penalties
+
+
+class SeatRequest(NamedTuple):
+    """What a seat must know of its request."""
+
+    request: SlotRequest
+    is_greedy: bool  # it takes the likeliest token as it is, and nobody asks how likely
+    constraint: Constraint | None
+
+
+@dataclass(eq=False)
+class Seat:
+    """A sequence in a slot."""
+
+    sequence: Sequence
+    is_greedy: bool
+    constraint: Constraint | None
+    num_computed: int  # tokens that the cache holds once all launched steps are done, of a prompt
+    first_computed: int  # those that it held from the start
+    num_scored: int  # rows of the prompt whose log-probabilities are known, or launched
+    is_awake: bool = False  # it decodes in the next step that is launched
+    known_pages: list[int] = field(default_factory=list)  # entered so far, by pool
+
+    @property
+    def wants_scores(self) -> bool:
+        """Log-probabilities, or a word on whose fault a row without a token is."""
+        params = self.sequence.request.params
+        adjusts = has_penalties(params) or params.logit_bias or params.min_tokens > 0
+        return params.logprobs is not None or bool(adjusts) or self.constraint is not None
+
+    def slot_state(self, request: SlotRequest) -> SlotState:
+        """The sequence as a slot takes it in."""
+        sequence, verify = self.sequence, self.sequence.request.verify
+        return SlotState(
+            sequence.tokens[-1],
+            sequence.num_cached,
+            request,
+            self.is_awake,
+            sequence.tokens,
+            limit=-1 if verify is None else verify,
+            end=sequence.max_length,
+        )
+
+    def take_chunk(self, slot: int, start: int, count: int, emits: bool) -> PromptChunk:
+        """A share of the prompt for a step, with those of its rows that are to be scored."""
+        sequence, end = self.sequence, start + count
+        scored, num_top = None, sequence.request.prompt_logprobs
+        first, last = max(start, self.num_scored), min(end, sequence.num_prompt - 1)
+        if num_top is not None and first < last:
+            following = sequence.tokens[first + 1 : last + 1]
+            scored, self.num_scored = ScoredRows(first - start, following, num_top), last
+        self.num_computed, self.is_awake = end, emits
+        return PromptChunk(slot, start, sequence.tokens[start:end], emits, scored)

@@ -19,6 +19,7 @@ from flashdraft.engine.config import MAX_VERIFY, EngineConfig
 from flashdraft.engine.draft.block import BlockProposer
 from flashdraft.engine.draft.ngram import NgramIndex
 from flashdraft.engine.draft.proposer import GuardedProposer, Proposer
+from flashdraft.engine.drafting import HostDrafting
 from flashdraft.engine.live import Ending, Live
 from flashdraft.engine.output import TextDecoder, TextOutput
 from flashdraft.engine.policy.costs import GPU_COSTS, CostModel
@@ -31,7 +32,6 @@ from flashdraft.engine.scheduler import Scheduler, Work
 from flashdraft.engine.sequence import Sequence as RunningSequence
 from flashdraft.engine.step.commit import Committer
 from flashdraft.engine.step.device import DeviceSteps
-from flashdraft.engine.step.drafting import HostDrafting
 from flashdraft.engine.step.pieces import AcceptFunction, StepLimits
 from flashdraft.engine.step.pipeline import AHEAD_MARGIN, StepPart, StepPipeline
 from flashdraft.engine.step.prepare import measure_rows
@@ -349,9 +349,8 @@ class Engine:
             batch, looks_up = smallest_batch(max_batch), self.config.ngram and self._lookahead > 0
             most = MAX_VERIFY if looks_up else 0
             return StepLimits(batch, max_length, rows, MAX_CHUNKS, most, looks_up, may_be_guided)
-        return StepLimits(
-            max_batch, max_length, rows, max_batch, self._lookahead, False, may_be_guided
-        )
+        most = self._lookahead
+        return StepLimits(max_batch, max_length, rows, max_batch, most, False, may_be_guided, True)
 
     def _max_drafts(self) -> int:
         if self.config.verify == 0:

@@ -17,13 +17,11 @@ from torch import Tensor
 
 from flashdraft.engine.cache.storage import KVCache
 from flashdraft.engine.draft.block import BlockProposer
+from flashdraft.engine.sampling.accept import accept_ragged
 from flashdraft.engine.step.guide import StepGuide
+from flashdraft.engine.step.host_pieces import HostPieces
 from flashdraft.engine.step.pieces import AcceptFunction, StepLimits, StepPieces
-from flashdraft.engine.step.result import (
-    StepRecord,
-    StepResult,
-    num_columns,
-)
+from flashdraft.engine.step.result import StepRecord, StepResult
 from flashdraft.engine.step.score import score_prompts
 from flashdraft.engine.step.shape import (
     MANY_ROWS,
@@ -96,7 +94,9 @@ class DeviceSteps:
         self._max_length = limits.max_length
         self.graphs: Graphs[tuple[object, ...]] = Graphs(self._device)
         captures = self.graphs.captures
-        self.pieces = StepPieces(target, proposer, cache, limits, accept, captures)
+        is_host = limits.is_at_once and self._device.type == "cpu" and accept is accept_ragged
+        pieces = HostPieces if is_host else StepPieces
+        self.pieces = pieces(target, proposer, cache, limits, accept, captures)
         self.slots, self.max_width = self.pieces.slots, self.pieces.max_width
         self.page_size, self.scratch_pages = cache.page_size, cache.scratch_pages
         # without a drafter drafts cost next to nothing: there are some in every step
@@ -190,9 +190,11 @@ class DeviceSteps:
             first_tokens = self.pieces.wake(shape, chunks)
             if len(first_tokens):
                 self._seen_wakes.add((shape.is_greedy, shape.is_guided))
-        record = self._receive(
-            shape, first_tokens, wants_scores and not shape.is_greedy, prompt_scores
-        )
+        scores = None
+        if wants_scores and not shape.is_greedy:
+            scores = self.pieces.scores[: shape.num_rows + len(first_tokens)]
+        receive = self._downloads.receive
+        record = self.pieces.record(shape, first_tokens, scores, prompt_scores, receive)
         clock = Clock(begin, Mark(self._device), is_typical)
         return PendingStep(shape, record, drafting, clock, self.pieces.taps)
 
@@ -229,20 +231,6 @@ class DeviceSteps:
             yield ("draft", *shape.draft_key), lambda: self.pieces.draft(shape)
         yield ("verify", batch, num_slots, width, is_given), lambda: self.pieces.verify(shape)
         yield ("draw", shape.num_rows, width, is_greedy, is_guided), lambda: self.pieces.draw(shape)
-
-    def _receive(
-        self,
-        shape: StepShape,
-        first_tokens: Tensor,
-        has_scores: bool,
-        prompt_scores: Sequence[Tensor | None],
-    ) -> StepRecord:
-        receive, columns = self._downloads.receive, num_columns(shape.width)
-        lines = self.pieces.lines[: shape.batch * columns].view(shape.batch, columns)
-        num_scores = shape.num_rows + len(first_tokens)
-        scores = receive(self.pieces.scores[:num_scores]) if has_scores else None
-        received = [None if one is None else receive(one) for one in prompt_scores]
-        return StepRecord(receive(lines), receive(first_tokens), scores, shape.width, received)
 
     # -- passes with prompts -------------------------------------------------------------------
 

@@ -21,7 +21,13 @@ from flashdraft.engine.draft.lookup import TokenHistory, look_up
 from flashdraft.engine.sampling.accept import Acceptance
 from flashdraft.engine.step.exchange import Exchange
 from flashdraft.engine.step.layout import count_up, lay_out_rows, pad_rows
-from flashdraft.engine.step.result import SCORE_COLUMNS, num_columns, pack_lines, pack_scores
+from flashdraft.engine.step.result import (
+    SCORE_COLUMNS,
+    StepRecord,
+    num_columns,
+    pack_lines,
+    pack_scores,
+)
 from flashdraft.engine.step.shape import MANY_ROWS, MIXED_ROWS, PromptChunk, StepShape
 from flashdraft.engine.step.shares import Shares, share_slots
 from flashdraft.engine.step.slots import Slots
@@ -46,6 +52,7 @@ class StepLimits(NamedTuple):
     most_given: int = 0  # draft tokens for each sequence that are not the drafter's
     looks_up: bool = False  # what came before, on the device
     may_be_guided: bool = False  # by grammars
+    is_at_once: bool = False  # the host drafts, and reads every step before the next
 
 
 class _Woken(NamedTuple):
@@ -307,46 +314,51 @@ class StepPieces:
 
     def draw(self, shape: StepShape) -> None:
         """A token from every row, the accepted prefix of every slot, and where it goes on."""
-        num_rows, width, is_greedy = shape.num_rows, shape.width, shape.is_greedy
-        slots, nobody = self.slots, 1 + width
+        num_rows, slots = shape.num_rows, self.slots
         owner, positions = self._owner[:num_rows], self._positions[:num_rows]
-        samples = self._samples[: num_rows + nobody]
         behind = positions - slots.lengths[owner]  # draft tokens that a row follows
         masks = self.exchange.masks_of(owner, behind) if shape.is_guided else None
-        drafts, confidence = self.exchange.drafts, self.exchange.confidence
+        drafts = self.exchange.drafts
         rows = DrawnRows(owner, positions + 1, drafts, behind, masks, self._has_totals)
         hidden = self.hidden[:num_rows]
-        samples[:num_rows] = self._choose(hidden, rows, is_greedy, slice(0, num_rows))
+        self._samples[:num_rows] = self._choose(hidden, rows, shape.is_greedy, slice(0, num_rows))
+        self._advance(shape)
+
+    def _advance(self, shape: StepShape) -> None:
+        """Keep the accepted prefix of every slot, write it down, and go on from there."""
+        num_rows, width, slots = shape.num_rows, shape.width, self.slots
+        drafts, confidence = self.exchange.drafts, self.exchange.confidence
+        samples = self._samples[: num_rows + 1 + width]
         samples[num_rows:] = -1
-        tokens, query_start = self._tokens[: num_rows + nobody], self._query_start
-        tokens[num_rows:] = -2
-        accepted, bonus = torch.zeros_like(slots.anchors), samples[query_start[:-1].to(torch.int64)]
-        if width:
-            accepted, bonus = self._accept_rows(samples, tokens, query_start, 1 + width)
-        rows_of = (query_start[1:] - query_start[:-1]).to(torch.int64)
+        tokens, query_start = self._tokens[: num_rows + 1 + width], self._query_start
+        starts = query_start[:-1].to(torch.int64)
+        rows_of = query_start[1:].to(torch.int64) - starts
         verified = rows_of - 1
+        accepted, bonus = torch.zeros_like(starts), samples[starts]
+        if width:
+            tokens[num_rows:] = -2
+            accepted, bonus = self._accept_rows(samples, tokens, query_start, 1 + width)
         if width and not shape.is_given:  # a request that fixes its length may have had more rows
             most = torch.where(slots.limits < 0, width, slots.limits)
             if slots.history is not None:  # nothing may have been found
                 most = torch.minimum(most, (confidence[:, :width] > 0).sum(1))
             verified, accepted = torch.minimum(verified, most), torch.minimum(accepted, most)
-            bonus = samples[query_start[:-1].to(torch.int64) + accepted]
-        spoken = pad_rows(samples, query_start, 1 + width)
+            bonus = samples[starts + accepted]
+        spoken = pad_rows(samples, query_start, 1 + width) if width else bonus.unsqueeze(1)
         numbers = [accepted, verified, rows_of, self.exchange.sources]
         lines = pack_lines(numbers, spoken, drafts[:, :width], confidence[:, :width])
         self.lines[: lines.numel()] = lines.flatten()
         alive = slots.alive
-        if not is_greedy and (self._captured or slots.settings.any_penalised):
-            every = count_up(slots.count, self._device)
-            slots.settings.count(every, spoken, (accepted + 1) * alive)
+        counts = (accepted + 1) * alive
+        if not shape.is_greedy and (self._captured or slots.settings.any_penalised):
+            slots.settings.count(count_up(slots.count, self._device), spoken, counts)
+        if slots.history is not None:
+            slots.history.append(slots.lengths, spoken, counts)
         # where there is no token the host ends the request
         slots.anchors.copy_(torch.where(alive > 0, bonus.clamp(min=0), slots.anchors))
-        if slots.history is not None:
-            slots.history.append(slots.lengths, spoken, (accepted + 1) * alive)
-        lengths = slots.lengths + (accepted + 1).to(torch.int32) * alive
+        slots.lengths.add_(counts)
         if not shape.is_given:  # the host sees the end before it launches another
-            alive.mul_(~slots.is_over(spoken, accepted + 1, lengths))
-        slots.lengths.copy_(lengths)
+            alive.mul_(~slots.is_over(spoken, accepted + 1, slots.lengths))
 
     def wake(self, shape: StepShape, chunks: Sequence[PromptChunk]) -> Tensor:
         """The first tokens of the answers to prompts that end."""
@@ -384,13 +396,33 @@ class StepPieces:
             return self._target.greedy(hidden).index
         logits, settings = self._target.logits(hidden), self.slots.settings
         drawn = self._target.kernels.draw(logits, settings, rows)
-        self.scores[place] = pack_scores(drawn)
+        if self._has_totals:
+            self.scores[place] = pack_scores(drawn)
         return drawn.tokens
 
     @property
     def _has_totals(self) -> bool:
-        """Whether log-totals of rows are made that nobody asked for: captured draws are alike."""
+        """Whether tokens are scored: if somebody asks, and by captured draws, which are alike."""
         return self._captured or self.wants_scores
+
+    def record(
+        self,
+        shape: StepShape,
+        first_tokens: Tensor,
+        scores: Tensor | None,
+        prompt_scores: Sequence[Tensor | None],
+        receive: Callable[[Tensor], Tensor],
+    ) -> StepRecord:
+        """What a step writes down, on its way to the host."""
+        columns = num_columns(shape.width)
+        lines = self.lines[: shape.batch * columns].view(shape.batch, columns)
+        return StepRecord(
+            receive(lines),
+            receive(first_tokens),
+            None if scores is None else receive(scores),
+            shape.width,
+            [None if one is None else receive(one) for one in prompt_scores],
+        )
 
     # -- where rows go -------------------------------------------------------------------------
 

@@ -125,10 +125,6 @@ class StepPipeline:
             if slot is None:
                 self._sit_down(work.sequence, work.is_decode)
         self._close_ranks()
-        for seat in self._seats:
-            if seat is not None:  # pages behind what is committed were given back
-                full = seat.sequence.num_cached // self._book.page_size
-                seat.known_pages = [min(known, full) for known in seat.known_pages]
         given = {w.sequence: d for w, d in zip(works, drafts, strict=True) if d is not None}
         self._launch(0, [work for work in works if not work.is_decode], given)
 
@@ -215,7 +211,7 @@ class StepPipeline:
         request, is_greedy, constraint = self._describe(sequence)
         cached, scored = sequence.num_cached, len(sequence.prompt_logprobs or [None]) - 1
         seat = Seat(sequence, is_greedy, constraint, cached, cached, scored, is_awake)
-        seat.known_pages = [0] * self._slots.num_pools
+        seat.known_pages = [[] for _ in range(self._slots.num_pools)]
         self._seats[slot] = seat
         self._slots.load(slot, seat.slot_state(request))
 
@@ -322,17 +318,18 @@ class StepPipeline:
         for slot, seat in enumerate(self._seats):
             if seat is None:
                 continue
-            for pool in range(self._slots.num_pools):
-                table, begin = (
-                    self._book.table(seat.sequence, pool),
-                    self._slots.place_of(pool, slot),
-                )
-                for index in range(seat.known_pages[pool], len(table)):
-                    if table[index] != NO_PAGE:
+            full = seat.sequence.num_cached // self._book.page_size  # those behind may change
+            for pool, known in enumerate(seat.known_pages):
+                table = self._book.table(seat.sequence, pool)
+                begin, first = self._slots.place_of(pool, slot), min(full, len(known))
+                for index in range(first, len(table)):
+                    is_known = index < len(known) and known[index] == table[index]
+                    if table[index] != NO_PAGE and not is_known:
                         places.append(begin + index)
                         pages.append(table[index])
-                seat.known_pages[pool] = len(table)
-        self._slots.write_pages(np.asarray(places, np.int64), np.asarray(pages, np.int64))
+                known[first:] = table[first:]
+        if places:
+            self._slots.write_pages(np.asarray(places, np.int64), np.asarray(pages, np.int64))
 
     # -- steps ---------------------------------------------------------------------------------
 

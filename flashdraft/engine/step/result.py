@@ -95,8 +95,12 @@ class StepRecord:
     width: int
     prompt_scores: Sequence[Tensor | None] = ()  # for each chunk of a prompt
 
+    def read_slots(self) -> list[SlotResult]:
+        """What it did for those who decode, but for the scores."""
+        return [_read_line(line, self.width) for line in self.lines.numpy()]
+
     def read(self) -> StepResult:
-        slots = [_read_line(line, self.width) for line in self.lines.numpy()]
+        slots = self.read_slots()
         woken = [SlotResult(0, [], [token], []) for token in self.first_tokens.tolist()]
         if self.scores is not None:
             scores, first = self.scores.numpy(), 0

@@ -31,7 +31,7 @@ class Seat:
     first_computed: int  # those that it held from the start
     num_scored: int  # rows of the prompt whose log-probabilities are known, or launched
     is_awake: bool = False  # it decodes in the next step that is launched
-    known_pages: list[int] = field(default_factory=list)  # entered so far, by pool
+    known_pages: list[list[int]] = field(default_factory=list)  # entered so far, by pool
 
     @property
     def wants_scores(self) -> bool:

@@ -117,7 +117,9 @@ class Slots:
 
     def write_pages(self, places: NDArray[np.int64], pages: NDArray[np.int64]) -> None:
         """Enter pages at flat places: (pool * count + slot) * max_pages + index."""
-        if len(places):
+        if self.tables.device.type == "cpu":
+            self.tables.numpy().reshape(-1)[places] = pages
+        elif len(places):
             index, values = self.send(np.stack([places, pages]))
             self.tables.view(-1).index_copy_(0, index, values.to(torch.int32))
 

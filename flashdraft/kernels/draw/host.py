@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -66,12 +67,14 @@ def draw(
     raw, num_rows = logits.numpy(), len(logits)
     likeliest = argmax(logits).numpy() if num_rows else np.zeros(0, dtype=np.int64)
     slots = _Slots(settings, rows)
-    tokens = np.full(num_rows, NO_TOKEN, dtype=np.int64)
+    is_sound = np.isfinite(raw[np.arange(num_rows), likeliest])
+    tokens = np.where(is_sound, likeliest, NO_TOKEN)
+    if is_sound.all() and not (rows.totals or slots.is_special.any() or slots.are_scored.any()):
+        return Draw(torch.from_numpy(tokens), *_nothing(num_rows))
     contests: list[_Contest] = []
     with np.errstate(over="ignore", invalid="ignore"):
-        for number in range(num_rows):
-            if not math.isfinite(raw[number, likeliest[number]]):
-                continue
+        for number in np.flatnonzero(is_sound & slots.is_special).tolist():
+            tokens[number] = NO_TOKEN
             row, best = slots.adjust(number, raw[number], int(likeliest[number]))
             if not math.isfinite(row[best]):
                 continue
@@ -84,7 +87,7 @@ def draw(
         for contest, end in zip(contests, ends, strict=True):
             rivals = contest.scaled + noise[end - len(contest.ids) : end]
             tokens[contest.row] = contest.ids[rivals.argmax()]
-    return _describe(logits, tokens, likeliest, slots, rows.totals)
+    return _describe(logits, tokens, likeliest, is_sound, slots, rows.totals)
 
 
 class _Slots:
@@ -93,15 +96,17 @@ class _Slots:
     def __init__(self, settings: SlotSettings, rows: DrawnRows) -> None:
         self.owner = rows.owner.numpy()
         self.positions = rows.positions.numpy()
-        self.temperature = settings.temperature.numpy()
-        self.num_top = settings.num_top.numpy()
-        self._top_k = settings.top_k.numpy()
-        self._top_p = settings.top_p.numpy()
-        self._least = settings.least.numpy()
-        self._flags = settings.flags.numpy()
+        columns = settings.host
+        self.temperature, self.num_top = columns["temperature"], columns["num_top"]
+        self._top_k, self._top_p = columns["top_k"], columns["top_p"]
+        self._least, self._flags = columns["least"], columns["flags"]
         self._settings = settings
         self._rows = rows
-        self._keys = host_keys_from(settings.noise.numpy()[self.owner], self.positions)
+        flags, temperature = self._flags[self.owner], self.temperature[self.owner]
+        # rows that are not simply their likeliest token
+        self.is_special = (flags != 0) | (temperature > 0) | (rows.masks is not None)
+        self.are_scored = self.num_top[self.owner] >= 0
+        self._keys: Ids | None = None  # of the noise, once it is wanted
 
     def adjust(self, number: int, row: Row, best: int) -> tuple[Row, int]:
         """Steps 1 to 4 of the rule, and the first of the row's largest."""
@@ -110,7 +115,10 @@ class _Slots:
         if flags == 0 and masks is None:
             return row, best
         if masks is not None:
-            words = masks[number].numpy().view(np.uint8)
+            words = masks[number].numpy()
+            if flags == 0 and (words == -1).all():  # a neighbour has a grammar
+                return row, best
+            words = words.view(np.uint8)
             allowed = np.unpackbits(words, count=len(row), bitorder="little").view(np.bool_)
             row = np.where(allowed, row, np.float32(-math.inf))
         if flags & BIASED:
@@ -144,6 +152,9 @@ class _Slots:
 
     def find_contenders(self, number: int, row: Row, peak: np.float32) -> _Contest:
         """Steps 5 and 6, and the random bits of what is left."""
+        if self._keys is None:
+            starts = self._settings.host["noise"][self.owner]
+            self._keys = host_keys_from(starts, self.positions)
         slot, key = self.owner[number], int(self._keys[number])
         heat = max(self.temperature[slot], np.float32(LOWEST_TEMPERATURE))
         scaled: Row = (row - peak) / heat
@@ -203,26 +214,40 @@ def _top_p_cut(scaled: Row, top_p: float) -> tuple[float, int]:
     return max(math.log(spare) - 0.01, _LOWEST_FLOAT), total
 
 
-def _describe(logits: Tensor, tokens: Ids, likeliest: Ids, slots: _Slots, totals: bool) -> Draw:
+def _describe(
+    logits: Tensor,
+    tokens: Ids,
+    likeliest: Ids,
+    is_sound: NDArray[np.bool_],
+    slots: _Slots,
+    totals: bool,
+) -> Draw:
     """The drawn tokens with what is said of them."""
     raw, num_rows = logits.numpy(), len(logits)
     logit = np.full(num_rows, -math.inf, dtype=np.float32)
     log_total = np.full(num_rows, math.nan, dtype=np.float32)
     top_ids = np.full((num_rows, MAX_TOP), NO_TOKEN, dtype=np.int64)
     top_logits = np.full((num_rows, MAX_TOP), -math.inf, dtype=np.float32)
-    for number in np.flatnonzero(np.isfinite(raw[np.arange(num_rows), likeliest])):
+    chosen = np.flatnonzero(tokens >= 0)
+    logit[chosen] = raw[chosen, tokens[chosen]]
+    wanted = totals | slots.are_scored | (tokens < 0)
+    for number in np.flatnonzero(is_sound & wanted):
         num_top = slots.num_top[slots.owner[number]]
-        if totals or num_top >= 0 or tokens[number] < 0:
-            log_total[number] = _log_total(logits[number], float(raw[number, likeliest[number]]))
-        if tokens[number] < 0:
-            continue
-        logit[number] = raw[number, tokens[number]]
-        if num_top > 0:
+        log_total[number] = _log_total(logits[number], float(raw[number, likeliest[number]]))
+        if num_top > 0 and tokens[number] >= 0:
             ids = _largest(logits[number], int(num_top))
             top_ids[number, : len(ids)] = ids
             top_logits[number, : len(ids)] = raw[number, ids]
     found: list[NDArray[Any]] = [tokens, logit, log_total, top_ids, top_logits]
     return Draw(*map(torch.from_numpy, found))
+
+
+@cache
+def _nothing(num_rows: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """What is said of tokens that nobody asks about."""
+    unknown = torch.full((num_rows,), math.nan)
+    shape = (num_rows, MAX_TOP)
+    return unknown, unknown, torch.full(shape, NO_TOKEN), torch.full(shape, -math.inf)
 
 
 def _log_total(row: Tensor, peak: float) -> float:

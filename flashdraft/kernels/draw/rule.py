@@ -27,6 +27,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -133,6 +134,11 @@ class SlotSettings:
     @property
     def vocab_size(self) -> int:
         return self.facts.shape[1]
+
+    @cached_property
+    def host(self) -> dict[str, NDArray[Any]]:
+        """The columns as numpy sees them, where they are the host's."""
+        return {name: getattr(self, name).numpy() for name in _COLUMNS}
 
     @property
     def any_penalised(self) -> bool:

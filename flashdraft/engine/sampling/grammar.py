@@ -149,14 +149,14 @@ class Constraint:
             ended = False
             pairs = [] if draft is None else zip(draft.tokens, draft.confidence, strict=True)
             for token, chance in pairs:
-                if ended or not self._take(token):
+                if ended or not self.take(token):
                     break
                 tokens.append(token)
                 confidence.append(chance)
                 ended = token in self.stop_ids
             while not ended and len(tokens) < room and (forced := self.forced()):
                 for token in forced[: room - len(tokens)]:
-                    if ended := not self._take(token):
+                    if ended := not self.take(token):
                         break
                     tokens.append(token)
                     confidence.append(1.0)
@@ -170,6 +170,13 @@ class Constraint:
         if matcher.is_complete():
             return list(self.stop_ids) if len(self.stop_ids) == 1 else []
         return list(matcher.forced())
+
+    def take(self, token: int) -> bool:
+        """Whether a draft token may come; the place is then after it."""
+        if token not in self.stop_ids:
+            return self.follow(token)
+        matcher = self._here()
+        return self._may_stop(matcher, is_last=matcher.is_complete())
 
     # -- places --------------------------------------------------------------------------------
 
@@ -224,13 +231,6 @@ class Constraint:
                 raise DeadEndError("no token can come next")
             self._masks[self._place] = mask
         return mask
-
-    def _take(self, token: int) -> bool:
-        """Whether a draft token may come; the place is then after it."""
-        if token not in self.stop_ids:
-            return self.follow(token)
-        matcher = self._here()
-        return self._may_stop(matcher, is_last=matcher.is_complete())
 
     def _may_stop(self, matcher: Matcher, is_last: bool) -> bool:
         return matcher.may_end() and (is_last or self._place >= self._min_tokens)

@@ -78,7 +78,7 @@ def draft_within(
                     break
             tokens.append(token)
             confidence.append(chance)
-            if token in constraint.stop_ids:
+            if token in constraint.stop_ids or constraint.is_over():
                 break
     return Draft(tokens, confidence, BLOCK_SOURCE)
 

@@ -120,7 +120,7 @@ class Constraint:
             self._seek(history)
             rows.append(self.allowed())
             for token in drafts:
-                if token in self.stop_ids or not self.follow(token) or self._is_over():
+                if token in self.stop_ids or not self.follow(token) or self.is_over():
                     break
                 rows.append(self.allowed())
         return rows
@@ -131,10 +131,10 @@ class Constraint:
         if not self.stop_ids:
             with self._guard():
                 self._seek(history)
-                is_over = self._is_over()
+                is_over = self.is_over()
         return is_over
 
-    def _is_over(self) -> bool:
+    def is_over(self) -> bool:
         """Whether the answer ends here without a stop token, because there is none."""
         return not self.stop_ids and self._here().is_complete()
 

@@ -12,9 +12,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flashdraft.engine.drafts import Draft
+from flashdraft.engine.draft.guided import Candidates
+from flashdraft.engine.drafts import BLOCK_SOURCE, DEVICE_SOURCES, Draft
 from flashdraft.engine.step.guide import StepGuide
 from flashdraft.engine.step.layout import count_up
+from flashdraft.engine.step.result import SCORE_COLUMNS, read_candidates
 from flashdraft.engine.step.shape import StepShape
 
 
@@ -38,13 +40,20 @@ class Exchange:
         self.confidence = torch.zeros(num_slots, width, device=device)
         self.sources = integers(num_slots)  # of the drafts: numbers of DEVICE_SOURCES
         self.counts = integers(num_slots)  # draft tokens verified, where the host says so
+        # of a drafter's rows, where there may be grammars: what those pick from
+        self._offered = integers(num_slots if num_masks else 0, width, SCORE_COLUMNS)
         # the first mask allows nothing and the second everything
         self._masks = integers(2 + num_masks, -(-vocab_size // 32), dtype=torch.int32)
         self._masks[1] = -1
         self._mask_index = integers(num_slots, 1 + width)
 
+    def offer(self, scores: Tensor) -> None:
+        """The scores of a drafter's rows: [slots, width, SCORE_COLUMNS]."""
+        if len(self._offered):
+            self._offered[: scores.shape[0], : scores.shape[1]] = scores
+
     def before_verify(self, shape: StepShape, guide: StepGuide) -> Mapping[int, Draft]:
-        """Take the host's drafts, or wait for the device's and put in what grammars force.
+        """Take the host's drafts, or wait for the device's and have grammars pick from them.
 
         Returns the drafts of those whose tokens the host must know.
         """
@@ -95,13 +104,24 @@ class Exchange:
         if not slots or not shape.width:
             return {}
         chosen, width = self._send(np.asarray(slots, dtype=np.int64)), shape.width
-        both = [self.drafts[chosen, :width].double(), self.confidence[chosen, :width].double()]
-        tokens, confidence = torch.stack(both).cpu()
-        pairs = zip(slots, tokens.long().tolist(), confidence.tolist(), strict=True)
-        fitted = guide.fit({slot: Draft(ids, chances) for slot, ids, chances in pairs})
+        sources = self.sources[chosen].unsqueeze(1).expand(-1, width)
+        chances = self.confidence[chosen, :width].double().view(torch.int64)
+        own = torch.stack([sources, chances, self.drafts[chosen, :width]], dim=2)
+        words = torch.cat([own, self._offered[chosen, :width]], dim=2).cpu().numpy()
+        found = zip(slots, map(_read, words), strict=True)
+        fitted = {slot: guide.fit(slot, draft) for slot, draft in found}
         ids = np.asarray([fitted[slot].tokens for slot in slots], dtype=np.int64)
-        chances = np.asarray([fitted[slot].confidence for slot in slots], dtype=np.float64)
+        surety = np.asarray([fitted[slot].confidence for slot in slots], dtype=np.float64)
         self.drafts[chosen, :width] = self._send(ids)
-        words = self._send(chances.view(np.int64))
-        self.confidence[chosen, :width] = words.view(torch.float64).float()
+        sent = self._send(surety.view(np.int64))
+        self.confidence[chosen, :width] = sent.view(torch.float64).float()
         return fitted
+
+
+def _read(rows: NDArray[np.int64]) -> Draft | Candidates:
+    """What the device drafted for a slot: its source, its confidence, its tokens and scores."""
+    source, tokens = DEVICE_SOURCES[rows[0, 0]], rows[:, 2]
+    if source == BLOCK_SOURCE:
+        return read_candidates(tokens, rows[:, 3:])
+    chances = np.ascontiguousarray(rows[:, 1]).view(np.float64)
+    return Draft(tokens.tolist(), chances.tolist(), source)

@@ -1,10 +1,10 @@
 """What the host says at the seams of a step: drafts before the verify, masks before the draw.
 
-Where the host makes the drafts they are given to the step. Else the device drafts and verifies,
-and a grammar, which lives on the host, puts what it forces in the place of draft tokens that it
-forbids. While the target runs the host makes the masks of every row that the drafts lead to. A row
-that they do not lead to has an empty mask: nothing is drawn there, and nothing before it can be
-drawn that leads there. No torch.
+Where the host makes the drafts they are given to the step. Else the device drafts and verifies, and
+a grammar lives on the host: a way through it is picked from the drafter's likeliest tokens, and
+what was looked up is cut where it forbids it. While the target runs the host makes the masks of
+every row that the drafts lead to. A row that they do not lead to has an empty mask: nothing is
+drawn there, and nothing before it can be drawn that leads there. No torch.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from flashdraft.core import Request
+from flashdraft.engine.draft.guided import Candidates, draft_within
 from flashdraft.engine.drafts import Draft
 from flashdraft.engine.sampling.grammar import Constraint
 
@@ -27,6 +29,7 @@ class GuidedSlot:
 
     constraint: Constraint
     history: Sequence[int]  # output tokens before the step
+    request: Request
 
 
 class StepGuide:
@@ -53,9 +56,17 @@ class StepGuide:
     def slots(self) -> list[int]:
         return [*self.decoding, *self._waking]
 
-    def fit(self, drafts: dict[int, Draft]) -> dict[int, Draft]:
-        """Drafts as the grammars have them, as long as they were."""
-        return {slot: self._fit(self.decoding[slot], draft) for slot, draft in drafts.items()}
+    def fit(self, slot: int, found: Draft | Candidates) -> Draft:
+        """A draft, or what a drafter offers for one, as the slot's grammar has it; as long."""
+        guided, tokens = self.decoding[slot], list(map(int, found.tokens))
+        if isinstance(found, Candidates):
+            draft = draft_within(guided.constraint, guided.request, guided.history, found)
+        else:
+            fitted = guided.constraint.fit(guided.history, found, len(tokens))
+            draft = fitted or Draft([], [], found.source)
+        # what is left is not led to, unless the grammar happens to allow it
+        rest = tokens[len(draft.tokens) :]
+        return Draft(draft.tokens + rest, draft.confidence + [0.0] * len(rest), draft.source)
 
     def masks(self, drafts: Mapping[int, Draft]) -> tuple[NDArray[np.int64], Words]:
         """Which rows have a mask, as [slot, draft tokens before it] each, and the masks."""
@@ -69,15 +80,6 @@ class StepGuide:
         shape = (len(masks), self._num_words)
         rows = np.stack(masks) if masks else np.zeros(shape, dtype=np.int32)
         return np.asarray(places, dtype=np.int64).reshape(-1, 2), rows
-
-    def _fit(self, guided: GuidedSlot, draft: Draft) -> Draft:
-        fitted = guided.constraint.fit(guided.history, draft, len(draft.tokens))
-        if fitted is None:
-            return draft
-        # what is left of the draft is not led to, unless the grammar happens to allow it
-        rest = slice(len(fitted.tokens), None)
-        confidence = fitted.confidence + [0.0] * len(draft.tokens[rest])
-        return Draft(fitted.tokens + draft.tokens[rest], confidence, draft.source)
 
     def _widen(self, mask: NDArray[np.uint8]) -> Words:
         padded = np.zeros(4 * self._num_words, dtype=np.uint8)

@@ -188,8 +188,9 @@ class StepPieces:
             logits = self._proposer.widen(drafter.logits(self._target, wanted).float())
             # penalties are those of what is committed; kernels are compiled for all rows alike
             rows = DrawnRows(owner, positions, self.exchange.drafts, torch.zeros_like(owner))
-            drawn = self._target.kernels.draw(logits, self.slots.settings, rows)
+            drawn = self._target.kernels.draw(logits, self.slots.settings.for_drafts, rows)
             tokens, chance = drawn.tokens, (drawn.logit - drawn.log_total).exp()
+            self.exchange.offer(pack_scores(drawn).view(batch, width, -1))
         confidence = chance.nan_to_num(0.0).view(batch, width)
         return tokens.clamp(min=0).view(batch, width), confidence
 

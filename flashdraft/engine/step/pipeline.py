@@ -390,7 +390,9 @@ class StepPipeline:
         slot_of = {seat: slot for slot, seat in enumerate(self._seats) if seat is not None}
         decoded, woken = (
             {
-                slot_of[seat]: GuidedSlot(seat.constraint, seat.sequence.output_ids)
+                slot_of[seat]: GuidedSlot(
+                    seat.constraint, seat.sequence.output_ids, seat.sequence.request
+                )
                 for seat in seats
                 if seat is not None and seat.constraint is not None
             }

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flashdraft.core import TokenLogprob
+from flashdraft.engine.draft.guided import Candidates
 from flashdraft.engine.drafts import DEVICE_SOURCES
 from flashdraft.kernels.draw.rule import MAX_TOP, Draw
 
@@ -130,6 +131,12 @@ def pack_scores(draw: Draw) -> Tensor:
     """A score for each row: [rows, SCORE_COLUMNS] int64."""
     own = torch.stack([draw.logit, draw.log_total], dim=1)
     return torch.cat([_words(own), draw.top_ids, _words(draw.top_logits)], dim=1)
+
+
+def read_candidates(tokens: Words, scores: Words) -> Candidates:
+    """A drafter's rows [width] with their scores [width, SCORE_COLUMNS]."""
+    own, top_ids = _floats(scores[:, :2]), scores[:, 2 : 2 + MAX_TOP]
+    return Candidates(tokens, own[:, 0], own[:, 1], top_ids, _floats(scores[:, 2 + MAX_TOP :]))
 
 
 def _read_line(line: Words, width: int) -> SlotResult:

@@ -26,7 +26,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -109,6 +109,7 @@ class SlotSettings:
     free_from: Tensor  # int64: the position from which stop tokens may be drawn
     noise: Tensor  # int64: noise_start(seed)
     num_top: Tensor  # int32: log-probabilities wanted; -1 = not even the token's own
+    num_candidates: Tensor  # int32: the same of a drafter's rows, from which a grammar picks
     flags: Tensor  # int32
     facts: Tensor  # [slots, vocab] int32: count | PROMPT | STOP
     bias: Tensor  # [slots, vocab] float32
@@ -139,6 +140,11 @@ class SlotSettings:
     def host(self) -> dict[str, NDArray[Any]]:
         """The columns as numpy sees them, where they are the host's."""
         return {name: getattr(self, name).numpy() for name in _COLUMNS}
+
+    @property
+    def for_drafts(self) -> SlotSettings:
+        """The same for a drafter's rows, of which the likeliest tokens are wanted for a grammar."""
+        return replace(self, num_top=self.num_candidates)
 
     @property
     def any_penalised(self) -> bool:
@@ -214,6 +220,7 @@ _COLUMNS = {
     "free_from": torch.int64,
     "noise": torch.int64,
     "num_top": torch.int32,
+    "num_candidates": torch.int32,
     "flags": torch.int32,
 }
 
@@ -242,6 +249,7 @@ def _column(request: SlotRequest | None, vocab_size: int) -> dict[str, float | i
         "free_from": free_from,
         "noise": start,
         "num_top": -1 if params.logprobs is None else params.logprobs,
+        "num_candidates": MAX_TOP if request is not None and request.is_constrained else -1,
         "flags": flags,
     }
 

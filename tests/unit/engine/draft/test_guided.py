@@ -181,6 +181,15 @@ def test_it_ends_with_a_stop_token():
     assert stops.tokens == [*ends.tokens[:2], EOS] and 0.99 < stops.confidence[-1] <= 1.0
 
 
+def test_it_ends_where_the_answer_does_without_a_stop_token():
+    constraint = constraint_of(lambda tokens: (set(LIKELY) if len(tokens) < 4 else set(), True), ())
+    request = request_of()
+    candidates = candidates_of(rows_of(3), request, [])
+    for _ in range(2):  # it is no failure, after which nothing would be drafted
+        draft = draft_within(constraint, request, [], candidates)
+        assert draft.tokens == candidates.tokens[:4].tolist()
+
+
 def test_a_drawn_token_is_a_candidate_however_unlikely():
     """Noise lifts tokens from behind the likeliest; which one only the whole row tells."""
     request = request_of(seed=5, temperature=1.0)

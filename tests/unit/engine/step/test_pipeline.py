@@ -18,9 +18,11 @@ from flashdraft.core import FinishReason, GrammarSpec, Request, SamplingParams
 from flashdraft.engine.config import CacheOptions, EngineConfig
 from flashdraft.engine.engine import Engine
 from flashdraft.engine.sampling.accept import Acceptance
-from flashdraft.engine.step import pipeline
+from flashdraft.engine.step import pipeline, prepare
 from flashdraft.engine.step.device import DeviceSteps
+from flashdraft.engine.step.result import pack_scores
 from flashdraft.engine.streams import Graphs
+from flashdraft.kernels.draw.rule import MAX_TOP, Draw
 from tests import zoo
 
 PLAIN = EngineConfig(verify=0, ngram=False, cache=CacheOptions(cache_gb=0.01), run_ahead=False)
@@ -358,6 +360,43 @@ def test_grammars_have_their_say_between_the_pieces(verify, wrong, monkeypatch):
         assert sum(done[f"r{i}"].stats.accepted for i in range(1, 14, 2)) > 40
     if oracle is not None:  # drafts that were made early are taken, unless somebody came
         assert oracle.num_steps < 1.5 * engine._pipeline._num_launched
+
+
+class Hinter(Oracle):
+    """It draws what no grammar allows; the right token is the second likeliest."""
+
+    def draft(self, shape):
+        right, confidence = super().draft(shape)
+        ids = torch.full((right.numel(), MAX_TOP), -1)
+        ids[:, 0], ids[:, 1] = 0, right.flatten()
+        logits = torch.where(ids >= 0, -torch.arange(float(MAX_TOP)), -torch.inf)
+        drawn = Draw(ids[:, 0], logits[:, 0], logits.logsumexp(1), ids, logits)
+        self.engine.steps.pieces.exchange.offer(pack_scores(drawn).view(*right.shape, -1))
+        return torch.zeros_like(right), confidence
+
+
+def test_a_grammar_picks_from_the_likeliest_tokens():
+    target, engine = guided_engine(max_batch=2)
+    params = SamplingParams(max_tokens=40, temperature=0.7)
+    requests = [Request(f"r{i}", [5 + i, 9], params, i, grammar=PHRASES) for i in range(4)]
+    expected = zoo.run(Engine(target, config=PLAIN, grammar_compiler=compiler), requests)
+    Hinter(engine, tokens(expected), wrong=0.0)
+    _, done = serve(engine, {0: requests})
+    assert tokens(done) == tokens(expected)
+    assert all(g.stats.mean_accepted_length > 4 for g in done.values())
+
+
+def test_a_grammar_cuts_what_was_looked_up():
+    target, engine = guided_engine(max_batch=2, ngram=True)
+    requests = guided_requests(8)
+    expected = zoo.run(Engine(target, config=PLAIN, grammar_compiler=compiler), requests)
+    said = [[*r.prompt_ids, *expected[r.id].token_ids] for r in requests]
+    again = [
+        dataclasses.replace(r, id=f"again{r.id}", prompt_ids=ids[: len(r.prompt_ids)] + ids)
+        for r, ids in zip(requests, said, strict=True)
+    ]
+    plain = Engine(target, config=PLAIN, grammar_compiler=compiler)
+    assert tokens(zoo.run(engine, again)) == tokens(zoo.run(plain, again))
 
 
 def test_what_a_grammar_forces_is_drafted(monkeypatch):
@@ -755,7 +794,7 @@ def test_preparing_ends_where_the_memory_does():
 
 
 def test_preparing_leaves_room_for_what_nobody_foresaw(monkeypatch):
-    monkeypatch.setattr(pipeline, "MOST_PREPARED", 3)
+    monkeypatch.setattr(prepare, "MOST_PREPARED", 3)
     _, engine = build(max_batch=4, verify=None)
     engine._pipeline._steps.graphs = graphs = SlowToBegin()
     engine.prepare(4, seconds=60.0)

@@ -13,6 +13,7 @@ from flashdraft.kernels.draw.noise import noise_start
 from flashdraft.kernels.draw.rule import (
     BIASED,
     COUNT,
+    MAX_TOP,
     PENALISED,
     PROMPT,
     STOP,
@@ -54,6 +55,13 @@ def test_a_slot_takes_a_request() -> None:
     assert settings.facts[3].nonzero().flatten().tolist() == [8, 9]
     assert settings.facts[3, 8] == STOP
     assert not settings.facts[1:3].any() and not settings.bias.any()
+
+
+def test_a_drafters_rows_are_looked_at_for_grammars_alone() -> None:
+    settings = SlotSettings.allocate(3, 12, CPU)
+    settings.set({2: PLAIN._replace(is_constrained=True), 0: PLAIN})
+    assert settings.num_top.tolist() == [2, -1, 2]
+    assert settings.for_drafts.num_top.tolist() == [-1, -1, MAX_TOP]
 
 
 def test_the_prompt_counts_for_the_repetition_penalty_alone() -> None:

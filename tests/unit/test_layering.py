@@ -25,7 +25,7 @@ ORDER = {
     "cli": "clients, files, parser, statistics | arguments, conversation, display | answer, model"
     " | bench, flags | commands",
     "engine": "config, drafts, output, sequence, streams | cache, policy, sampling"
-    " | scheduler, validate | draft | live | step | engine",
+    " | scheduler, validate | draft | live | drafting, step | engine",
     "external": "command, pairs, processes, tensor_rules, vllm_plugin"
     " | checkpoint_rules, launch, versions | memory | sglang, vllm",
     "kernels": "draw, kinds | quantized | interface | composed | cpu, torch_backend | cuda, select",

@@ -38,7 +38,7 @@ from flashdraft.engine.step.prepare import measure_rows
 from flashdraft.engine.step.seats import SeatRequest
 from flashdraft.engine.step.shape import MAX_CHUNKS, smallest_batch
 from flashdraft.engine.validate import validate_request
-from flashdraft.errors import RequestError
+from flashdraft.errors import CapacityError, RequestError
 from flashdraft.models.drafter.model import PackedDrafter
 from flashdraft.models.layers import Target
 
@@ -89,13 +89,14 @@ class Engine:
             self.config.runs_ahead_on(self._device.type) and proposer is block_proposer
         )
         self._lookahead = self._max_drafts()
-        steps = DeviceSteps(
-            target,
-            block_proposer if self._runs_ahead else None,
-            cache,
-            self._limits(),
-            accept,
-        )
+        on_device = block_proposer if self._runs_ahead else None
+        try:
+            steps = DeviceSteps(target, on_device, cache, self._limits(), accept)
+        except (RuntimeError, MemoryError) as error:
+            raise CapacityError(
+                f"There is no memory for {self.config.max_batch} requests at once beside the model "
+                "and its cache; lower max_batch or cache_gb."
+            ) from error
         self.steps = steps
         costs = self._measure_costs(steps)
         self.policy = VerifyPolicy(costs, self.config.verify)

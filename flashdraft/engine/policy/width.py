@@ -31,7 +31,7 @@ class WidthChooser:
     def __init__(self, costs: CostModel | None, survival: Survival, fixed: int | None) -> None:
         self._costs = costs
         self._survival = survival
-        self._fixed = fixed
+        self.fixed = fixed
         self._seconds: dict[tuple[int, int], float] = {}
         self._draft_s: dict[int, float] = {}
         self._num_drafted = 0  # sequences of the last drafts
@@ -87,8 +87,8 @@ class WidthChooser:
         Where `among` is given nothing else is tried: zero, one of these, or the best guess if there
         are none.
         """
-        if self._fixed is not None:
-            return min(self._fixed, max_width)
+        if self.fixed is not None:
+            return min(self.fixed, max_width)
         widths = [width for width in WIDTHS if width <= max_width]
         if among:
             widths = [width for width in widths if width == 0 or width in among]
@@ -124,8 +124,8 @@ class WidthChooser:
 
         Below what those who decode take alone it takes no less.
         """
-        if self._fixed is not None:
-            return min(self._fixed, max_width)
+        if self.fixed is not None:
+            return min(self.fixed, max_width)
         widths, pace = [width for width in WIDTHS if width <= max_width], {}
         if among:
             widths = [width for width in widths if width == 0 or width in among]
@@ -147,8 +147,8 @@ class WidthChooser:
 
     def ranked(self, batch: int, max_width: int) -> list[int]:
         """Verify lengths that `choose` may come to, the likeliest first and plain steps second."""
-        if self._fixed is not None:
-            return [min(self._fixed, max_width)]
+        if self.fixed is not None:
+            return [min(self.fixed, max_width)]
         widths = [width for width in WIDTHS if 0 < width <= max_width]
         if self._costs is not None:
             widths.sort(key=lambda w: self._guess(batch, w) / self.expected_tokens(batch, w))

@@ -32,7 +32,6 @@ from flashdraft.engine.step.shape import (
 from flashdraft.engine.streams import Clock, Graphs, Mark, Staging
 from flashdraft.models.layers import Target
 
-RECORDS_IN_FLIGHT = 12
 PEEKED = 2  # draft tokens that are looked up where none is verified
 MOST_FILLED = 1.1  # of many rows of a pass, with those of nobody
 FEW_SLOTS = 8  # up to so many that decode beside prompts, attention is planned for few
@@ -105,7 +104,8 @@ class DeviceSteps:
         self._early: tuple[StepShape, int, Clock] | None = None  # drafts that nobody took yet
         self._seen_chunks: set[int] = set()  # orders of magnitude of passes that are not captured
         self._seen_wakes: set[tuple[bool, bool]] = set()  # greedy or not, guided or not
-        self._downloads = Staging(self._device, RECORDS_IN_FLIGHT)
+        # of three steps: what each writes down in three tensors, and one a chunk of a prompt
+        self._downloads = Staging(self._device, 3 * (3 + limits.max_chunks))
 
     def shape_of(self, batch: int, width: int, is_greedy: bool, is_solo: bool = False) -> StepShape:
         """A step that verifies `width` draft tokens for each of a batch, on average."""
@@ -239,7 +239,7 @@ class DeviceSteps:
         size = self.fill_up(shape.num_rows + sum(len(chunk.tokens) for chunk in chunks))
         self.pieces.lay_out_beside(shape, chunks, size)
         num_slots = self._slots_beside(shape.batch)
-        if size not in MIXED_ROWS:
+        if size not in MIXED_ROWS or not self.graphs.captures:
             self._seen_chunks.add(size.bit_length())
             self.pieces.verify_mixed(size, num_slots, longest)
             return

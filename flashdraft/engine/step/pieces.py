@@ -291,7 +291,8 @@ class StepPieces:
                     exchange.confidence[:batch, :width], exchange.sources[:batch]
                 )
                 survival = survival * slots.alive[:batch].unsqueeze(1)
-                counts = share_slots(survival, shape.num_slots, slots.limits[:batch])
+                limits = torch.where(slots.alive[:batch] > 0, slots.limits[:batch], 0)
+                counts = share_slots(survival, shape.num_slots, limits)
         rows = lay_out_rows(blocks, lengths, counts, shape.num_rows)
         self._tokens[: shape.num_rows] = rows.tokens
         self._owner[: shape.num_rows] = rows.owner
@@ -342,7 +343,7 @@ class StepPieces:
         if width and not shape.is_given:  # a request that fixes its length may have had more rows
             most = torch.where(slots.limits < 0, width, slots.limits)
             if slots.history is not None:  # nothing may have been found
-                most = torch.minimum(most, (confidence[:, :width] > 0).sum(1))
+                most = torch.minimum(most, (confidence[:, :width] > 0).cumprod(1).sum(1))
             verified, accepted = torch.minimum(verified, most), torch.minimum(accepted, most)
             bonus = samples[starts + accepted]
         spoken = pad_rows(samples, query_start, 1 + width) if width else bonus.unsqueeze(1)
@@ -437,8 +438,12 @@ class StepPieces:
         return Rows(positions, self.end, views, [])
 
     def _places_of(self, owner: Tensor, positions: Tensor) -> Tensor:
-        """Where keys and values go; those of slots that do not decode to the page of nobody."""
-        size = self._cache.page_size
-        pages = self.slots.tables[:, owner, positions // size].to(torch.int64)
-        pages = torch.where(self.slots.alive[owner] > 0, pages, self._nowhere)
+        """Where keys and values go: to the page of nobody where no page need be.
+
+        That is behind a sequence's end, and in slots that do not decode.
+        """
+        size, slots = self._cache.page_size, self.slots
+        pages = slots.tables[:, owner, positions // size].to(torch.int64)
+        is_kept = (slots.alive[owner] > 0) & (positions < slots.ends[owner])
+        pages = torch.where(is_kept, pages, self._nowhere)
         return pages * size + (positions % size).unsqueeze(0)

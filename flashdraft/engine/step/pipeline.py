@@ -10,6 +10,7 @@ pages run out the youngest gives its own back.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -212,6 +213,8 @@ class StepPipeline:
         cached, scored = sequence.num_cached, len(sequence.prompt_logprobs or [None]) - 1
         seat = Seat(sequence, is_greedy, constraint, cached, cached, scored, is_awake)
         seat.known_pages = [[] for _ in range(self._slots.num_pools)]
+        fixed = self._chooser.fixed if sequence.request.verify is None else sequence.request.verify
+        seat.limit = -1 if fixed is None else fixed
         self._seats[slot] = seat
         self._slots.load(slot, seat.slot_state(request))
 
@@ -290,20 +293,27 @@ class StepPipeline:
     # -- pages ---------------------------------------------------------------------------------
 
     def _reserve(self) -> bool:
-        """Pages for everything the next step may write for those who decode; False = for nobody."""
+        """Pages for all that the next step may write for those who decode, up to their ends.
+
+        False = there are none now; what is in flight may bring some.
+        """
         ahead = sum(1 + _most_verified(one.step.shape) for one in self._in_flight)
         for seat in self._in_order():
             length = seat.sequence.num_cached + ahead + self._reach
             if not seat.sequence.is_decoding:  # it wakes in a step in flight
                 length += len(seat.sequence.tokens) - seat.sequence.num_cached
+            length = min(length, seat.sequence.max_length)  # the device writes nothing behind it
             while (
                 seat in self._seats
                 and seat.is_awake
                 and not self._book.reserve(seat.sequence, length)
             ):
-                if len(self._scheduler.running) == 1:
+                if len(self._scheduler.running) > 1:
+                    self._give_way()
+                elif self._in_flight:
                     return False
-                self._give_way()
+                else:
+                    raise seat.no_room(length)
         return True
 
     @property
@@ -354,7 +364,7 @@ class StepPipeline:
         drawn = [seat for seat in decoding if seat is not None]
         drawn += [seat for seat, work in prompts if work.emits]
         is_greedy = all(seat.is_greedy for seat in drawn)
-        shape = self._steps.shape_of(len(decoding), width, is_greedy, self._is_solo)
+        shape = self._shape(len(decoding), width, is_greedy)
         drafts: dict[int, Draft] | None = None
         if given is not None:
             drafts = {slot_of[sequence]: draft for sequence, draft in given.items()}
@@ -363,17 +373,17 @@ class StepPipeline:
             shape = StepShape(len(decoding), sum(lengths), most, False, is_given=True)
         guide = self._guide(decoding, [seat for seat, work in prompts if work.emits], drafts)
         shape = shape._replace(is_guided=guide is not None and guide.has_grammars)
-        ends = [seat.sequence.num_cached + AHEAD_MARGIN for seat in decoding if seat is not None]
+        # who woke in a step that is not read yet is longer than the host has seen
+        ends = [max(s.sequence.num_cached, s.num_computed) for s in decoding if s is not None]
         ends += [chunk.start + len(chunk.tokens) for chunk in chunks]
         scored = any(seat.wants_scores for seat in drawn)
-        step = self._start(shape, chunks, scored, guide, max(ends))
+        step = self._start(shape, chunks, scored, guide, max(ends) + AHEAD_MARGIN)
         self._in_flight.append(_InFlight(step, decoding, prompts, width, given=drafts or {}))
         self._num_launched += 1
         self._last_width = width if decoding else self._last_width
         if given is None and self._most_in_flight == 1 and self._reserve() and self._batch:
             self._enter_pages()
-            early = self._steps.shape_of(self._batch, width, False, self._is_solo)
-            self._steps.draft_early(early)
+            self._steps.draft_early(self._shape(self._batch, width, is_greedy=False))
 
     def _seat_at(self, slot: int) -> Seat:
         seat = self._seats[slot]
@@ -434,13 +444,23 @@ class StepPipeline:
     # -- shapes --------------------------------------------------------------------------------
 
     def _choose_width(self, prompts: Sequence[Work]) -> int:
-        """Draft tokens a sequence; as many, at least, as those want who fix how many."""
-        awake = [seat for seat in self._seats if seat is not None and seat.is_awake]
-        wanted = [seat.sequence.request.verify for seat in awake]
-        fixed = [min(one, self._steps.max_width) for one in wanted if one is not None]
-        if len(fixed) == len(wanted):
-            return max(fixed, default=0)
-        return max(self._choose_shared_width(prompts), *fixed, 0)
+        """Draft tokens a sequence on average: as many as is fixed for some, their share for all."""
+        limits = [seat.limit for seat in self._seats if seat is not None and seat.is_awake]
+        if not limits:
+            return 0
+        fixed = [min(one, self._steps.max_width) for one in limits if one >= 0]
+        shared = self._choose_shared_width(prompts) if len(fixed) < len(limits) else 0
+        return math.ceil((sum(fixed) + shared * (len(limits) - len(fixed))) / len(limits))
+
+    def _shape(self, batch: int, width: int, is_greedy: bool) -> StepShape:
+        """A step over the first slots that verifies so many draft tokens of each on average."""
+        shape = self._steps.shape_of(batch, width, is_greedy, self._is_solo)
+        limits = [seat.limit for seat in self._seats[:batch] if seat is not None and seat.is_awake]
+        if width and max(limits, default=-1) >= 0:  # some may verify more than the mean, or none
+            most = min(max(limits), self._steps.max_width)
+            drafted = most if min(limits) >= 0 else max(most, shape.width)
+            shape = shape._replace(width=max(drafted, width))
+        return shape
 
     def _choose_shared_width(self, prompts: Sequence[Work]) -> int:
         batch, max_width = self._batch, self._steps.max_width

@@ -9,6 +9,7 @@ from flashdraft.engine.sampling.grammar import Constraint
 from flashdraft.engine.sequence import Sequence
 from flashdraft.engine.step.shape import PromptChunk, ScoredRows
 from flashdraft.engine.step.slots import SlotState
+from flashdraft.errors import CapacityError
 from flashdraft.kernels.draw.rule import SlotRequest, has_penalties
 
 
@@ -31,6 +32,7 @@ class Seat:
     first_computed: int  # those that it held from the start
     num_scored: int  # rows of the prompt whose log-probabilities are known, or launched
     is_awake: bool = False  # it decodes in the next step that is launched
+    limit: int = -1  # draft tokens verified in a step, where that is fixed
     known_pages: list[list[int]] = field(default_factory=list)  # entered so far, by pool
 
     @property
@@ -42,15 +44,22 @@ class Seat:
 
     def slot_state(self, request: SlotRequest) -> SlotState:
         """The sequence as a slot takes it in."""
-        sequence, verify = self.sequence, self.sequence.request.verify
+        sequence = self.sequence
         return SlotState(
             sequence.tokens[-1],
             sequence.num_cached,
             request,
             self.is_awake,
             sequence.tokens,
-            limit=-1 if verify is None else verify,
+            limit=self.limit,
             end=sequence.max_length,
+        )
+
+    def no_room(self, length: int) -> CapacityError:
+        """What is wrong if the cache cannot hold so much of it, though nobody else is there."""
+        return CapacityError(
+            f"The cache has no room for {length} tokens of one request; raise cache_gb or lower "
+            "max_context."
         )
 
     def take_chunk(self, slot: int, start: int, count: int, emits: bool) -> PromptChunk:

@@ -55,7 +55,7 @@ class Slots:
         self.alive = torch.zeros(count, dtype=torch.int32, device=device)  # 1 = it decodes
         self.limits = torch.full((count,), -1, dtype=torch.int64, device=device)
         # where a slot ends: tokens of its own, and from where on these stop it
-        self._ends = torch.full((count,), NEVER, dtype=torch.int64, device=device)
+        self.ends = torch.full((count,), NEVER, dtype=torch.int64, device=device)
         self._stops = torch.full((count, NUM_STOPS), -1, dtype=torch.int64, device=device)
         self._stops_from = torch.zeros(count, dtype=torch.int64, device=device)
         self.settings = SlotSettings.allocate(count, vocab_size, device)
@@ -89,7 +89,7 @@ class Slots:
             self.history.put(slots, lengths, anchors)
         is_last = self._stops[slots].eq(anchors.unsqueeze(1)).any(1)
         is_last &= lengths >= self._stops_from[slots]
-        is_last |= lengths + 1 >= self._ends[slots]
+        is_last |= lengths + 1 >= self.ends[slots]
         self.alive.index_copy_(0, slots, (~is_last).to(torch.int32))
 
     def is_over(self, tokens: Tensor, counts: Tensor, lengths: Tensor) -> Tensor:
@@ -101,7 +101,7 @@ class Slots:
         position = (lengths - counts + 1).unsqueeze(1) + place
         stops = tokens.unsqueeze(2).eq(self._stops.unsqueeze(1)).any(2)
         stops &= (place < counts.unsqueeze(1)) & (position >= self._stops_from.unsqueeze(1))
-        return stops.any(1) | (lengths + 1 >= self._ends)
+        return stops.any(1) | (lengths + 1 >= self.ends)
 
     def move(self, order: Sequence[int]) -> None:
         """Lay the slots out anew: slot i becomes what slot order[i] was."""
@@ -134,7 +134,7 @@ class Slots:
     @property
     def _states(self) -> list[Tensor]:
         """In the order of `_write`."""
-        numbers = [self.anchors, self.lengths, self.alive, self.limits, self._ends]
+        numbers = [self.anchors, self.lengths, self.alive, self.limits, self.ends]
         return [*numbers, self._stops_from, self._stops]
 
     def _write(self, rows: list[list[int]]) -> None:

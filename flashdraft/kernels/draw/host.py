@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -242,12 +241,13 @@ def _describe(
     return Draw(*map(torch.from_numpy, found))
 
 
-@cache
+_UNKNOWN, _NO_ID, _NEVER = torch.tensor(math.nan), torch.tensor(NO_TOKEN), torch.tensor(-math.inf)
+
+
 def _nothing(num_rows: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """What is said of tokens that nobody asks about."""
-    unknown = torch.full((num_rows,), math.nan)
-    shape = (num_rows, MAX_TOP)
-    return unknown, unknown, torch.full(shape, NO_TOKEN), torch.full(shape, -math.inf)
+    unknown, shape = _UNKNOWN.expand(num_rows), (num_rows, MAX_TOP)
+    return unknown, unknown, _NO_ID.expand(shape), _NEVER.expand(shape)
 
 
 def _log_total(row: Tensor, peak: float) -> float:

@@ -650,7 +650,8 @@ def test_what_followed_earlier_is_looked_up_on_the_device(family, has_drafter, v
     done = zoo.run(engine, requests)
     assert tokens(done) == plain_tokens(target, requests)
     looked = [done[request.id].stats for request in repetitive]
-    assert all(stats.accepted > 0.5 * stats.decode_tokens for stats in looked), looked
+    least = 0.0 if verify is None else 0.5  # it depends on what steps cost, or not
+    assert all(stats.accepted > least * stats.decode_tokens for stats in looked), looked
     assert engine.steps.slots.history is not None
 
 
@@ -815,3 +816,70 @@ def test_preparing_writes_to_the_page_of_nobody_alone():
     assert not any(pages[:-1].any() for pages in changes)  # the last page is nobody's
     changed = any(pages[-1] for pages in changes)
     assert changed  # the steps did run
+
+
+# -- at the edges ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("has_drafter", [False, True])
+@pytest.mark.parametrize("run_ahead", [False, True])
+def test_an_answer_may_fill_the_whole_cache(has_drafter, run_ahead):
+    """Drafts need no pages behind the end, and nobody behind it waits for ever."""
+    target = zoo.tiny_target("llama", zoo.kernels("float32"), taps=(0, 2))
+    drafter = zoo.tiny_drafter(target.kernels, 8) if has_drafter else None
+    few = CacheOptions(cache_gb=zoo.cache_for(target, drafter, 8))
+    config = EngineConfig(cache=few, max_batch=3, verify=7, run_ahead=run_ahead)
+    engine = Engine(target, drafter, config)
+    params = SamplingParams(max_tokens=500, ignore_eos=True)
+    requests = [Request(f"r{i}", [5 + i, 6, 7], params, i) for i in range(3)]
+    done = zoo.run(engine, requests)
+    most = engine.max_context - 3
+    expected = plain_tokens(target, requests)
+    assert tokens(done) == {key: answer[:most] for key, answer in expected.items()}
+    assert 50 < most < 500
+
+
+@pytest.mark.parametrize("length", [60, 70, 101, 300])
+def test_a_long_prompt_wakes_while_the_next_step_is_launched(length):
+    target = zoo.tiny_target("llama", zoo.kernels("float32"))
+    engine = Engine(target, config=dataclasses.replace(AHEAD, ngram=True, max_batch=2))
+    params = SamplingParams(max_tokens=20, ignore_eos=True)
+    requests = [Request("a", [5 + i % 9 for i in range(length)], params, 0)]
+    done = zoo.run(engine, requests)
+    assert done["a"].stats.preemptions == 0  # no step has failed
+    assert tokens(done) == plain_tokens(target, requests)
+
+
+def phrases(spec):
+    return zoo.TokenGrammar(zoo.phrases)
+
+
+def test_a_grammar_with_lookups_and_no_drafter_fails_no_step():
+    target = zoo.tiny_target("qwen3", zoo.kernels("float32"))
+    config = dataclasses.replace(AHEAD, ngram=True, max_batch=2)
+    params, spec = SamplingParams(max_tokens=30), GrammarSpec("lark", "phrases")
+    requests = [Request(f"r{i}", [9] * (26 + i), params, i, grammar=spec) for i in range(3)]
+    done = zoo.run(Engine(target, config=config, grammar_compiler=phrases), requests)
+    assert all(generation.stats.preemptions == 0 for generation in done.values())
+    alone = Engine(target, config=PLAIN, grammar_compiler=phrases)
+    assert tokens(done) == tokens(zoo.run(alone, requests))
+
+
+def test_what_one_request_fixes_is_its_own():
+    target, engine = build(max_batch=8, verify=1)
+    params = SamplingParams(max_tokens=30, ignore_eos=True)
+    requests = [Request(f"r{i}", [5 + i, 9], params, i) for i in range(7)]
+    requests.append(Request("wide", [40, 9], params, 7, verify=6))
+    launch, rows = engine.steps.launch, []
+
+    def spy(shape, *rest):
+        rows.append(shape.num_rows)
+        return launch(shape, *rest)
+
+    engine.steps.launch = spy
+    done = zoo.run(engine, requests)
+    assert tokens(done) == plain_tokens(target, requests)
+    assert max(rows) <= 8 * 3  # 7 of 1 and 6 are 13: two each
+    for generation in done.values():
+        widest = 6 if generation is done["wide"] else 1
+        assert len(generation.stats.slots_verified) <= widest

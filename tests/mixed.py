@@ -44,8 +44,8 @@ KINDS = (
     "repeats",
 )
 SAMPLED = {"seed", "temperature", "top_k", "top_p", "min_p"}
-# One of these keeps a whole batch from running ahead: half of the requests come before them.
-HOST_KINDS = ("prompt_logprobs", "verify")
+# The first half of the requests has none of these.
+LATE_KINDS = ("prompt_logprobs", "verify")
 GROUP = 32
 SEEDS = (0, 1, -1, 2**63 - 1, -(2**63), 2**32, 1)
 CANCEL_AFTER = (0, 1, 2, 3, 5, 9)
@@ -127,13 +127,13 @@ def mixed_requests(count: int = 64, seed: int = 5, grammars: bool = True) -> lis
 def _kinds(source: random.Random, place: int, grammars: bool) -> set[str]:
     """One to eight kinds; the kinds take turns as the first, so that none is rare."""
     left_out = set() if grammars else {"grammar"}
-    has_host_kinds = place // GROUP % 2 == 1
-    if not has_host_kinds:
-        left_out.update(HOST_KINDS)
+    has_late_kinds = place // GROUP % 2 == 1
+    if not has_late_kinds:
+        left_out.update(LATE_KINDS)
     able = [kind for kind in KINDS if kind not in left_out]
     kinds = {able[place % len(able)], *source.sample(able, source.randrange(1, 7))}
-    if has_host_kinds and place % 3 == 0:
-        kinds.add(source.choice(HOST_KINDS))
+    if has_late_kinds and place % 3 == 0:
+        kinds.add(source.choice(LATE_KINDS))
     return kinds | {"temperature"} if kinds & SAMPLED else kinds
 
 

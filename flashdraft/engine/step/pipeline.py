@@ -363,10 +363,10 @@ class StepPipeline:
         ]
         drawn = [seat for seat in decoding if seat is not None]
         drawn += [seat for seat, work in prompts if work.emits]
-        is_greedy = all(seat.is_greedy for seat in drawn)
-        shape = self._shape(len(decoding), width, is_greedy)
         drafts: dict[int, Draft] | None = None
-        if given is not None:
+        if given is None:
+            shape = self._shape(len(decoding), width, all(seat.is_greedy for seat in drawn))
+        else:
             drafts = {slot_of[sequence]: draft for sequence, draft in given.items()}
             lengths = [len(draft.tokens) for draft in drafts.values()]
             most = max(lengths, default=0)

@@ -36,7 +36,6 @@ def prepare_steps(
 ) -> None:
     """Have shapes of up to so many sequences captured, likeliest first, for about so long."""
     deadline = time.perf_counter() + seconds
-    steps.slots.clear(range(steps.slots.count))
     shapes = _likeliest(steps, chooser, at_once)
     for place, shape in enumerate(shapes[:MOST_PREPARED]):
         try:
@@ -74,12 +73,20 @@ def _likeliest(steps: DeviceSteps, chooser: WidthChooser, at_once: int) -> list[
     ranked = {batch: chooser.ranked(batch, steps.max_width) for batch in batches}
     most = max((len(widths) for widths in ranked.values()), default=0)
     return [
-        steps.shape_of(batch, ranked[batch][place], is_greedy)
+        _shape_of(steps, chooser, batch, ranked[batch][place], is_greedy)
         for place in range(most)
         for batch in batches
         if place < len(ranked[batch])
         for is_greedy in (True, False)
     ]
+
+
+def _shape_of(
+    steps: DeviceSteps, chooser: WidthChooser, batch: int, width: int, is_greedy: bool
+) -> StepShape:
+    shape = steps.shape_of(batch, width, is_greedy)
+    # who verifies a fixed number needs no drafts beyond it
+    return shape._replace(width=width) if chooser.fixed and width else shape
 
 
 def measure_rows(

@@ -883,3 +883,13 @@ def test_what_one_request_fixes_is_its_own():
     for generation in done.values():
         widest = 6 if generation is done["wide"] else 1
         assert len(generation.stats.slots_verified) <= widest
+
+
+def test_what_is_prepared_for_a_fixed_length_is_what_runs():
+    _, engine = build(max_batch=4, verify=3)
+    engine.steps.graphs = SlowToBegin()
+    engine.prepare(4, seconds=60.0)
+    prepared = set(engine.steps.graphs)
+    zoo.run(engine, greedy_requests(6, max_tokens=30, temperature=0.9))
+    drafted = {key for key in engine.steps.graphs.runs if key[0] == "draft"}
+    assert drafted and drafted <= prepared

@@ -60,25 +60,6 @@ class Rows:
     offsets: list[int]  # where each span's rows begin; one more entry than spans
 
 
-@dataclass(frozen=True)
-class HostRows:
-    """A forward pass's rows before they are on the device; one table and its slots per pool."""
-
-    positions: NDArray[np.int64]
-    offsets: NDArray[np.int64]  # where each span's rows begin; one more entry than spans
-    context_lens: NDArray[np.int64]
-    tables: list[NDArray[np.int32]]
-    slots: list[NDArray[np.int64]]
-
-    @property
-    def max_query_len(self) -> int:
-        return int(np.diff(self.offsets).max())
-
-    @property
-    def end_position(self) -> int:
-        return int((self.context_lens + np.diff(self.offsets)).max())
-
-
 class KVCache:
     """Pages of keys and values for a list of layers."""
 
@@ -115,13 +96,11 @@ class KVCache:
 
     def rows(self, book: PageBook, spans: Sequence[Span]) -> Rows:
         """Positions and views for the rows of these spans, in order."""
-        return self.place(self.host_rows(book, spans))
-
-    def host_rows(self, book: PageBook, spans: Sequence[Span]) -> HostRows:
-        """The same, still on the host."""
         counts = [span.count for span in spans]
+        starts = np.asarray([span.start for span in spans])
         ranges = [np.arange(s.start, s.start + s.count, dtype=np.int64) for s in spans]
         positions = np.concatenate(ranges)
+        offsets = np.concatenate([[0], np.cumsum(counts)])
         owner = np.repeat(np.arange(len(spans)), counts)
         tables, slots = [], []
         for pool in range(len(self.windows)):
@@ -130,28 +109,15 @@ class KVCache:
             for row, table in zip(merged, each, strict=True):
                 row[: len(table)] = table
             page = merged[owner, positions // self.page_size].astype(np.int64)
-            tables.append(merged)
-            slots.append(page * self.page_size + positions % self.page_size)
-        return HostRows(
-            positions,
-            np.concatenate([[0], np.cumsum(counts)]),
-            np.asarray([span.start for span in spans]),
-            tables,
-            slots,
-        )
-
-    def place(self, rows: HostRows) -> Rows:
-        """Rows on the device."""
+            tables.append(self._int32(merged))
+            place = page * self.page_size + positions % self.page_size
+            slots.append(torch.from_numpy(place).to(self._device))
+        end = int((starts + counts).max())
         views = self.views(
-            self._int32(rows.offsets),
-            self._int32(rows.context_lens),
-            [self._int32(table) for table in rows.tables],
-            [torch.from_numpy(slots).to(self._device) for slots in rows.slots],
-            rows.max_query_len,
-            rows.end_position,
+            self._int32(offsets), self._int32(starts), tables, slots, max(counts), end
         )
-        positions = torch.from_numpy(rows.positions).to(self._device)
-        return Rows(positions, rows.end_position, views, rows.offsets.tolist())
+        placed = torch.from_numpy(positions).to(self._device)
+        return Rows(placed, end, views, offsets.tolist())
 
     def views(
         self,

@@ -82,7 +82,7 @@ def run_batch(llm: LLM, requests: Sequence[Request], concurrency: int) -> list[T
 
 def warm_up(llm: LLM, requests: Sequence[Request], concurrency: int) -> None:
     """Every shape of step that may come, then other prompts until nothing new is captured."""
-    llm.engine.prepare(concurrency, PREPARE_S)
+    llm.engine.prepare(PREPARE_S)
     for first in range(0, len(requests), WARM_UP_AT_ONCE):
         some = [
             replace(request, id=f"{request.id} warm {concurrency}")

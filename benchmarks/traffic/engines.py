@@ -120,5 +120,5 @@ class Bench:
 def prepare(engine: Engine) -> float:
     """Have the engine capture what it can before the first request; the seconds that took."""
     begin = time.perf_counter()
-    engine.prepare(engine.config.max_batch, PREPARE_S)
+    engine.prepare(PREPARE_S)
     return time.perf_counter() - begin

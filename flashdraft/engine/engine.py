@@ -23,8 +23,9 @@ from flashdraft.engine.drafting import HostDrafting
 from flashdraft.engine.live import Ending, Live
 from flashdraft.engine.output import TextDecoder, TextOutput
 from flashdraft.engine.policy.costs import GPU_COSTS, CostModel
+from flashdraft.engine.policy.step import StepPolicy
+from flashdraft.engine.policy.times import StepTimes
 from flashdraft.engine.policy.verify import VerifyPolicy
-from flashdraft.engine.policy.width import WidthChooser
 from flashdraft.engine.sampling.accept import accept_ragged
 from flashdraft.engine.sampling.grammar import Constraint, GrammarCompiler
 from flashdraft.engine.sampling.process import RequestSampler
@@ -36,7 +37,7 @@ from flashdraft.engine.step.pieces import AcceptFunction, StepLimits
 from flashdraft.engine.step.pipeline import AHEAD_MARGIN, StepPart, StepPipeline
 from flashdraft.engine.step.prepare import measure_rows
 from flashdraft.engine.step.seats import SeatRequest
-from flashdraft.engine.step.shape import MAX_CHUNKS, smallest_batch
+from flashdraft.engine.step.shape import MAX_CHUNKS
 from flashdraft.engine.validate import validate_request
 from flashdraft.errors import CapacityError, RequestError
 from flashdraft.models.drafter.model import PackedDrafter
@@ -100,9 +101,19 @@ class Engine:
         self.steps = steps
         costs = self._measure_costs(steps)
         self.policy = VerifyPolicy(costs, self.config.verify)
-        chooser = WidthChooser(costs, self.policy.survival, self.config.verify)
+        self.step_policy = StepPolicy(
+            StepTimes(costs or GPU_COSTS),
+            self.policy.survival,
+            self.config.verify,
+            self.scheduler.max_step_tokens,
+        )
         self._pipeline = StepPipeline(
-            steps, self.book, self.scheduler, chooser, self._describe, target.config.vocab_size
+            steps,
+            self.book,
+            self.scheduler,
+            self.step_policy,
+            self._describe,
+            target.config.vocab_size,
         )
         self._drafting = HostDrafting(self.proposer, self.policy, self._of)
         kept_up = None if self._runs_ahead else self.proposer
@@ -202,10 +213,10 @@ class Engine:
         """Empty the prefix cache."""
         self.book.forget_cached()
 
-    def prepare(self, at_once: int, seconds: float) -> None:
-        """Capture steps of up to so many requests now, for about so long, not while they run."""
+    def prepare(self, seconds: float) -> None:
+        """Capture steps now, for about so long at most, not while requests wait for them."""
         if self._runs_ahead and not self.has_work:
-            self._pipeline.prepare(min(at_once, self.config.max_batch), seconds)
+            self._pipeline.prepare(seconds)
 
     # -- the step ------------------------------------------------------------------------------
 
@@ -260,9 +271,7 @@ class Engine:
 
     def _describe(self, sequence: RunningSequence) -> SeatRequest:
         live = self._live[sequence.request.id]
-        # the head that writes no logits rounds otherwise: greedy requests would change with others
-        is_greedy = live.is_plainly_greedy and not self.target.kernels.exact
-        return SeatRequest(live.slot_request, is_greedy, live.sampler.constraint)
+        return SeatRequest(live.slot_request, live.sampler.constraint)
 
     def _commit(self, parts: Sequence[StepPart], stats: StepStats) -> list[TokenEvent]:
         begin = time.perf_counter()
@@ -347,9 +356,11 @@ class Engine:
         max_batch, max_length = self.config.max_batch, self.max_context + AHEAD_MARGIN
         rows, may_be_guided = self.scheduler.max_step_tokens, self.supports_grammar
         if self._runs_ahead:
-            batch, looks_up = smallest_batch(max_batch), self.config.ngram and self._lookahead > 0
+            looks_up = self.config.ngram and self._lookahead > 0
             most = MAX_VERIFY if looks_up else 0
-            return StepLimits(batch, max_length, rows, MAX_CHUNKS, most, looks_up, may_be_guided)
+            return StepLimits(
+                max_batch, max_length, rows, MAX_CHUNKS, most, looks_up, may_be_guided
+            )
         most = self._lookahead
         return StepLimits(max_batch, max_length, rows, max_batch, most, False, may_be_guided, True)
 

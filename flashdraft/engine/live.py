@@ -44,13 +44,6 @@ class Live:
     _num_reported: int = field(default=0)
 
     @property
-    def is_plainly_greedy(self) -> bool:
-        """Whether the likeliest token is taken as it is, and nobody asks how likely it was."""
-        return not self.sampler.needs_logits_processing and (
-            self.sequence.request.params.logprobs is None
-        )
-
-    @property
     def slot_request(self) -> SlotRequest:
         """What the device must know to choose this request's tokens."""
         return self.sampler.slot_request(self.sequence.output_ids)

@@ -19,7 +19,7 @@ from torch import Tensor
 log = logging.getLogger(__name__)
 
 RUNS_BEFORE = 1  # a function is captured
-MOST_GRAPHS = 192  # those that were not used for longest give way
+MOST_GRAPHS = 64  # those that were not used for longest give way
 
 Key = TypeVar("Key", bound=Hashable)
 Result = TypeVar("Result")

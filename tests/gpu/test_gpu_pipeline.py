@@ -11,6 +11,7 @@ import torch
 from flashdraft.core import Request, SamplingParams
 from flashdraft.engine.config import CacheOptions, EngineConfig
 from flashdraft.engine.engine import Engine
+from flashdraft.engine.streams import MOST_GRAPHS
 from flashdraft.kernels.select import select_kernels
 from tests import zoo
 from tests.unit.engine.step.test_pipeline import Oracle, greedy_requests, tokens
@@ -43,9 +44,28 @@ def test_replayed_steps_are_the_steps_that_were_captured(family):
     params = SamplingParams(max_tokens=100, ignore_eos=True)
     requests = [Request(f"r{i}", [5 + i, 9, 12], params, i) for i in range(4)]
     engines = [Engine(target, zoo.tiny_drafter(kernels, 8), AHEAD) for _ in range(2)]
-    engines[1]._pipeline._steps.graphs.captures = False
+    engines[1].steps.graphs.call = lambda key, function: function()
     first, second = (tokens(zoo.run(engine, requests)) for engine in engines)
     assert first == second
+
+
+@pytest.mark.parametrize("has_drafter", [False, True])
+def test_nothing_is_captured_once_steps_are_prepared(has_drafter):
+    kernels = select_kernels("cuda", "bfloat16")
+    target = zoo.tiny_target("gemma4", kernels, taps=(0, 2))
+    drafter = zoo.tiny_drafter(kernels, 8) if has_drafter else None
+    config = dataclasses.replace(AHEAD, verify=None, ngram=True, max_batch=12)
+    engine = Engine(target, drafter, config)
+    engine.prepare(seconds=120.0)
+    prepared = set(engine.steps.graphs)
+    assert 0 < len(prepared) <= MOST_GRAPHS and not engine.steps.graphs.failed
+    kinds = [{}, {"temperature": 1.0, "top_p": 0.9}, {"logprobs": 3, "presence_penalty": 0.5}]
+    requests = [
+        Request(f"r{i}", [5 + i, 9, 12, 9, 12] * (1 + 5 * i), SamplingParams(max_tokens=60, **k), i)
+        for i, k in enumerate(kinds * 6)
+    ]
+    zoo.run(engine, requests)
+    assert set(engine.steps.graphs) == prepared
 
 
 def test_sampled_steps_change_no_token():

@@ -25,7 +25,6 @@ from flashdraft.bench.plan.sizes import (
     drafter_bytes,
 )
 from flashdraft.engine.cache.layers import CacheLayer
-from flashdraft.engine.policy.width import WIDTHS
 from flashdraft.models.config.target import ExpertsConfig
 
 # The share of the bandwidth at which weights of at most so many bits are read for several rows,
@@ -37,6 +36,7 @@ KERNELS_PER_LAYER, KERNELS_PER_EXPERT_LAYER, KERNELS_PER_DRAFT = 10.4, 14.8, 90
 FEW_BITS_KERNELS = {"layer": (5.4, 7.2), "expert layer": (7.9, 11.4)}  # for one row, for more
 FEW_BITS_KERNEL = 1.3  # times another's time
 SEVERAL_REQUESTS_KERNELS = 2  # more in a layer over few bits: attention is not one launch then
+VERIFY_LENGTHS = (1, 2, 3, 4, 5, 7, 10, 15)  # a request's mean, where steps may verify drafts
 TERA = 1e12
 
 
@@ -165,7 +165,7 @@ def predict_best(
         longest = pair.drafter.block_size - 1
     steps = [
         predict(pair, card, requests=requests, context=context, verify=width, form=form)
-        for width in WIDTHS
+        for width in (0, *VERIFY_LENGTHS)
         if width <= longest
     ]
     return max(steps, key=lambda step: step.tokens_per_s)

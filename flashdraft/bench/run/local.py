@@ -82,7 +82,7 @@ class LocalRunner:
         engine = self._llm.engine
         engine.forget_prefixes()
         if run.is_warm_up:
-            engine.prepare(run.concurrency, PREPARE_S)
+            engine.prepare(PREPARE_S)
         if self._llm.kernels.device.type == "cuda":
             torch.cuda.synchronize(self._llm.kernels.device)
         waiting = deque(_Talk.of(place, prompt) for place, prompt in enumerate(run.prompts))

@@ -83,8 +83,7 @@ def validate_for_vocab(params: SamplingParams, vocab_size: int) -> None:
 class RequestSampler:
     """One request's settings, ready to be applied to rows of logits; made once per request.
 
-    `needs_logits_processing` is False where the token is the plain argmax of the raw logits;
-    `adjusts` is True where they are changed before the temperature does so. A `constraint` masks
+    `adjusts` is True where logits are changed before the temperature does so. A `constraint` masks
     the rows, and has its own word on stop tokens. Nothing is sent to the device before it is asked.
     """
 
@@ -109,9 +108,6 @@ class RequestSampler:
         self._penalises = has_penalties(params)
         self._masks_stops = constraint is None and params.min_tokens > 0 and bool(stop_ids)
         self.adjusts = self._penalises or bool(params.logit_bias) or self._masks_stops
-        self.needs_logits_processing = (
-            self.adjusts or not params.is_greedy or constraint is not None
-        )
 
     @property
     def settings_in_force(self) -> list[str]:

@@ -24,17 +24,19 @@ from flashdraft.engine.step.pieces import AcceptFunction, StepLimits, StepPieces
 from flashdraft.engine.step.result import StepRecord, StepResult
 from flashdraft.engine.step.score import score_prompts
 from flashdraft.engine.step.shape import (
+    FEW_SLOTS,
     MANY_ROWS,
     MIXED_ROWS,
     PromptChunk,
     StepShape,
+    StepSizes,
 )
 from flashdraft.engine.streams import Clock, Graphs, Mark, Staging
 from flashdraft.models.layers import Target
 
 PEEKED = 2  # draft tokens that are looked up where none is verified
 MOST_FILLED = 1.1  # of many rows of a pass, with those of nobody
-FEW_SLOTS = 8  # up to so many that decode beside prompts, attention is planned for few
+MEAN_VERIFIED = (0, 1, 2, 3, 5, 7, 10, 15)  # a sequence, where nothing is captured
 
 
 class StepSeconds(NamedTuple):
@@ -97,24 +99,32 @@ class DeviceSteps:
         pieces = HostPieces if is_host else StepPieces
         self.pieces = pieces(target, proposer, cache, limits, accept, captures)
         self.slots, self.max_width = self.pieces.slots, self.pieces.max_width
+        self.sizes = StepSizes(self.slots.count, self.max_width)
         self.page_size, self.scratch_pages = cache.page_size, cache.scratch_pages
         # without a drafter drafts cost next to nothing: there are some in every step
         self._peeks = proposer is None and limits.looks_up
-        self._launched: set[StepShape] = set()
         self._early: tuple[StepShape, int, Clock] | None = None  # drafts that nobody took yet
         self._seen_chunks: set[int] = set()  # orders of magnitude of passes that are not captured
-        self._seen_wakes: set[tuple[bool, bool]] = set()  # greedy or not, guided or not
+        self._has_woken = False  # somebody, whose first token was drawn
         # of three steps: what each writes down in three tensors, and one a chunk of a prompt
         self._downloads = Staging(self._device, 3 * (3 + limits.max_chunks))
 
-    def shape_of(self, batch: int, width: int, is_greedy: bool, is_solo: bool = False) -> StepShape:
-        """A step that verifies `width` draft tokens for each of a batch, on average."""
-        drafted = width
-        if batch > 1 and width:  # some sequences may verify more than the mean
-            drafted = min(width + max(2, width // 2), self.max_width)
+    def batch_for(self, count: int) -> int:
+        """Slots that take part where the first `count` must."""
+        return self.sizes.batch_for(count) if self.graphs.captures else count
+
+    def rows_for(self, batch: int, num_awake: int) -> list[int]:
+        """Rows of those who decode in the steps of a batch: fewest first, which is no drafts."""
+        if self.graphs.captures:
+            return self.sizes.rows_for(batch)
+        return [num_awake * (1 + mean) for mean in MEAN_VERIFIED if mean <= self.max_width]
+
+    def shape_of(self, batch: int, num_rows: int, is_solo: bool = False) -> StepShape:
+        """A step of a batch over so many rows."""
+        width = self.sizes.width_for(batch, num_rows)
         if width == 0 and self._peeks and batch and not is_solo:
-            drafted = min(PEEKED, self.max_width)
-        return StepShape(batch, batch * width, drafted, is_greedy)
+            width = min(PEEKED, self.max_width)
+        return StepShape(batch, num_rows, width)
 
     def set_chances(self, chances: Sequence[Sequence[float]]) -> None:
         """How likely the target agrees, for each of DEVICE_SOURCES and bucket of confidence."""
@@ -133,15 +143,10 @@ class DeviceSteps:
         rows = shape.num_rows + sum(len(chunk.tokens) for chunk in chunks)
         is_ready = all(self.graphs.is_ready(key) for key in keys if key[0] != "verify")
         wakes = any(chunk.emits for chunk in chunks)
-        is_ready &= not wakes or (shape.is_greedy, shape.is_guided) in self._seen_wakes
+        is_ready &= not wakes or self._has_woken
         if (size := self.fill_up(rows)) not in MIXED_ROWS:
             return is_ready and size.bit_length() in self._seen_chunks
         return is_ready and self._is_mixed_ready(size, shape.batch, longest or self._max_length)
-
-    @property
-    def ready_shapes(self) -> list[StepShape]:
-        """Shapes that ran before and take no longer than any later one."""
-        return [shape for shape in self._launched if self.is_ready(shape)]
 
     def is_failed(self, shape: StepShape) -> bool:
         """Whether a piece of this shape cannot be captured."""
@@ -158,15 +163,14 @@ class DeviceSteps:
     ) -> PendingStep:
         """Start a step behind whatever was started before; it reads the slots as they are then.
 
-        Scores are there only of steps that are not greedy. With a guide, which belongs to a shape
-        that is guided or given, the host waits for the drafts or has made them, and has the
-        target's pass for the masks. No key that is looked at lies behind `longest`.
+        With a guide the host waits for the drafts or has made them, and has the target's pass for
+        the masks. No key that is looked at lies behind `longest`.
         """
-        assert (guide is not None) == (shape.is_guided or shape.is_given)
-        assert not (shape.is_guided and shape.is_greedy)
-        assert shape.width <= self.max_width and shape.num_slots <= shape.batch * shape.width
+        assert guide is not None or not shape.is_given
+        assert shape.width <= self.max_width
+        assert shape.num_rows <= shape.batch * (1 + self.max_width)
         is_typical = self.is_ready(shape, chunks, longest)
-        self._launched.add(shape)
+        is_guided = guide is not None and guide.has_grammars
         self.pieces.end = self._last_position(longest or self._max_length)
         self.pieces.wants_scores = wants_scores
         first_tokens = self.slots.anchors[:0]
@@ -179,8 +183,10 @@ class DeviceSteps:
             self._verify_beside(shape, chunks, longest or self._max_length)
         elif rest:
             self.graphs.call(*rest[0])
-        if guide is not None and shape.is_guided:
+        if guide is not None and is_guided:
             self.pieces.exchange.before_draw(guide, drafts)
+        else:
+            self.pieces.exchange.unmask()
         if rest:
             self.graphs.call(*rest[1])
         prompt_scores: list[Tensor | None] = []
@@ -188,10 +194,9 @@ class DeviceSteps:
             hidden = self.pieces.hidden[shape.num_rows :]
             prompt_scores = score_prompts(self._target, hidden, chunks, self.slots.send)
             first_tokens = self.pieces.wake(shape, chunks)
-            if len(first_tokens):
-                self._seen_wakes.add((shape.is_greedy, shape.is_guided))
+            self._has_woken |= len(first_tokens) > 0
         scores = None
-        if wants_scores and not shape.is_greedy:
+        if wants_scores:
             scores = self.pieces.scores[: shape.num_rows + len(first_tokens)]
         receive = self._downloads.receive
         record = self.pieces.record(shape, first_tokens, scores, prompt_scores, receive)
@@ -216,7 +221,9 @@ class DeviceSteps:
             if early.draft_key == shape.draft_key and version == self.slots.version:
                 return clock
         begin, is_typical = Mark(self._device), True
-        if shape.width and not shape.is_given:
+        if not shape.width:
+            self.pieces.exchange.forget_drafts()
+        elif not shape.is_given:
             key, piece = next(self._pieces(shape))
             is_typical = self.graphs.is_ready(key)
             self.graphs.call(key, piece)
@@ -224,13 +231,13 @@ class DeviceSteps:
 
     def _pieces(self, shape: StepShape) -> Iterator[tuple[tuple[object, ...], Callable[[], None]]]:
         """The functions that a step of this shape calls, and what each of them is fixed to."""
-        batch, num_slots, width, is_greedy, is_guided, is_given = shape
+        batch, num_rows, width, is_given = shape
         if batch == 0:
             return
         if width and not is_given:
             yield ("draft", *shape.draft_key), lambda: self.pieces.draft(shape)
-        yield ("verify", batch, num_slots, width, is_given), lambda: self.pieces.verify(shape)
-        yield ("draw", shape.num_rows, width, is_greedy, is_guided), lambda: self.pieces.draw(shape)
+        yield ("verify", batch, num_rows, width, is_given), lambda: self.pieces.verify(shape)
+        yield ("draw", num_rows, is_given), lambda: self.pieces.draw(shape)
 
     # -- passes with prompts -------------------------------------------------------------------
 
@@ -247,12 +254,6 @@ class DeviceSteps:
         self.graphs.call(
             ("mixed", size, num_slots, end), lambda: self.pieces.verify_mixed(size, num_slots, end)
         )
-
-    def fit_prompts(self, num_others: int, budget: int) -> int:
-        """As many prompt rows, or somewhat fewer, as fill a pass beside so many others."""
-        sizes = [size - num_others for size in MIXED_ROWS if self.graphs.captures]
-        fitting = [rows for rows in sizes if budget // 2 <= rows <= budget]
-        return max(fitting, default=budget)
 
     def fill_up(self, num_rows: int) -> int:
         """Rows of the pass that so many take: where passes are captured, one of a few sizes.
@@ -271,7 +272,7 @@ class DeviceSteps:
 
     def _slots_beside(self, batch: int) -> int:
         """Slots that a pass with prompts looks at, of which the first `batch` decode."""
-        if batch == 0 or not self.graphs.captures:
+        if not self.graphs.captures:
             return batch
         return min(FEW_SLOTS, self.slots.count) if batch <= FEW_SLOTS else self.slots.count
 

@@ -46,6 +46,8 @@ class Exchange:
         self._masks = integers(2 + num_masks, -(-vocab_size // 32), dtype=torch.int32)
         self._masks[1] = -1
         self._mask_index = integers(num_slots, 1 + width)
+        self.is_masked = True  # in the step that runs
+        self.unmask()
 
     def offer(self, scores: Tensor) -> None:
         """The scores of a drafter's rows: [slots, width, SCORE_COLUMNS]."""
@@ -66,7 +68,8 @@ class Exchange:
         """Masks of the rows that drafts lead to; no way leads to the guided slots' other rows."""
         places, masks = guide.masks(drafts)
         count = len(places)
-        self._mask_index.fill_(1)
+        self.unmask()
+        self.is_masked = True
         sent = torch.from_numpy(masks)
         if self._device.type == "cuda":
             sent = sent.pin_memory().to(self._device, non_blocking=True)
@@ -75,12 +78,25 @@ class Exchange:
         where = self._send(places.T.copy())
         self._mask_index[where[0], where[1]] = 2 + count_up(count, self._device)
 
-    def masks_of(self, owner: Tensor, place: Tensor) -> Tensor:
+    def unmask(self) -> None:
+        """From now on everything is allowed."""
+        if self.is_masked:
+            self._mask_index.fill_(1)
+        self.is_masked = False
+
+    def forget_drafts(self) -> None:
+        """There are none in the next step."""
+        self.confidence.zero_()
+
+    def masks_of(self, owner: Tensor, place: Tensor) -> Tensor | None:
         """Of rows: their slots, and the draft tokens that they follow."""
+        if len(self._masks) <= 2:
+            return None
         return self._masks[self._mask_index[owner, place.clamp(0, self._width)]]
 
     def _give(self, shape: StepShape, given: Mapping[int, Draft]) -> None:
         if not shape.width:
+            self.counts.zero_()
             return
         tokens = np.zeros((shape.batch, shape.width), dtype=np.int64)
         confidence = np.zeros((shape.batch, shape.width))

@@ -89,11 +89,12 @@ class HostPieces(StepPieces):
         num_rows = shape.num_rows
         owner, positions = self._owner[:num_rows], self._np_positions[:num_rows]
         rows = DrawnRows(owner, torch.from_numpy(positions + 1), totals=self._has_totals)
-        if shape.is_guided or self.slots.settings.any_penalised:  # what a row follows matters
+        is_masked = self.exchange.is_masked
+        if is_masked or self.slots.settings.any_penalised:  # what a row follows matters
             behind = torch.from_numpy(positions - self._np_lengths[self._np_owner[:num_rows]])
-            masks = self.exchange.masks_of(owner, behind) if shape.is_guided else None
+            masks = self.exchange.masks_of(owner, behind) if is_masked else None
             rows = replace(rows, followed=self.exchange.drafts, place=behind, masks=masks)
-        chosen = self._choose(self.hidden[:num_rows], rows, False, slice(0, num_rows))
+        chosen = self._choose(self.hidden[:num_rows], rows, slice(0, num_rows))
         self._np_samples[:num_rows] = chosen.numpy()
         self._advance(shape)
 

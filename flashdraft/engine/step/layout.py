@@ -25,11 +25,10 @@ class RowLayout(NamedTuple):
 def lay_out_rows(
     blocks: Tensor, lengths: Tensor, counts: Tensor | None, num_rows: int
 ) -> RowLayout:
-    """The rows of every sequence's anchor and its first `counts` draft tokens.
+    """The first `counts` rows of every sequence: its anchor, then draft tokens.
 
     blocks [num_seqs, width] hold an anchor and draft tokens each, lengths [num_seqs] int32 are the
-    anchors' positions. Without `counts` all blocks are taken whole; num_rows = the counts' sum and
-    one for every anchor.
+    anchors' positions. Without `counts` all blocks are taken whole; num_rows = the counts' sum.
     """
     num_seqs, width = blocks.shape
     device = blocks.device
@@ -39,7 +38,7 @@ def lay_out_rows(
         positions = (lengths.unsqueeze(1) + place.view(num_seqs, width)).flatten()
     else:
         rows = count_up(num_rows, device)
-        ends = (counts + 1).cumsum(0)
+        ends = counts.cumsum(0)
         query_start = torch.cat([ends.new_zeros(1), ends]).to(torch.int32)
         owner = torch.searchsorted(ends, rows, right=True)
         place = rows - query_start[owner]

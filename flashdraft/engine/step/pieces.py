@@ -29,7 +29,7 @@ from flashdraft.engine.step.result import (
     pack_scores,
 )
 from flashdraft.engine.step.shape import MANY_ROWS, MIXED_ROWS, PromptChunk, StepShape
-from flashdraft.engine.step.shares import Shares, share_slots
+from flashdraft.engine.step.shares import Shares, share_rows
 from flashdraft.engine.step.slots import Slots
 from flashdraft.kernels.draw.rule import DrawnRows
 from flashdraft.models.layers import ForwardBatch, Target
@@ -159,6 +159,7 @@ class StepPieces:
             sources.copy_(is_found)
         self.exchange.drafts[:batch, :width] = drafts
         self.exchange.confidence[:batch, :width] = confidence
+        self.exchange.confidence[:batch, width:] = 0.0  # there is none
 
     def _look_up(self, history: TokenHistory, batch: int, width: int) -> tuple[Tensor, Tensor]:
         """What followed earlier, and nothing for slots that do not decode."""
@@ -178,19 +179,15 @@ class StepPieces:
         placed = self._place(layout.owner, layout.positions, layout.query_start, batch, 1 + masked)
         hidden = self._proposer.run_blocks(layout.tokens, placed)
         wanted = hidden.view(batch, 1 + masked, -1)[:, 1 : 1 + width].reshape(batch * width, -1)
-        if shape.is_greedy:
-            best = drafter.greedy(self._target, wanted)
-            tokens, chance = best.index, (best.logit - best.log_total).exp()
-        else:
-            place = count_up(1 + width, self._device)[1:]
-            positions = (lengths.unsqueeze(1) + place).flatten()
-            owner = count_up(batch, self._device).repeat_interleave(width)
-            logits = self._proposer.widen(drafter.logits(self._target, wanted).float())
-            # penalties are those of what is committed; kernels are compiled for all rows alike
-            rows = DrawnRows(owner, positions, self.exchange.drafts, torch.zeros_like(owner))
-            drawn = self._target.kernels.draw(logits, self.slots.settings.for_drafts, rows)
-            tokens, chance = drawn.tokens, (drawn.logit - drawn.log_total).exp()
-            self.exchange.offer(pack_scores(drawn).view(batch, width, -1))
+        place = count_up(1 + width, self._device)[1:]
+        positions = (lengths.unsqueeze(1) + place).flatten()
+        owner = count_up(batch, self._device).repeat_interleave(width)
+        logits = self._proposer.widen(drafter.logits(self._target, wanted).float())
+        # penalties are those of what is committed; kernels are compiled for all rows alike
+        rows = DrawnRows(owner, positions, self.exchange.drafts, torch.zeros_like(owner))
+        drawn = self._target.kernels.draw(logits, self.slots.settings.for_drafts, rows)
+        tokens, chance = drawn.tokens, (drawn.logit - drawn.log_total).exp()
+        self.exchange.offer(pack_scores(drawn).view(batch, width, -1))
         confidence = chance.nan_to_num(0.0).view(batch, width)
         return tokens.clamp(min=0).view(batch, width), confidence
 
@@ -205,7 +202,7 @@ class StepPieces:
             self._positions[:num_rows],
             self._query_start[: shape.batch + 1],
             shape.batch,
-            1 + shape.width,
+            min(1 + shape.width, num_rows),
         )
         self.hidden[:num_rows] = self._forward(self._tokens[:num_rows], placed)
 
@@ -278,27 +275,25 @@ class StepPieces:
 
     def _lay_out(self, shape: StepShape) -> None:
         """The rows of the target's pass: which tokens, where, for whom."""
-        batch, width = shape.batch, shape.width
+        batch, num_rows = shape.batch, shape.num_rows
         anchors, lengths = self.slots.anchors[:batch], self.slots.lengths[:batch]
-        blocks, counts = anchors.unsqueeze(1), None
-        if width:
-            blocks = torch.cat([blocks, self.exchange.drafts[:batch, :width]], dim=1)
-            if shape.is_given:
-                counts = self.exchange.counts[:batch]
-            elif shape.num_slots < batch * width:
-                exchange, slots = self.exchange, self.slots
-                survival = self.shares.survival(
-                    exchange.confidence[:batch, :width], exchange.sources[:batch]
-                )
-                survival = survival * slots.alive[:batch].unsqueeze(1)
-                limits = torch.where(slots.alive[:batch] > 0, slots.limits[:batch], 0)
-                counts = share_slots(survival, shape.num_slots, limits)
-        rows = lay_out_rows(blocks, lengths, counts, shape.num_rows)
-        self._tokens[: shape.num_rows] = rows.tokens
-        self._owner[: shape.num_rows] = rows.owner
-        self._positions[: shape.num_rows] = rows.positions
-        self._query_start.fill_(shape.num_rows)  # slots that take no part have no rows
+        blocks = torch.cat([anchors.unsqueeze(1), self.exchange.drafts[:batch]], dim=1)
+        rows = lay_out_rows(blocks, lengths, self._share(shape), num_rows)
+        self._tokens[:num_rows] = rows.tokens
+        self._owner[:num_rows] = rows.owner
+        self._positions[:num_rows] = rows.positions
+        self._query_start.fill_(num_rows)  # slots that take no part have no rows
         self._query_start[: batch + 1] = rows.query_start
+
+    def _share(self, shape: StepShape) -> Tensor | None:
+        """Rows of every slot; None where all have a whole block."""
+        batch, slots, exchange = shape.batch, self.slots, self.exchange
+        if shape.is_given:
+            return 1 + exchange.counts[:batch]
+        if shape.num_rows == batch * (1 + self.max_width):
+            return None
+        survival = self.shares.survival(exchange.confidence[:batch], exchange.sources[:batch])
+        return share_rows(survival, shape.num_rows, slots.limits[:batch], slots.alive[:batch])
 
     def _forward(self, tokens: Tensor, placed: Rows) -> Tensor:
         """The target's hidden rows; the drafter's context of the same rows is written too."""
@@ -319,40 +314,41 @@ class StepPieces:
         num_rows, slots = shape.num_rows, self.slots
         owner, positions = self._owner[:num_rows], self._positions[:num_rows]
         behind = positions - slots.lengths[owner]  # draft tokens that a row follows
-        masks = self.exchange.masks_of(owner, behind) if shape.is_guided else None
+        masks = self.exchange.masks_of(owner, behind)
         drafts = self.exchange.drafts
         rows = DrawnRows(owner, positions + 1, drafts, behind, masks, self._has_totals)
-        hidden = self.hidden[:num_rows]
-        self._samples[:num_rows] = self._choose(hidden, rows, shape.is_greedy, slice(0, num_rows))
+        chosen = self._choose(self.hidden[:num_rows], rows, slice(0, num_rows))
+        self._samples[:num_rows] = chosen
         self._advance(shape)
 
     def _advance(self, shape: StepShape) -> None:
         """Keep the accepted prefix of every slot, write it down, and go on from there."""
-        num_rows, width, slots = shape.num_rows, shape.width, self.slots
+        num_rows, width, slots = shape.num_rows, self.max_width, self.slots
         drafts, confidence = self.exchange.drafts, self.exchange.confidence
         samples = self._samples[: num_rows + 1 + width]
         samples[num_rows:] = -1
         tokens, query_start = self._tokens[: num_rows + 1 + width], self._query_start
         starts = query_start[:-1].to(torch.int64)
         rows_of = query_start[1:].to(torch.int64) - starts
-        verified = rows_of - 1
+        verified = (rows_of - 1).clamp(min=0)
         accepted, bonus = torch.zeros_like(starts), samples[starts]
         if width:
             tokens[num_rows:] = -2
             accepted, bonus = self._accept_rows(samples, tokens, query_start, 1 + width)
-        if width and not shape.is_given:  # a request that fixes its length may have had more rows
-            most = torch.where(slots.limits < 0, width, slots.limits)
-            if slots.history is not None:  # nothing may have been found
-                most = torch.minimum(most, (confidence[:, :width] > 0).cumprod(1).sum(1))
-            verified, accepted = torch.minimum(verified, most), torch.minimum(accepted, most)
+        if width and not shape.is_given:
+            # rows that belong to nobody are somebody's: they count for nothing
+            most = (confidence > 0).cumprod(1).sum(1)
+            most = torch.where(slots.limits < 0, most, torch.minimum(most, slots.limits))
+            verified = torch.minimum(verified, most)
+            accepted = torch.minimum(accepted.clamp(min=0), verified)
             bonus = samples[starts + accepted]
         spoken = pad_rows(samples, query_start, 1 + width) if width else bonus.unsqueeze(1)
         numbers = [accepted, verified, rows_of, self.exchange.sources]
-        lines = pack_lines(numbers, spoken, drafts[:, :width], confidence[:, :width])
+        lines = pack_lines(numbers, spoken, drafts, confidence)
         self.lines[: lines.numel()] = lines.flatten()
         alive = slots.alive
         counts = (accepted + 1) * alive
-        if not shape.is_greedy and (self._captured or slots.settings.any_penalised):
+        if self._captured or slots.settings.any_penalised:
             slots.settings.count(count_up(slots.count, self._device), spoken, counts)
         if slots.history is not None:
             slots.history.append(slots.lengths, spoken, counts)
@@ -368,16 +364,15 @@ class StepPieces:
         if woken is None:
             return self._samples[:0]
         none = torch.zeros_like(woken.slots)
-        masks = self.exchange.masks_of(woken.slots, none) if shape.is_guided else None
+        masks = self.exchange.masks_of(woken.slots, none)
         rows = DrawnRows(
             woken.slots, woken.lengths, self.exchange.drafts, none, masks, self._has_totals
         )
         place = slice(shape.num_rows, shape.num_rows + len(woken.slots))
-        first_tokens = self._choose(self.hidden[woken.rows], rows, shape.is_greedy, place)
+        first_tokens = self._choose(self.hidden[woken.rows], rows, place)
         self.slots.wake(woken.slots, first_tokens, woken.lengths)
-        if not shape.is_greedy:
-            one_each = torch.ones_like(woken.slots)
-            self.slots.settings.count(woken.slots, first_tokens.unsqueeze(1), one_each)
+        one_each = torch.ones_like(woken.slots)
+        self.slots.settings.count(woken.slots, first_tokens.unsqueeze(1), one_each)
         return first_tokens
 
     def _woken_by(self, shape: StepShape, chunks: Sequence[PromptChunk]) -> _Woken | None:
@@ -392,10 +387,8 @@ class StepPieces:
             return None
         return _Woken(*self.slots.send(np.asarray(woken, dtype=np.int64).T.copy()))
 
-    def _choose(self, hidden: Tensor, rows: DrawnRows, is_greedy: bool, place: slice) -> Tensor:
+    def _choose(self, hidden: Tensor, rows: DrawnRows, place: slice) -> Tensor:
         """The target's token for every row, -1 where there is none; its scores go to `place`."""
-        if is_greedy:
-            return self._target.greedy(hidden).index
         logits, settings = self._target.logits(hidden), self.slots.settings
         drawn = self._target.kernels.draw(logits, settings, rows)
         if self._has_totals:
@@ -416,7 +409,7 @@ class StepPieces:
         receive: Callable[[Tensor], Tensor],
     ) -> StepRecord:
         """What a step writes down, on its way to the host."""
-        columns = num_columns(shape.width)
+        columns = num_columns(self.max_width)
         lines = self.lines[: shape.batch * columns].view(shape.batch, columns)
         return StepRecord(
             receive(lines),

@@ -11,7 +11,6 @@ pages run out the youngest gives its own back.
 from __future__ import annotations
 
 import math
-import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,8 +21,7 @@ from torch import Tensor
 
 from flashdraft.engine.cache.pages import NO_PAGE, PageBook
 from flashdraft.engine.drafts import Draft
-from flashdraft.engine.policy.prompts import PromptBudget
-from flashdraft.engine.policy.width import WidthChooser
+from flashdraft.engine.policy.step import StepChoice, StepOptions, StepPolicy
 from flashdraft.engine.scheduler import Scheduler, Work
 from flashdraft.engine.sequence import Sequence as RunningSequence
 from flashdraft.engine.step.device import DeviceSteps, PendingStep, StepSeconds
@@ -31,16 +29,10 @@ from flashdraft.engine.step.guide import GuidedSlot, StepGuide
 from flashdraft.engine.step.prepare import prepare_steps
 from flashdraft.engine.step.result import SlotResult, TokenScores
 from flashdraft.engine.step.seats import Seat, SeatRequest
-from flashdraft.engine.step.shape import (
-    MAX_CHUNKS,
-    PromptChunk,
-    StepShape,
-    smallest_batch,
-)
+from flashdraft.engine.step.shape import MAX_CHUNKS, MIXED_ROWS, StepShape
 
 MOST_IN_FLIGHT = 2
 CHANCES_PERIOD = 8  # steps between two looks at how the drafter's confidences come true
-NEW_SHARE, NEW_S = 0.1, 1.0  # of the steps' time, and seconds at first, that new shapes may take
 AHEAD_MARGIN = 64  # positions beyond a sequence's end that steps in flight may write to
 
 
@@ -60,7 +52,6 @@ class _InFlight:
     step: PendingStep
     decoding: list[Seat | None]  # by slot, as they were at the launch
     prompts: list[tuple[Seat, Work]]
-    width: int
     given: dict[int, Draft] = field(default_factory=dict)  # by slot
 
 
@@ -72,18 +63,16 @@ class StepPipeline:
         steps: DeviceSteps,
         book: PageBook,
         scheduler: Scheduler,
-        chooser: WidthChooser,
+        policy: StepPolicy,
         describe: Callable[[RunningSequence], SeatRequest],
         vocab_size: int,
     ) -> None:
         self._steps, self._book, self._scheduler = steps, book, scheduler
-        self._chooser, self._describe = chooser, describe
+        self._policy, self._describe = policy, describe
         self._slots, self._vocab_size = steps.slots, vocab_size
-        self._budget = PromptBudget(scheduler.max_step_tokens)
         self._seats: list[Seat | None] = [None] * steps.slots.count
         self._in_flight: deque[_InFlight] = deque()
-        self._num_launched, self._last_width = 0, 0
-        self._new_s, self._steady_s = 0.0, 0.0  # spent on first steps of a shape, and on the others
+        self._num_launched = 0
         self.last_seconds = StepSeconds(0.0, 0.0)  # of the step that was read last
         self._is_full = False  # somebody gave way: nobody comes in until somebody leaves
         self._is_stale = False  # the slots hold what nobody knows of any more
@@ -105,13 +94,14 @@ class StepPipeline:
             self._close_ranks()
             if not self._reserve():
                 return
-            prompts = self._plan_prompts()
-            width = 0 if is_solo else self._choose_width(prompts)
+            choice = self._choose()
+            prompts = self._plan_prompts(choice.prompt_rows)
             if not prompts and not self._is_worth_it():
                 return
-            if self._num_launched % CHANCES_PERIOD == 0 and width:
-                self._steps.set_chances(self._chooser.chances())
-            self._launch(width, prompts)
+            shape = self._shape(choice.num_rows)
+            if self._num_launched % CHANCES_PERIOD == 0 and shape.width:
+                self._steps.set_chances(self._policy.chances())
+            self._launch(shape, prompts)
 
     def launch_planned(self, works: Sequence[Work], drafts: Sequence[Draft | None]) -> None:
         """Have a step in flight that the host has planned and drafted for; it is read next."""
@@ -126,8 +116,16 @@ class StepPipeline:
             if slot is None:
                 self._sit_down(work.sequence, work.is_decode)
         self._close_ranks()
-        given = {w.sequence: d for w, d in zip(works, drafts, strict=True) if d is not None}
-        self._launch(0, [work for work in works if not work.is_decode], given)
+        slot_of = {seat.sequence: slot for slot, seat in enumerate(self._seats) if seat is not None}
+        given = {
+            slot_of[work.sequence]: draft
+            for work, draft in zip(works, drafts, strict=True)
+            if draft is not None
+        }
+        lengths = [len(draft.tokens) for draft in given.values()]
+        batch = self._batch
+        shape = StepShape(batch, batch + sum(lengths), max(lengths, default=0), is_given=True)
+        self._launch(shape, [work for work in works if not work.is_decode], given)
 
     def _begin(self) -> None:
         if self._is_stale:
@@ -156,7 +154,7 @@ class StepPipeline:
             row += num_rows
         if first.step.shape.width and not first.step.shape.is_given:
             drafts = [(part.result.source, part.result.confidence) for part in parts]
-            self._chooser.remember_drafts(drafts)
+            self._policy.remember_drafts(drafts)
         woken = iter(result.woken)
         for (seat, work), scores in zip(first.prompts, result.prompt_scores, strict=True):
             own = next(woken) if work.emits else SlotResult(0, [], [], [])
@@ -166,11 +164,12 @@ class StepPipeline:
             row += work.num_tokens
         return parts
 
-    def prepare(self, at_once: int, seconds: float) -> None:
-        """Have steps of up to so many sequences captured, for about so long."""
+    def prepare(self, seconds: float) -> None:
+        """Have all steps captured and timed, for about so long."""
         self.abandon()  # what may still be in flight is for requests that have ended
         self._begin()
-        prepare_steps(self._steps, self._chooser, at_once, self._scheduler.max_step_tokens, seconds)
+        max_rows = self._scheduler.max_step_tokens
+        prepare_steps(self._steps, self._policy.times, max_rows, seconds)
 
     def leave(self, sequence: RunningSequence) -> None:
         """Take a request out that has ended; what is in flight for it is not read."""
@@ -204,16 +203,16 @@ class StepPipeline:
         awake = [
             slot for slot, seat in enumerate(self._seats) if seat is not None and seat.is_awake
         ]
-        return self._batch_for(awake[-1] + 1) if awake else 0
+        return self._steps.batch_for(awake[-1] + 1) if awake else 0
 
     def _sit_down(self, sequence: RunningSequence, is_awake: bool) -> None:
         """Give a sequence a slot, where it decodes at once or after its prompt."""
         slot = self._seats.index(None)
-        request, is_greedy, constraint = self._describe(sequence)
+        request, constraint = self._describe(sequence)
         cached, scored = sequence.num_cached, len(sequence.prompt_logprobs or [None]) - 1
-        seat = Seat(sequence, is_greedy, constraint, cached, cached, scored, is_awake)
+        seat = Seat(sequence, constraint, cached, cached, scored, is_awake)
         seat.known_pages = [[] for _ in range(self._slots.num_pools)]
-        fixed = self._chooser.fixed if sequence.request.verify is None else sequence.request.verify
+        fixed = self._policy.fixed if sequence.request.verify is None else sequence.request.verify
         seat.limit = -1 if fixed is None else fixed
         self._seats[slot] = seat
         self._slots.load(slot, seat.slot_state(request))
@@ -224,7 +223,7 @@ class StepPipeline:
 
     def _close_ranks(self) -> None:
         """Move together where fewer slots would do: who decodes first, then who will."""
-        if self._batch_for(self._num_awake) >= self._batch:
+        if self._steps.batch_for(self._num_awake) >= self._batch:
             return
         order = sorted(range(len(self._seats)), key=lambda slot: _rank(self._seats[slot]))
         self._slots.move(order)
@@ -239,23 +238,18 @@ class StepPipeline:
 
     # -- prompts -------------------------------------------------------------------------------
 
-    def _plan_prompts(self) -> list[Work]:
-        """Chunks for the next step: of those who sit first, oldest first, then of newcomers."""
-        asleep = [one for one in self._in_order() if not one.is_awake]
-        waiting = self._scheduler.waiting
-        lengths = [len(one.sequence.tokens) - one.first_computed for one in asleep]
-        lengths += [len(one.tokens) for one in islice(waiting, self._seats.count(None))]
-        if not lengths:
-            return []
-        batch, context = self._batch, asleep[0].num_computed if asleep else 0
-        others_s = self._chooser.seconds_of(batch, self._last_width) if batch else 0.0
-        num_others = batch * (1 + self._last_width)
-        budget = self._budget.rows(others_s, num_others, context, lengths)
-        budget = self._steps.fit_prompts(num_others, budget)
-        works: list[Work] = []
+    @property
+    def _asleep(self) -> list[Seat]:
+        """Those whose prompts are not done, oldest first."""
+        return [one for one in self._in_order() if not one.is_awake]
+
+    def _plan_prompts(self, budget: int) -> list[Work]:
+        """Chunks of so many rows: of those who sit first, oldest first, then of newcomers."""
+        asleep, works = self._asleep, list[Work]()
+        num_waiting = len(asleep) + min(len(self._scheduler.waiting), self._seats.count(None))
         for place, seat in enumerate(asleep[:MAX_CHUNKS]):
             if budget > 0 and seat in self._seats:
-                is_last = place == len(lengths) - 1  # a long one leaves room for those behind it
+                is_last = place == num_waiting - 1  # a long one leaves room for those behind it
                 chunk = self._next_chunk(seat, budget if is_last else -(-budget // 2))
                 budget -= sum(work.num_tokens for work in chunk)
                 works += chunk
@@ -297,7 +291,7 @@ class StepPipeline:
 
         False = there are none now; what is in flight may bring some.
         """
-        ahead = sum(1 + _most_verified(one.step.shape) for one in self._in_flight)
+        ahead = sum(1 + one.step.shape.most_verified for one in self._in_flight)
         for seat in self._in_order():
             length = seat.sequence.num_cached + ahead + self._reach
             if not seat.sequence.is_decoding:  # it wakes in a step in flight
@@ -345,17 +339,17 @@ class StepPipeline:
 
     def _launch(
         self,
-        width: int,
+        shape: StepShape,
         works: Sequence[Work],
-        given: Mapping[RunningSequence, Draft] | None = None,
+        given: Mapping[int, Draft] | None = None,
     ) -> None:
         """Start a step over those who are awake and these chunks of prompts.
 
-        `given` are drafts that the host has made.
+        `given` are drafts that the host has made, by slot.
         """
         self._enter_pages()
         slot_of = {seat.sequence: slot for slot, seat in enumerate(self._seats) if seat is not None}
-        decoding = [seat if seat and seat.is_awake else None for seat in self._seats[: self._batch]]
+        decoding = [seat if seat and seat.is_awake else None for seat in self._seats[: shape.batch]]
         prompts = [(self._seat_at(slot_of[work.sequence]), work) for work in works]
         chunks = [
             seat.take_chunk(slot_of[work.sequence], work.start, work.num_tokens, work.emits)
@@ -363,27 +357,17 @@ class StepPipeline:
         ]
         drawn = [seat for seat in decoding if seat is not None]
         drawn += [seat for seat, work in prompts if work.emits]
-        drafts: dict[int, Draft] | None = None
-        if given is None:
-            shape = self._shape(len(decoding), width, all(seat.is_greedy for seat in drawn))
-        else:
-            drafts = {slot_of[sequence]: draft for sequence, draft in given.items()}
-            lengths = [len(draft.tokens) for draft in drafts.values()]
-            most = max(lengths, default=0)
-            shape = StepShape(len(decoding), sum(lengths), most, False, is_given=True)
-        guide = self._guide(decoding, [seat for seat, work in prompts if work.emits], drafts)
-        shape = shape._replace(is_guided=guide is not None and guide.has_grammars)
+        guide = self._guide(decoding, [seat for seat, work in prompts if work.emits], given)
         # who woke in a step that is not read yet is longer than the host has seen
         ends = [max(s.sequence.num_cached, s.num_computed) for s in decoding if s is not None]
         ends += [chunk.start + len(chunk.tokens) for chunk in chunks]
         scored = any(seat.wants_scores for seat in drawn)
-        step = self._start(shape, chunks, scored, guide, max(ends) + AHEAD_MARGIN)
-        self._in_flight.append(_InFlight(step, decoding, prompts, width, given=drafts or {}))
+        step = self._steps.launch(shape, chunks, scored, guide, max(ends) + AHEAD_MARGIN)
+        self._in_flight.append(_InFlight(step, decoding, prompts, dict(given or {})))
         self._num_launched += 1
-        self._last_width = width if decoding else self._last_width
         if given is None and self._most_in_flight == 1 and self._reserve() and self._batch:
             self._enter_pages()
-            self._steps.draft_early(self._shape(self._batch, width, is_greedy=False))
+            self._steps.draft_early(self._steps.shape_of(self._batch, shape.num_rows))
 
     def _seat_at(self, slot: int) -> Seat:
         seat = self._seats[slot]
@@ -412,93 +396,55 @@ class StepPipeline:
             return None
         return StepGuide(decoded, woken, self._vocab_size, given)
 
-    def _start(
-        self,
-        shape: StepShape,
-        chunks: Sequence[PromptChunk],
-        wants_scores: bool,
-        guide: StepGuide | None,
-        longest: int,
-    ) -> PendingStep:
-        """Launch a step, and note what it takes the host if the shape is new."""
-        is_ready, begin = self._steps.is_ready(shape, chunks, longest), time.perf_counter()
-        step = self._steps.launch(shape, chunks, wants_scores, guide, longest)
-        if not is_ready:
-            self._new_s += time.perf_counter() - begin
-        return step
-
     def _remember_time(self, first: _InFlight) -> None:
-        seconds, shape = first.step.seconds, first.step.shape
+        seconds, shape, times = first.step.seconds, first.step.shape, self._policy.times
         if seconds is None or shape.is_given:
             return
-        self._steady_s += seconds.total
-        self._chooser.remember_draft(shape.batch, first.width, seconds.draft)
+        if shape.width:
+            times.remember_draft(shape.batch, shape.width, seconds.draft)
+        target_s = seconds.total - seconds.draft
         if not first.prompts:
-            self._chooser.remember_time(shape.batch, first.width, seconds.total)
+            times.remember_alone(shape.batch, shape.num_rows, target_s)
             return
         rows = shape.num_rows + sum(work.num_tokens for _, work in first.prompts)
-        rows = self._steps.fill_up(rows)
         context = max(work.start for _, work in first.prompts)
-        self._budget.remember(rows, context, seconds.total - seconds.draft)
+        times.remember_beside(self._steps.fill_up(rows), context, target_s)
 
     # -- shapes --------------------------------------------------------------------------------
 
-    def _choose_width(self, prompts: Sequence[Work]) -> int:
-        """Draft tokens a sequence on average: as many as is fixed for some, their share for all."""
-        limits = [seat.limit for seat in self._seats if seat is not None and seat.is_awake]
-        if not limits:
-            return 0
-        fixed = [min(one, self._steps.max_width) for one in limits if one >= 0]
-        shared = self._choose_shared_width(prompts) if len(fixed) < len(limits) else 0
-        return math.ceil((sum(fixed) + shared * (len(limits) - len(fixed))) / len(limits))
-
-    def _shape(self, batch: int, width: int, is_greedy: bool) -> StepShape:
-        """A step over the first slots that verifies so many draft tokens of each on average."""
-        shape = self._steps.shape_of(batch, width, is_greedy, self._is_solo)
-        limits = [seat.limit for seat in self._seats[:batch] if seat is not None and seat.is_awake]
-        if width and max(limits, default=-1) >= 0:  # some may verify more than the mean, or none
-            most = min(max(limits), self._steps.max_width)
-            drafted = most if min(limits) >= 0 else max(most, shape.width)
-            shape = shape._replace(width=max(drafted, width))
-        return shape
-
-    def _choose_shared_width(self, prompts: Sequence[Work]) -> int:
-        batch, max_width = self._batch, self._steps.max_width
-        among = None if self._affords_new() else self._ready_widths(batch)
-        if not prompts:
-            return self._chooser.choose(batch, max_width, among)
-        rows, context = sum(work.num_tokens for work in prompts), max(w.start for w in prompts)
-        return self._chooser.choose_beside(
+    def _choose(self) -> StepChoice:
+        """What the next step is about."""
+        asleep, steps, batch = self._asleep, self._steps, self._batch
+        lengths = [len(one.sequence.tokens) - one.num_computed for one in asleep]
+        free = 0 if not self._has_room else self._seats.count(None)
+        lengths += [len(one.tokens) for one in islice(self._scheduler.waiting, free)]
+        rows = steps.rows_for(batch, self._num_awake) if batch else [0]
+        options = StepOptions(
             batch,
-            max_width,
-            lambda num_rows: self._budget.seconds(self._steps.fill_up(num_rows + rows), context),
-            among,
+            self._num_awake,
+            rows[:1] if self._is_solo else rows,
+            MIXED_ROWS,
+            lambda rows: steps.shape_of(batch, rows, self._is_solo).width,
         )
+        return self._policy.choose(options, lengths, asleep[0].num_computed if asleep else 0)
 
-    def _affords_new(self) -> bool:
-        """Whether a shape may be tried that is not captured: that takes as long as many steps."""
-        return self._new_s <= NEW_S + NEW_SHARE * self._steady_s
-
-    def _batch_for(self, count: int) -> int:
-        """The smallest batch for so many; where it would be new, a larger one may have to do."""
-        if not self._steps.graphs.captures:
-            return count
-        if count == 0 or self._affords_new():
-            return smallest_batch(count)
-        ready = {shape.batch for shape in self._steps.ready_shapes if shape.batch >= count}
-        return min(ready, default=smallest_batch(count))
-
-    def _ready_widths(self, batch: int) -> set[int]:
-        is_greedy = all(seat.is_greedy for seat in self._seats if seat is not None)
-        return {
-            shape.num_slots // batch
-            for shape in self._steps.ready_shapes
-            if shape.batch == batch and shape.is_greedy == is_greedy
-        }
+    def _shape(self, num_rows: int) -> StepShape:
+        """A step over so many rows, or more where some requests fix how many they verify."""
+        batch, steps = self._batch, self._steps
+        limits = [seat.limit for seat in self._seats[:batch] if seat is not None and seat.is_awake]
+        fixed = [min(one, steps.max_width) for one in limits if one >= 0]
+        if fixed and not self._is_solo:
+            shared = max(num_rows - len(limits), 0) / len(limits)
+            wanted = len(limits) + sum(fixed) + shared * (len(limits) - len(fixed))
+            sizes = steps.rows_for(batch, len(limits))
+            if not steps.graphs.captures:
+                sizes = [math.ceil(wanted)]
+            num_rows = next((rows for rows in sizes if rows >= wanted), sizes[-1])
+        return steps.shape_of(batch, num_rows, self._is_solo)
 
     def _is_worth_it(self) -> bool:
         """Whether somebody is sure to go on after what is in flight; stop tokens aside."""
-        most = sum(1 + _most_verified(one.step.shape) for one in self._in_flight)
+        most = sum(1 + one.step.shape.most_verified for one in self._in_flight)
         return any(s is not None and s.is_awake and s.sequence.num_left > most for s in self._seats)
 
 
@@ -506,7 +452,3 @@ def _rank(seat: Seat | None) -> int:
     if seat is None:
         return 2
     return 0 if seat.is_awake else 1
-
-
-def _most_verified(shape: StepShape) -> int:
-    return min(shape.width, shape.num_slots)

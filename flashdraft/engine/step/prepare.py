@@ -7,86 +7,72 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from flashdraft.engine.drafts import Draft
-from flashdraft.engine.policy.width import WidthChooser
-from flashdraft.engine.step.device import DeviceSteps
+from flashdraft.engine.policy.times import StepTimes
+from flashdraft.engine.step.device import DeviceSteps, PendingStep
 from flashdraft.engine.step.guide import StepGuide
-from flashdraft.engine.step.shape import (
-    BATCHES,
-    MIXED_ROWS,
-    PromptChunk,
-    StepShape,
-    smallest_batch,
-)
-from flashdraft.engine.streams import MOST_GRAPHS
+from flashdraft.engine.step.shape import MIXED_ROWS, PromptChunk, StepShape
 
 log = logging.getLogger(__name__)
 
 MEASURED_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
-NUM_FIRST = 8  # shapes that are captured before the passes that have prompts
-MOST_PREPARED = MOST_GRAPHS - 16  # the others are for what nobody foresaw
 
 
-def prepare_steps(
-    steps: DeviceSteps, chooser: WidthChooser, at_once: int, max_rows: int, seconds: float
-) -> None:
-    """Have shapes of up to so many sequences captured, likeliest first, for about so long."""
+def prepare_steps(steps: DeviceSteps, times: StepTimes, max_rows: int, seconds: float) -> None:
+    """Have everything captured and timed that steps may need, largest first, for about so long."""
     deadline = time.perf_counter() + seconds
-    shapes = _likeliest(steps, chooser, at_once)
-    for place, shape in enumerate(shapes[:MOST_PREPARED]):
+    for shape, chunks in [*_with_prompts(steps, max_rows), *_without(steps)]:
+        longest = max((len(chunk.tokens) for chunk in chunks), default=None)
         try:
-            if place == NUM_FIRST:  # everybody has a prompt
-                _prepare_prompts(steps, max_rows, deadline)
-            while not steps.is_ready(shape) and time.perf_counter() < deadline:
-                steps.launch(shape).read()
+            while not steps.is_ready(shape, chunks, longest):
+                if time.perf_counter() > deadline:
+                    log.warning("after %.0f s not all steps are captured: some stall", seconds)
+                    return
+                steps.launch(shape, chunks, longest=longest).read()
+            step = steps.launch(shape, chunks, longest=longest)
+            step.read()
         except Exception as error:  # a step that is needed will say so itself
             log.warning("steps of %d requests cannot be prepared: %s", shape.batch, error)
             return
+        finally:
+            steps.slots.clear([0])
         if steps.is_failed(shape):  # memory, most likely: leave what there is
             return
+        _remember(times, step, sum(len(chunk.tokens) for chunk in chunks))
 
 
-def _prepare_prompts(steps: DeviceSteps, max_rows: int, deadline: float) -> None:
-    """Have passes with prompts captured; their rows are of nobody."""
+def _remember(times: StepTimes, step: PendingStep, prompt_rows: int) -> None:
+    shape, took = step.shape, step.device_seconds
+    if prompt_rows:
+        times.remember_beside(shape.num_rows + prompt_rows, 0, took.total - took.draft)
+        return
+    times.remember_alone(shape.batch, shape.num_rows, took.total - took.draft)
+    if shape.width:
+        times.remember_draft(shape.batch, shape.width, took.draft)
+
+
+def _without(steps: DeviceSteps) -> list[tuple[StepShape, list[PromptChunk]]]:
+    """Steps without prompts."""
+    return [(steps.shape_of(one.batch, one.num_rows), []) for one in steps.sizes.shapes]
+
+
+def _with_prompts(
+    steps: DeviceSteps, max_rows: int
+) -> Iterator[tuple[StepShape, list[PromptChunk]]]:
+    """Passes with prompts, whose rows are of nobody, and which wake the first slot."""
     slots, page_size = steps.slots, steps.page_size
     num_pages = min(-(-MIXED_ROWS[-1] // page_size), slots.max_pages)
     for pool, page in enumerate(steps.scratch_pages):
         places = slots.place_of(pool, 0) + np.arange(num_pages)
         slots.write_pages(places, np.full(num_pages, page))
-    most = min(max_rows, num_pages * page_size)
-    batches = {0, 1, slots.count}
-    for batch, size in [(batch, size) for size in reversed(MIXED_ROWS) for batch in batches]:
-        if batch < size <= most:
-            chunk = PromptChunk(0, 0, [0] * (size - batch), emits=False)
-            shape = StepShape(batch, 0, 0)
-            while not steps.is_ready(shape, [chunk], size) and time.perf_counter() < deadline:
-                steps.launch(shape, [chunk], longest=size).read()
-
-
-def _likeliest(steps: DeviceSteps, chooser: WidthChooser, at_once: int) -> list[StepShape]:
-    """Every batch's best guess first, for those who are all greedy and for others."""
-    batches = [size for size in reversed(BATCHES) if size <= smallest_batch(at_once)]
-    ranked = {batch: chooser.ranked(batch, steps.max_width) for batch in batches}
-    most = max((len(widths) for widths in ranked.values()), default=0)
-    return [
-        _shape_of(steps, chooser, batch, ranked[batch][place], is_greedy)
-        for place in range(most)
-        for batch in batches
-        if place < len(ranked[batch])
-        for is_greedy in (True, False)
-    ]
-
-
-def _shape_of(
-    steps: DeviceSteps, chooser: WidthChooser, batch: int, width: int, is_greedy: bool
-) -> StepShape:
-    shape = steps.shape_of(batch, width, is_greedy)
-    # who verifies a fixed number needs no drafts beyond it
-    return shape._replace(width=width) if chooser.fixed and width else shape
+    for size in reversed(MIXED_ROWS):
+        for batch in sorted({1, slots.count}):
+            if batch < size <= min(max_rows, num_pages * page_size):
+                yield StepShape(batch, batch), [PromptChunk(0, 0, [0] * (size - batch), True)]
 
 
 def measure_rows(
@@ -105,7 +91,7 @@ def measure_rows(
             batch = -(-count // most)
             drafts = {slot: min(most, count - slot * most) - 1 for slot in range(batch)}
             given = {slot: Draft([0] * n, [0.0] * n) for slot, n in drafts.items()}
-            shape = StepShape(batch, count - batch, max(drafts.values()), False, is_given=True)
+            shape = StepShape(batch, count, max(drafts.values()), is_given=True)
             guide = StepGuide({}, {}, steps.slots.settings.vocab_size, given)
             step = steps.launch(shape, guide=guide, longest=most)
             step.read()

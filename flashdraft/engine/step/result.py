@@ -90,10 +90,10 @@ class StepResult(NamedTuple):
 class StepRecord:
     """What a step wrote down, on the host once the step is done."""
 
-    lines: Tensor  # [batch, num_columns(width)]
+    lines: Tensor  # [batch, num_columns(the most draft tokens)]
     first_tokens: Tensor  # [num_woken]
     scores: Tensor | None  # [rows of all slots, then num_woken; SCORE_COLUMNS]
-    width: int
+    width: int  # draft tokens that were filled in
     prompt_scores: Sequence[Tensor | None] = ()  # for each chunk of a prompt
 
     def read_slots(self) -> list[SlotResult]:
@@ -139,14 +139,15 @@ def read_candidates(tokens: Words, scores: Words) -> Candidates:
     return Candidates(tokens, own[:, 0], own[:, 1], top_ids, _floats(scores[:, 2 + MAX_TOP :]))
 
 
-def _read_line(line: Words, width: int) -> SlotResult:
+def _read_line(line: Words, num_drafted: int) -> SlotResult:
     num_accepted, num_verified, num_rows, source = line[:4].tolist()
+    width = (len(line) - 5) // 3
     samples, drafts = line[4 : 5 + width], line[5 + width : 5 + 2 * width]
     return SlotResult(
         num_accepted,
         drafts[:num_verified].tolist(),
         samples[: 1 + num_verified].tolist(),
-        _floats(line[5 + 2 * width :]).tolist(),
+        _floats(line[5 + 2 * width :])[:num_drafted].tolist(),
         source=DEVICE_SOURCES[source],
         num_rows=num_rows,
     )

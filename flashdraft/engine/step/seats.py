@@ -17,7 +17,6 @@ class SeatRequest(NamedTuple):
     """What a seat must know of its request."""
 
     request: SlotRequest
-    is_greedy: bool  # it takes the likeliest token as it is, and nobody asks how likely
     constraint: Constraint | None
 
 
@@ -26,7 +25,6 @@ class Seat:
     """A sequence in a slot."""
 
     sequence: Sequence
-    is_greedy: bool
     constraint: Constraint | None
     num_computed: int  # tokens that the cache holds once all launched steps are done, of a prompt
     first_computed: int  # those that it held from the start

@@ -1,16 +1,23 @@
-"""What a step looks like before it runs: how many rows of whom, and which chunks of prompts."""
+"""What a step looks like before it runs: how many rows of whom, and which chunks of prompts.
+
+Captured steps come in few shapes: so many slots, so many rows. Who has how many of the rows, what
+they are set to and whether a grammar has its say is data, and what is left over is of nobody.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
-BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-"""Slots of the captured steps."""
+STEP_ROWS = (4, 8, 16, 32, 64, 128, 192, 256, 384, 512)
+"""Rows of those that verify drafts; without drafts there is one for every slot."""
+MIXED_ROWS = (128, 192, 256, 384, 512, 1024)
+"""Rows of the captured passes that have some of prompts."""
 MAX_CHUNKS = 8  # of prompts in a step
-MIXED_ROWS = (64, 128, 192, 256, 320, 384, 512, 640, 768, 1024, 1536)
-"""Rows of the captured passes that have some of prompts; what is left is filled up."""
 MANY_ROWS = 768  # more of them take the device longer than the host
+FEW_SLOTS = 8  # up to so many that decode beside prompts, attention is planned for few
+MANY_SLOTS = 32  # with more of them, batches and rows come in fewer sizes
 
 
 class ScoredRows(NamedTuple):
@@ -34,25 +41,62 @@ class PromptChunk(NamedTuple):
 class StepShape(NamedTuple):
     """What the captured pieces of a step are fixed to."""
 
-    batch: int  # slots that take part
-    num_slots: int  # draft tokens verified, of all sequences together
-    width: int  # draft tokens that the drafter fills in for each sequence; 0 = it does not run
-    is_greedy: bool = True  # everybody takes the likeliest: the logits need not be written
-    is_guided: bool = False  # a grammar has its say on some rows
+    batch: int  # slots that take part: the first ones
+    num_rows: int  # anchors and draft tokens that they verify together
+    width: int = 0  # draft tokens filled in for each of them; 0 = none
     is_given: bool = False  # the host makes the drafts, and says how many of each are verified
 
     @property
-    def num_rows(self) -> int:
-        return self.batch + self.num_slots
+    def draft_key(self) -> tuple[int, int]:
+        """What the draft is fixed to."""
+        return self.batch, self.width
 
     @property
-    def draft_key(self) -> tuple[int, int, bool]:
-        """What the draft is fixed to."""
-        return self.batch, self.width, self.is_greedy
+    def most_verified(self) -> int:
+        """Draft tokens of one sequence."""
+        return min(self.width, max(0, self.num_rows - 1))
 
 
-def smallest_batch(count: int) -> int:
-    """The smallest batch that is captured for so many sequences."""
-    if count == 0:
-        return 0
-    return next((size for size in BATCHES if size >= count), count)
+@dataclass(frozen=True)
+class StepSizes:
+    """The shapes of steps that are ever captured, for an engine of so many slots."""
+
+    max_batch: int
+    max_width: int  # draft tokens of a whole block
+
+    @property
+    def batches(self) -> list[int]:
+        """Slots that take part."""
+        factor, sizes = 2 if self.max_batch <= MANY_SLOTS else 4, [1]
+        while sizes[-1] * factor < self.max_batch:
+            sizes.append(sizes[-1] * factor)
+        return [*sizes, self.max_batch] if self.max_batch > 1 else sizes
+
+    def batch_for(self, count: int) -> int:
+        """The smallest batch for so many."""
+        return next(size for size in (0, *self.batches) if size >= count)
+
+    def rows_for(self, batch: int) -> list[int]:
+        """Rows of a batch's steps, fewest first: without drafts, and with some."""
+        most = batch * (1 + self.max_width)
+        return [batch, *(rows for rows in STEP_ROWS if batch < rows <= most)]
+
+    def width_for(self, batch: int, num_rows: int) -> int:
+        """Draft tokens that are filled in for each where so many rows are verified.
+
+        Some may verify more than the mean. A whole block, or half of one where many have little.
+        """
+        if num_rows <= batch:
+            return 0
+        half = self.max_width // 2
+        is_little = batch > FEW_SLOTS and 4 * (num_rows - batch) <= 3 * half * batch
+        return half if is_little and half else self.max_width
+
+    @property
+    def shapes(self) -> list[StepShape]:
+        """All steps without prompts, largest first."""
+        return [
+            StepShape(batch, rows, self.width_for(batch, rows))
+            for batch in reversed(self.batches)
+            for rows in reversed(self.rows_for(batch))
+        ]

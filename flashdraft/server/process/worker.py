@@ -206,7 +206,7 @@ def serve(connection: socket.socket, arguments: Mapping[str, Any]) -> int:
         llm = _load(connection, arguments)
         if llm is None:
             return EXIT_FAILED
-        llm.engine.prepare(llm.engine.config.max_batch, PREPARE_S)
+        llm.engine.prepare(PREPARE_S)
         ready = {"type": "ready", "info": describe(llm), "gauges": llm.engine.load._asdict()}
         connection.sendall(pack(ready))
         Worker(connection, llm.engine).run()

@@ -6,6 +6,7 @@ On the CPU the same steps run without being captured; tests/gpu runs them as CUD
 from __future__ import annotations
 
 import dataclasses
+import math
 import random
 import time
 from collections import Counter
@@ -18,7 +19,7 @@ from flashdraft.core import FinishReason, GrammarSpec, Request, SamplingParams
 from flashdraft.engine.config import CacheOptions, EngineConfig
 from flashdraft.engine.engine import Engine
 from flashdraft.engine.sampling.accept import Acceptance
-from flashdraft.engine.step import pipeline, prepare
+from flashdraft.engine.step import prepare
 from flashdraft.engine.step.device import DeviceSteps
 from flashdraft.engine.step.result import pack_scores
 from flashdraft.engine.streams import Graphs
@@ -207,9 +208,21 @@ def test_arrivals_and_ends_never_leave_the_pipeline(verify, family, is_filled_up
     assert {key: generation.token_ids for key, generation in done.items()} == expected
 
 
-def test_a_long_prompt_rides_beside_those_who_decode(monkeypatch):
+def limit_prompts(engine, rows):
+    """Have no more rows of prompts in a step that somebody decodes in."""
+    choose = engine.step_policy.choose
+
+    def limited(options, prompts, context):
+        choice = choose(options, prompts, context)
+        most = rows if options.num_awake else choice.prompt_rows
+        return choice._replace(prompt_rows=min(choice.prompt_rows, most))
+
+    engine.step_policy.choose = limited
+
+
+def test_a_long_prompt_rides_beside_those_who_decode():
     target, engine = build(max_batch=4, verify=0)
-    monkeypatch.setattr(engine._pipeline._budget, "rows", lambda others, *_: 40 if others else 512)
+    limit_prompts(engine, 40)
     params = SamplingParams(max_tokens=60, ignore_eos=True)
     early = [Request(f"r{i}", [5 + i, 9], params, i) for i in range(2)]
     late = Request("long", [7 + i % 50 for i in range(200)], params, 9)
@@ -226,7 +239,7 @@ def test_a_long_prompt_rides_beside_those_who_decode(monkeypatch):
 def test_a_sleeping_slot_writes_nothing_of_its_own():
     """Its prompt's keys are what they are without anybody beside it."""
     target, engine = build(max_batch=4)
-    engine._pipeline._budget.rows = lambda others, *_: 16 if others else 512
+    limit_prompts(engine, 16)
     params = SamplingParams(max_tokens=50, ignore_eos=True)
     early = [Request(f"r{i}", [5 + i, 9], params, i) for i in range(3)]
     late = Request("long", [7 + i % 50 for i in range(90)], params, 9)
@@ -439,7 +452,7 @@ def test_who_gives_way_is_served_without_the_host(monkeypatch):
 
 def test_a_prompt_that_is_cancelled_half_way_frees_its_slot():
     target, engine = build(max_batch=2)
-    engine._pipeline._budget.rows = lambda others, *_: 16 if others else 512
+    limit_prompts(engine, 16)
     params = SamplingParams(max_tokens=50, ignore_eos=True)
     early, late = Request("a", [5, 9], params, 0), Request("b", [7] * 120, params, 1)
     engine.submit(early)
@@ -594,7 +607,7 @@ def test_an_interrupt_in_a_commit_ends_what_it_tore(monkeypatch):
 
 def test_a_long_prompt_leaves_room_for_a_short_one():
     target, engine = build(max_batch=4, verify=0)
-    engine._pipeline._budget.rows = lambda others, *_: 20 if others else 512
+    limit_prompts(engine, 20)
     params = SamplingParams(max_tokens=60, ignore_eos=True)
     first = Request("a", [5, 9], params, 0)
     long = Request("long", [7 + i % 50 for i in range(400)], params, 1)
@@ -610,17 +623,17 @@ def test_a_row_without_a_token_ends_its_request_alone():
     params = SamplingParams(max_tokens=30, ignore_eos=True)
     requests = [Request("good", [5, 6], params, 0), Request("bad", [7, 8], params, 0)]
     expected = plain_tokens(target, requests)
-    greedy, count = target.greedy, 0
+    whole, count = target.logits, 0
 
     def broken(hidden):
         nonlocal count
         count += 1
-        best = greedy(hidden)
+        logits = whole(hidden)
         if count >= 5 and len(hidden) == 2:
-            best.index[1] = -1
-        return best
+            logits[1] = math.nan
+        return logits
 
-    target.greedy = broken
+    target.logits = broken
     done = zoo.run(engine, requests)
     assert done["bad"].finish_reason is FinishReason.ERROR and "NaN" in done["bad"].error
     assert done["bad"].token_ids == expected["bad"][: len(done["bad"].token_ids)]
@@ -677,7 +690,7 @@ class SlowToBegin:
 
 
 def verified(keys):
-    """(batch, draft tokens) of the target's passes among pieces of steps."""
+    """(batch, rows) of the target's passes among pieces of steps."""
     return {(key[1], key[2]) for key in keys if key[0] == "verify"}
 
 
@@ -685,39 +698,36 @@ def batches(keys):
     return {batch for batch, _ in verified(keys)}
 
 
-@pytest.mark.parametrize("share", [0.0, 1e9])
-def test_what_is_captured_is_used_while_new_shapes_cost_too_much(share, monkeypatch):
-    monkeypatch.setattr(pipeline, "NEW_S", 0.0)
-    monkeypatch.setattr(pipeline, "NEW_SHARE", share)
-    target, engine = build(max_batch=4)
-    requests = [
-        Request(f"r{i}", [5 + i], SamplingParams(max_tokens=30 - 6 * i, ignore_eos=True), seed=i)
-        for i in range(4)
-    ]
-    engine._pipeline._steps.graphs = graphs = SlowToBegin()
-    assert tokens(zoo.run(engine, requests)) == plain_tokens(target, requests)
-    assert batches(graphs.runs) == ({4} if share == 0.0 else {1, 2, 3, 4})
-
-
 def test_prepared_steps_are_not_captured_again_and_change_nothing():
     target, engine = build(max_batch=4, verify=None)
     engine._pipeline._steps.graphs = graphs = SlowToBegin()
-    engine.prepare(4, seconds=60.0)
+    engine.prepare(seconds=60.0)
     prepared = set(graphs)
-    assert batches(prepared) == {1, 2, 3, 4}
-    assert {slots // batch for batch, slots in verified(prepared)} >= {0, 1, 7}
-    requests = greedy_requests(9)
-    assert tokens(zoo.run(engine, requests)) == plain_tokens(target, requests)
+    sizes = engine.steps.sizes
+    assert batches(prepared) == {1, 2, 4}
+    assert verified(prepared) == {(b, rows) for b in (1, 2, 4) for rows in sizes.rows_for(b)}
+    for requests in (greedy_requests(9), greedy_requests(9, temperature=0.8)):
+        assert tokens(zoo.run(engine, requests)) == plain_tokens(target, requests)
     assert set(graphs.runs) == prepared
 
 
-def test_preparing_stops_in_time_with_the_likeliest_of_every_batch(monkeypatch):
+def test_preparing_stops_in_time_and_says_so(monkeypatch, caplog):
     _, engine = build(max_batch=4)
     engine._pipeline._steps.graphs = graphs = SlowToBegin()
     clock = iter(range(1000))
-    monkeypatch.setattr(pipeline, "time", SimpleNamespace(perf_counter=lambda: float(next(clock))))
-    engine.prepare(4, seconds=16.5)  # two steps for each of four batches, greedy and drawn
-    assert batches(graphs) == {1, 2, 3, 4} and len(verified(graphs)) == 4
+    monkeypatch.setattr(prepare, "time", SimpleNamespace(perf_counter=lambda: float(next(clock))))
+    engine.prepare(seconds=16.5)  # two steps for each shape
+    assert 0 < len(graphs.runs) < 17
+    assert "not all steps are captured" in caplog.text
+
+
+def test_what_steps_take_is_known_once_they_are_prepared():
+    _, engine = build(max_batch=4, verify=None)
+    engine._pipeline._steps.graphs = SlowToBegin()
+    engine.prepare(seconds=60.0)
+    times, sizes = engine.step_policy.times, engine.steps.sizes
+    assert all(times.knows_alone(b, rows) for b in sizes.batches for rows in sizes.rows_for(b))
+    assert times.row_price() > 0.0
 
 
 def test_steps_are_prepared_behind_one_that_nobody_reads_any_more():
@@ -729,7 +739,7 @@ def test_steps_are_prepared_behind_one_that_nobody_reads_any_more():
     ends = dataclasses.replace(free.params, stop_token_ids=(spoken[4],))
     zoo.run(engine, [dataclasses.replace(free, params=ends)])
     assert engine._pipeline.is_flying  # the step behind the one with the stop token
-    engine.prepare(2, seconds=60.0)
+    engine.prepare(seconds=60.0)
     prepared = set(graphs)
     assert tokens(zoo.run(engine, requests)) == plain_tokens(target, requests)
     assert set(graphs) == prepared
@@ -739,7 +749,7 @@ def test_nothing_is_prepared_while_requests_run():
     _, engine = build(max_batch=4)
     engine._pipeline._steps.graphs = graphs = SlowToBegin()
     engine.submit(greedy_requests(1)[0])
-    engine.prepare(4, seconds=60.0)
+    engine.prepare(seconds=60.0)
     assert not graphs.runs
 
 
@@ -752,7 +762,7 @@ def test_a_step_that_cannot_be_prepared_is_no_failure(monkeypatch, caplog):
 
     with monkeypatch.context() as patch:
         patch.setattr(graphs, "call", fail)
-        engine.prepare(4, seconds=60.0)
+        engine.prepare(seconds=60.0)
     assert "cannot be prepared: no room" in caplog.text
     requests = greedy_requests(3)
     assert tokens(zoo.run(engine, requests)) == plain_tokens(target, requests)
@@ -790,16 +800,8 @@ def test_a_step_that_cannot_be_captured_costs_the_others_nothing(caplog):
 def test_preparing_ends_where_the_memory_does():
     _, engine = build(max_batch=4, verify=None)
     engine._pipeline._steps.graphs = graphs = FailsToCapture(batch=2)
-    engine.prepare(4, seconds=60.0)
-    assert batches(graphs) == {4, 3} and len(graphs.failed) == 1
-
-
-def test_preparing_leaves_room_for_what_nobody_foresaw(monkeypatch):
-    monkeypatch.setattr(prepare, "MOST_PREPARED", 3)
-    _, engine = build(max_batch=4, verify=None)
-    engine._pipeline._steps.graphs = graphs = SlowToBegin()
-    engine.prepare(4, seconds=60.0)
-    assert len(verified(graphs)) == 2  # of three shapes: one is drawn in two ways
+    engine.prepare(seconds=60.0)
+    assert batches(graphs) == {4} and len(graphs.failed) == 1
 
 
 def test_preparing_writes_to_the_page_of_nobody_alone():
@@ -808,7 +810,7 @@ def test_preparing_writes_to_the_page_of_nobody_alone():
     engine._pipeline._steps.graphs = SlowToBegin()
     layers = engine.cache._storage
     before = [torch.stack(layer) for layer in layers]
-    engine.prepare(4, seconds=60.0)
+    engine.prepare(seconds=60.0)
     changes = [
         (torch.stack(now) != old).any(-1).any(-1).any(-1).any(0)
         for now, old in zip(layers, before, strict=True)
@@ -888,7 +890,7 @@ def test_what_one_request_fixes_is_its_own():
 def test_what_is_prepared_for_a_fixed_length_is_what_runs():
     _, engine = build(max_batch=4, verify=3)
     engine.steps.graphs = SlowToBegin()
-    engine.prepare(4, seconds=60.0)
+    engine.prepare(seconds=60.0)
     prepared = set(engine.steps.graphs)
     zoo.run(engine, greedy_requests(6, max_tokens=30, temperature=0.9))
     drafted = {key for key in engine.steps.graphs.runs if key[0] == "draft"}

@@ -1,0 +1,213 @@
+"""What the next step on the device is about: draft tokens to verify, and rows of prompts. No torch.
+
+Chosen a step early, from what the last ones showed: which of the drafter's confidences came true,
+and what steps took. Up to where reading the weights hides them rows are free; beyond, a step's time
+grows with all its rows alike. A token is worth what it takes to get one without prompts, a row of a
+prompt what it takes where rows are cheapest, and the step is chosen that brings most for its time,
+as long as the others need not wait too long and prompts move on. Decoding plainly is always a
+candidate, and drafting must promise more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+from flashdraft.engine.config import MAX_VERIFY
+from flashdraft.engine.drafts import DEVICE_SOURCES
+from flashdraft.engine.policy.times import StepTimes
+from flashdraft.engine.policy.verify import BUCKET_EDGES, MIN_GAIN, Survival
+
+MAX_GAP_S = 0.07  # between two tokens of a request, while little waits
+LONGEST_GAP_S = 0.115  # and however much does
+PATIENCE = 4096  # waiting tokens that double the limit
+SPREAD = 4  # steps over which what waits is spread, at most
+MIN_ROWS = 32  # of prompts, in any case: they move on
+HOPELESS = 1.3  # a step that is guessed to be slower than the best by this is not tried
+SETTLED = 8  # steps of one batch before anything is tried out: a batch that shrinks has no time
+PROBE_PERIOD = 64  # steps between drafts where drafting does not pay
+UNKNOWN = 0.8  # survival of a draft token nobody has seen yet
+
+
+class StepOptions(NamedTuple):
+    """What a step may look like."""
+
+    batch: int  # slots that take part
+    num_awake: int  # those of them who decode
+    rows: Sequence[int]  # of those who decode: fewest first, which is without drafts
+    sizes: Sequence[int]  # of passes with prompts: all their rows
+    width_of: Callable[[int], int]  # draft tokens that are filled in, by rows
+
+
+class StepChoice(NamedTuple):
+    """What a step is to be, and what is expected of it."""
+
+    num_rows: int  # of those who decode
+    prompt_rows: int  # that may ride
+    tokens: float  # committed
+    seconds: float
+
+
+class StepPolicy:
+    """Chooses steps; remembers what they took and brought."""
+
+    def __init__(
+        self, times: StepTimes, survival: Survival, fixed: int | None, max_rows: int
+    ) -> None:
+        """`fixed`: draft tokens that everybody verifies; `max_rows`: of prompts in a step."""
+        self.times, self._survival = times, survival
+        self.fixed, self._max_rows = fixed, max_rows
+        self.last: StepChoice | None = None
+        self._num_drafted = 0  # sequences of the last drafts
+        self._gains = [0.0]  # tokens that their likeliest slots bring together, by how many slots
+        self._steps_since_draft = 0
+        self._batch, self._steps_of_batch = 0, 0
+
+    def chances(self) -> list[list[float]]:
+        """How likely the target agrees, for each of DEVICE_SOURCES and bucket of confidence."""
+        edges = [0.0, *BUCKET_EDGES, 1.0]
+        middles = [(low + high) / 2 for low, high in zip(edges[:-1], edges[1:], strict=True)]
+        return [
+            [self._survival.chance(source, middle) for middle in middles]
+            for source in DEVICE_SOURCES
+        ]
+
+    def remember_drafts(self, drafts: Sequence[tuple[str, Sequence[float]]]) -> None:
+        """Take in the newest drafts: for each sequence the source, and its confidence in them."""
+        curves = [self._curve(source, confidence) for source, confidence in drafts]
+        slots = sorted((alive for curve in curves for alive in curve), reverse=True)
+        self._num_drafted, self._gains = len(curves), [0.0, *accumulate(slots)]
+
+    def expected_tokens(self, num_awake: int, num_rows: int) -> float:
+        """Tokens that a step over so many rows is expected to commit."""
+        num_slots = min(max(num_rows - num_awake, 0), num_awake * MAX_VERIFY)
+        if num_slots == 0:
+            return float(num_awake)
+        if self._num_drafted == 0:
+            return num_awake * sum(UNKNOWN**i for i in range(num_slots // num_awake + 1))
+        place = round(num_slots * self._num_drafted / num_awake)
+        return num_awake + num_awake / self._num_drafted * self._gains[place]
+
+    def choose(
+        self, options: StepOptions, prompts: Sequence[int] = (), context: int = 0
+    ) -> StepChoice:
+        """The next step, where prompts of these lengths wait, the first behind such a context."""
+        if options.num_awake == 0:  # a lone prompt runs at full speed
+            rows = min(sum(prompts), self._max_rows)
+            choice = StepChoice(0, rows, 0.0, self.times.beside(max(rows, 1), context))
+        elif prompts:
+            choice = self._choose_beside(options, prompts, context)
+        else:
+            choice = self._choose_alone(options)
+        self.last = choice
+        return choice
+
+    def _choose_alone(self, options: StepOptions) -> StepChoice:
+        found = {rows: self._alone(options, rows) for rows in self._candidates(options)}
+        best = min(found, key=lambda rows: _pace(found[rows]))
+        self._steps_of_batch = self._steps_of_batch + 1 if options.batch == self._batch else 0
+        self._batch = options.batch
+        near = self._untimed_neighbour(options, list(found), best)
+        if near is not None and _pace(found[near]) < HOPELESS * _pace(found[best]):
+            return found[near]
+        return found[self._or_none(options, best, found)]
+
+    def _choose_beside(
+        self, options: StepOptions, prompts: Sequence[int], context: int
+    ) -> StepChoice:
+        alone = {rows: self._alone(options, rows) for rows in self._candidates(options)}
+        worth = self.times.row_price() / min(map(_pace, alone.values()))  # of a row, in tokens
+        waiting = sum(prompts)
+        limit = min(MAX_GAP_S * (1.0 + waiting / PATIENCE), LONGEST_GAP_S)
+        found = {
+            rows: [
+                self._beside(options, one, size, waiting, context)
+                for size in options.sizes
+                if size > rows
+            ]
+            or [self._beside(options, one, rows + MIN_ROWS, waiting, context)]
+            for rows, one in alone.items()
+        }
+        # where others are slow all have to wait
+        fitting = {
+            rows: [one for one in several if one.seconds <= max(limit, 1.25 * alone[rows].seconds)]
+            or several[:1]
+            for rows, several in found.items()
+        }
+        best: dict[int, StepChoice] = {}
+        for rows, several in fitting.items():
+            least = min(-(-waiting // SPREAD), max(one.prompt_rows for one in several))
+            enough = [one for one in several if one.prompt_rows >= least]
+            best[rows] = min(enough, key=lambda one: _pace(one, worth))
+        chosen = min(best, key=lambda rows: _pace(best[rows], worth))
+        return best[self._or_none(options, chosen, best, worth)]
+
+    def _candidates(self, options: StepOptions) -> Sequence[int]:
+        """Rows of those who decode."""
+        if self.fixed is None:
+            return options.rows
+        wanted = options.num_awake * (1 + self.fixed)
+        return [next((rows for rows in options.rows if rows >= wanted), options.rows[-1])]
+
+    def _alone(self, options: StepOptions, rows: int) -> StepChoice:
+        seconds = self.times.alone(options.batch, rows)
+        seconds += self.times.draft(options.batch, options.width_of(rows))
+        return StepChoice(rows, 0, self.expected_tokens(options.num_awake, rows), seconds)
+
+    def _beside(
+        self, options: StepOptions, alone: StepChoice, size: int, waiting: int, context: int
+    ) -> StepChoice:
+        rows = alone.num_rows
+        drafting = self.times.draft(options.batch, options.width_of(rows))
+        seconds = max(self.times.beside(size, context) + drafting, alone.seconds)
+        riding = min(size - rows, waiting, self._max_rows)
+        return StepChoice(rows, riding, alone.tokens, seconds)
+
+    def _or_none(
+        self,
+        options: StepOptions,
+        best: int,
+        found: dict[int, StepChoice],
+        worth: float = 0.0,
+    ) -> int:
+        """The best, or no drafts where they promise little, but for some now and then."""
+        plain = options.rows[0]
+        if plain in found and _pace(found[best], worth) > (1 - MIN_GAIN) * _pace(
+            found[plain], worth
+        ):
+            best = plain
+        self._steps_since_draft = 0 if best != plain else self._steps_since_draft + 1
+        drafted = [rows for rows in found if rows != plain]
+        if self._steps_since_draft >= PROBE_PERIOD and drafted:
+            self._steps_since_draft = 0
+            return min(drafted)
+        return best
+
+    def _untimed_neighbour(
+        self, options: StepOptions, rows: Sequence[int], best: int
+    ) -> int | None:
+        """The next size up or down that was never tried; None until the best one itself was."""
+        batch, times = options.batch, self.times
+        if not times.knows_alone(batch, best) or self._steps_of_batch < SETTLED:
+            return None
+        place = rows.index(best)
+        near = rows[max(0, place - 1) : place + 2]
+        return next((one for one in near if not times.knows_alone(batch, one)), None)
+
+    def _curve(self, source: str, confidence: Sequence[float]) -> list[float]:
+        """Survival of every slot; those that were not drafted go on as the others did."""
+        alive, curve = 1.0, []
+        for one in confidence:
+            alive *= self._survival.chance(source, one)
+            curve.append(alive)
+        usual = alive ** (1.0 / len(curve)) if curve else UNKNOWN
+        while len(curve) < MAX_VERIFY:
+            alive *= usual
+            curve.append(alive)
+        return curve
+
+
+def _pace(choice: StepChoice, worth: float = 0.0) -> float:
+    """Seconds a token, where a row of a prompt is worth so much of one."""
+    return choice.seconds / (choice.tokens + worth * choice.prompt_rows)

@@ -1,0 +1,38 @@
+"""Few shapes serve every step."""
+
+from __future__ import annotations
+
+import pytest
+
+from flashdraft.engine.step.shape import FEW_SLOTS, MIXED_ROWS, StepSizes
+from flashdraft.engine.streams import MOST_GRAPHS
+
+
+@pytest.mark.parametrize("max_width", [0, 1, 7, 15])
+@pytest.mark.parametrize("max_batch", [1, 2, 5, 8, 24, 32, 33, 64, 100, 256, 1000])
+def test_no_more_graphs_than_the_limit_are_ever_captured(max_batch, max_width):
+    shapes = StepSizes(max_batch, max_width).shapes
+    verified = {(one.batch, one.num_rows, one.width) for one in shapes}
+    drafted = {one.draft_key for one in shapes if one.width}
+    drawn = {one.num_rows for one in shapes}
+    mixed = len(MIXED_ROWS) * (1 if max_batch <= FEW_SLOTS else 2)
+    assert len(verified) + len(drafted) + len(drawn) + mixed <= MOST_GRAPHS == 64
+
+
+@pytest.mark.parametrize("max_batch", [1, 5, 32, 100])
+def test_every_number_of_requests_has_a_batch_and_rows(max_batch):
+    sizes = StepSizes(max_batch, 15)
+    assert sizes.batch_for(0) == 0
+    for count in range(1, max_batch + 1):
+        batch = sizes.batch_for(count)
+        assert count <= batch <= max(max_batch, 1)
+        rows = sizes.rows_for(batch)
+        assert rows[0] == batch and rows == sorted(set(rows)) and rows[-1] <= 16 * batch
+
+
+def test_half_a_block_is_drafted_where_many_verify_little():
+    sizes = StepSizes(32, 15)
+    assert sizes.width_for(32, 32) == 0
+    assert sizes.width_for(32, 128) == 7
+    assert sizes.width_for(32, 512) == 15
+    assert sizes.width_for(1, 4) == 15  # what few draft costs next to nothing

@@ -5,7 +5,6 @@ Every sum has a fixed order, so what is composed of exact operations is exact (i
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -137,13 +136,7 @@ class ComposedKernels(Kernels):
         softcap: float | None = None,
         forbidden: Tensor | None = None,
     ) -> Best:
-        logits = self.linear(x, weight).float()
-        if multiplier != 1.0:
-            logits = logits * multiplier
-        if softcap is not None:
-            logits = self.softcap(logits, softcap)
-        if forbidden is not None:
-            logits = logits.masked_fill(forbidden, -math.inf)
+        logits = self.finish_logits(self.linear(x, weight), multiplier, softcap, forbidden)
         best = self.argmax(logits).unsqueeze(1)
         logit = logits.gather(1, best).squeeze(1)
         share = self.softmax(logits).gather(1, best).squeeze(1)

@@ -327,10 +327,6 @@ class Kernels(Protocol):
         """Row-wise softmax in float32."""
         ...
 
-    def softcap(self, x: Tensor, cap: float) -> Tensor:
-        """cap * tanh(x / cap)."""
-        ...
-
     def argmax(self, x: Tensor) -> Tensor:
         """Index of each row's largest value, the first of equals; NaN is larger than anything."""
         ...
@@ -342,6 +338,19 @@ class Kernels(Protocol):
         """
         ...
 
+    def finish_logits(
+        self,
+        products: Tensor,
+        multiplier: float = 1.0,
+        softcap: float | None = None,
+        forbidden: Tensor | None = None,
+    ) -> Tensor:
+        """What a head's products say of every column, in float32; they may be written over.
+
+        cap * tanh(x / cap) after `multiplier`; -inf where `forbidden` [num_columns] bool says so.
+        """
+        ...
+
     def best_columns(
         self,
         x: Tensor,
@@ -350,10 +359,7 @@ class Kernels(Protocol):
         softcap: float | None = None,
         forbidden: Tensor | None = None,
     ) -> Best:
-        """The greedy head: the likeliest column of x @ weight.T, soft-capped after `multiplier`.
-
-        Columns that `forbidden` [num_columns] bool names count as if their logits were -inf.
-        """
+        """The greedy head: the likeliest column of what `finish_logits` makes of x @ weight.T."""
         ...
 
     def pack_experts(self, weight: Matrix) -> Any:

@@ -6,6 +6,7 @@ price of speed: this is what runs where the native kernels could not be built.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -128,8 +129,19 @@ class TorchKernels(ComposedKernels):
     def softmax(self, x: Tensor) -> Tensor:
         return self._rows(lambda rows: rows.float().softmax(-1), x)
 
-    def softcap(self, x: Tensor, cap: float) -> Tensor:
-        return self._rows(lambda rows: torch.tanh(rows / cap) * cap, x)
+    def finish_logits(
+        self,
+        products: Tensor,
+        multiplier: float = 1.0,
+        softcap: float | None = None,
+        forbidden: Tensor | None = None,
+    ) -> Tensor:
+        logits = products.float()
+        if multiplier != 1.0:
+            logits = logits * multiplier
+        if softcap is not None:
+            logits = self._rows(lambda rows: torch.tanh(rows / softcap) * softcap, logits)
+        return logits if forbidden is None else logits.masked_fill(forbidden, -math.inf)
 
     def argmax(self, x: Tensor) -> Tensor:
         return x.argmax(-1)

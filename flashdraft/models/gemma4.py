@@ -179,6 +179,3 @@ class Gemma4Target:
     @property
     def forbidden(self) -> Tensor | None:
         return self._vocabulary.forbidden
-
-    def forbid(self, logits: Tensor) -> Tensor:
-        return self._vocabulary.forbid(logits)

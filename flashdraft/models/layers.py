@@ -6,7 +6,6 @@ forward pass needs besides weights comes in one `ForwardBatch`.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -100,10 +99,6 @@ class Target(Protocol):
         """[vocab_size] bool: tokens that no answer has; None where there are none."""
         ...
 
-    def forbid(self, logits: Tensor) -> Tensor:
-        """Logits [num_rows, vocab_size], in place, with -inf for tokens that no answer has."""
-        ...
-
 
 class Vocabulary:
     """The embedding table and the head, tied or not."""
@@ -117,7 +112,7 @@ class Vocabulary:
         if config.forbidden_token_ids:
             ids = torch.tensor(config.forbidden_token_ids, device=kernels.device)
             self.forbidden = torch.zeros(config.vocab_size, dtype=torch.bool, device=ids.device)
-            self._forbidden_ids, self.forbidden[ids] = ids, True
+            self.forbidden[ids] = True
         if config.tie_embeddings:
             weights.drop("lm_head.weight")
             self._head = pack_named([name], [matrix], kernels.pack_head)
@@ -137,15 +132,7 @@ class Vocabulary:
 
     def logits(self, normed: Tensor, softcap: float | None) -> Tensor:
         """What is said of every token, [num_rows, vocab_size] float32."""
-        logits = self.unembed(normed).float()
-        if softcap is not None:
-            logits = self._kernels.softcap(logits, softcap)
-        return self.forbid(logits)
-
-    def forbid(self, logits: Tensor) -> Tensor:
-        if self.forbidden is None:
-            return logits
-        return logits.index_fill_(1, self._forbidden_ids, -math.inf)
+        return self._kernels.finish_logits(self.unembed(normed), 1.0, softcap, self.forbidden)
 
     def best(self, normed: Tensor, multiplier: float = 1.0, softcap: float | None = None) -> Best:
         return self._kernels.best_columns(normed, self._head, multiplier, softcap, self.forbidden)

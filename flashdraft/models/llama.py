@@ -124,6 +124,3 @@ class LlamaTarget:
     @property
     def forbidden(self) -> Tensor | None:
         return self._vocabulary.forbidden
-
-    def forbid(self, logits: Tensor) -> Tensor:
-        return self._vocabulary.forbid(logits)

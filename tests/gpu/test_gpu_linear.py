@@ -1,4 +1,4 @@
-"""The skinny linear, the greedy head and `exact` on a real GPU, at Gemma 4's sizes."""
+"""The skinny linear, logits, the greedy head and `exact` on a real GPU, at Gemma 4's sizes."""
 
 from __future__ import annotations
 
@@ -117,6 +117,21 @@ def test_the_greedy_head_leaves_forbidden_columns_out(num_rows: int, exact: bool
     chosen = logits.gather(1, found.index.unsqueeze(1)).squeeze(1)
     assert (logits.amax(-1) - chosen).max() < 0.1, "another column is clearly better"
     torch.testing.assert_close(found.log_total, logits.logsumexp(-1), atol=1e-3, rtol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [BF16, torch.float32])
+@pytest.mark.parametrize("num_rows", [1, 16, 480])
+def test_finished_logits_are_right_and_the_greedy_heads(num_rows: int, dtype: torch.dtype) -> None:
+    from flashdraft.kernels.cuda.dense.best import best_of_logits
+
+    products = random_rows(num_rows, VOCABULARY, dtype) * 20
+    forbidden = torch.rand(VOCABULARY, device=CUDA) < 0.1
+    expected = torch.tanh(products.double() * 0.8 / 30.0) * 30.0
+    expected[:, forbidden] = -torch.inf
+    found = triton_kernels().finish_logits(products, 0.8, 30.0, forbidden)
+    torch.testing.assert_close(found.double(), expected, atol=1e-4, rtol=1e-5)
+    greedy = best_of_logits(products, 0.8, 30.0, forbidden)
+    assert torch.equal(greedy.index, found.argmax(1)) and torch.equal(greedy.logit, found.amax(1))
 
 
 def test_the_greedy_head_tells_unsound_rows_and_the_first_of_equals() -> None:

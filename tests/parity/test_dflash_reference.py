@@ -34,6 +34,8 @@ PAGE_SIZE = 4
 class Vocabulary:
     """The recording's embedding table, which has no scale of its own, and head."""
 
+    forbidden: Tensor | None = None
+
     def embed(self, token_ids: Tensor, scale: float | None = None) -> Tensor:
         rows = F.embedding(token_ids, RECORDING["target.embed_tokens.weight"].float())
         return rows if scale is None else rows * scale

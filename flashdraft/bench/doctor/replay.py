@@ -156,7 +156,7 @@ def _try_on(target: Target, drafter: Drafter, rope: Rope, text: Text) -> Trial:
     reached = torch.ones(len(anchors))
     for slot in range(1, 1 + num_slots):  # one slot at a time: logits are wide
         labels = text.ids[anchors + slot]
-        logits = drafter.logits(target, hidden[:, slot].contiguous()).float()
+        logits = drafter.logits(target, hidden[:, slot].contiguous())
         if drafter.d2t is not None:
             known = torch.arange(len(drafter.d2t), device=logits.device) + drafter.d2t
             wide = logits.new_full((len(logits), target.config.vocab_size), _UNKNOWN)

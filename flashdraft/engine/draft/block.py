@@ -111,7 +111,7 @@ class BlockProposer:
         rows = self._cache.rows(self._book, spans)
         hidden = self.run_blocks(torch.tensor(ids, device=device), rows)
         logits = self.drafter.logits(self._target, hidden[torch.tensor(slots, device=device)])
-        return self._pick(works, samplers, counts, self.widen(logits.float()))
+        return self._pick(works, samplers, counts, self.widen(logits))
 
     def measure(self, batch_sizes: Sequence[int], repeats: int = 3) -> DraftCost:
         times: dict[int, float] = {}
@@ -177,13 +177,13 @@ class BlockProposer:
         return self._cache.layers(rows.views, self._first_layer, last)
 
     def widen(self, logits: Tensor) -> Tensor:
-        """Logits over what the target may say, from those over its vocabulary or a reduced one."""
+        """Logits over the target's vocabulary, from those over it or a reduced one."""
         size = self.drafter.config.draft_vocab_size
         if size is None:
-            return self._target.forbid(logits)
+            return logits
         ids = self.drafter.target_ids(torch.arange(size, device=logits.device))
         wide = logits.new_full((logits.shape[0], self._target.config.vocab_size), -math.inf)
-        return self._target.forbid(wide.index_copy_(1, ids, logits))
+        return wide.index_copy_(1, ids, logits)
 
     def _pick(
         self,

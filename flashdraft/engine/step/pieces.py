@@ -182,7 +182,7 @@ class StepPieces:
         place = count_up(1 + width, self._device)[1:]
         positions = (lengths.unsqueeze(1) + place).flatten()
         owner = count_up(batch, self._device).repeat_interleave(width)
-        logits = self._proposer.widen(drafter.logits(self._target, wanted).float())
+        logits = self._proposer.widen(drafter.logits(self._target, wanted))
         # penalties are those of what is committed; kernels are compiled for all rows alike
         rows = DrawnRows(owner, positions, self.exchange.drafts, torch.zeros_like(owner))
         drawn = self._target.kernels.draw(logits, self.slots.settings.for_drafts, rows)

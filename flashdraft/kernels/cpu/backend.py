@@ -11,6 +11,7 @@ uses when `CpuKernels` is constructed; call `torch.set_num_threads` before that.
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -198,10 +199,22 @@ class CpuKernels(ComposedKernels):
         self._native.softmax(_address(x), out.data_ptr(), *x.shape, self._threads)
         return out
 
-    def softcap(self, x: Tensor, cap: float) -> Tensor:
-        out = torch.empty_like(x)
-        self._native.softcap(_address(x), out.data_ptr(), *x.shape, cap, self._threads)
-        return out
+    def finish_logits(
+        self,
+        products: Tensor,
+        multiplier: float = 1.0,
+        softcap: float | None = None,
+        forbidden: Tensor | None = None,
+    ) -> Tensor:
+        logits = products if multiplier == 1.0 else products * multiplier
+        if softcap is not None:
+            out, size = torch.empty_like(logits), logits.shape
+            self._native.softcap(_address(logits), out.data_ptr(), *size, softcap, self._threads)
+            logits = out
+        if forbidden is None:
+            return logits
+        columns = self._facts.about(forbidden, _read_columns)
+        return logits.index_fill_(1, columns, -math.inf)
 
     def argmax(self, x: Tensor) -> Tensor:
         out = torch.empty(x.shape[0], dtype=torch.int64)
@@ -265,6 +278,10 @@ class _Table:
 class _Batch:
     num_seqs: int
     arguments: tuple[int, ...]
+
+
+def _read_columns(forbidden: Tensor) -> Tensor:
+    return forbidden.nonzero().squeeze(1)
 
 
 def _read_spec(spec: QKVSpec) -> _Layer:

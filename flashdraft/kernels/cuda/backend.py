@@ -230,15 +230,22 @@ class TritonKernels(ComposedKernels):
     def softmax(self, x: Tensor) -> Tensor:
         return self._torch.softmax(x)
 
-    def softcap(self, x: Tensor, cap: float) -> Tensor:
-        return self._torch.softcap(x, cap)
-
     def argmax(self, x: Tensor) -> Tensor:
         return self._torch.argmax(x)
 
     def draw(self, logits: Tensor, settings: SlotSettings, rows: DrawnRows) -> Draw:
         with self._on_device():
             return dense_backend.draw(logits, settings, rows)
+
+    def finish_logits(
+        self,
+        products: Tensor,
+        multiplier: float = 1.0,
+        softcap: float | None = None,
+        forbidden: Tensor | None = None,
+    ) -> Tensor:
+        with self._on_device():
+            return dense_backend.finish(products, multiplier, softcap, forbidden)
 
     def best_columns(
         self,

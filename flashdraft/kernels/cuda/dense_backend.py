@@ -9,6 +9,7 @@ from torch import Tensor
 
 from flashdraft.kernels.cuda.dense.best import best_columns, best_of_logits
 from flashdraft.kernels.cuda.dense.linear import multiply_rows
+from flashdraft.kernels.cuda.dense.logits import finish_logits
 from flashdraft.kernels.cuda.draw import rows as drawing
 from flashdraft.kernels.cuda.plan import (
     DeviceLimits,
@@ -87,6 +88,13 @@ def best_of_products(
 
 def _rows_of_a_piece(logits_row_bytes: int) -> int:
     return max(1, MAX_LOGITS_BYTES // logits_row_bytes)
+
+
+def finish(
+    products: Tensor, multiplier: float, softcap: float | None, forbidden: Tensor | None
+) -> Tensor:
+    """`Kernels.finish_logits`."""
+    return finish_logits(products, multiplier, softcap, forbidden)
 
 
 def draw(logits: Tensor, settings: SlotSettings, rows: DrawnRows) -> Draw:

@@ -16,6 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from flashdraft.kernels.cuda.dense.logits import finish
+
 MAX_BLOCK = 8192  # columns at a time: two programs to a processor, no registers spilled
 
 
@@ -56,17 +58,6 @@ def loss_rows(
 
 
 @triton.jit
-def _finish(
-    raw: tl.tensor, multiplier: tl.tensor, softcap: tl.tensor, CAPPED: tl.constexpr
-) -> tl.tensor:
-    """Logits as the drafter's config wants them; tanh(x) = 2 sigmoid(2 x) - 1."""
-    x = raw.to(tl.float32) * multiplier
-    if CAPPED:
-        x = (2.0 * tl.sigmoid(2.0 * x / softcap) - 1.0) * softcap
-    return x
-
-
-@triton.jit
 def _add_powers(
     x: tl.tensor, peak: tl.tensor, best: tl.tensor, total: tl.tensor
 ) -> tuple[tl.tensor, tl.tensor]:
@@ -100,14 +91,14 @@ def _loss_row(
         tl.store(chances + row, 0.0)
         tl.store(bests + row, 0)
         return
-    own = _finish(tl.load(logits + label), multiplier, softcap, CAPPED)
+    own = finish(tl.load(logits + label), multiplier, softcap, CAPPED)
     best = own * 0.0 - float("inf")
     total = own * 0.0
     place = tl.program_id(0) * 0
     for start in range(0, VOCAB, BLOCK):
         real = start + lanes < VOCAB
         raw = tl.load(logits + start + lanes, mask=real, other=0.0)
-        x = tl.where(real, _finish(raw, multiplier, softcap, CAPPED), float("-inf"))
+        x = tl.where(real, finish(raw, multiplier, softcap, CAPPED), float("-inf"))
         peak, lane = tl.max(x, 0, return_indices=True)
         place = tl.where(peak > best, start + lane, place)
         best, total = _add_powers(x, peak, best, total)
@@ -115,7 +106,7 @@ def _loss_row(
     for start in range(0, VOCAB, BLOCK):
         real = start + lanes < VOCAB
         raw = tl.load(logits + start + lanes, mask=real, other=0.0)
-        x = _finish(raw, multiplier, softcap, CAPPED)
+        x = finish(raw, multiplier, softcap, CAPPED)
         p = tl.exp(x - log_total)
         slope = p - tl.where(start + lanes == label, 1.0, 0.0)
         if CAPPED:

@@ -56,8 +56,6 @@ class Operations(Protocol):
 
     def gated_linear(self, x: Tensor, weight: Any, activation: Activation) -> Tensor: ...
 
-    def softcap(self, x: Tensor, cap: float) -> Tensor: ...
-
 
 class AutogradOperations:
     """The operations for training: differentiable, over tuples of weights stacked by output."""
@@ -81,9 +79,6 @@ class AutogradOperations:
         assert activation is Activation.SILU, "drafters are SwiGLU models"
         gate, up = self.linear(x, weight).chunk(2, dim=-1)
         return F.silu(gate) * up
-
-    def softcap(self, x: Tensor, cap: float) -> Tensor:
-        return torch.tanh(x / cap) * cap
 
 
 AUTOGRAD = AutogradOperations()
@@ -129,14 +124,6 @@ def _run_layers(
     hidden, pending = stream
     assert pending is not None, "a drafter has at least one layer"
     return hidden, pending
-
-
-def _finish_logits(operations: Operations, config: DrafterConfig, logits: Tensor) -> Tensor:
-    if config.output_multiplier != 1.0:
-        logits = logits * config.output_multiplier
-    return (
-        logits if config.logit_softcap is None else operations.softcap(logits, config.logit_softcap)
-    )
 
 
 class _AttentionParameters(nn.Module):
@@ -241,7 +228,8 @@ class Drafter(nn.Module):
     def logits(self, target: TargetVocabulary, hidden: Tensor) -> Tensor:
         """Draft logits, over the target's vocabulary or the drafter's reduced one."""
         raw = target.unembed(hidden) if self.lm_head is None else self.lm_head(hidden)
-        return _finish_logits(AUTOGRAD, self.config, raw)
+        logits, cap = raw.float() * self.config.output_multiplier, self.config.logit_softcap
+        return logits if cap is None else torch.tanh(logits / cap) * cap
 
 
 class PackedDrafter:
@@ -293,25 +281,33 @@ class PackedDrafter:
         return self.kernels.add_rms_norm(hidden, pending, self._norm, self.config.norm_eps)[1]
 
     def logits(self, target: TargetVocabulary, hidden: Tensor) -> Tensor:
-        """Draft logits, over the target's vocabulary or the drafter's reduced one."""
+        """Draft logits, float32, over the target's vocabulary or the drafter's reduced one.
+
+        -inf for tokens that no answer has.
+        """
         if self._head is None:
             raw = target.unembed(hidden)
         else:
             raw = self.kernels.linear(hidden, self._head)
-        return _finish_logits(self.kernels, self.config, raw)
+        multiplier, softcap = self.config.output_multiplier, self.config.logit_softcap
+        return self.kernels.finish_logits(raw, multiplier, softcap, self._forbidden(target))
 
     def greedy(self, target: TargetVocabulary, hidden: Tensor) -> Best:
         """The likeliest draft token of every row, by the target's ids."""
         multiplier, softcap = self.config.output_multiplier, self.config.logit_softcap
         if self._head is None:
             return target.unembed_best(hidden, multiplier, softcap)
-        forbidden = target.forbidden
-        if forbidden is not None:
-            draft_ids = torch.arange(self.config.draft_vocab_size or 0, device=forbidden.device)
-            forbidden = forbidden[self.target_ids(draft_ids)]
+        forbidden = self._forbidden(target)
         best = self.kernels.best_columns(hidden, self._head, multiplier, softcap, forbidden)
         ids = torch.where(best.index < 0, best.index, self.target_ids(best.index.clamp(min=0)))
         return replace(best, index=ids)
+
+    def _forbidden(self, target: TargetVocabulary) -> Tensor | None:
+        """The draft tokens that no answer has, [draft vocabulary] bool."""
+        forbidden, size = target.forbidden, self.config.draft_vocab_size
+        if forbidden is None or size is None:
+            return forbidden
+        return forbidden[self.target_ids(torch.arange(size, device=forbidden.device))]
 
     def target_ids(self, draft_ids: Tensor) -> Tensor:
         """The target's token ids for ids of the draft vocabulary."""

@@ -92,7 +92,7 @@ def test_no_drafter_proposes_them() -> None:
     for drafter in (whole, reduced):
         ahead: Any = Engine(target, drafter, AHEAD)._pipeline
         proposer = ahead._steps.pieces._proposer
-        logits = proposer.widen(drafter.logits(target, hidden).float())
+        logits = proposer.widen(drafter.logits(target, hidden))
         assert (logits[:, list(forbidden)] == -math.inf).all()
         best = drafter.greedy(target, hidden)
         assert not set(best.index.tolist()) & set(forbidden)

@@ -251,7 +251,7 @@ def test_every_row_is_computed_as_if_it_were_alone(dtype: torch.dtype) -> None:
         "silu": lambda rows: kernels.gated(rows, Activation.SILU),
         "gelu": lambda rows: kernels.gated(rows, Activation.GELU_TANH),
         "softmax": kernels.softmax,
-        "softcap": lambda rows: kernels.softcap(rows, 30.0),
+        "logits": lambda rows: kernels.finish_logits(rows, 0.7, 30.0),
     }
     for name, operation in operations.items():
         together = operation(x)

@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from flashdraft.kernels.cuda.dense.linear import tile_product
+from flashdraft.kernels.cuda.dense.logits import as_bytes, finish, forbid
 from flashdraft.kernels.cuda.overlap import overlap, wait
 from flashdraft.kernels.cuda.plan import LinearPlan
 from flashdraft.kernels.interface import Best
@@ -42,7 +43,7 @@ def best_columns(
     _best_of_tile[(triton.cdiv(num_rows, plan.block_m), num_tiles)](
         x,
         weight,
-        _as_bytes(forbidden, places),
+        as_bytes(forbidden, places),
         peaks,
         totals,
         places,
@@ -77,7 +78,7 @@ def best_of_logits(
     if num_rows:
         _best_of_piece[(num_rows, num_tiles)](
             logits,
-            _as_bytes(forbidden, logits),
+            as_bytes(forbidden, logits),
             *found,
             num_columns,
             float(multiplier),
@@ -89,11 +90,6 @@ def best_of_logits(
             num_warps=4,
         )
     return _best_of_all(*found)
-
-
-def _as_bytes(forbidden: Tensor | None, unread: Tensor) -> Tensor:
-    """The forbidden columns as a kernel reads them; another tensor where there are none."""
-    return unread if forbidden is None else forbidden.view(torch.uint8)
 
 
 def _make_notes(
@@ -125,23 +121,12 @@ def _best_of_all(peaks: Tensor, totals: Tensor, places: Tensor) -> Best:
 
 
 @triton.jit
-def _cap(
-    logits: tl.tensor, multiplier: tl.tensor, softcap: tl.tensor, CAPPED: tl.constexpr
+def _compared(
+    products: tl.tensor, multiplier: tl.tensor, softcap: tl.tensor, CAPPED: tl.constexpr
 ) -> tl.tensor:
-    """The logits as they are sampled from; NaN wins, so that a broken row is noticed."""
-    logits = logits.to(tl.float32) * multiplier
-    if CAPPED:  # tanh(x) = 2 sigmoid(2 x) - 1
-        logits = (2.0 * tl.sigmoid(2.0 * logits / softcap) - 1.0) * softcap
+    """The logits as they are compared: NaN wins, so that a broken row is noticed."""
+    logits = finish(products, multiplier, softcap, CAPPED)
     return tl.where(logits != logits, float("inf"), logits)
-
-
-@triton.jit
-def _forbid(
-    logits: tl.tensor, forbidden: tl.tensor, columns: tl.tensor, real: tl.tensor
-) -> tl.tensor:
-    """-inf in the columns that must not win; the logits' last dimension is the columns'."""
-    banned = tl.load(forbidden + columns, mask=real, other=0) != 0
-    return tl.where(banned, float("-inf"), logits)
 
 
 @triton.jit
@@ -165,9 +150,9 @@ def _best_of_piece(
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     real = columns < num_columns
     logits = tl.load(source + row * num_columns + columns, mask=real, other=0.0)
-    logits = tl.where(real, _cap(logits, multiplier, softcap, CAPPED), float("-inf"))
+    logits = tl.where(real, _compared(logits, multiplier, softcap, CAPPED), float("-inf"))
     if FORBIDS:
-        logits = _forbid(logits, forbidden, columns, real)
+        logits = forbid(logits, forbidden, columns, real)
     peak, lane = tl.max(logits, 0, return_indices=True, return_indices_tie_break_left=True)
     reference = tl.where(tl.abs(peak) == float("inf"), 0.0, peak)
     place = row * tl.num_programs(1) + tl.program_id(1)
@@ -221,11 +206,11 @@ def _best_of_tile(
         SWAP,
     )
     # rounded as a linear's result is: the same token wins as over the logits themselves
-    logits = _cap(logits.to(x.dtype.element_ty), multiplier, softcap, CAPPED)
+    logits = _compared(logits.to(x.dtype.element_ty), multiplier, softcap, CAPPED)
     inside = (columns < num_columns)[None, :]
     logits = tl.where(inside, logits, float("-inf"))
     if FORBIDS:
-        logits = _forbid(logits, forbidden, columns[None, :], inside)
+        logits = forbid(logits, forbidden, columns[None, :], inside)
     peak, lane = tl.max(logits, 1, return_indices=True, return_indices_tie_break_left=True)
     reference = tl.where(tl.abs(peak) == float("inf"), 0.0, peak)
     total = tl.sum(tl.exp(logits - reference[:, None]), 1)

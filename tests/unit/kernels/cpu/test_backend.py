@@ -140,7 +140,7 @@ def test_row_operations_stand_alone(columns: int) -> None:
     assert_rows_stand_alone(lambda rows: kernels.rms_norm(rows, None, 1e-6), x)
     assert_rows_stand_alone(kernels.softmax, x)
     assert_rows_stand_alone(kernels.argmax, x)
-    assert_rows_stand_alone(lambda rows: kernels.softcap(rows, 3.0), x)
+    assert_rows_stand_alone(lambda rows: kernels.finish_logits(rows, 0.7, 3.0), x)
     for activation in Activation:
         gate_up = 3 * torch.randn(40, 2 * columns)
         assert_rows_stand_alone(lambda rows, a=activation: kernels.gated(rows, a), gate_up)
@@ -183,7 +183,7 @@ def test_activations_are_accurate() -> None:
     assert relative_error(gelu[near], exact[near]) < 2e-6
     assert torch.allclose(gelu.double(), exact, rtol=1e-6, atol=1e-8)
     exact = torch.tanh(double / 5) * 5
-    assert relative_error(kernels.softcap(x, 5.0), exact) < 1e-6
+    assert relative_error(kernels.finish_logits(x, softcap=5.0), exact) < 1e-6
 
 
 def test_activations_at_the_extremes() -> None:
@@ -193,9 +193,24 @@ def test_activations_at_the_extremes() -> None:
     assert torch.allclose(silu[0, 1:5], torch.tensor([0.0, 0.0, 2000.0, 1e30]))
     assert silu[0, 0].isfinite()
     assert silu[0, 5].isnan()
-    capped = kernels.softcap(x, 30.0)
+    capped = kernels.finish_logits(x, softcap=30.0)
     assert torch.equal(capped[0, :5], torch.tensor([-30.0, -30.0, 0.0, 30.0, 30.0]))
     assert capped[0, 5].isnan()
+
+
+@pytest.mark.parametrize("softcap", [None, 4.0])
+@pytest.mark.parametrize("multiplier", [1.0, 0.6])
+def test_finished_logits_are_right(multiplier: float, softcap: float | None) -> None:
+    kernels = make_kernels()
+    products, forbidden = 5 * torch.randn(9, 203), torch.rand(203) < 0.1
+    free = kernels.finish_logits(products.clone(), multiplier, softcap)
+    expected = REFERENCE.finish_logits(products.clone(), multiplier, softcap)
+    torch.testing.assert_close(free, expected, rtol=1e-6, atol=1e-6)
+    logits = kernels.finish_logits(products.clone(), multiplier, softcap, forbidden)
+    assert torch.equal(logits, free.masked_fill(forbidden, -torch.inf))
+    forbidden = ~forbidden  # another mask, perhaps where the last one lay
+    logits = kernels.finish_logits(products.clone(), multiplier, softcap, forbidden)
+    assert torch.equal(logits, free.masked_fill(forbidden, -torch.inf))
 
 
 def test_softmax_is_right() -> None:
@@ -236,7 +251,7 @@ def test_threads_change_nothing(quantize: bool) -> None:
             kernels.linear(x, weight),
             kernels.rms_norm(x, None, 1e-6),
             kernels.softmax(x),
-            kernels.softcap(x, 2.0),
+            kernels.finish_logits(x, softcap=2.0),
             kernels.argmax(x),
             kernels.gated(x, Activation.SILU),
         ]

@@ -42,7 +42,7 @@ def outputs(kernels: CpuKernels) -> Iterator[Tensor]:
         yield from kernels.add_rms_norm(x, x.flip(0), weight, 1e-5)
         yield from (kernels.gated(both, activation) for activation in Activation)
         yield kernels.softmax(x)
-        yield kernels.softcap(x, 3.0)
+        yield kernels.finish_logits(x, softcap=3.0)
         yield kernels.argmax(x)
     rope, spec = RopeTable(numbers(40, 10), numbers(40, 10)), QKVSpec(6, 2, 20, 1e-6)
     keys, values = numbers(5, 8, 2, 20), numbers(5, 8, 2, 20).flip(0)

@@ -56,7 +56,7 @@ ATTENTION: dict[str, tuple[torch.dtype, int, tuple[int, int], int, int, int | No
     "decode 64 split": (torch.float32, 64, (9, 3), 1, 1000, None, CAUSAL),
 }
 KERNELS = {"_attend", "_merge", "_norm", "_gate", "_prepare", "_multiply", "_best_of_tile"}
-KERNELS |= {"_best_of_tiles", "_best_of_piece"}
+KERNELS |= {"_best_of_tiles", "_best_of_piece", "_finish_piece"}
 TRAINING = {"_loss_row"}  # launched plainly, among torch's kernels
 READ_EARLY = {
     "_attend",
@@ -177,6 +177,7 @@ def compile_rows() -> None:
 def compile_linears() -> None:
     from flashdraft.kernels.cuda.dense.best import best_columns, best_of_logits
     from flashdraft.kernels.cuda.dense.linear import multiply_rows
+    from flashdraft.kernels.cuda.dense.logits import finish_logits
 
     arrivals = torch.zeros(64, dtype=torch.int32)
     x, weight = torch.empty(1, 2112).bfloat16(), torch.empty(256, 2112).bfloat16()
@@ -195,20 +196,21 @@ def compile_linears() -> None:
         best_columns(x, weight, plan_best(num_rows, 2, HOPPER), 1.0, 30.0, forbidden)
     best_of_logits(x, 1.0, 30.0)
     best_of_logits(weight[:1], 1.0, 30.0, torch.zeros(2112, dtype=torch.bool))
+    finish_logits(x, 1.0, 30.0, torch.zeros(2112, dtype=torch.bool))
 
 
 def compile_everything() -> dict[str, Any]:
     """(kernel, bytes of shared memory) of every launch, and which kernels wait for their copies."""
     from flashdraft.kernels.cuda import overlap
     from flashdraft.kernels.cuda.attention import paged
-    from flashdraft.kernels.cuda.dense import best, linear
+    from flashdraft.kernels.cuda.dense import best, linear, logits
     from flashdraft.kernels.cuda.dense import rows as triton_rows
 
     overlap.can_overlap = functools.cache(lambda device: True)
     overlap.MAX_ROWS = overlap.MAX_SMALL_ROWS = 1 << 30  # of any number of rows
     compiled: list[tuple[str, int]] = []
     catchers: dict[str, Catcher] = {}
-    for module in (paged, best, linear, triton_rows):
+    for module in (paged, best, linear, logits, triton_rows):
         for name in KERNELS & vars(module).keys():
             catchers[name] = Catcher(getattr(module, name), compiled)
             setattr(module, name, catchers[name])

@@ -230,6 +230,11 @@ def lose(vocab_size: int, softcap: float | None) -> None:
     loss_rows(make(8, vocab_size), labels, 1.0, softcap, loss, chance, best)
 
 
+def finish(vocab_size: int, dtype: torch.dtype, softcap: float | None, forbids: bool) -> None:
+    forbidden = make(vocab_size, dtype=torch.bool) if forbids else None
+    kernels(dtype).finish_logits(make(16, vocab_size, dtype=dtype), 1.0, softcap, forbidden)
+
+
 def draw(num_rows: int, vocab_size: int, dtype: torch.dtype, plain: bool = False) -> None:
     from flashdraft.kernels.draw.rule import DrawnRows, SlotSettings
 
@@ -268,6 +273,8 @@ CASES: dict[str, Case] = {
     "int4 linear of a prompt": lambda: multiply_few_bits("int4", 257, LINEARS["31B gate"]),
     "loss over 49152": lambda: lose(49152, None),
     "loss over 262144, capped": lambda: lose(262144, 30.0),
+    "logits of 262144, capped": lambda: finish(262144, BF16, 30.0, True),
+    "logits of 100003": lambda: finish(100003, FP32, None, False),
     "draw over 262144": lambda: draw(16, 262144, FP32),
     "draw over 262144, half": lambda: draw(1, 262144, BF16, plain=True),
     "draw over 100003": lambda: draw(64, 100003, FP32, plain=True),

@@ -38,6 +38,8 @@ TINY = DrafterConfig(
 class Vocabulary:
     """A target's embedding table and head."""
 
+    forbidden: Tensor | None = None
+
     def __init__(self) -> None:
         torch.manual_seed(1)
         self.table = torch.randn(TINY.vocab_size, TINY.hidden_size)
@@ -133,6 +135,11 @@ class TestDrafter:
         expected = 1.5 * torch.tanh(hidden @ drafter.lm_head.weight.T * 2.0 / 1.5)
         for model in (drafter, packed):
             torch.testing.assert_close(model.logits(Vocabulary(), hidden), expected)
+        target = Vocabulary()
+        target.forbidden = torch.zeros(TINY.vocab_size, dtype=torch.bool)
+        target.forbidden[[7, 11, 49]] = True
+        expected[:, [1, 4]] = -torch.inf
+        torch.testing.assert_close(packed.logits(target, hidden), expected)
         assert packed.target_ids(torch.tensor([4, 0, 1])).tolist() == [49, 0, 7]
 
 

@@ -29,7 +29,7 @@ from flashdraft.core import Generation, Request, SamplingParams
 
 Report = Callable[[str], None]
 CONCURRENCY = (1, 8)
-PREPARE_S = 30.0
+PREPARE_S = 90.0
 NUM_WARM_UP, WARM_UP_AT_ONCE = 48, 8  # prompts of a task that only warm up: until all is captured
 
 

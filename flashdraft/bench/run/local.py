@@ -28,7 +28,7 @@ from flashdraft.errors import RequestError
 from flashdraft.llm import LLM
 
 THINKING_SWITCH = "enable_thinking"
-PREPARE_S = 30.0  # of a warm-up, at most: to capture the steps that may come
+PREPARE_S = 90.0  # of a warm-up, at most: to capture the steps that may come
 
 
 @dataclass

@@ -20,7 +20,7 @@ from flashdraft.engine.policy.times import StepTimes
 from flashdraft.engine.policy.verify import BUCKET_EDGES, MIN_GAIN, Survival
 
 MAX_GAP_S = 0.07  # between two tokens of a request, while little waits
-LONGEST_GAP_S = 0.115  # and however much does
+LONGEST_GAP_S = 0.118  # and however much does
 PATIENCE = 4096  # waiting tokens that double the limit
 SPREAD = 4  # steps over which what waits is spread, at most
 MIN_ROWS = 32  # of prompts, in any case: they move on
@@ -36,6 +36,7 @@ class StepOptions(NamedTuple):
     batch: int  # slots that take part
     num_awake: int  # those of them who decode
     rows: Sequence[int]  # of those who decode: fewest first, which is without drafts
+    rows_beside: Sequence[int]  # the same where prompts ride
     sizes: Sequence[int]  # of passes with prompts: all their rows
     width_of: Callable[[int], int]  # draft tokens that are filled in, by rows
 
@@ -104,19 +105,21 @@ class StepPolicy:
         return choice
 
     def _choose_alone(self, options: StepOptions) -> StepChoice:
-        found = {rows: self._alone(options, rows) for rows in self._candidates(options)}
+        candidates = self._candidates(options, options.rows)
+        found = {rows: self._alone(options, rows) for rows in candidates}
         best = min(found, key=lambda rows: _pace(found[rows]))
         self._steps_of_batch = self._steps_of_batch + 1 if options.batch == self._batch else 0
         self._batch = options.batch
         near = self._untimed_neighbour(options, list(found), best)
         if near is not None and _pace(found[near]) < HOPELESS * _pace(found[best]):
             return found[near]
-        return found[self._or_none(options, best, found)]
+        return found[self._or_none(candidates[0], best, found)]
 
     def _choose_beside(
         self, options: StepOptions, prompts: Sequence[int], context: int
     ) -> StepChoice:
-        alone = {rows: self._alone(options, rows) for rows in self._candidates(options)}
+        candidates = self._candidates(options, options.rows_beside)
+        alone = {rows: self._alone(options, rows) for rows in candidates}
         worth = self.times.row_price() / min(map(_pace, alone.values()))  # of a row, in tokens
         waiting = sum(prompts)
         limit = min(MAX_GAP_S * (1.0 + waiting / PATIENCE), LONGEST_GAP_S)
@@ -141,14 +144,14 @@ class StepPolicy:
             enough = [one for one in several if one.prompt_rows >= least]
             best[rows] = min(enough, key=lambda one: _pace(one, worth))
         chosen = min(best, key=lambda rows: _pace(best[rows], worth))
-        return best[self._or_none(options, chosen, best, worth)]
+        return best[self._or_none(candidates[0], chosen, best, worth)]
 
-    def _candidates(self, options: StepOptions) -> Sequence[int]:
+    def _candidates(self, options: StepOptions, sizes: Sequence[int]) -> Sequence[int]:
         """Rows of those who decode."""
         if self.fixed is None:
-            return options.rows
+            return sizes
         wanted = options.num_awake * (1 + self.fixed)
-        return [next((rows for rows in options.rows if rows >= wanted), options.rows[-1])]
+        return [next((rows for rows in sizes if rows >= wanted), sizes[-1])]
 
     def _alone(self, options: StepOptions, rows: int) -> StepChoice:
         seconds = self.times.alone(options.batch, rows)
@@ -166,13 +169,12 @@ class StepPolicy:
 
     def _or_none(
         self,
-        options: StepOptions,
+        plain: int,
         best: int,
         found: dict[int, StepChoice],
         worth: float = 0.0,
     ) -> int:
         """The best, or no drafts where they promise little, but for some now and then."""
-        plain = options.rows[0]
         if plain in found and _pace(found[best], worth) > (1 - MIN_GAIN) * _pace(
             found[plain], worth
         ):

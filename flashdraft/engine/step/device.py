@@ -113,11 +113,15 @@ class DeviceSteps:
         """Slots that take part where the first `count` must."""
         return self.sizes.batch_for(count) if self.graphs.captures else count
 
-    def rows_for(self, batch: int, num_awake: int) -> list[int]:
-        """Rows of those who decode in the steps of a batch: fewest first, which is no drafts."""
-        if self.graphs.captures:
+    def rows_for(self, batch: int, num_awake: int, is_beside: bool = False) -> list[int]:
+        """Rows of those who decode in the steps of a batch: fewest first, which is no drafts.
+
+        Beside prompts there may be any number of them.
+        """
+        if self.graphs.captures and not is_beside:
             return self.sizes.rows_for(batch)
-        return [num_awake * (1 + mean) for mean in MEAN_VERIFIED if mean <= self.max_width]
+        some = (num_awake * (1 + mean) for mean in MEAN_VERIFIED if 0 < mean <= self.max_width)
+        return [num_awake, *(rows for rows in some if rows > batch)]
 
     def shape_of(self, batch: int, num_rows: int, is_solo: bool = False) -> StepShape:
         """A step of a batch over so many rows."""
@@ -237,7 +241,8 @@ class DeviceSteps:
         if width and not is_given:
             yield ("draft", *shape.draft_key), lambda: self.pieces.draft(shape)
         yield ("verify", batch, num_rows, width, is_given), lambda: self.pieces.verify(shape)
-        yield ("draw", num_rows, is_given), lambda: self.pieces.draw(shape)
+        drawn = shape._replace(num_rows=self._fill_up_drawn(num_rows))
+        yield ("draw", drawn.num_rows, is_given), lambda: self.pieces.draw(drawn)
 
     # -- passes with prompts -------------------------------------------------------------------
 
@@ -245,11 +250,11 @@ class DeviceSteps:
         """The same with chunks of prompts behind."""
         size = self.fill_up(shape.num_rows + sum(len(chunk.tokens) for chunk in chunks))
         self.pieces.lay_out_beside(shape, chunks, size)
-        num_slots = self._slots_beside(shape.batch)
         if size not in MIXED_ROWS or not self.graphs.captures:
             self._seen_chunks.add(size.bit_length())
-            self.pieces.verify_mixed(size, num_slots, longest)
+            self.pieces.verify_mixed(size, shape.batch, longest)
             return
+        num_slots = self._slots_beside(shape.batch)
         end = self._last_key(longest)
         self.graphs.call(
             ("mixed", size, num_slots, end), lambda: self.pieces.verify_mixed(size, num_slots, end)
@@ -270,10 +275,14 @@ class DeviceSteps:
         key = "mixed", num_rows, self._slots_beside(batch), self._last_key(longest)
         return self.graphs.is_ready(key)
 
+    def _fill_up_drawn(self, num_rows: int) -> int:
+        """Rows that are drawn from, with those of nobody."""
+        if not self.graphs.captures:
+            return num_rows
+        return next((rows for rows in self.sizes.drawn if rows >= num_rows), num_rows)
+
     def _slots_beside(self, batch: int) -> int:
         """Slots that a pass with prompts looks at, of which the first `batch` decode."""
-        if not self.graphs.captures:
-            return batch
         return min(FEW_SLOTS, self.slots.count) if batch <= FEW_SLOTS else self.slots.count
 
     def _last_key(self, longest: int) -> int:

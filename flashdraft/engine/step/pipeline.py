@@ -98,7 +98,7 @@ class StepPipeline:
             prompts = self._plan_prompts(choice.prompt_rows)
             if not prompts and not self._is_worth_it():
                 return
-            shape = self._shape(choice.num_rows)
+            shape = self._shape(choice.num_rows, bool(prompts))
             if self._num_launched % CHANCES_PERIOD == 0 and shape.width:
                 self._steps.set_chances(self._policy.chances())
             self._launch(shape, prompts)
@@ -418,17 +418,21 @@ class StepPipeline:
         lengths = [len(one.sequence.tokens) - one.num_computed for one in asleep]
         free = 0 if not self._has_room else self._seats.count(None)
         lengths += [len(one.tokens) for one in islice(self._scheduler.waiting, free)]
-        rows = steps.rows_for(batch, self._num_awake) if batch else [0]
+        alone, beside = (
+            steps.rows_for(batch, self._num_awake, is_beside) if batch else [0]
+            for is_beside in (False, True)
+        )
         options = StepOptions(
             batch,
             self._num_awake,
-            rows[:1] if self._is_solo else rows,
+            alone[:1] if self._is_solo else alone,
+            beside[:1] if self._is_solo else beside,
             MIXED_ROWS,
             lambda rows: steps.shape_of(batch, rows, self._is_solo).width,
         )
         return self._policy.choose(options, lengths, asleep[0].num_computed if asleep else 0)
 
-    def _shape(self, num_rows: int) -> StepShape:
+    def _shape(self, num_rows: int, is_beside: bool) -> StepShape:
         """A step over so many rows, or more where some requests fix how many they verify."""
         batch, steps = self._batch, self._steps
         limits = [seat.limit for seat in self._seats[:batch] if seat is not None and seat.is_awake]
@@ -436,10 +440,10 @@ class StepPipeline:
         if fixed and not self._is_solo:
             shared = max(num_rows - len(limits), 0) / len(limits)
             wanted = len(limits) + sum(fixed) + shared * (len(limits) - len(fixed))
+            num_rows = math.ceil(wanted)
+        if not is_beside and steps.graphs.captures and batch:
             sizes = steps.rows_for(batch, len(limits))
-            if not steps.graphs.captures:
-                sizes = [math.ceil(wanted)]
-            num_rows = next((rows for rows in sizes if rows >= wanted), sizes[-1])
+            num_rows = next((rows for rows in sizes if rows >= num_rows), sizes[-1])
         return steps.shape_of(batch, num_rows, self._is_solo)
 
     def _is_worth_it(self) -> bool:

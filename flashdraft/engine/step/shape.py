@@ -93,6 +93,11 @@ class StepSizes:
         return half if is_little and half else self.max_width
 
     @property
+    def drawn(self) -> list[int]:
+        """Rows that tokens are drawn from."""
+        return sorted({rows for batch in self.batches for rows in self.rows_for(batch)})
+
+    @property
     def shapes(self) -> list[StepShape]:
         """All steps without prompts, largest first."""
         return [

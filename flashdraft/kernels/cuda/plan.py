@@ -18,6 +18,7 @@ from flashdraft.kernels.interface import PagedKeys, PageView
 MAX_SPLITS = 64
 MIN_SPLIT_KEYS = 64  # a smaller split costs more in merging than it wins
 MIN_KEYS_TO_SPLIT = 256
+MANY_PAIRS, MOST_PAIRS = 256, 1024  # (row, head) pairs for which tiles of 64 and 128 pay
 MAX_RESIDENT = 4  # programs one processor works on at a time, where shared memory allows
 EXACT_SPLIT_KEYS = 2048  # more cuts cost memory in proportion to context and rows
 EXACT_WINDOW_SPLIT_KEYS = 256
@@ -166,8 +167,10 @@ def _choose_tiles(head: HeadBytes, num_pairs: int, limits: DeviceLimits) -> Atte
         # Operands in registers leave less room for sums.
         if row_bytes > 512 or not limits.multiplies_from_shared:
             num_warps = 8
-        block_m = 32 if is_heavy and row_bytes > 512 else 64
-        wide = AttentionPlan(block_m, 32, num_warps, num_stages=3)
+        block_m, block_n = 32 if is_heavy and row_bytes > 512 else 64, 32
+        if row_bytes == 512 and num_warps == 4 and num_pairs >= MANY_PAIRS:  # prompts
+            block_m, block_n, num_warps = (128, 64, 8) if num_pairs >= MOST_PAIRS else (64, 64, 4)
+        wide = AttentionPlan(block_m, block_n, num_warps, num_stages=3)
     fits = _tile_bytes(wide, head, limits) <= limits.shared_bytes
     return wide if fits else narrow
 

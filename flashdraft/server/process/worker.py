@@ -38,7 +38,7 @@ from flashdraft.server.telemetry.logs import structured_logging, write_line
 
 SEND_TIMEOUT_S = 60.0  # the front reads all the time: if it does not, it hangs
 ORPHAN_GRACE_S = 5.0  # for the loop to see by itself that the front has gone
-PREPARE_S = 30.0  # at most, on a GPU: to capture steps before the first request comes
+PREPARE_S = 90.0  # at most, on a GPU: to capture steps before the first request comes
 EXIT_FAILED = 3
 _RECEIVE_BYTES = 256 * 1024
 

@@ -39,7 +39,7 @@ def policy_of(costs, chance, batch=1, fixed=None, max_rows=10**6):
 def options(batch, num_awake=None, sizes=SIZES):
     rows = [batch * (1 + width) for width in (0, 1, 3, 7, 15)]
     awake = batch if num_awake is None else num_awake
-    return StepOptions(batch, awake, rows, sizes, lambda rows: 15 if rows > batch else 0)
+    return StepOptions(batch, awake, rows, rows, sizes, lambda rows: 15 if rows > batch else 0)
 
 
 def timed(alone, beside, chance=0.9, batch=8, context=0, **more):

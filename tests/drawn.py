@@ -58,7 +58,7 @@ class Rows:
         one = slice(row, row + 1)
         cut = {
             name: value[one]
-            for name in ("owner", "positions", "place", "masks")
+            for name in ("owner", "positions", "place", "mask_of")
             if (value := getattr(self.rows, name)) is not None
         }
         return replace(self, logits=self.logits[one], rows=replace(self.rows, **cut))
@@ -120,10 +120,10 @@ def random_logits(random: np.random.Generator, num_rows: int, vocab_size: int) -
     return torch.from_numpy(rows)
 
 
-def random_masks(random: np.random.Generator, num_rows: int, vocab_size: int) -> Tensor:
+def random_masks(random: np.random.Generator, count: int, vocab_size: int) -> Tensor:
     """Allow everything, half, a few, one or nothing."""
-    shares = random.choice(np.array([1.0, 1.0, 0.5, 0.02, 0.0]), num_rows)
-    allowed = random.random((num_rows, vocab_size)) < shares[:, None]
+    shares = random.choice(np.array([1.0, 0.5, 0.5, 0.02, 0.0]), count)
+    allowed = random.random((count, vocab_size)) < shares[:, None]
     return pack_masks(allowed)
 
 
@@ -162,12 +162,18 @@ def make_rows(
     starts = np.array([len(one.prompt_ids) + len(one.output_ids) for one in requests])
     order = random.permutation(num_rows)
     owner, place = owner[order], place[order]
+    masks, mask_of = None, None
+    if masked:  # fewer than rows: some share one, and some have none
+        masks = random_masks(random, 1 + num_rows // 2, vocab_size)
+        mask_of = torch.from_numpy(random.integers(-len(masks) // 2, len(masks), num_rows))
+        mask_of = mask_of.clamp(min=-1)
     rows = DrawnRows(
         owner=torch.from_numpy(owner),
         positions=torch.from_numpy(starts[owner] + place),
         followed=torch.from_numpy(random.integers(-1, vocab_size + 1, (num_slots, WIDTH))),
         place=torch.from_numpy(place),
-        masks=random_masks(random, num_rows, vocab_size) if masked else None,
+        masks=masks,
+        mask_of=mask_of,
     )
     return Rows(random_logits(random, num_rows, vocab_size), settings, rows, requests)
 

@@ -195,8 +195,8 @@ class DeviceSteps:
             self.graphs.call(*rest[1])
         prompt_scores: list[Tensor | None] = []
         if chunks:
-            hidden = self.pieces.hidden[shape.num_rows :]
-            prompt_scores = score_prompts(self._target, hidden, chunks, self.slots.send)
+            hidden, describe = self.pieces.hidden[shape.num_rows :], self.pieces.describe_free
+            prompt_scores = score_prompts(self._target, hidden, chunks, self.slots.send, describe)
             first_tokens = self.pieces.wake(shape, chunks)
             self._has_woken |= len(first_tokens) > 0
         scores = None

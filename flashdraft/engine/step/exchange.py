@@ -42,12 +42,10 @@ class Exchange:
         self.counts = integers(num_slots)  # draft tokens verified, where the host says so
         # of a drafter's rows, where there may be grammars: what those pick from
         self._offered = integers(num_slots if num_masks else 0, width, SCORE_COLUMNS)
-        # the first mask allows nothing and the second everything
-        self._masks = integers(2 + num_masks, -(-vocab_size // 32), dtype=torch.int32)
-        self._masks[1] = -1
-        self._mask_index = integers(num_slots, 1 + width)
-        self.is_masked = True  # in the step that runs
-        self.unmask()
+        # the first mask allows nothing; whoever has none is allowed everything
+        self.masks = integers(1 + num_masks, -(-vocab_size // 32), dtype=torch.int32)
+        self._mask_index = integers(num_slots, 1 + width).fill_(-1)
+        self.is_masked = False  # in the step that runs
 
     def offer(self, scores: Tensor) -> None:
         """The scores of a drafter's rows: [slots, width, SCORE_COLUMNS]."""
@@ -73,26 +71,29 @@ class Exchange:
         sent = torch.from_numpy(masks)
         if self._device.type == "cuda":
             sent = sent.pin_memory().to(self._device, non_blocking=True)
-        self._masks[2 : 2 + count] = sent
+        self.masks[1 : 1 + count] = sent
         self._mask_index.index_fill_(0, self._send(np.asarray(guide.slots, dtype=np.int64)), 0)
         where = self._send(places.T.copy())
-        self._mask_index[where[0], where[1]] = 2 + count_up(count, self._device)
+        self._mask_index[where[0], where[1]] = 1 + count_up(count, self._device)
 
     def unmask(self) -> None:
         """From now on everything is allowed."""
         if self.is_masked:
-            self._mask_index.fill_(1)
+            self._mask_index.fill_(-1)
         self.is_masked = False
 
     def forget_drafts(self) -> None:
         """There are none in the next step."""
         self.confidence.zero_()
 
-    def masks_of(self, owner: Tensor, place: Tensor) -> Tensor | None:
-        """Of rows: their slots, and the draft tokens that they follow."""
-        if len(self._masks) <= 2:
-            return None
-        return self._masks[self._mask_index[owner, place.clamp(0, self._width)]]
+    @property
+    def may_mask(self) -> bool:
+        """Whether there may be grammars."""
+        return len(self.masks) > 1
+
+    def mask_of(self, owner: Tensor, place: Tensor) -> Tensor:
+        """Which of `masks` rows have, -1 for none: of their slots, and the drafts they follow."""
+        return self._mask_index[owner, place.clamp(0, self._width)]
 
     def _give(self, shape: StepShape, given: Mapping[int, Draft]) -> None:
         if not shape.width:

@@ -92,8 +92,10 @@ class HostPieces(StepPieces):
         is_masked = self.exchange.is_masked
         if is_masked or self.slots.settings.any_penalised:  # what a row follows matters
             behind = torch.from_numpy(positions - self._np_lengths[self._np_owner[:num_rows]])
-            masks = self.exchange.masks_of(owner, behind) if is_masked else None
-            rows = replace(rows, followed=self.exchange.drafts, place=behind, masks=masks)
+            rows = replace(rows, followed=self.exchange.drafts, place=behind)
+            if is_masked:
+                mask_of = self.exchange.mask_of(owner, behind)
+                rows = replace(rows, masks=self.exchange.masks, mask_of=mask_of)
         chosen = self._choose(self.hidden[:num_rows], rows, slice(0, num_rows))
         self._np_samples[:num_rows] = chosen.numpy()
         self._advance(shape)

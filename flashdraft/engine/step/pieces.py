@@ -9,6 +9,7 @@ ends with the anchor its slot wakes: it decodes from the next step on.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -183,8 +184,8 @@ class StepPieces:
         positions = (lengths.unsqueeze(1) + place).flatten()
         owner = count_up(batch, self._device).repeat_interleave(width)
         logits = self._proposer.widen(drafter.logits(self._target, wanted))
-        # penalties are those of what is committed; kernels are compiled for all rows alike
-        rows = DrawnRows(owner, positions, self.exchange.drafts, torch.zeros_like(owner))
+        # penalties are those of what is committed
+        rows = self.describe_free(owner, positions)
         drawn = self._target.kernels.draw(logits, self.slots.settings.for_drafts, rows)
         tokens, chance = drawn.tokens, (drawn.logit - drawn.log_total).exp()
         self.exchange.offer(pack_scores(drawn).view(batch, width, -1))
@@ -313,10 +314,9 @@ class StepPieces:
         """A token from every row, the accepted prefix of every slot, and where it goes on."""
         num_rows, slots = shape.num_rows, self.slots
         owner, positions = self._owner[:num_rows], self._positions[:num_rows]
-        behind = positions - slots.lengths[owner]  # draft tokens that a row follows
-        masks = self.exchange.masks_of(owner, behind)
-        drafts = self.exchange.drafts
-        rows = DrawnRows(owner, positions + 1, drafts, behind, masks, self._has_totals)
+        # draft tokens that a row follows; those of nobody follow any
+        behind = (positions - slots.lengths[owner]).clamp(0, self.max_width)
+        rows = self._describe(owner, positions + 1, behind)
         chosen = self._choose(self.hidden[:num_rows], rows, slice(0, num_rows))
         self._samples[:num_rows] = chosen
         self._advance(shape)
@@ -364,10 +364,7 @@ class StepPieces:
         if woken is None:
             return self._samples[:0]
         none = torch.zeros_like(woken.slots)
-        masks = self.exchange.masks_of(woken.slots, none)
-        rows = DrawnRows(
-            woken.slots, woken.lengths, self.exchange.drafts, none, masks, self._has_totals
-        )
+        rows = self._describe(woken.slots, woken.lengths, none)
         place = slice(shape.num_rows, shape.num_rows + len(woken.slots))
         first_tokens = self._choose(self.hidden[woken.rows], rows, place)
         self.slots.wake(woken.slots, first_tokens, woken.lengths)
@@ -394,6 +391,20 @@ class StepPieces:
         if self._has_totals:
             self.scores[place] = pack_scores(drawn)
         return drawn.tokens
+
+    def _describe(self, owner: Tensor, positions: Tensor, place: Tensor) -> DrawnRows:
+        """Rows of these slots, each behind so many draft tokens."""
+        exchange, masks, mask_of = self.exchange, None, None
+        if exchange.may_mask:
+            masks, mask_of = exchange.masks, exchange.mask_of(owner, place)
+        return DrawnRows(owner, positions, exchange.drafts, place, masks, mask_of, self._has_totals)
+
+    def describe_free(self, owner: Tensor, positions: Tensor) -> DrawnRows:
+        """Rows that follow nothing, and that no grammar has a say on; kernels are those of all."""
+        rows = self._describe(owner, positions, torch.zeros_like(owner))
+        if rows.mask_of is None:
+            return rows
+        return replace(rows, mask_of=torch.full_like(owner, -1))
 
     @property
     def _has_totals(self) -> bool:

@@ -23,6 +23,7 @@ def score_prompts(
     hidden: Tensor,
     chunks: Sequence[PromptChunk],
     send: Callable[[NDArray[np.int64]], Tensor],
+    describe: Callable[[Tensor, Tensor], DrawnRows] = DrawnRows,
 ) -> list[Tensor | None]:
     """What the target thinks of the tokens of these chunks, where that is wanted; None elsewhere.
 
@@ -39,11 +40,17 @@ def score_prompts(
         begin += scored.first
         tokens = send(np.asarray(scored.tokens, dtype=np.int64))
         rows = hidden[begin : begin + len(tokens)]
-        scores.append(score_rows(target, rows, tokens, scored.num_top))
+        scores.append(score_rows(target, rows, tokens, scored.num_top, describe))
     return scores
 
 
-def score_rows(target: Target, hidden: Tensor, tokens: Tensor, num_top: int) -> Tensor:
+def score_rows(
+    target: Target,
+    hidden: Tensor,
+    tokens: Tensor,
+    num_top: int,
+    describe: Callable[[Tensor, Tensor], DrawnRows] = DrawnRows,
+) -> Tensor:
     """What the target thinks of tokens [rows], as of those that it draws: [rows, SCORE_COLUMNS].
 
     The logits of a few rows at a time are there, and none of them leaves the device.
@@ -55,7 +62,7 @@ def score_rows(target: Target, hidden: Tensor, tokens: Tensor, num_top: int) -> 
     scores = []
     for rows, own in zip(*pieces, strict=True):
         logits, zeros = target.logits(rows), torch.zeros_like(own)
-        drawn = target.kernels.draw(logits, settings, DrawnRows(zeros, zeros))
+        drawn = target.kernels.draw(logits, settings, describe(zeros, zeros))
         logit = logits.gather(1, own.unsqueeze(1)).squeeze(1)
         scores.append(pack_scores(drawn._replace(logit=logit)))
     return torch.cat(scores)

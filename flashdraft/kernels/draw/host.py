@@ -102,8 +102,11 @@ class _Slots:
         self._settings = settings
         self._rows = rows
         flags, temperature = self._flags[self.owner], self.temperature[self.owner]
+        self._mask_of = np.full(len(self.owner), -1)
+        if rows.mask_of is not None:
+            self._mask_of = rows.mask_of.numpy()
         # rows that are not simply their likeliest token
-        self.is_special = (flags != 0) | (temperature > 0) | (rows.masks is not None)
+        self.is_special = (flags != 0) | (temperature > 0) | (self._mask_of >= 0)
         self.are_scored = self.num_top[self.owner] >= 0
         self._keys: Ids | None = None  # of the noise, once it is wanted
 
@@ -111,13 +114,11 @@ class _Slots:
         """Steps 1 to 4 of the rule, and the first of the row's largest."""
         slot = self.owner[number]
         flags, settings, masks = int(self._flags[slot]), self._settings, self._rows.masks
-        if flags == 0 and masks is None:
+        mask = int(self._mask_of[number])
+        if flags == 0 and mask < 0:
             return row, best
-        if masks is not None:
-            words = masks[number].numpy()
-            if flags == 0 and (words == -1).all():  # a neighbour has a grammar
-                return row, best
-            words = words.view(np.uint8)
+        if mask >= 0 and masks is not None:
+            words = masks[mask].numpy().view(np.uint8)
             allowed = np.unpackbits(words, count=len(row), bitorder="little").view(np.bool_)
             row = np.where(allowed, row, np.float32(-math.inf))
         if flags & BIASED:

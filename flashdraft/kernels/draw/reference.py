@@ -49,7 +49,7 @@ def _cut_rows(rows: DrawnRows, first: int, end: int) -> DrawnRows:
         owner=rows.owner[first:end],
         positions=rows.positions[first:end],
         place=None if rows.place is None else rows.place[first:end],
-        masks=None if rows.masks is None else rows.masks[first:end],
+        mask_of=None if rows.mask_of is None else rows.mask_of[first:end],
     )
 
 
@@ -83,8 +83,9 @@ def adjust(raw: Tensor, settings: SlotSettings, rows: DrawnRows) -> Tensor:
     """Steps 1 to 4 of the rule on float32 rows [rows, vocab]."""
     owner, x = rows.owner, raw
     flags = settings.flags[owner].unsqueeze(1)
-    if rows.masks is not None:
-        x = x.masked_fill(~_allowed(rows.masks, raw.shape[1]), -math.inf)
+    if rows.masks is not None and rows.mask_of is not None:
+        allowed = _allowed(rows.masks[rows.mask_of.clamp(min=0)], raw.shape[1])
+        x = x.masked_fill(~allowed & (rows.mask_of >= 0).unsqueeze(1), -math.inf)
     if not len(settings.facts):  # nobody's settings adjust anything
         return x
     x = torch.where((flags & BIASED).ne(0), x + settings.bias[owner], x)

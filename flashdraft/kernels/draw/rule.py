@@ -74,7 +74,9 @@ class DrawnRows:
     # A row's counts are its slot's and its first `place` draft tokens'. Without, none follows any.
     followed: Tensor | None = None  # [slots, width] int64
     place: Tensor | None = None  # [rows] int64
-    masks: Tensor | None = None  # [rows, ceil(vocab / 32)] int32: bit set = allowed
+    # Grammars' masks, and which of them is a row's: -1 = everything is allowed. Both or neither.
+    masks: Tensor | None = None  # [masks, ceil(vocab / 32)] int32: bit set = allowed
+    mask_of: Tensor | None = None  # [rows] int64
     # Whether anybody reads `log_total` of slots that want no log-probabilities: numpy else leaves
     # it NaN, which saves an exp of the whole row.
     totals: bool = True

@@ -45,12 +45,14 @@ class Look(NamedTuple):
     followed: Tensor  # unread without drafts
     place: Tensor
     masks: Tensor  # unread without masks
+    mask_of: Tensor
 
 
 def make_look(logits: Tensor, settings: rule.SlotSettings, rows: rule.DrawnRows) -> Look:
     """The tensors behind a draw, which lie in memory row after row."""
     unread = rows.owner
-    assert all(one is None or one.is_contiguous() for one in (logits, rows.followed, rows.masks))
+    tables = (logits, rows.followed, rows.masks, rows.mask_of)
+    assert all(one is None or one.is_contiguous() for one in tables)
     return Look(
         logits,
         settings.temperature,
@@ -71,6 +73,7 @@ def make_look(logits: Tensor, settings: rule.SlotSettings, rows: rule.DrawnRows)
         unread if rows.followed is None else rows.followed,
         unread if rows.place is None else rows.place,
         unread if rows.masks is None else rows.masks,
+        unread if rows.mask_of is None else rows.mask_of,
     )
 
 
@@ -93,12 +96,14 @@ def adjust(
     WIDTH: tl.constexpr,
     MASKED: tl.constexpr,
 ) -> tl.tensor:
-    """Steps 1 to 4 of the rule. Rows follow draft tokens if WIDTH, and have masks if MASKED."""
+    """Steps 1 to 4 of the rule. Rows follow draft tokens if WIDTH, and may have masks if MASKED."""
     real = ids < vocab_size
     if MASKED:
-        num_words = (vocab_size + 31) // 32
-        words = tl.load(look.masks + row * num_words + (ids >> 5), mask=real, other=0)
-        x = tl.where(((words >> (ids & 31)) & 1) != 0, x, float("-inf"))
+        mask = tl.load(look.mask_of + row)
+        if mask >= 0:
+            num_words = (vocab_size + 31) // 32
+            words = tl.load(look.masks + mask * num_words + (ids >> 5), mask=real, other=0)
+            x = tl.where(((words >> (ids & 31)) & 1) != 0, x, float("-inf"))
     slot = tl.load(look.owner + row)
     flags = tl.load(look.flags + slot)
     if (flags & BIASED) != 0:

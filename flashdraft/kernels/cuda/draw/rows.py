@@ -133,7 +133,7 @@ def draw(
     follows = rows.followed is not None and rows.place is not None
     shared: dict[str, Any] = {
         "WIDTH": rows.followed.shape[1] if follows and rows.followed is not None else 0,
-        "MASKED": rows.masks is not None,
+        "MASKED": rows.mask_of is not None,
         **UNFUSED,
         "num_warps": 4,
     }

@@ -240,10 +240,11 @@ def draw(num_rows: int, vocab_size: int, dtype: torch.dtype, plain: bool = False
 
     settings = SlotSettings.allocate(8, vocab_size, torch.device("meta"))
     owner = make(num_rows, dtype=torch.int64)
-    masks = make(num_rows, -(-vocab_size // 32), dtype=torch.int32)
+    masks = make(3, -(-vocab_size // 32), dtype=torch.int32)
     followed = make(8, 15, dtype=torch.int64)
-    rest = {} if plain else {"followed": followed, "place": owner, "masks": masks}
-    rows = DrawnRows(owner, owner, **rest)
+    rows = DrawnRows(owner, owner)
+    if not plain:
+        rows = DrawnRows(owner, owner, followed, place=owner, masks=masks, mask_of=owner)
     kernels(dtype).draw(make(num_rows, vocab_size, dtype=dtype), settings, rows)
 
 

@@ -15,7 +15,7 @@ from flashdraft.kernels.draw import host, reference
 from flashdraft.kernels.draw.arithmetic import gumbel
 from flashdraft.kernels.draw.noise import noise_key, random_bits
 from flashdraft.kernels.draw.rule import DrawnRows, SlotRequest, SlotSettings
-from tests.drawn import CPU, Rows, make_rows
+from tests.drawn import CPU, Rows, assert_equal, make_rows, pack_masks
 
 
 def history_of(batch: Rows, row: int) -> list[int]:
@@ -53,6 +53,26 @@ def test_adjusts_by_the_book(seed: int) -> None:
         request = batch.requests[int(batch.rows.owner[row])]
         expected = by_the_book(logits, request, history_of(batch, row))
         torch.testing.assert_close(adjusted[row], expected, rtol=1e-5, atol=1e-5, equal_nan=True)
+
+
+def test_rows_share_masks_and_some_have_none() -> None:
+    batch = make_rows(0, 77, num_slots=3)
+    allowed = np.random.default_rng(0).random((2, 77)) < 0.5
+    mask_of = torch.tensor([1, -1, 0, 1, -1, 1])
+    rows = replace(batch.rows, masks=pack_masks(allowed), mask_of=mask_of)
+    free = torch.where(mask_of.unsqueeze(1) < 0, True, torch.from_numpy(allowed)[mask_of])
+    masked = batch.logits.masked_fill(~free, -math.inf)
+    found = reference.adjust(batch.logits, batch.settings, rows)
+    assert torch.equal(found, reference.adjust(masked, batch.settings, batch.rows))
+
+
+@pytest.mark.parametrize("implementation", [host.draw, reference.draw])
+def test_a_table_that_no_row_looks_into_changes_nothing(implementation: Any) -> None:
+    batch = make_rows(1, 77)
+    none = torch.full_like(batch.rows.owner, -1)
+    rows = replace(batch.rows, masks=torch.zeros(1, 3, dtype=torch.int32), mask_of=none)
+    found = implementation(batch.logits, batch.settings, rows)
+    assert_equal(found, implementation(batch.logits, batch.settings, batch.rows))
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -76,6 +77,17 @@ def check_alone() -> None:
             assert torch.equal(found[0].nan_to_num(0.5), expected[row].nan_to_num(0.5))
 
 
+def check_unread_masks() -> None:
+    """Rows without a mask read nothing of the table, here an empty one."""
+    from flashdraft.kernels.cuda.draw.rows import DrawPlan, draw
+
+    batch = make_rows(13, 150, num_slots=7)
+    none, empty = torch.full_like(batch.rows.owner, -1), torch.empty(0, 5, dtype=torch.int32)
+    rows = replace(batch.rows, masks=empty, mask_of=none)
+    found = draw(batch.logits, batch.settings, rows, DrawPlan(**PLANS["small"]))
+    assert_equal(found, reference.draw(*batch.drawable))
+
+
 def check_backend() -> None:
     from flashdraft.kernels.cuda.backend import TritonKernels
 
@@ -89,6 +101,7 @@ def check_backend() -> None:
 CHECKS: dict[str, Callable[[], None]] = {
     "arithmetic": check_arithmetic,
     "a row alone": check_alone,
+    "masks that nobody has": check_unread_masks,
     "the backend": check_backend,
 }
 for _vocab, _masked in itertools.product((1, 33, 300), (False, True)):

@@ -22,7 +22,7 @@ from flashdraft.kernels.select import select_kernels
 
 MODEL_NAMES = ("31b", "26b", "tiny", "tiny-26b")
 DEGENERATE, UNIFORM = "degenerate", "uniform"
-CACHE_GB, TINY_CACHE_GB = 28.0, 0.05
+CACHE_GB, TINY_CACHE_GB = 48.0, 0.05
 PREPARE_S = 90.0  # for what an engine captures before it says that it is ready
 
 

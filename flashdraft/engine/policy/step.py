@@ -21,8 +21,8 @@ from flashdraft.engine.policy.verify import BUCKET_EDGES, MIN_GAIN, Survival
 
 MAX_GAP_S = 0.07  # between two tokens of a request, while little waits
 LONGEST_GAP_S = 0.118  # and however much does
-PATIENCE = 4096  # waiting tokens that double the limit
-SPREAD = 4  # steps over which what waits is spread, at most
+MANY_WAITING = 4096  # tokens that double the limit
+PATIENCE_S = 0.25  # in which what waits should be computed
 MIN_ROWS = 32  # of prompts, in any case: they move on
 HOPELESS = 1.3  # a step that is guessed to be slower than the best by this is not tried
 SETTLED = 8  # steps of one batch before anything is tried out: a batch that shrinks has no time
@@ -122,7 +122,7 @@ class StepPolicy:
         alone = {rows: self._alone(options, rows) for rows in candidates}
         worth = self.times.row_price() / min(map(_pace, alone.values()))  # of a row, in tokens
         waiting = sum(prompts)
-        limit = min(MAX_GAP_S * (1.0 + waiting / PATIENCE), LONGEST_GAP_S)
+        limit = min(MAX_GAP_S * (1.0 + waiting / MANY_WAITING), LONGEST_GAP_S)
         found = {
             rows: [
                 self._beside(options, one, size, waiting, context)
@@ -140,9 +140,9 @@ class StepPolicy:
         }
         best: dict[int, StepChoice] = {}
         for rows, several in fitting.items():
-            least = min(-(-waiting // SPREAD), max(one.prompt_rows for one in several))
-            enough = [one for one in several if one.prompt_rows >= least]
-            best[rows] = min(enough, key=lambda one: _pace(one, worth))
+            fast = [one for one in several if waiting * one.seconds <= PATIENCE_S * one.prompt_rows]
+            fastest = min(several, key=lambda one: one.seconds / one.prompt_rows)
+            best[rows] = min(fast or [fastest], key=lambda one: _pace(one, worth))
         chosen = min(best, key=lambda rows: _pace(best[rows], worth))
         return best[self._or_none(candidates[0], chosen, best, worth)]
 

@@ -32,6 +32,7 @@ from flashdraft.engine.step.seats import Seat, SeatRequest
 from flashdraft.engine.step.shape import MAX_CHUNKS, MIXED_ROWS, StepShape
 
 MOST_IN_FLIGHT = 2
+RETRY_PERIOD = 8  # steps between two tries to let somebody in for whom there were no pages
 CHANCES_PERIOD = 8  # steps between two looks at how the drafter's confidences come true
 AHEAD_MARGIN = 64  # positions beyond a sequence's end that steps in flight may write to
 
@@ -75,6 +76,7 @@ class StepPipeline:
         self._num_launched = 0
         self.last_seconds = StepSeconds(0.0, 0.0)  # of the step that was read last
         self._is_full = False  # somebody gave way: nobody comes in until somebody leaves
+        self._is_short = False  # there were no pages for somebody: it is tried again later
         self._is_stale = False  # the slots hold what nobody knows of any more
         self._is_solo = False  # one sequence only, without drafts
 
@@ -94,8 +96,11 @@ class StepPipeline:
             self._close_ranks()
             if not self._reserve():
                 return
-            choice = self._choose()
+            self._is_short &= self._num_launched % RETRY_PERIOD != 0 and self._batch > 0
+            choice = self._choose(self._prompt_lengths())
             prompts = self._plan_prompts(choice.prompt_rows)
+            if choice.prompt_rows and not prompts:  # there are no pages for them
+                choice = self._choose([])
             if not prompts and not self._is_worth_it():
                 return
             shape = self._shape(choice.num_rows, bool(prompts))
@@ -176,7 +181,7 @@ class StepPipeline:
         for slot, seat in enumerate(self._seats):
             if seat is not None and seat.sequence is sequence:
                 self._stand_up(slot)
-                self._is_full = False
+                self._is_full = self._is_short = False
 
     def abandon(self) -> None:
         """Forget the batch and everything in flight: its requests start over from the host."""
@@ -256,6 +261,7 @@ class StepPipeline:
         while budget > 0 and len(works) < MAX_CHUNKS and self._has_room:
             work = self._scheduler.admit_next(budget)
             if work is None:
+                self._is_short = True
                 break
             self._sit_down(work.sequence, is_awake=False)
             works.append(replace(work, is_decode=False))
@@ -266,7 +272,7 @@ class StepPipeline:
     def _has_room(self) -> bool:
         if self._is_solo:
             return all(seat is None for seat in self._seats)
-        return not self._is_full and None in self._seats
+        return not self._is_full and not self._is_short and None in self._seats
 
     def _next_chunk(self, seat: Seat, budget: int) -> list[Work]:
         sequence, start = seat.sequence, seat.num_computed
@@ -412,12 +418,15 @@ class StepPipeline:
 
     # -- shapes --------------------------------------------------------------------------------
 
-    def _choose(self) -> StepChoice:
-        """What the next step is about."""
+    def _prompt_lengths(self) -> list[int]:
+        """What is left of the prompts of those who sleep, and of those for whom there is room."""
+        lengths = [len(one.sequence.tokens) - one.num_computed for one in self._asleep]
+        free = self._seats.count(None) if self._has_room else 0
+        return lengths + [len(one.tokens) for one in islice(self._scheduler.waiting, free)]
+
+    def _choose(self, prompts: Sequence[int]) -> StepChoice:
+        """What the next step is about, where so much of prompts waits."""
         asleep, steps, batch = self._asleep, self._steps, self._batch
-        lengths = [len(one.sequence.tokens) - one.num_computed for one in asleep]
-        free = 0 if not self._has_room else self._seats.count(None)
-        lengths += [len(one.tokens) for one in islice(self._scheduler.waiting, free)]
         alone, beside = (
             steps.rows_for(batch, self._num_awake, is_beside) if batch else [0]
             for is_beside in (False, True)
@@ -430,7 +439,7 @@ class StepPipeline:
             MIXED_ROWS,
             lambda rows: steps.shape_of(batch, rows, self._is_solo).width,
         )
-        return self._policy.choose(options, lengths, asleep[0].num_computed if asleep else 0)
+        return self._policy.choose(options, prompts, asleep[0].num_computed if asleep else 0)
 
     def _shape(self, num_rows: int, is_beside: bool) -> StepShape:
         """A step over so many rows, or more where some requests fix how many they verify."""

@@ -184,11 +184,12 @@ class TritonKernels(ComposedKernels):
 
     def attention(self, query: Tensor, keys: PagedKeys) -> Tensor:
         with self._on_device():
-            return attention(query, keys, self._limits, self.exact)
+            return attention(query, keys, self._limits, self.exact, self._side)
 
     def attend(self, qkv: Tensor, heads: Heads, keys: PagedKeys) -> Tensor:
         with self._on_device():
-            return attend(qkv, heads, keys, self._meetings, self._limits, self.exact)
+            how = (self._meetings, self._limits, self.exact, self._side)
+            return attend(qkv, heads, keys, *how)
 
     def mixture(self, residual: Residual, parts: Mixture) -> tuple[Tensor, Tensor, Tensor]:
         settings = (self._limits, self._arrivals, self.exact)

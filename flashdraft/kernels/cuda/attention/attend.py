@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,15 +20,29 @@ def make_meetings(device: torch.device) -> Tensor:
     return torch.zeros(MAX_MEETINGS, device=device, dtype=torch.int32)
 
 
-def attention(query: Tensor, keys: PagedKeys, limits: DeviceLimits, exact: bool) -> Tensor:
-    """`Kernels.attention`."""
-    parts = keys.view.parts or (keys.view,)
-    output = None
+def attention(
+    query: Tensor, keys: PagedKeys, limits: DeviceLimits, exact: bool, side: Any = None
+) -> Tensor:
+    """`Kernels.attention`; parts of a view take turns, or run side by side on a second stream.
+
+    Memory is safe, since both streams meet here.
+    """
     make_plan = plan_exact_attention if exact else plan_attention
-    for view in parts:
-        part = replace(keys, view=view)
-        output = paged_attention(query, part, make_plan(query, part, limits), output)
-    assert output is not None
+    parts = [replace(keys, view=view) for view in keys.view.parts or (keys.view,)]
+    num_rows, num_heads, head_dim = query.shape
+    output = query.new_empty(num_rows, num_heads * head_dim)
+    first, *others = [(part, make_plan(query, part, limits), output) for part in parts]
+    if side is None or not others:
+        for part in (first, *others):
+            paged_attention(query, *part)
+        return output
+    main = torch.cuda.current_stream(query.device)
+    side.wait_stream(main)
+    with torch.cuda.stream(side):
+        paged_attention(query, *first)
+    for part in others:
+        paged_attention(query, *part)
+    main.wait_stream(side)
     return output
 
 
@@ -38,11 +53,12 @@ def attend(
     meetings: Tensor,
     limits: DeviceLimits,
     exact: bool,
+    side: Any = None,
 ) -> Tensor:
-    """`Kernels.attend`; `meetings` from `make_meetings`."""
+    """`Kernels.attend`; `meetings` from `make_meetings`, `side` as for `attention`."""
     if not exact:
         mixed = attend_few(qkv, heads, keys, meetings, limits)
         if mixed is not None:
             return mixed
     query = prepare_heads(qkv, heads, keys.key_cache, keys.value_cache, keys.view.slots)
-    return attention(query, keys, limits, exact)
+    return attention(query, keys, limits, exact, side)

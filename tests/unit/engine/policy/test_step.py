@@ -10,6 +10,7 @@ from flashdraft.engine.policy.step import (
     LONGEST_GAP_S,
     MAX_GAP_S,
     MIN_ROWS,
+    PATIENCE_S,
     PROBE_PERIOD,
     StepOptions,
     StepPolicy,
@@ -155,10 +156,12 @@ def test_a_lone_prompt_has_the_whole_step():
     assert choice.num_rows == 0 and choice.prompt_rows == 4096
 
 
-def test_a_prompt_rides_in_a_few_steps():
+def test_a_prompt_is_spread_as_long_as_it_is_done_in_time():
     choice = timed(h200, h200).choose(options(8), [900])
-    assert 900 / 4 <= choice.prompt_rows <= 400
-    assert choice.num_rows + choice.prompt_rows in SIZES
+    assert 900 / choice.prompt_rows * choice.seconds <= PATIENCE_S
+    assert choice.prompt_rows < 900 and choice.num_rows + choice.prompt_rows in SIZES
+    slow = timed(h200, lambda rows: 0.02 + h200(rows)).choose(options(8), [900])
+    assert slow.prompt_rows > choice.prompt_rows
 
 
 def test_the_rest_of_a_prompt_takes_no_larger_pass_than_it_needs():

@@ -402,9 +402,8 @@ class StepPieces:
     def describe_free(self, owner: Tensor, positions: Tensor) -> DrawnRows:
         """Rows that follow nothing, and that no grammar has a say on; kernels are those of all."""
         rows = self._describe(owner, positions, torch.zeros_like(owner))
-        if rows.mask_of is None:
-            return rows
-        return replace(rows, mask_of=torch.full_like(owner, -1))
+        mask_of = None if rows.mask_of is None else torch.full_like(owner, -1)
+        return replace(rows, mask_of=mask_of, totals=True)
 
     @property
     def _has_totals(self) -> bool:

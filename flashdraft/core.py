@@ -186,6 +186,12 @@ class StepStats:
     draft_s: float = 0.0
     verify_s: float = 0.0
     commit_s: float = 0.0
+    # what the policy chose the step for, and what it thought of one without drafts; 0 where the
+    # host plans
+    expected_tokens: float = 0.0
+    expected_s: float = 0.0
+    plain_tokens: float = 0.0
+    plain_s: float = 0.0
 
 
 @dataclass

@@ -48,6 +48,8 @@ class StepChoice(NamedTuple):
     prompt_rows: int  # that may ride
     tokens: float  # committed
     seconds: float
+    plain_tokens: float = 0.0  # the same of a step without drafts
+    plain_s: float = 0.0
 
 
 class StepPolicy:
@@ -59,7 +61,6 @@ class StepPolicy:
         """`fixed`: draft tokens that everybody verifies; `max_rows`: of prompts in a step."""
         self.times, self._survival = times, survival
         self.fixed, self._max_rows = fixed, max_rows
-        self.last: StepChoice | None = None
         self._num_drafted = 0  # sequences of the last drafts
         self._gains = [0.0]  # tokens that their likeliest slots bring together, by how many slots
         self._steps_since_draft = 0
@@ -101,7 +102,6 @@ class StepPolicy:
             choice = self._choose_beside(options, prompts, context)
         else:
             choice = self._choose_alone(options)
-        self.last = choice
         return choice
 
     def _choose_alone(self, options: StepOptions) -> StepChoice:
@@ -112,8 +112,8 @@ class StepPolicy:
         self._batch = options.batch
         near = self._untimed_neighbour(options, list(found), best)
         if near is not None and _pace(found[near]) < HOPELESS * _pace(found[best]):
-            return found[near]
-        return found[self._or_none(candidates[0], best, found)]
+            return _beside_plain(found[near], found)
+        return _beside_plain(found[self._or_none(candidates[0], best, found)], found)
 
     def _choose_beside(
         self, options: StepOptions, prompts: Sequence[int], context: int
@@ -144,7 +144,7 @@ class StepPolicy:
             fastest = min(several, key=lambda one: one.seconds / one.prompt_rows)
             best[rows] = min(fast or [fastest], key=lambda one: _pace(one, worth))
         chosen = min(best, key=lambda rows: _pace(best[rows], worth))
-        return best[self._or_none(candidates[0], chosen, best, worth)]
+        return _beside_plain(best[self._or_none(candidates[0], chosen, best, worth)], best)
 
     def _candidates(self, options: StepOptions, sizes: Sequence[int]) -> Sequence[int]:
         """Rows of those who decode."""
@@ -208,6 +208,12 @@ class StepPolicy:
             alive *= usual
             curve.append(alive)
         return curve
+
+
+def _beside_plain(choice: StepChoice, found: dict[int, StepChoice]) -> StepChoice:
+    """The choice, with what the step of fewest rows promised."""
+    plain = found[min(found)]
+    return choice._replace(plain_tokens=plain.tokens, plain_s=plain.seconds)
 
 
 def _pace(choice: StepChoice, worth: float = 0.0) -> float:

@@ -92,7 +92,7 @@ class DeviceSteps:
         accept: AcceptFunction,
     ) -> None:
         self._target, self._device = target, target.kernels.device
-        self._max_length = limits.max_length
+        self.max_length = limits.max_length
         self.graphs: Graphs[tuple[object, ...]] = Graphs(self._device)
         captures = self.graphs.captures
         is_host = limits.is_at_once and self._device.type == "cpu" and accept is accept_ragged
@@ -150,7 +150,7 @@ class DeviceSteps:
         is_ready &= not wakes or self._has_woken
         if (size := self.fill_up(rows)) not in MIXED_ROWS:
             return is_ready and size.bit_length() in self._seen_chunks
-        return is_ready and self._is_mixed_ready(size, shape.batch, longest or self._max_length)
+        return is_ready and self._is_mixed_ready(size, shape.batch, longest or self.max_length)
 
     def is_failed(self, shape: StepShape) -> bool:
         """Whether a piece of this shape cannot be captured."""
@@ -175,7 +175,7 @@ class DeviceSteps:
         assert shape.num_rows <= shape.batch * (1 + self.max_width)
         is_typical = self.is_ready(shape, chunks, longest)
         is_guided = guide is not None and guide.has_grammars
-        self.pieces.end = self._last_position(longest or self._max_length)
+        self.pieces.end = self._last_position(longest or self.max_length)
         self.pieces.wants_scores = wants_scores
         first_tokens = self.slots.anchors[:0]
         drafting = self._take_drafts(shape)
@@ -184,7 +184,7 @@ class DeviceSteps:
         # verify and draw, or nothing where nobody decodes
         rest = [piece for piece in self._pieces(shape) if piece[0][0] != "draft"]
         if chunks:
-            self._verify_beside(shape, chunks, longest or self._max_length)
+            self._verify_beside(shape, chunks, longest or self.max_length)
         elif rest:
             self.graphs.call(*rest[0])
         if guide is not None and is_guided:
@@ -290,10 +290,10 @@ class DeviceSteps:
         if not self.graphs.captures:
             return longest
         if not self._target.kernels.exact:
-            return self._max_length
+            return self.max_length
         # its plans have as many splits as there may be keys
-        return min(max(MANY_ROWS, 1 << (longest - 1).bit_length()), self._max_length)
+        return min(max(MANY_ROWS, 1 << (longest - 1).bit_length()), self.max_length)
 
     def _last_position(self, longest: int) -> int:
         """Where a pass ends, of which `longest` is needed; captured ones are fixed to the same."""
-        return self._max_length if self.graphs.captures else min(longest, self._max_length)
+        return self.max_length if self.graphs.captures else min(longest, self.max_length)

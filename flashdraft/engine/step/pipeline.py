@@ -54,6 +54,7 @@ class _InFlight:
     decoding: list[Seat | None]  # by slot, as they were at the launch
     prompts: list[tuple[Seat, Work]]
     given: dict[int, Draft] = field(default_factory=dict)  # by slot
+    choice: StepChoice | None = None  # what it was launched for, where the policy chose it
 
 
 class StepPipeline:
@@ -74,7 +75,8 @@ class StepPipeline:
         self._seats: list[Seat | None] = [None] * steps.slots.count
         self._in_flight: deque[_InFlight] = deque()
         self._num_launched = 0
-        self.last_seconds = StepSeconds(0.0, 0.0)  # of the step that was read last
+        # of the step that was read last
+        self.last_seconds, self.last_choice = StepSeconds(0.0, 0.0), StepChoice(0, 0, 0.0, 0.0)
         self._is_full = False  # somebody gave way: nobody comes in until somebody leaves
         self._is_short = False  # there were no pages for somebody: it is tried again later
         self._is_stale = False  # the slots hold what nobody knows of any more
@@ -106,7 +108,7 @@ class StepPipeline:
             shape = self._shape(choice.num_rows, bool(prompts))
             if self._num_launched % CHANCES_PERIOD == 0 and shape.width:
                 self._steps.set_chances(self._policy.chances())
-            self._launch(shape, prompts)
+            self._launch(shape, prompts, choice=choice)
 
     def launch_planned(self, works: Sequence[Work], drafts: Sequence[Draft | None]) -> None:
         """Have a step in flight that the host has planned and drafted for; it is read next."""
@@ -142,6 +144,7 @@ class StepPipeline:
         first = self._in_flight.popleft()
         result, taps = first.step.read(), first.step.taps
         self.last_seconds = first.step.device_seconds
+        self.last_choice = first.choice or StepChoice(0, 0, 0.0, 0.0)
         self._remember_time(first)
         parts, row = [], 0
         for slot, (seat, one) in enumerate(zip(first.decoding, result.slots, strict=True)):
@@ -348,6 +351,7 @@ class StepPipeline:
         shape: StepShape,
         works: Sequence[Work],
         given: Mapping[int, Draft] | None = None,
+        choice: StepChoice | None = None,
     ) -> None:
         """Start a step over those who are awake and these chunks of prompts.
 
@@ -369,7 +373,7 @@ class StepPipeline:
         ends += [chunk.start + len(chunk.tokens) for chunk in chunks]
         scored = any(seat.wants_scores for seat in drawn)
         step = self._steps.launch(shape, chunks, scored, guide, max(ends) + AHEAD_MARGIN)
-        self._in_flight.append(_InFlight(step, decoding, prompts, dict(given or {})))
+        self._in_flight.append(_InFlight(step, decoding, prompts, dict(given or {}), choice))
         self._num_launched += 1
         if given is None and self._most_in_flight == 1 and self._reserve() and self._batch:
             self._enter_pages()

@@ -65,13 +65,15 @@ def _with_prompts(
 ) -> Iterator[tuple[StepShape, list[PromptChunk]]]:
     """Passes with prompts, whose rows are of nobody, and which wake the first slot."""
     slots, page_size = steps.slots, steps.page_size
-    num_pages = min(-(-MIXED_ROWS[-1] // page_size), slots.max_pages)
+    num_pages = min(-(-max_rows // page_size), slots.max_pages)
     for pool, page in enumerate(steps.scratch_pages):
         places = slots.place_of(pool, 0) + np.arange(num_pages)
         slots.write_pages(places, np.full(num_pages, page))
+    most = min(max_rows, slots.max_pages * page_size, steps.max_length)
+    yield StepShape(0, 0), [PromptChunk(0, 0, [0] * most, True)]
     for size in reversed(MIXED_ROWS):
         for batch in sorted({1, slots.count}):
-            if batch < size <= min(max_rows, num_pages * page_size):
+            if batch < size <= most:
                 yield StepShape(batch, batch), [PromptChunk(0, 0, [0] * (size - batch), True)]
 
 

@@ -45,6 +45,12 @@ class Metrics:
         self.step_seconds = self._counter(
             "engine_step_seconds_total", "Time in the steps' phases", "phase"
         )
+        self.expected_tokens = self._counter(
+            "policy_tokens_total", "Tokens expected of steps: as chosen, and without drafts", "step"
+        )
+        self.expected_seconds = self._counter(
+            "policy_seconds_total", "Time expected of the same steps", "step"
+        )
         self.drafts = self._counter("drafts_total", "Drafts sent to the target")
         self.draft_tokens = self._counter("draft_tokens_total", "Draft tokens sent to the target")
         self.accepted_tokens = self._counter("accepted_tokens_total", "Draft tokens accepted")
@@ -81,6 +87,10 @@ class Metrics:
         self.steps.add(1)
         for phase in ("draft", "verify", "commit"):
             self.step_seconds.add(getattr(stats, f"{phase}_s"), phase)
+        self.expected_tokens.add(stats.expected_tokens, "chosen")
+        self.expected_tokens.add(stats.plain_tokens, "plain")
+        self.expected_seconds.add(stats.expected_s, "chosen")
+        self.expected_seconds.add(stats.plain_s, "plain")
         self.drafts.add(sum(length > 0 for length in stats.verify_lengths))
         self.draft_tokens.add(stats.num_drafted)
         self.accepted_tokens.add(stats.num_accepted)

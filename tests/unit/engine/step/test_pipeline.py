@@ -820,6 +820,42 @@ def test_preparing_writes_to_the_page_of_nobody_alone():
     assert changed  # the steps did run
 
 
+def test_steps_say_what_they_were_chosen_for():
+    _, engine = build(max_batch=4, verify=None)
+    seen = []
+    for request in greedy_requests(3, max_tokens=30):
+        engine.submit(request)
+    while engine.has_work:
+        engine.step()
+        seen.append(engine.last_step)
+    decoded = [stats for stats in seen if stats.num_decoding]
+    assert all(stats.plain_tokens >= stats.num_decoding for stats in decoded)
+    assert all(stats.plain_s > 0.0 and stats.expected_s > 0.0 for stats in decoded)
+    assert any(stats.expected_tokens > stats.plain_tokens for stats in decoded)
+
+
+def test_no_pages_for_a_newcomer_is_no_reason_to_decode_without_drafts():
+    target = zoo.tiny_target("llama", zoo.kernels("float32"), taps=(0, 2))
+    drafter = zoo.tiny_drafter(target.kernels, 8)
+    few = CacheOptions(cache_gb=zoo.cache_for(target, drafter, 8))
+    config = EngineConfig(cache=few, max_batch=4, ngram=False, run_ahead=True)
+    engine = Engine(target, drafter, config)
+    engine.steps.graphs = SlowToBegin()
+    choose, rows = engine.step_policy.choose, []
+
+    def drafts(options, prompts, context):
+        rows.append((len(prompts), options.rows))
+        most = options.rows_beside if prompts else options.rows
+        return choose(options, prompts, context)._replace(num_rows=most[0 if prompts else -1])
+
+    engine.step_policy.choose = drafts
+    params = SamplingParams(max_tokens=40, ignore_eos=True)
+    requests = [Request(f"r{i}", [5 + i] * 50, params, i) for i in range(4)]
+    done = zoo.run(engine, requests)
+    assert tokens(done) == plain_tokens(target, requests)
+    assert all(done[request.id].stats.drafted > 0 for request in requests)
+
+
 # -- at the edges ----------------------------------------------------------------------------------
 
 

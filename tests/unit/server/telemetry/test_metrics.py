@@ -53,6 +53,7 @@ def test_the_empty_page_is_valid_and_ours() -> None:
 def test_what_is_counted() -> None:
     metrics = Metrics()
     stats = StepStats(2, 0, 5, 3, (5, 0), draft_s=0.25, verify_s=0.5)
+    stats.expected_tokens, stats.expected_s, stats.plain_tokens, stats.plain_s = 6.5, 0.7, 2.0, 0.4
     gauges = {"running": 2, "waiting": 1, "pages_used": 7, "pages_total": 10}
     metrics.observe_step(stats, gauges)
     metrics.observe_event(TokenEvent("r", (4, 5, 6, 7), "", (True, True, True, False)))
@@ -71,6 +72,10 @@ def test_what_is_counted() -> None:
         'verify_lengths_total{length="0"}': 1,
         'verify_lengths_total{length="5"}': 1,
         'engine_step_seconds_total{phase="verify"}': 0.5,
+        'policy_tokens_total{step="chosen"}': 6.5,
+        'policy_tokens_total{step="plain"}': 2.0,
+        'policy_seconds_total{step="chosen"}': 0.7,
+        'policy_seconds_total{step="plain"}': 0.4,
         "completion_tokens_total": 5,
         "prompt_tokens_total": 9,
         "cached_tokens_total": 4,

@@ -1,22 +1,24 @@
-"""The README's results tables, from the committed results files of `flashdraft bench`.
+"""The README's results tables, from committed results files of `flashdraft bench` and of traffic.
 
     python -m benchmarks.readme_tables           # write them
     python -m benchmarks.readme_tables --check   # 1 and a diff where the README is out of date
 
 Every benchmarks/results/bench_*.json becomes one table between two markers, in the order of their
-names; everything outside the markers is left alone.
+names, and h200_traffic.json one between two others; everything outside the markers is left alone.
 """
 
 from __future__ import annotations
 
 import argparse
 import difflib
+import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.marked import replace_between
+from benchmarks.traffic.headline import headline
 from flashdraft.bench.report.reading import read_document
 from flashdraft.bench.report.table import (
     UNKNOWN,
@@ -38,6 +40,10 @@ README, RESULTS = ROOT / "README.md", ROOT / "benchmarks" / "results"
 PATTERN = "bench_*.json"
 BEGIN = "<!-- bench results: written by python -m benchmarks.readme_tables -->"
 END = "<!-- end of bench results -->"
+TRAFFIC_BEGIN = "<!-- traffic results: written by python -m benchmarks.readme_tables -->"
+TRAFFIC_END = "<!-- end of traffic results -->"
+NOTHING = "\nNo results are committed yet.\n\n"
+TRAFFIC, TRAFFIC_VLLM = "h200_traffic.json", "h200_traffic_vllm.json"
 COLUMNS_NOTE = (
     "Tokens per second, plain → drafted, and the speedup, by requests in flight; accepted length is"
     " tokens per decode step, mean over requests, in the same order."
@@ -53,7 +59,7 @@ ROUNDING_NOTE = (
 def readme_section(documents: Mapping[str, Mapping[str, Any]]) -> str:
     """What belongs between the markers: a table for each results file by its name."""
     if not documents:
-        return "\nNo results are committed yet.\n\n"
+        return NOTHING
     parts = [COLUMNS_NOTE, ""]
     for name, document in documents.items():
         parts += [*_table(document), "", *_source(name, document), ""]
@@ -63,6 +69,14 @@ def readme_section(documents: Mapping[str, Mapping[str, Any]]) -> str:
 def read_documents(folder: Path) -> dict[str, Mapping[str, Any]]:
     """The committed results by file name; there may be none."""
     return {path.name: read_document(path) for path in sorted(folder.glob(PATTERN))}
+
+
+def traffic_section(folder: Path) -> str:
+    """What belongs between the other markers."""
+    if not (folder / TRAFFIC).exists():
+        return NOTHING
+    ours, vllm = (json.loads((folder / name).read_text()) for name in (TRAFFIC, TRAFFIC_VLLM))
+    return "\n".join(["", *headline(ours, vllm), "", ""])
 
 
 def with_section(text: str, section: str) -> str:
@@ -78,6 +92,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         old = README.read_text(encoding="utf-8")
         new = with_section(old, readme_section(read_documents(RESULTS)))
+        traffic = traffic_section(RESULTS)
+        new = replace_between(new, traffic, TRAFFIC_BEGIN, TRAFFIC_END, README.name)
         if not options.check:
             write_whole(README, new)
     except (FlashdraftError, OSError) as error:

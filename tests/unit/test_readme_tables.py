@@ -8,7 +8,18 @@ from pathlib import Path
 import pytest
 
 from benchmarks import readme_tables
-from benchmarks.readme_tables import BEGIN, END, main, readme_section, with_section
+from benchmarks.readme_tables import (
+    BEGIN,
+    END,
+    TRAFFIC,
+    TRAFFIC_BEGIN,
+    TRAFFIC_END,
+    TRAFFIC_VLLM,
+    main,
+    readme_section,
+    with_section,
+)
+from benchmarks.traffic.headline import LOADS
 from flashdraft.errors import RequestError
 from tests.bench_document import bench_document
 
@@ -16,7 +27,8 @@ from tests.bench_document import bench_document
 @pytest.fixture
 def readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "README.md"
-    path.write_text(f"# Title\n\n{BEGIN}\nold\n{END}\n\nThe rest.\n", encoding="utf-8")
+    other = f"{TRAFFIC_BEGIN}\n{TRAFFIC_END}"
+    path.write_text(f"# Title\n\n{BEGIN}\nold\n{END}\n\n{other}\nThe rest.\n", encoding="utf-8")
     (tmp_path / "results").mkdir()
     monkeypatch.setattr(readme_tables, "README", path)
     monkeypatch.setattr(readme_tables, "RESULTS", tmp_path / "results")
@@ -33,7 +45,7 @@ def test_tables_are_written_between_the_markers(readme: Path) -> None:
     commit(readme, "other.json", format="not ours")
     assert main([]) == 0
     text = readme.read_text(encoding="utf-8")
-    assert text.startswith(f"# Title\n\n{BEGIN}\n") and text.endswith(f"{END}\n\nThe rest.\n")
+    assert text.startswith(f"# Title\n\n{BEGIN}\n") and text.endswith(f"{TRAFFIC_END}\nThe rest.\n")
     assert "old" not in text and text.count("| MT-Bench |") == 1
     assert "[file](benchmarks/results/bench_cpu.json)" in text and "2026-11-15" in text
     assert main([]) == 0 and readme.read_text(encoding="utf-8") == text
@@ -104,3 +116,19 @@ def test_names_cannot_break_the_table() -> None:
 
 def test_the_readme_is_up_to_date() -> None:
     assert readme_tables.main(["--check"]) == 0
+
+
+def test_traffic_stands_beside_vllm(readme: Path) -> None:
+    rows = [
+        {"clients": clients, "kind": kind, "acceptance": 0.9, "tokens_per_s": 100.0 + place}
+        | {"gap": {"p95_ms": 61.4}, "ttft": {"p95_ms": 447.0}}
+        for place, (clients, kind) in enumerate(LOADS)
+    ]
+    rows.append({"clients": 8, "kind": "sampled", "acceptance": None, "tokens_per_s": 40.2})
+    vllm = [{"clients": 8, "kind": "sampled", "drafted": True, "tokens_per_s": 90}]
+    for name, content in ((TRAFFIC, {"runs": [{"rows": rows}]}), (TRAFFIC_VLLM, {"rows": vllm})):
+        (readme.parent / "results" / name).write_text(json.dumps(content))
+    assert main([]) == 0 and main(["--check"]) == 0
+    text = readme.read_text(encoding="utf-8")
+    assert "| 8 | **103** | 90 | 40 |  | 61 |  | 447 |  |" in text
+    assert text.count("**") == 2 * len(LOADS)

@@ -32,6 +32,7 @@ from flashdraft.engine.step.seats import Seat, SeatRequest
 from flashdraft.engine.step.shape import MAX_CHUNKS, MIXED_ROWS, StepShape
 
 MOST_IN_FLIGHT = 2
+LONG_STEPS = 4  # that a long prompt would take all of
 RETRY_PERIOD = 8  # steps between two tries to let somebody in for whom there were no pages
 CHANCES_PERIOD = 8  # steps between two looks at how the drafter's confidences come true
 AHEAD_MARGIN = 64  # positions beyond a sequence's end that steps in flight may write to
@@ -257,8 +258,10 @@ class StepPipeline:
         num_waiting = len(asleep) + min(len(self._scheduler.waiting), self._seats.count(None))
         for place, seat in enumerate(asleep[:MAX_CHUNKS]):
             if budget > 0 and seat in self._seats:
-                is_last = place == num_waiting - 1  # a long one leaves room for those behind it
-                chunk = self._next_chunk(seat, budget if is_last else -(-budget // 2))
+                # a long one leaves room for those behind it; others are done one after another
+                left = len(seat.sequence.tokens) - seat.num_computed
+                is_long = place < num_waiting - 1 and left > LONG_STEPS * budget
+                chunk = self._next_chunk(seat, -(-budget // 2) if is_long else budget)
                 budget -= sum(work.num_tokens for work in chunk)
                 works += chunk
         while budget > 0 and len(works) < MAX_CHUNKS and self._has_room:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from flashdraft.engine.policy.width import WIDTHS
 
 from benchmarks import plan_check
 from flashdraft.bench.plan.gpus import GB, Card, Efficiency, find_card
@@ -26,7 +27,6 @@ from flashdraft.bench.plan.speed import (
     predict,
     predict_best,
 )
-from flashdraft.engine.policy.width import WIDTHS
 
 DENSE, MOE = "google/gemma-4-31B-it", "google/gemma-4-26B-A4B-it"
 BF16, FP8_HEAD, INT4_HEAD = (

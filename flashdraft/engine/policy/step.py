@@ -19,7 +19,7 @@ from flashdraft.engine.drafts import DEVICE_SOURCES
 from flashdraft.engine.policy.times import StepTimes
 from flashdraft.engine.policy.verify import BUCKET_EDGES, MIN_GAIN, Survival
 
-MAX_GAP_S = 0.07  # between two tokens of a request, while little waits
+MAX_GAP_S = 0.085  # between two tokens of a request, while little waits
 LONGEST_GAP_S = 0.1195  # and however much does
 MANY_WAITING = 4096  # tokens that double the limit
 PATIENCE_S = 0.25  # in which what waits should be computed

@@ -127,7 +127,7 @@ class StepPolicy:
             rows: [
                 self._beside(options, one, size, waiting, context)
                 for size in options.sizes
-                if size > rows
+                if size >= rows + min(MIN_ROWS, waiting)
             ]
             or [self._beside(options, one, rows + MIN_ROWS, waiting, context)]
             for rows, one in alone.items()
@@ -150,13 +150,14 @@ class StepPolicy:
         """Rows of those who decode."""
         if self.fixed is None:
             return sizes
-        wanted = options.num_awake * (1 + self.fixed)
-        return [next((rows for rows in sizes if rows >= wanted), sizes[-1])]
+        wanted, drafted = options.num_awake * (1 + self.fixed), sizes[1:] if self.fixed else sizes
+        return [next((rows for rows in drafted if rows >= wanted), sizes[-1])]
 
     def _alone(self, options: StepOptions, rows: int) -> StepChoice:
-        seconds = self.times.alone(options.batch, rows)
-        seconds += self.times.draft(options.batch, options.width_of(rows))
-        return StepChoice(rows, 0, self.expected_tokens(options.num_awake, rows), seconds)
+        awake, width = options.num_awake, options.width_of(rows)
+        seconds = self.times.alone(options.batch, rows) + self.times.draft(options.batch, width)
+        used = min(rows, awake * (1 + width))  # what is left belongs to nobody
+        return StepChoice(rows, 0, self.expected_tokens(awake, used), seconds)
 
     def _beside(
         self, options: StepOptions, alone: StepChoice, size: int, waiting: int, context: int

@@ -38,9 +38,9 @@ def accept_ragged(
 ) -> Acceptance:
     """Accept over the flat rows of a verify step.
 
-    Sequence s owns rows query_start[s] : query_start[s + 1], at least one and at most `max_width`
-    of them: its anchor, then its draft tokens. `tokens` [num_rows] went into the target, `samples`
-    [num_rows] came out.
+    Sequence s owns rows query_start[s] : query_start[s + 1], at most `max_width` of them: its
+    anchor, then its draft tokens; who has none accepts none. `tokens` [num_rows] went into the
+    target, `samples` [num_rows] came out.
     """
     start, end = query_start[:-1].to(torch.int64), query_start[1:].to(torch.int64)
     columns = torch.arange(max_width, device=samples.device)

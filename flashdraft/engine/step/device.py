@@ -34,7 +34,6 @@ from flashdraft.engine.step.shape import (
 from flashdraft.engine.streams import Clock, Graphs, Mark, Staging
 from flashdraft.models.layers import Target
 
-PEEKED = 2  # draft tokens that are looked up where none is verified
 MOST_FILLED = 1.1  # of many rows of a pass, with those of nobody
 MEAN_VERIFIED = (0, 1, 2, 3, 5, 7, 10, 15)  # a sequence, where nothing is captured
 
@@ -126,8 +125,8 @@ class DeviceSteps:
     def shape_of(self, batch: int, num_rows: int, is_solo: bool = False) -> StepShape:
         """A step of a batch over so many rows."""
         width = self.sizes.width_for(batch, num_rows)
-        if width == 0 and self._peeks and batch and not is_solo:
-            width = min(PEEKED, self.max_width)
+        if self._peeks and batch and not is_solo:
+            width = self.max_width
         return StepShape(batch, num_rows, width)
 
     def set_chances(self, chances: Sequence[Sequence[float]]) -> None:

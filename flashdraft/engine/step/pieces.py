@@ -179,7 +179,8 @@ class StepPieces:
         layout = lay_out_rows(blocks, lengths, None, batch * (1 + masked))
         placed = self._place(layout.owner, layout.positions, layout.query_start, batch, 1 + masked)
         hidden = self._proposer.run_blocks(layout.tokens, placed)
-        wanted = hidden.view(batch, 1 + masked, -1)[:, 1 : 1 + width].reshape(batch * width, -1)
+        wanted = hidden.view(batch, 1 + masked, -1)[:, 1 : 1 + width].contiguous()
+        wanted = wanted.view(batch * width, -1)
         place = count_up(1 + width, self._device)[1:]
         positions = (lengths.unsqueeze(1) + place).flatten()
         owner = count_up(batch, self._device).repeat_interleave(width)
@@ -203,7 +204,7 @@ class StepPieces:
             self._positions[:num_rows],
             self._query_start[: shape.batch + 1],
             shape.batch,
-            min(1 + shape.width, num_rows),
+            min(1 + self.max_width, num_rows) if shape.width else 1,
         )
         self.hidden[:num_rows] = self._forward(self._tokens[:num_rows], placed)
 
@@ -331,18 +332,23 @@ class StepPieces:
         starts = query_start[:-1].to(torch.int64)
         rows_of = query_start[1:].to(torch.int64) - starts
         verified = (rows_of - 1).clamp(min=0)
-        accepted, bonus = torch.zeros_like(starts), samples[starts]
+        accepted, bonus, drawn = torch.zeros_like(starts), samples[starts], samples
         if width:
             tokens[num_rows:] = -2
+            drawn = samples.clone()
             accepted, bonus = self._accept_rows(samples, tokens, query_start, 1 + width)
         if width and not shape.is_given:
             # rows that belong to nobody are somebody's: they count for nothing
             most = (confidence > 0).cumprod(1).sum(1)
             most = torch.where(slots.limits < 0, most, torch.minimum(most, slots.limits))
             verified = torch.minimum(verified, most)
+            is_cut = accepted > verified
             accepted = torch.minimum(accepted.clamp(min=0), verified)
-            bonus = samples[starts + accepted]
-        spoken = pad_rows(samples, query_start, 1 + width) if width else bonus.unsqueeze(1)
+            bonus = torch.where(is_cut, drawn[starts + accepted], samples[starts + accepted])
+        spoken = bonus.unsqueeze(1)
+        if width:
+            spoken = pad_rows(samples, query_start, 1 + width)
+            spoken = spoken.scatter(1, accepted.unsqueeze(1), bonus.unsqueeze(1))
         numbers = [accepted, verified, rows_of, self.exchange.sources]
         lines = pack_lines(numbers, spoken, drafts, confidence)
         self.lines[: lines.numel()] = lines.flatten()

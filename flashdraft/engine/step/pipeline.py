@@ -219,7 +219,7 @@ class StepPipeline:
         slot = self._seats.index(None)
         request, constraint = self._describe(sequence)
         cached, scored = sequence.num_cached, len(sequence.prompt_logprobs or [None]) - 1
-        seat = Seat(sequence, constraint, cached, cached, scored, is_awake)
+        seat = Seat(sequence, constraint, cached, scored, is_awake)
         seat.known_pages = [[] for _ in range(self._slots.num_pools)]
         fixed = self._policy.fixed if sequence.request.verify is None else sequence.request.verify
         seat.limit = -1 if fixed is None else fixed
@@ -264,7 +264,8 @@ class StepPipeline:
                 chunk = self._next_chunk(seat, -(-budget // 2) if is_long else budget)
                 budget -= sum(work.num_tokens for work in chunk)
                 works += chunk
-        while budget > 0 and len(works) < MAX_CHUNKS and self._has_room:
+        waiting = self._scheduler.waiting
+        while waiting and budget > 0 and len(works) < MAX_CHUNKS and self._has_room:
             work = self._scheduler.admit_next(budget)
             if work is None:
                 self._is_short = True
@@ -449,15 +450,21 @@ class StepPipeline:
         return self._policy.choose(options, prompts, asleep[0].num_computed if asleep else 0)
 
     def _shape(self, num_rows: int, is_beside: bool) -> StepShape:
-        """A step over so many rows, or more where some requests fix how many they verify."""
+        """A step over so many rows, or more where some requests fix how many they verify.
+
+        Whoever gave way since they were chosen has none.
+        """
         batch, steps = self._batch, self._steps
+        if batch == 0:
+            return steps.shape_of(0, 0)
         limits = [seat.limit for seat in self._seats[:batch] if seat is not None and seat.is_awake]
         fixed = [min(one, steps.max_width) for one in limits if one >= 0]
         if fixed and not self._is_solo:
             shared = max(num_rows - len(limits), 0) / len(limits)
             wanted = len(limits) + sum(fixed) + shared * (len(limits) - len(fixed))
-            num_rows = math.ceil(wanted)
-        if not is_beside and steps.graphs.captures and batch:
+            num_rows = max(math.ceil(wanted), batch + 1 if any(fixed) else 0)
+        num_rows = min(max(num_rows, len(limits)), batch * (1 + steps.max_width))
+        if not is_beside and steps.graphs.captures:
             sizes = steps.rows_for(batch, len(limits))
             num_rows = next((rows for rows in sizes if rows >= num_rows), sizes[-1])
         return steps.shape_of(batch, num_rows, self._is_solo)

@@ -15,10 +15,17 @@ from flashdraft.engine.drafts import Draft
 from flashdraft.engine.policy.times import StepTimes
 from flashdraft.engine.step.device import DeviceSteps, PendingStep
 from flashdraft.engine.step.guide import StepGuide
-from flashdraft.engine.step.shape import MIXED_ROWS, PromptChunk, StepShape
+from flashdraft.engine.step.shape import (
+    FEW_SLOTS,
+    MAX_CHUNKS,
+    MIXED_ROWS,
+    PromptChunk,
+    StepShape,
+)
 
 log = logging.getLogger(__name__)
 
+NUM_TIMED = 2  # runs of a step once it is captured: the faster one counts
 MEASURED_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
 
 
@@ -33,8 +40,8 @@ def prepare_steps(steps: DeviceSteps, times: StepTimes, max_rows: int, seconds: 
                     log.warning("after %.0f s not all steps are captured: some stall", seconds)
                     return
                 steps.launch(shape, chunks, longest=longest).read()
-            step = steps.launch(shape, chunks, longest=longest)
-            step.read()
+            timed = [steps.launch(shape, chunks, longest=longest) for _ in range(NUM_TIMED)]
+            timed[-1].read()
         except Exception as error:  # a step that is needed will say so itself
             log.warning("steps of %d requests cannot be prepared: %s", shape.batch, error)
             return
@@ -42,6 +49,7 @@ def prepare_steps(steps: DeviceSteps, times: StepTimes, max_rows: int, seconds: 
             steps.slots.clear([0])
         if steps.is_failed(shape):  # memory, most likely: leave what there is
             return
+        step = min(timed, key=lambda one: one.device_seconds.total)
         _remember(times, step, sum(len(chunk.tokens) for chunk in chunks))
 
 
@@ -72,9 +80,14 @@ def _with_prompts(
     most = min(max_rows, slots.max_pages * page_size, steps.max_length)
     yield StepShape(0, 0), [PromptChunk(0, 0, [0] * most, True)]
     for size in reversed(MIXED_ROWS):
-        for batch in sorted({1, slots.count}):
-            if batch < size <= most:
-                yield StepShape(batch, batch), [PromptChunk(0, 0, [0] * (size - batch), True)]
+        for batch in sorted({min(FEW_SLOTS, slots.count), slots.count}):
+            num_rows = max(batch, size - max_rows)
+            left = size - num_rows
+            is_possible = num_rows <= batch * (1 + steps.max_width) and left > 0
+            if is_possible and left <= MAX_CHUNKS * most:
+                cuts = [min(most, left - first) for first in range(0, left, most)]
+                chunks = [PromptChunk(0, 0, [0] * count, False) for count in cuts]
+                yield StepShape(batch, num_rows), [*chunks[:-1], chunks[-1]._replace(emits=True)]
 
 
 def measure_rows(

@@ -27,7 +27,6 @@ class Seat:
     sequence: Sequence
     constraint: Constraint | None
     num_computed: int  # tokens that the cache holds once all launched steps are done, of a prompt
-    first_computed: int  # those that it held from the start
     num_scored: int  # rows of the prompt whose log-probabilities are known, or launched
     is_awake: bool = False  # it decodes in the next step that is launched
     limit: int = -1  # draft tokens verified in a step, where that is fixed

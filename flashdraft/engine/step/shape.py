@@ -90,7 +90,7 @@ class StepSizes:
             return 0
         half = self.max_width // 2
         is_little = batch > FEW_SLOTS and 4 * (num_rows - batch) <= 3 * half * batch
-        return half if is_little and half else self.max_width
+        return half if is_little and half > 1 else self.max_width
 
     @property
     def drawn(self) -> list[int]:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flashdraft.engine.policy.width import WIDTHS
 
 from benchmarks import plan_check
 from flashdraft.bench.plan.gpus import GB, Card, Efficiency, find_card
@@ -22,6 +21,7 @@ from flashdraft.bench.plan.sizes import (
 )
 from flashdraft.bench.plan.speed import (
     FEW_BITS_SHARES,
+    VERIFY_LENGTHS,
     distinct_experts,
     explain,
     predict,
@@ -133,9 +133,9 @@ def test_the_best_verify_length_is_the_fastest_of_the_engines() -> None:
         best = predict_best(pair, card, requests=requests, context=4096)
         every = [
             predict(pair, card, requests=requests, context=4096, verify=width).tokens_per_s
-            for width in WIDTHS
+            for width in (0, *VERIFY_LENGTHS)
         ]
-        assert best.verify in WIDTHS and best.tokens_per_s == max(every) > every[0]
+        assert best.verify in VERIFY_LENGTHS and best.tokens_per_s == max(every) > every[0]
 
 
 def test_poor_drafts_are_verified_short_and_hopeless_ones_not_at_all() -> None:

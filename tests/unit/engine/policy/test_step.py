@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from flashdraft.engine.drafts import BLOCK_SOURCE, NGRAM_SOURCE
-from flashdraft.engine.policy.costs import CostModel, DraftCost
+from flashdraft.engine.policy.costs import GPU_COSTS, CostModel, DraftCost
 from flashdraft.engine.policy.step import (
     LONGEST_GAP_S,
     MAX_GAP_S,
@@ -136,6 +136,18 @@ def test_nothing_is_tried_out_in_a_batch_that_does_not_last():
         tried.add(rows // batch)
         policy.times.remember_alone(batch, rows, 0.018)
     assert tried == {16}
+
+
+@pytest.mark.parametrize(("chance", "awake", "batch"), [(0.5, 17, 32), (0.6, 5, 16), (0.7, 17, 64)])
+def test_rows_of_nobody_are_no_drafts(chance, awake, batch):
+    policy = policy_of(GPU_COSTS, chance, awake)
+    choice = policy.choose(options(batch, awake))
+    assert choice.num_rows > batch and choice.plain_tokens == awake
+
+
+def test_prompts_move_on_beside_a_fixed_length():
+    policy = timed(lambda rows: 7e-4 * rows, lambda rows: 7e-4 * rows, batch=21, fixed=5)
+    assert policy.choose(options(21), [1500]).prompt_rows >= MIN_ROWS
 
 
 def test_chances_are_those_of_each_source_and_bucket():

@@ -22,7 +22,8 @@ from flashdraft.engine.sampling.accept import Acceptance
 from flashdraft.engine.step import prepare
 from flashdraft.engine.step.device import DeviceSteps
 from flashdraft.engine.step.result import pack_scores
-from flashdraft.engine.streams import Graphs
+from flashdraft.engine.step.shape import MIXED_ROWS
+from flashdraft.engine.streams import MOST_GRAPHS, Graphs
 from flashdraft.kernels.draw.rule import MAX_TOP, Draw
 from tests import zoo
 
@@ -649,6 +650,13 @@ def test_requests_with_verify_lengths_of_their_own():
     assert tokens(zoo.run(engine, mixed)) == plain_tokens(target, mixed)
 
 
+def rows_cost_nothing(engine):
+    """Whatever else the machine does meanwhile."""
+    times = engine.step_policy.times
+    times.alone, times.draft = lambda batch, rows: 0.01, lambda batch, width: 1e-4
+    times.beside, times.row_price = lambda rows, context: 0.011, lambda: 1e-5
+
+
 @pytest.mark.parametrize("verify", [None, 4])
 @pytest.mark.parametrize("has_drafter", [False, True])
 @pytest.mark.parametrize("family", ["llama", "gemma4"])
@@ -657,14 +665,14 @@ def test_what_followed_earlier_is_looked_up_on_the_device(family, has_drafter, v
     drafter = zoo.tiny_drafter(target.kernels, 8) if has_drafter else None
     config = dataclasses.replace(AHEAD, ngram=True, verify=verify, max_batch=3)
     engine = Engine(target, drafter, config)
+    rows_cost_nothing(engine)
     params = SamplingParams(max_tokens=60, ignore_eos=True, logit_bias={7: 20.0, 9: 20.1})
     repetitive = [Request(f"a{i}", [7, 9, 7, 7, 9, 5 + i] * 4, params, i) for i in range(3)]
     requests = [*repetitive, *requests_of_all_kinds(6)]
     done = zoo.run(engine, requests)
     assert tokens(done) == plain_tokens(target, requests)
     looked = [done[request.id].stats for request in repetitive]
-    least = 0.0 if verify is None else 0.5  # it depends on what steps cost, or not
-    assert all(stats.accepted > least * stats.decode_tokens for stats in looked), looked
+    assert all(stats.accepted > 0.5 * stats.decode_tokens for stats in looked), looked
     assert engine.steps.slots.history is not None
 
 
@@ -829,7 +837,7 @@ def test_steps_say_what_they_were_chosen_for():
         engine.step()
         seen.append(engine.last_step)
     decoded = [stats for stats in seen if stats.num_decoding]
-    assert all(stats.plain_tokens >= stats.num_decoding for stats in decoded)
+    assert {stats.plain_tokens for stats in decoded} <= {1.0, 2.0, 3.0}  # somebody may have left
     assert all(stats.plain_s > 0.0 and stats.expected_s > 0.0 for stats in decoded)
     assert any(stats.expected_tokens > stats.plain_tokens for stats in decoded)
 
@@ -854,6 +862,121 @@ def test_no_pages_for_a_newcomer_is_no_reason_to_decode_without_drafts():
     done = zoo.run(engine, requests)
     assert tokens(done) == plain_tokens(target, requests)
     assert all(done[request.id].stats.drafted > 0 for request in requests)
+
+
+@pytest.mark.parametrize("has_drafter", [False, True])
+def test_no_more_is_prepared_than_is_kept(has_drafter):
+    target = zoo.tiny_target("llama", zoo.kernels("float32"), taps=(0, 2))
+    drafter = zoo.tiny_drafter(target.kernels, 16) if has_drafter else None
+    sizes = {"max_batch": 32, "max_step_tokens": 4096, "run_ahead": True}
+    engine = Engine(target, drafter, EngineConfig(cache=CacheOptions(cache_gb=0.05), **sizes))
+    engine.steps.graphs = graphs = SlowToBegin()
+    engine.prepare(seconds=300.0)
+    mixed = {key[1] for key in graphs if key[0] == "mixed"}
+    assert mixed == set(MIXED_ROWS) and len(set(graphs)) <= MOST_GRAPHS
+
+
+@pytest.mark.parametrize("limits", [{"max_context": 200}, {"max_step_tokens": 64}])
+def test_every_pass_with_prompts_that_may_come_is_prepared(limits):
+    target = zoo.tiny_target("llama", zoo.kernels("float32"), taps=(0, 2))
+    config = dataclasses.replace(AHEAD, verify=None, max_batch=12, **limits)
+    engine = Engine(target, zoo.tiny_drafter(target.kernels, 16), config)
+    engine.steps.graphs = graphs = SlowToBegin()
+    engine.prepare(seconds=300.0)
+    prepared = set(graphs)
+    dice, choose = random.Random(0), engine.step_policy.choose
+
+    def anything(options, prompts, context):
+        choice = choose(options, prompts, context)
+        rows = dice.choice(options.rows_beside if prompts else options.rows)
+        most = engine.scheduler.max_step_tokens
+        return choice._replace(num_rows=rows, prompt_rows=min(sum(prompts), most))
+
+    engine.step_policy.choose = anything
+    params = SamplingParams(max_tokens=30, ignore_eos=True)
+    requests = [Request(f"r{i}", [5 + i] * (20 + 7 * i), params, i) for i in range(16)]
+    zoo.run(engine, requests)
+    assert set(graphs.runs) == prepared
+
+
+def test_a_prefix_that_is_found_keeps_nobody_waiting():
+    target = zoo.tiny_target("llama", zoo.kernels("float32"))
+    config = dataclasses.replace(AHEAD, verify=0, max_batch=8, prefix_cache=True)
+    engine = Engine(target, config=config)
+    params, shared = SamplingParams(max_tokens=60, ignore_eos=True), list(range(4, 52))
+    short = dataclasses.replace(params, max_tokens=2)
+    zoo.run(engine, [Request("warm", [*shared, 60], short, 0)])
+    found = Request("found", [*shared, 61], params, 0)
+    late = Request("late", [11, 12, 13], params, 0)
+    first = Request("first", [5, 9], params, 0)
+    pieces, done = serve(engine, {0: [first], 9: [found], 10: [late]})
+    assert done["found"].stats.cached_tokens >= 32
+    assert pieces["late"][0][0] <= 13
+
+
+def test_a_chunk_that_takes_others_pages_fails_no_step(monkeypatch, caplog):
+    """Whoever gives way after the rows were chosen has none of them."""
+    target = zoo.tiny_target("llama", zoo.kernels("float32"), taps=(0, 2))
+    target, engine = build(max_batch=4, verify=None)
+    engine.steps.graphs = SlowToBegin()
+    plan, given = type(engine._pipeline)._plan_prompts, []
+
+    def greedy(self, budget):
+        if budget and self._num_awake > 1 and not given:
+            given.append(1)
+            self._give_way()
+        return plan(self, budget)
+
+    monkeypatch.setattr(type(engine._pipeline), "_plan_prompts", greedy)
+    params = SamplingParams(max_tokens=50, ignore_eos=True)
+    early = [Request(f"r{i}", [5 + i, 9], params, i) for i in range(3)]
+    late = Request("long", [7 + i % 50 for i in range(90)], params, 9)
+    _, done = serve(engine, {0: early, 6: [late]})
+    assert given and "failed" not in caplog.text
+    assert tokens(done) == plain_tokens(target, [*early, late])
+
+
+@pytest.mark.parametrize("verify", [1, 2])
+def test_a_fixed_length_is_kept_where_few_of_a_batch_are_awake(verify):
+    target, engine = build(max_batch=40, verify=verify)
+    engine.steps.graphs = SlowToBegin()
+    params = SamplingParams(max_tokens=30, ignore_eos=True)
+    requests = [Request(f"r{i}", [5 + i, 9], params, i) for i in range(5)]
+    done = zoo.run(engine, requests)
+    assert tokens(done) == plain_tokens(target, requests)
+    for generation in done.values():
+        assert generation.stats.drafted >= verify * (generation.stats.steps - 1) > 0
+
+
+def test_what_a_cut_leaves_is_the_targets_own():
+    """Acceptance from outside says more than a request wants verified."""
+    target = zoo.tiny_target("gemma4", zoo.kernels("float32"), taps=(0, 2))
+
+    def everything(samples, tokens, query_start, max_width):
+        start, end = query_start[:-1].long(), query_start[1:].long()
+        accepted = (end - start - 1).clamp(min=0)
+        for first, count in zip(start.tolist(), accepted.tolist(), strict=True):
+            samples[first : first + count] = tokens[first + 1 : first + count + 1]
+        return Acceptance(accepted, samples[start + accepted])
+
+    config = dataclasses.replace(AHEAD, verify=None)
+    engine = Engine(target, zoo.tiny_drafter(target.kernels, 8), config, accept=everything)
+    engine.steps.graphs = SlowToBegin()  # rows of nobody fill a step up
+    drawn, pieces = [], engine.steps.pieces
+    choose = pieces._choose
+
+    def spy(hidden, rows, place):
+        found = choose(hidden, rows, place)
+        drawn.append(found.tolist())
+        return found.clone()
+
+    pieces._choose = spy
+    params = SamplingParams(max_tokens=24, ignore_eos=True)
+    generation = zoo.run(engine, [Request("a", [5, 6], params, 0, verify=1)])["a"]
+    assert generation.stats.histogram[2] >= 11
+    steps = [rows for rows in drawn if len(rows) > 1]  # the others are of the prompt
+    bonuses = generation.token_ids[2::2]
+    assert bonuses == [rows[1] for rows in steps[: len(bonuses)]]
 
 
 # -- at the edges ----------------------------------------------------------------------------------

@@ -36,3 +36,4 @@ def test_half_a_block_is_drafted_where_many_verify_little():
     assert sizes.width_for(32, 128) == 7
     assert sizes.width_for(32, 512) == 15
     assert sizes.width_for(1, 4) == 15  # what few draft costs next to nothing
+    assert StepSizes(32, 3).width_for(32, 64) == 3  # a half would be one token

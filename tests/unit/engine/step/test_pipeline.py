@@ -916,24 +916,31 @@ def test_a_prefix_that_is_found_keeps_nobody_waiting():
 
 def test_a_chunk_that_takes_others_pages_fails_no_step(monkeypatch, caplog):
     """Whoever gives way after the rows were chosen has none of them."""
-    target = zoo.tiny_target("llama", zoo.kernels("float32"), taps=(0, 2))
     target, engine = build(max_batch=4, verify=None)
     engine.steps.graphs = SlowToBegin()
     plan, given = type(engine._pipeline)._plan_prompts, []
+    choose = engine.step_policy.choose
+
+    def widest(options, prompts, context):
+        most = options.rows_beside if prompts else options.rows
+        choice = choose(options, prompts, context)
+        return choice._replace(num_rows=most[-1], prompt_rows=min(choice.prompt_rows, 20))
+
+    engine.step_policy.choose = widest
 
     def greedy(self, budget):
-        if budget and self._num_awake > 1 and not given:
+        while budget and self._num_awake > 1 and self._asleep and len(given) < 4:
             given.append(1)
             self._give_way()
         return plan(self, budget)
 
     monkeypatch.setattr(type(engine._pipeline), "_plan_prompts", greedy)
     params = SamplingParams(max_tokens=50, ignore_eos=True)
-    early = [Request(f"r{i}", [5 + i, 9], params, i) for i in range(3)]
-    late = Request("long", [7 + i % 50 for i in range(90)], params, 9)
-    _, done = serve(engine, {0: early, 6: [late]})
+    requests = [Request(f"r{i}", [5 + i, 9], params, i) for i in range(3)]
+    long = Request("long", [7 + i % 50 for i in range(400)], params, 9)
+    _, done = serve(engine, {0: [requests[0]], 3: [long], 6: requests[1:]})
     assert given and "failed" not in caplog.text
-    assert tokens(done) == plain_tokens(target, [*early, late])
+    assert tokens(done) == plain_tokens(target, [*requests, long])
 
 
 @pytest.mark.parametrize("verify", [1, 2])

@@ -337,13 +337,14 @@ class StepPieces:
             tokens[num_rows:] = -2
             drawn = samples.clone()
             accepted, bonus = self._accept_rows(samples, tokens, query_start, 1 + width)
+            accepted = accepted.clamp(min=0)  # who has no rows accepts none
         if width and not shape.is_given:
             # rows that belong to nobody are somebody's: they count for nothing
             most = (confidence > 0).cumprod(1).sum(1)
             most = torch.where(slots.limits < 0, most, torch.minimum(most, slots.limits))
             verified = torch.minimum(verified, most)
             is_cut = accepted > verified
-            accepted = torch.minimum(accepted.clamp(min=0), verified)
+            accepted = torch.minimum(accepted, verified)
             bonus = torch.where(is_cut, drawn[starts + accepted], samples[starts + accepted])
         spoken = bonus.unsqueeze(1)
         if width:

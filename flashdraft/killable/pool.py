@@ -179,7 +179,10 @@ class ProcessPool:
                     raise _ending()
                 self._forget_dead()
                 if self._idle:
-                    return self._idle.pop()
+                    process = self._idle.pop()
+                    if self._is_warm and self._num < self.size:
+                        self._restock_later()  # one that should replace another did not start
+                    return process
                 if self._num < self.size:
                     self._num += 1
                     break

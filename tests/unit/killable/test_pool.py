@@ -236,6 +236,21 @@ def test_a_warm_pool_replaces_what_was_killed_at_once(pool: ProcessPool) -> None
     wait_for(lambda: len(pool._idle) == 2)
 
 
+def test_the_next_question_makes_up_for_a_start_that_failed(
+    pool: ProcessPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool.warm()
+    wait_for(lambda: len(pool._idle) == 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(pool, "_restock_later", lambda: None)  # as if it had been tried
+        os.kill(pool._idle[0]._child.pid, signal.SIGKILL)
+        wait_for(lambda: not pool._idle[0].is_alive)
+        assert pool.ask({"type": "environment"}, LIMITS)
+    assert len(pool._all) == 1
+    assert pool.ask({"type": "environment"}, LIMITS)
+    wait_for(lambda: len(pool._idle) == 2)
+
+
 def wait_for(holds: Any) -> None:
     deadline = time.monotonic() + 30
     while not holds():

@@ -17,7 +17,7 @@ LOADS = {  # as the table names them
     (32, "sampled"): "32",
 }
 HEADS = (
-    "clients",
+    "clients (random weights, drafted: prescribed acceptance)",
     "drafted tok/s",
     "vLLM",
     "plain tok/s",

@@ -27,6 +27,24 @@ class StepTimes:
         self._drafts: dict[tuple[int, int], float] = {}  # by slots and draft tokens
         self._beside: list[dict[int, float]] = [{} for _ in range(MOST_BUCKETS)]  # by context, rows
 
+    def remember(
+        self,
+        batch: int,
+        num_rows: int,
+        width: int,
+        draft_s: float,
+        rest_s: float,
+        pass_rows: int = 0,
+        context: int = 0,
+    ) -> None:
+        """Take in a whole step; `pass_rows` are all rows of a pass that has some of prompts."""
+        if width:
+            self.remember_draft(batch, width, draft_s)
+        if pass_rows:
+            self.remember_beside(pass_rows, context, rest_s)
+        else:
+            self.remember_alone(batch, num_rows, rest_s)
+
     def remember_alone(self, batch: int, num_rows: int, seconds: float) -> None:
         """Take in a step without prompts, but for its draft."""
         _blend(self._alone, (batch, num_rows), seconds)

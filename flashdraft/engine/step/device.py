@@ -173,7 +173,6 @@ class DeviceSteps:
         assert shape.width <= self.max_width
         assert shape.num_rows <= shape.batch * (1 + self.max_width)
         is_typical = self.is_ready(shape, chunks, longest)
-        is_guided = guide is not None and guide.has_grammars
         self.pieces.end = self._last_position(longest or self.max_length)
         self.pieces.wants_scores = wants_scores
         first_tokens = self.slots.anchors[:0]
@@ -186,7 +185,7 @@ class DeviceSteps:
             self._verify_beside(shape, chunks, longest or self.max_length)
         elif rest:
             self.graphs.call(*rest[0])
-        if guide is not None and is_guided:
+        if guide is not None and guide.has_grammars:
             self.pieces.exchange.before_draw(guide, drafts)
         else:
             self.pieces.exchange.unmask()

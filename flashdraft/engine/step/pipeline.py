@@ -411,18 +411,15 @@ class StepPipeline:
         return StepGuide(decoded, woken, self._vocab_size, given)
 
     def _remember_time(self, first: _InFlight) -> None:
-        seconds, shape, times = first.step.seconds, first.step.shape, self._policy.times
+        seconds, shape, pass_rows, context = first.step.seconds, first.step.shape, 0, 0
         if seconds is None or shape.is_given:
             return
-        if shape.width:
-            times.remember_draft(shape.batch, shape.width, seconds.draft)
-        target_s = seconds.total - seconds.draft
-        if not first.prompts:
-            times.remember_alone(shape.batch, shape.num_rows, target_s)
-            return
-        rows = shape.num_rows + sum(work.num_tokens for _, work in first.prompts)
-        context = max(work.start for _, work in first.prompts)
-        times.remember_beside(self._steps.fill_up(rows), context, target_s)
+        if first.prompts:
+            rows = shape.num_rows + sum(work.num_tokens for _, work in first.prompts)
+            pass_rows = self._steps.fill_up(rows)
+            context = max(work.start for _, work in first.prompts)
+        took = seconds.draft, seconds.total - seconds.draft
+        self._policy.times.remember(*shape[:3], *took, pass_rows, context)
 
     # -- shapes --------------------------------------------------------------------------------
 

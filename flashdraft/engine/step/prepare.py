@@ -13,7 +13,7 @@ import numpy as np
 
 from flashdraft.engine.drafts import Draft
 from flashdraft.engine.policy.times import StepTimes
-from flashdraft.engine.step.device import DeviceSteps, PendingStep
+from flashdraft.engine.step.device import DeviceSteps
 from flashdraft.engine.step.guide import StepGuide
 from flashdraft.engine.step.shape import (
     FEW_SLOTS,
@@ -49,18 +49,10 @@ def prepare_steps(steps: DeviceSteps, times: StepTimes, max_rows: int, seconds: 
             steps.slots.clear([0])
         if steps.is_failed(shape):  # memory, most likely: leave what there is
             return
-        step = min(timed, key=lambda one: one.device_seconds.total)
-        _remember(times, step, sum(len(chunk.tokens) for chunk in chunks))
-
-
-def _remember(times: StepTimes, step: PendingStep, prompt_rows: int) -> None:
-    shape, took = step.shape, step.device_seconds
-    if prompt_rows:
-        times.remember_beside(shape.num_rows + prompt_rows, 0, took.total - took.draft)
-        return
-    times.remember_alone(shape.batch, shape.num_rows, took.total - took.draft)
-    if shape.width:
-        times.remember_draft(shape.batch, shape.width, took.draft)
+        took = min((one.device_seconds for one in timed), key=lambda one: one.total)
+        prompt_rows = sum(len(chunk.tokens) for chunk in chunks)
+        pass_rows = shape.num_rows + prompt_rows if prompt_rows else 0
+        times.remember(*shape[:3], took.draft, took.total - took.draft, pass_rows)
 
 
 def _without(steps: DeviceSteps) -> list[tuple[StepShape, list[PromptChunk]]]:

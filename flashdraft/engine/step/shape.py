@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 STEP_ROWS = (4, 8, 16, 32, 64, 128, 192, 256, 384, 512)
@@ -64,7 +65,7 @@ class StepSizes:
     max_batch: int
     max_width: int  # draft tokens of a whole block
 
-    @property
+    @cached_property
     def batches(self) -> list[int]:
         """Slots that take part."""
         factor, sizes = 2 if self.max_batch <= MANY_SLOTS else 4, [1]
@@ -92,7 +93,7 @@ class StepSizes:
         is_little = batch > FEW_SLOTS and 4 * (num_rows - batch) <= 3 * half * batch
         return half if is_little and half > 1 else self.max_width
 
-    @property
+    @cached_property
     def drawn(self) -> list[int]:
         """Rows that tokens are drawn from."""
         return sorted({rows for batch in self.batches for rows in self.rows_for(batch)})

@@ -184,11 +184,11 @@ class TritonKernels(ComposedKernels):
 
     def attention(self, query: Tensor, keys: PagedKeys) -> Tensor:
         with self._on_device():
-            return attention(query, keys, self._limits, self.exact, self._side)
+            return attention(query, keys, self._meetings, self._limits, self.exact)
 
     def attend(self, qkv: Tensor, heads: Heads, keys: PagedKeys) -> Tensor:
         with self._on_device():
-            how = (self._meetings, self._limits, self.exact, self._side)
+            how = (self._meetings, self._limits, self.exact)
             return attend(qkv, heads, keys, *how)
 
     def mixture(self, residual: Residual, parts: Mixture) -> tuple[Tensor, Tensor, Tensor]:

@@ -25,6 +25,11 @@ struct __attribute__((aligned(8))) Two {
     float x, y;
 };
 
+// Where an array lies in global memory, and what is copied of it at a time (see driver.make_map).
+struct __attribute__((aligned(64))) Map {
+    u64 words[16];
+};
+
 #ifdef EMULATED
 #include EMULATED
 #else
@@ -32,10 +37,12 @@ struct __attribute__((aligned(8))) Two {
 #define DEVICE __device__ __forceinline__
 #define KERNEL extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
 #define UNROLL _Pragma("unroll")
+#define ARGUMENT __grid_constant__  // stays where it is
 #define SHARED(name) extern __shared__ __align__(1024) char name[]
 
 DEVICE int thread_index() { return threadIdx.x; }
 DEVICE int block_index() { return blockIdx.x; }
+DEVICE int num_blocks() { return gridDim.x; }
 
 // The same, but what follows from it is computed here, not ahead.
 DEVICE int found_again(int value) {
@@ -61,7 +68,18 @@ DEVICE float exponential(float value) { return __expf(value); }
 DEVICE float divide(float value, float by) { return __fdividef(value, by); }
 DEVICE float inverse_root(float value) { return rsqrtf(value); }
 DEVICE float power_of_two(float exponent) { return exp2f(exponent); }
+DEVICE float quick_power_of_two(float exponent) {  // what is very small is zero
+    float power;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(exponent));
+    return power;
+}
+DEVICE u32 two_bfloat16(float low, float high) {
+    u32 two;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(two) : "f"(high), "f"(low));
+    return two;
+}
 DEVICE float larger(float a, float b) { return fmaxf(a, b); }
+DEVICE float rounded_product(float a, float b) { return __fmul_rn(a, b); }  // before it is added
 DEVICE u32 fused(u32 two, u32 factors, u32 terms) {  // two * factors + terms, of bfloat16
     u32 sums;
     asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(sums) : "r"(two), "r"(factors), "r"(terms));
@@ -239,9 +257,18 @@ DEVICE float most_of_warp(float value) {
     UNROLL for (int i = 16; i > 0; i /= 2) value = fmaxf(value, __shfl_xor_sync(~0u, value, i));
     return value;
 }
+DEVICE float sum_of_four(float value) {  // lanes, from a multiple of four on
+    UNROLL for (int i = 2; i > 0; i /= 2) value += __shfl_xor_sync(~0u, value, i);
+    return value;
+}
+DEVICE float most_of_four(float value) {
+    UNROLL for (int i = 2; i > 0; i /= 2) value = fmaxf(value, __shfl_xor_sync(~0u, value, i));
+    return value;
+}
 DEVICE int from_lane(int value, int lane) { return __shfl_sync(~0u, value, lane); }
 DEVICE u32 vote(bool is_so) { return __ballot_sync(~0u, is_so); }
 DEVICE int first_bit(u32 bits) { return __ffs(bits) - 1; }
+DEVICE int count_bits(u32 bits) { return __popc(bits); }
 
 #endif
 

@@ -13,10 +13,11 @@ import logging
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_uint, c_void_p
+from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_void_p
 from pathlib import Path
 
 import torch
+from torch import Tensor
 from triton.runtime.cache import get_cache_manager
 
 from flashdraft.errors import FlashdraftError
@@ -26,6 +27,7 @@ log = logging.getLogger(__name__)
 
 _MAX_SHARED_BYTES, _SHARED_PERCENT = 8, 9  # CU_FUNC_ATTRIBUTE_…
 _OVERLAPS = 6  # CU_LAUNCH_ATTRIBUTE_…
+_BFLOAT16, _EXCHANGED_128, _PROMOTED_256 = 9, 3, 3  # CU_TENSOR_MAP_…
 
 
 class _Attribute(ctypes.Structure):
@@ -41,6 +43,45 @@ class _Configuration(ctypes.Structure):
         ("attributes", POINTER(_Attribute)),
         ("num_attributes", c_uint),
     ]
+
+
+class Map(ctypes.Structure):
+    """Where an array lies, for copies that a kernel leaves to the card (warpgroups.h)."""
+
+    _fields_ = [("words", c_uint64 * 16)]
+
+
+@functools.lru_cache(maxsize=4096)
+def _encode_map(
+    place: int, sizes: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, ...]
+) -> bytes:
+    """Sizes, bytes from one to the next and what is copied at a time; the innermost comes first."""
+    rank, aligned = len(sizes), ctypes.create_string_buffer(128 + 64)
+    target = ctypes.addressof(aligned) + -ctypes.addressof(aligned) % 64
+    _check(
+        _driver().cuTensorMapEncodeTiled(
+            c_void_p(target),
+            _BFLOAT16,
+            c_uint(rank),
+            c_void_p(place),
+            (c_uint64 * rank)(*sizes),
+            (c_uint64 * rank)(*strides),
+            (c_uint * rank)(*box),
+            (c_uint * rank)(*[1] * rank),
+            0,  # numbers lie one after the other
+            _EXCHANGED_128,
+            _PROMOTED_256,
+            0,  # beyond the array there are zeros
+        )
+    )
+    return ctypes.string_at(target, 128)
+
+
+def make_map(array: Tensor, box: tuple[int, int, int]) -> Map:
+    """For copies of boxes of an array of bfloat16 with three dimensions, rows of 128 bytes."""
+    strides = [array.itemsize * stride for stride in array.stride()[:2]]
+    sizes = tuple(array.shape[::-1]), tuple(strides[::-1]), tuple(box[::-1])
+    return Map.from_buffer_copy(_encode_map(array.data_ptr(), *sizes))
 
 
 class Kernel:
@@ -122,7 +163,7 @@ def can_compile(device: torch.device) -> bool:
 
 
 def name_architecture(major: int, minor: int) -> str:
-    """As NVRTC knows it; Hopper's with what no later card has (quantized/warpgroups.h)."""
+    """As NVRTC knows it; Hopper's with what no later card has (warpgroups.h)."""
     return f"sm_{major}{minor}" + ("a" if (major, minor) == (9, 0) else "")
 
 

@@ -13,6 +13,7 @@
 #define DEVICE inline
 #define KERNEL static void
 #define UNROLL
+#define ARGUMENT
 #define SHARED(name) char *name = shared_memory[current / THREADS_HERE]
 
 constexpr int THREADS_HERE = WARPS * 32, MOST_TOGETHER = 8;
@@ -90,6 +91,8 @@ static void require_aligned(const void *place, int bytes) {
 DEVICE int thread_index() { return current % THREADS_HERE; }
 DEVICE int found_again(int value) { return value; }
 DEVICE int block_index() { return first_block + current / THREADS_HERE; }
+static int grid;
+DEVICE int num_blocks() { return grid; }
 DEVICE void wait_for_warp() { meet(barriers[MOST_TOGETHER + current / 32], 32); }
 DEVICE void wait_for_block() { meet(barriers[current / THREADS_HERE], THREADS_HERE); }
 template <int THREADS>
@@ -227,23 +230,36 @@ DEVICE u32 vote(bool is_so) {
     for (int lane = 0; lane < 32; lane++) bits |= (u32)from_lane(is_so, lane) << lane;
     return bits;
 }
-template <typename Join>
+template <int COUNT = 32, typename Join>
 static float join_warp(float value, Join join) {
     auto &lanes = exchange[current / 32];
     lanes[current % 32][0] = as_bits(value);
     wait_for_warp();
-    float found = as_float(lanes[0][0]);
-    for (int lane = 1; lane < 32; lane++) found = join(found, as_float(lanes[lane][0]));
+    int first = current % 32 / COUNT * COUNT;
+    float found = as_float(lanes[first][0]);
+    for (int i = 1; i < COUNT; i++) found = join(found, as_float(lanes[first + i][0]));
     wait_for_warp();
     return found;
 }
 DEVICE float inverse_root(float value) { return 1 / __builtin_sqrtf(value); }
 DEVICE float power_of_two(float exponent) { return __builtin_exp2f(exponent); }
+DEVICE float quick_power_of_two(float exponent) { return __builtin_exp2f(exponent); }
+DEVICE u32 two_bfloat16(float low, float high) {
+    return to_bfloat16(low) | (u32)to_bfloat16(high) << 16;
+}
+DEVICE float rounded_product(float a, float b) {
+    volatile float product = a * b;
+    return product;
+}
 DEVICE float larger(float a, float b) { return __builtin_fmaxf(a, b); }
 DEVICE float sum_of_warp(float value) {
     return join_warp(value, [](float a, float b) { return a + b; });
 }
 DEVICE float most_of_warp(float value) { return join_warp(value, larger); }
+DEVICE float sum_of_four(float value) {
+    return join_warp<4>(value, [](float a, float b) { return a + b; });
+}
+DEVICE float most_of_four(float value) { return join_warp<4>(value, larger); }
 DEVICE void store_two(float *to, Two value) { *(Two *)to = value; }
 DEVICE Two load_two(const float *from) { return *(const Two *)from; }
 DEVICE void meet_blocks(u32 *came, u32 count) {
@@ -255,6 +271,7 @@ DEVICE void meet_blocks(u32 *came, u32 count) {
     wait_for_block();
 }
 DEVICE int first_bit(u32 bits) { return __builtin_ctz(bits); }
+DEVICE int count_bits(u32 bits) { return __builtin_popcount(bits); }
 
 #include "emulated_warpgroups.h"
 
@@ -291,6 +308,7 @@ void run_blocks(int count, int at_a_time, int shared_bytes, Body body) {
     static Body *the_body;
     the_body = &body;
     together = at_a_time;
+    grid = count;
     int num_fibers = together * THREADS_HERE, block_bytes = shared_bytes + 1024;
     char *stacks = (char *)malloc((size_t)num_fibers * STACK_BYTES);
     char *memory = (char *)malloc((size_t)block_bytes * together + 1024);

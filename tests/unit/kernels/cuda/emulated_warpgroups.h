@@ -1,24 +1,27 @@
-// What flashdraft/kernels/cuda/quantized/warpgroups.h has, for one block on a CPU: for emulated_gpu.h.
+// What flashdraft/kernels/cuda/warpgroups.h has, for one block on a CPU: for emulated_gpu.h.
 //
 // A product takes place as late as it may, when its warpgroup waits for it: shared memory is read
 // then (its registers are read at once), and until then its sums are no numbers. Every other copy
 // takes place when somebody waits for it, the others at once: too early is as wrong as too late.
 
 struct Signal {
-    int missing_bytes;
-    signed char count, missing, is_odd, filler;
+    short missing_chunks;  // of 16 bytes
+    short count, missing, is_odd;
 };
 static_assert(sizeof(Signal) == 8, "as on a GPU");
 struct LateCopy {
     char *to;
     const char *from;
-    int bytes;
     Signal *signal;
+    int row;    // of a box, which has 128 bytes
+    int bytes;  // where it is none
 };
 struct Product {
     float *sum;
     Words a;
+    u64 shared_a;  // 0 where it is in registers
     u64 rows;
+    bool turns;  // b's rows are columns in shared memory
     int count;  // rows
     int group;  // that it is committed with
     bool adds;
@@ -37,7 +40,7 @@ static Barrier group_barriers[WARPS / 4 + 1];
 
 DEVICE void make_signal(Shared place, int count) {
     require_aligned(place, 8);
-    Signal fresh = {0, (signed char)count, (signed char)count, 0, 0};
+    Signal fresh = {0, (short)count, (short)count, 0};
     memcpy(place, &fresh, 8);
 }
 DEVICE void show_signals() {}
@@ -45,7 +48,7 @@ DEVICE void show_writes_to_copies() {}
 template <int COUNT, bool IS_MORE>
 DEVICE void set_registers() {}
 static void look_at(Signal *signal) {
-    if (signal->missing != 0 || signal->missing_bytes != 0) return;
+    if (signal->missing != 0 || signal->missing_chunks != 0) return;
     signal->missing = signal->count;
     signal->is_odd ^= 1;
 }
@@ -55,24 +58,45 @@ DEVICE void arrive(Shared place) {
     look_at(signal);
 }
 DEVICE void arrive_and_expect(Shared place, int bytes) {
-    ((Signal *)place)->missing_bytes += bytes;
+    ((Signal *)place)->missing_chunks += bytes / 16;
     arrive(place);
 }
+DEVICE void show_writes_to_products() {}
 static void finish(const LateCopy &copy) {
-    memcpy(copy.to, copy.from, copy.bytes);
-    copy.signal->missing_bytes -= copy.bytes;
+    int num_chunks = copy.bytes > 0 ? copy.bytes / 16 : 8;
+    for (int i = 0; i < num_chunks; i++) {
+        int place = copy.bytes > 0 ? i : copy.row * 8 + (i ^ copy.row % 8);
+        memcpy(copy.to + place * 16, copy.from + i * 16, 16);
+    }
+    copy.signal->missing_chunks -= num_chunks;
     look_at(copy.signal);
 }
-DEVICE void copy_many(Shared to, const char *from, int bytes, Shared signal) {
-    require_aligned(to, 16);
-    require_aligned(from, 16);
+static void begin_copy(const LateCopy &copy) {
     static bool is_late = false;
     is_late = !is_late;
-    LateCopy copy = {to, from, bytes, (Signal *)signal};
     if (is_late) {
         late_copies.push(copy);
     } else {
         finish(copy);
+    }
+}
+DEVICE void copy_many(Shared to, const char *from, int bytes, Shared signal) {
+    require_aligned(to, 16);
+    require_aligned(from, 16);
+    begin_copy({to, from, (Signal *)signal, 0, bytes});
+}
+DEVICE void expect_map(const Map *) {}
+// Its map has where the array begins, how many rows there are, the bytes from row to row and head to
+// head, and how many of both a box has. There are zeros behind the last row.
+DEVICE void copy_box(Shared to, const Map *map, int number, int head, int row, Shared signal) {
+    static const char zeros[128] = {};
+    require_aligned(to, 1024);
+    const u64 *words = map->words;
+    for (u64 i = 0; i < words[4] * words[5]; i++) {
+        u64 row_here = row + i / words[5], head_here = head + i % words[5];
+        const char *from = (const char *)words[0] + row_here * words[2] + head_here * words[3];
+        from = row_here < words[1] ? from + number * 2 : zeros;
+        begin_copy({to, from, (Signal *)signal, (int)i});
     }
 }
 DEVICE void wait_for_signal(Shared place, u32 turn) {
@@ -80,10 +104,13 @@ DEVICE void wait_for_signal(Shared place, u32 turn) {
     for (int i = 0; (u32)signal->is_odd == turn; i++) {
         if (i > 100000) fail("a signal is never given");
         give_way();
-        if (late_copies.is_empty() || late_copies.front().signal != signal) continue;
-        LateCopy copy = late_copies.front();
-        late_copies.pop();
-        finish(copy);
+        for (int j = late_copies.first; j < late_copies.end; j++) {
+            LateCopy copy = late_copies.items[j];
+            if (copy.signal != signal) continue;
+            late_copies.items[j] = late_copies.front();
+            late_copies.pop();
+            finish(copy);
+        }
     }
 }
 
@@ -97,17 +124,39 @@ static Product *find_product(int thread, const float *sum) {  // the first one o
     }
     return nullptr;
 }
-template <int COUNT>
-DEVICE void multiply_rows(float *sum, Words a, u64 rows, bool adds) {
-    static_assert(COUNT <= 256, "so many sums are kept");
-    Product product = {sum, a, rows, COUNT, num_product_groups[current], adds, {}};
-    memcpy(product.before, sum, COUNT / 2 * sizeof(float));
-    if (find_product(current, sum) == nullptr) {
-        for (int i = 0; i < COUNT / 2; i++) sum[i] = __builtin_nanf("");
+static void begin_product(const Product &given) {
+    Product product = given;
+    product.group = num_product_groups[current];
+    memcpy(product.before, product.sum, product.count / 2 * sizeof(float));
+    if (find_product(current, product.sum) == nullptr) {
+        for (int i = 0; i < product.count / 2; i++) product.sum[i] = __builtin_nanf("");
     }
     products[current].push(product);
 }
+template <int COUNT>
+DEVICE void multiply_rows(float *sum, Words a, u64 rows, bool adds) {
+    static_assert(COUNT <= 256, "so many sums are kept");
+    begin_product({sum, a, 0, rows, false, COUNT, 0, adds, {}});
+}
+template <int COUNT>
+DEVICE void multiply_shared(float *sum, u64 a, u64 rows, bool adds) {
+    begin_product({sum, {}, a, rows, false, COUNT, 0, adds, {}});
+}
+template <int COUNT>
+DEVICE void multiply_columns(float *sum, Words a, u64 rows) {
+    begin_product({sum, a, 0, rows, true, COUNT, 0, true, {}});
+}
 DEVICE void commit_products() { num_product_groups[current]++; }
+
+// A number of rows that lie as rows_at says: `row` of those below each other, `at` along them.
+static float shared_number(u64 rows, int row, int at) {
+    u64 begin = (rows & 0x3FFF) << 4, next_eight = (rows >> 32 & 0x3FFF) << 4;
+    u64 address = begin + row / 8 * next_eight + row % 8 * 128 + at * 2;
+    address ^= (address >> 7 & 7) << 4;
+    u16 bits;
+    memcpy(&bits, shared_memory[0] + address, 2);
+    return as_float((u32)bits << 16);
+}
 
 // What the four warps' first products give together.
 static float found_sums[WARPS / 4 + 1][64][256];
@@ -116,7 +165,8 @@ static void multiply_now(int group) {
     float a[64][16];
     for (int thread = 0; thread < 128; thread++) {
         const Product &mine = products[group * 128 + thread].front();
-        if (mine.rows != one.rows || mine.count != one.count || mine.adds != one.adds) {
+        if (mine.rows != one.rows || mine.shared_a != one.shared_a || mine.count != one.count ||
+            mine.adds != one.adds) {
             fail("threads of a warpgroup do not agree");
         }
         const u32 words[4] = {mine.a.x, mine.a.y, mine.a.z, mine.a.w};
@@ -126,15 +176,15 @@ static void multiply_now(int group) {
         }
     }
     if (one.rows >> 62 != 1) fail("rows are not exchanged as expected");
-    u64 begin = (one.rows & 0x3FFF) << 4, next_eight = (one.rows >> 32 & 0x3FFF) << 4;
+    for (int i = 0; one.shared_a != 0 && i < 64 * 16; i++) {
+        a[i / 16][i % 16] = shared_number(one.shared_a, i / 16, i % 16);
+    }
+    u64 next = (one.rows >> 16 & 0x3FFF);  // columns, in units of 16 bytes
     static float b[16][256];
     for (int row = 0; row < one.count; row++) {
         for (int k = 0; k < 16; k++) {
-            u64 address = begin + row / 8 * next_eight + row % 8 * 128 + k * 2;
-            address ^= (address >> 7 & 7) << 4;
-            u16 bits;
-            memcpy(&bits, shared_memory[0] + address, 2);
-            b[k][row] = as_float((u32)bits << 16);
+            b[k][row] = one.turns ? shared_number(one.rows + row / 64 * next, k, row % 64)
+                                  : shared_number(one.rows, row, k);
         }
     }
     for (int i = 0; i < 64; i++) {

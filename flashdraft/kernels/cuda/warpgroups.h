@@ -40,6 +40,22 @@ DEVICE void copy_many(Shared to, const char *from, int bytes, Shared signal) {
         "l"(from), "r"(bytes), "r"(signal)
         : "memory");
 }
+DEVICE void expect_map(const Map *map) {  // copies will soon need it
+    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+// A copy of a box of an array [rows, heads, numbers], which the signal expects: 64 numbers of heads
+// of rows, all one below the other as `exchanged` says.
+DEVICE void copy_box(Shared to, const Map *map, int number, int head, int row, Shared signal) {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+        "[%0], [%1, {%2, %3, %4}], [%5];" ::"r"(to),
+        "l"(map), "r"(number), "r"(head), "r"(row), "r"(signal)
+        : "memory");
+}
+// What this thread wrote to shared memory, products may read once others know of it.
+DEVICE void show_writes_to_products() {
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
 // What others wrote to global memory, such copies may read from here on.
 DEVICE void show_writes_to_copies() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 
@@ -85,12 +101,24 @@ DEVICE void wait_for_products(int num_left) {  // for all that were committed bu
     TO_31 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
 #define TO_63 \
     TO_47 ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define TO_79 \
+    TO_63 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
+#define TO_95 \
+    TO_79 ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define TO_111 \
+    TO_95 ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, " \
+          "%110, %111"
+#define TO_127 \
+    TO_111 ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, " \
+           "%125, %126, %127"
 #define SUMS_4(i) "+f"(sum[i]), "+f"(sum[i + 1]), "+f"(sum[i + 2]), "+f"(sum[i + 3])
 #define SUMS_16(i) SUMS_4(i), SUMS_4(i + 4), SUMS_4(i + 8), SUMS_4(i + 12)
 #define SUMS_32(i) SUMS_16(i), SUMS_16(i + 16)
-#define PRODUCT(size, sums, a, rows, adds)                                                   \
+#define SUMS_64(i) SUMS_32(i), SUMS_32(i + 32)
+#define PRODUCT_OF(size, sums, a, rows, adds, turns)                                         \
     "{ .reg .pred adds; setp.ne.b32 adds, " adds ", 0; wgmma.mma_async.sync.aligned." size     \
-    ".f32.bf16.bf16 {" sums "}, {" a "}, " rows ", adds, 1, 1, 0; }"
+    ".f32.bf16.bf16 {" sums "}, " a ", " rows ", adds, 1, 1, " turns "; }"
+#define PRODUCT(size, sums, a, rows, adds) PRODUCT_OF(size, sums, "{" a "}", rows, adds, "0")
 #define INPUTS "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "l"(rows), "r"((int)adds)
 
 // sum [64, COUNT] = a [64, 16] @ b [COUNT, 16].T, and the sum so far if it adds. Four warps have 16
@@ -115,6 +143,41 @@ DEVICE void multiply_rows(float *sum, Words a, u64 rows, bool adds) {
 #endif
 }
 
+// The same with a in shared memory too, in rows like those of b.
+template <int COUNT>
+DEVICE void multiply_shared(float *sum, u64 a, u64 rows, bool adds) {
+    static_assert(COUNT == 32 || COUNT == 64, "");
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    if constexpr (COUNT == 32) {
+        asm volatile(PRODUCT_OF("m64n32k16", TO_15, "%16", "%17", "%18", "0, 0")
+                     : SUMS_16(0)
+                     : "l"(a), "l"(rows), "r"((int)adds));
+    } else {
+        asm volatile(PRODUCT_OF("m64n64k16", TO_31, "%32", "%33", "%34", "0, 0")
+                     : SUMS_32(0)
+                     : "l"(a), "l"(rows), "r"((int)adds));
+    }
+#endif
+}
+
+// sum [64, COUNT] += a [64, 16] @ b [16, COUNT], where b lies in shared memory (see columns_at).
+template <int COUNT>
+DEVICE void multiply_columns(float *sum, Words a, u64 rows) {
+    static_assert(COUNT == 128 || COUNT == 256, "");
+    constexpr bool adds = true;
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    if constexpr (COUNT == 128) {
+        asm volatile(PRODUCT_OF("m64n128k16", TO_63, "{%64, %65, %66, %67}", "%68", "%69", "1")
+                     : SUMS_64(0)
+                     : INPUTS);
+    } else {
+        asm volatile(PRODUCT_OF("m64n256k16", TO_127, "{%128, %129, %130, %131}", "%132", "%133", "1")
+                     : SUMS_64(0), SUMS_64(64)
+                     : INPUTS);
+    }
+#endif
+}
+
 #endif
 
 // Rows of 128 bytes one below the other in shared memory, from a multiple of 1024 on. Sixteen bytes
@@ -125,4 +188,7 @@ DEVICE u64 rows_at(Shared place) {
     constexpr u64 EXCHANGED = (u64)1 << 62, NEXT_EIGHT = (u64)(1024 / 16) << 32, UNUSED = 1 << 16;
     return EXCHANGED | NEXT_EIGHT | UNUSED | (address_of(place) & 0x3FFFF) >> 4;
 }
+// Such rows as columns of what is multiplied: b's 16 rows are those from there on, and 64 numbers of
+// each lie side by side; the next 64 follow `next` bytes later.
+DEVICE u64 columns_at(Shared place, int next) { return rows_at(place) ^ 1 << 16 ^ (u64)next / 16 << 16; }
 DEVICE int exchanged(int row, int sixteenth) { return sixteenth ^ row % 8; }

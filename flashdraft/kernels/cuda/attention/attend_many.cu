@@ -1,0 +1,338 @@
+// Attention over pages for Hopper, of any rows of any sequences: blocks that decode and chunks of
+// prompts in one launch, and every processor is given as much of it.
+//
+// A tile holds PAIRS pairs of a row and a head that share a key head; a unit is a tile by KEYS keys.
+// All units are in a line: by key heads, then tiles, then keys. A block has an equal piece of the
+// line: all of some tiles, and a part of the first and of the last one. Parts meet in memory: who
+// comes last joins them, in their order, so that the same bits come out every time. Where it takes
+// no longer, blocks have as many tiles each, all of them whole.
+//
+// A warp copies keys and values to shared memory, STAGES of KEYS ahead, another copies queries. Two
+// warpgroups multiply: each has 64 of a tile's pairs, or half of the numbers of larger heads and all scores.
+// Scores of keys are on their way while the values of those before are multiplied.
+//
+// From the compiler's command line:
+//   HEAD      numbers of a head: 128, 256 or 512
+//   GROUP     heads that share a key head
+//   STAGES    of keys or values
+//   BOX       keys of a page that are copied at a time, at most KEYS
+//   CAUSAL    whether a row sees no row after itself
+//   WINDOWED  whether keys that are too far away are hidden
+
+constexpr int WARPS = 12, BLOCKS = 1;  // a block's; on a processor at a time
+
+#include "device.h"
+#include "warpgroups.h"
+
+constexpr int LANES = 32, WARPGROUP = 4 * LANES, THREADS = WARPS * LANES;
+constexpr int WARPGROUPS = 2;  // that multiply
+constexpr bool SHARES_PAIRS = HEAD <= 256;  // among the warpgroups; else they share columns
+constexpr int PAIRS = SHARES_PAIRS ? 128 : 64, KEYS = SHARES_PAIRS ? 64 : 32;
+constexpr int COLUMNS = SHARES_PAIRS ? HEAD : HEAD / 2;  // of a head's result, of a warpgroup
+constexpr int DEPTH = 64;         // numbers of a row that lie side by side
+constexpr int BLOCKS_OF_ROW = HEAD / DEPTH;
+constexpr int QUERY_BLOCK = PAIRS * 2 * DEPTH, KEY_BLOCK = KEYS * 2 * DEPTH;  // bytes
+constexpr int QUADS = COLUMNS / 8;                // of a thread's sums
+constexpr int SCORES = KEYS / 2;                  // of a thread
+constexpr int STEPS = KEYS / 16;                  // of products with values
+constexpr int MAX_SEQS = 256, MIN_UNITS = 4;
+constexpr int JOIN_UNITS = 384 / KEYS;  // that take as long as joining parts
+
+// Of a thread: a block starts with 64 K / THREADS, down to a multiple of eight.
+constexpr int COPYING_REGISTERS = 40, REGISTERS = 232;
+static_assert(WARPGROUPS * REGISTERS + COPYING_REGISTERS <= 504, "others would wait for ever");
+
+static_assert(HEAD == 128 || HEAD == 256 || HEAD == 512, "");
+static_assert(WARPS == 4 * (WARPGROUPS + 1), "one more copies");
+static_assert(PAIRS % GROUP == 0, "a tile begins with a row");
+static_assert(BOX % 8 == 0 && KEYS % BOX == 0, "boxes begin where rows are exchanged anew");
+static_assert(KEYS / BOX * BLOCKS_OF_ROW <= LANES, "a lane copies a box");
+static_assert(STAGES >= 4, "two keys' and two values' are in use");
+
+struct Work {
+    Map keys, values;  // [slots, key heads, HEAD], copied in boxes [BOX, 1, DEPTH]
+    Map query;         // [rows, heads, HEAD], copied in boxes [PAIRS / GROUP, GROUP, DEPTH]
+    u16 *output;
+    float *parts;   // [blocks, 2, warpgroups, QUADS + 1, threads, 4]
+    int *arrivals;  // [key heads, places, warpgroups]
+    const int *query_start, *context_lens, *pages;
+    int num_kv_heads, num_seqs;
+    int num_places;  // for tiles, of a key head
+    int table_stride, page_size, window;
+    float scale;
+};
+
+struct Memory {
+    char query[BLOCKS_OF_ROW][QUERY_BLOCK];
+    char stages[STAGES][BLOCKS_OF_ROW][KEY_BLOCK];
+    u64 full[STAGES], empty[STAGES], query_full, query_empty;
+    int starts[MAX_SEQS + 1], contexts[MAX_SEQS];
+    int warp_units[WARPS], warp_tiles[WARPS], warp_most[WARPS];
+    int place, before;  // where a block begins: its tile's place, and what is before that
+    int is_last[WARPGROUPS];
+};
+
+struct Stage {
+    int place;
+    u32 turn;
+
+    DEVICE void go_on(int count) {
+        place += count;
+        if (place >= STAGES) {
+            place -= STAGES;
+            turn ^= 1;
+        }
+    }
+};
+
+// Pairs of one sequence, and the keys low .. high - 1 that some of them see.
+struct Tile {
+    int sequence, first_row, num_rows;  // of the sequence
+    int pair;                           // its first one
+    int context, low, high;
+
+    DEVICE int first_key() const { return low / KEYS * KEYS; }
+    DEVICE int num_units() const {
+        return pair < num_rows * GROUP ? (high - first_key() + KEYS - 1) / KEYS : 0;
+    }
+    DEVICE int first_position() const { return context + pair / GROUP; }
+    DEVICE int last_position() const {
+        return context + min_of((pair + PAIRS - 1) / GROUP, num_rows - 1);
+    }
+};
+
+// Of the places of a sequence's tiles, the first: there is room for a last one that is not full.
+DEVICE int first_place(const Memory &memory, int sequence) {
+    return memory.starts[sequence] * GROUP / PAIRS + sequence;
+}
+
+DEVICE Tile make_tile(const Work &work, const Memory &memory, int sequence, int pair) {
+    Tile tile;
+    tile.sequence = sequence;
+    tile.first_row = memory.starts[sequence];
+    tile.num_rows = memory.starts[sequence + 1] - tile.first_row;
+    tile.pair = pair;
+    tile.context = memory.contexts[sequence];
+    int num_keys = tile.context + tile.num_rows;
+    tile.low = WINDOWED ? max_of(tile.first_position() - work.window + 1, 0) : 0;
+    tile.high = CAUSAL     ? tile.last_position() + 1
+                : WINDOWED ? min_of(num_keys, tile.last_position() + work.window)
+                           : num_keys;
+    return tile;
+}
+
+DEVICE Tile find_tile(const Work &work, const Memory &memory, int place) {
+    place += first_place(memory, 0);
+    int sequence = 0;
+    for (int end = work.num_seqs; end - sequence > 1;) {
+        int middle = (sequence + end) / 2;
+        if (first_place(memory, middle) <= place) {
+            sequence = middle;
+        } else {
+            end = middle;
+        }
+    }
+    return make_tile(work, memory, sequence, (place - first_place(memory, sequence)) * PAIRS);
+}
+
+// A block's piece of the line, which copying and multiplying warpgroups follow alike.
+struct Piece {
+    int units;  // of every block
+    int unit, end;
+    int num_tiles;  // that are left, at most
+    int head;
+    int tile_unit;  // the first of the tile
+    Tile tile;
+    int first, count;  // units of the tile that are of this piece
+
+    // The tile that is next, where there is one.
+    DEVICE bool find() {
+        first = unit - tile_unit;
+        count = min_of(tile.num_units() - first, end - unit);
+        return unit < end && num_tiles > 0;
+    }
+    DEVICE void go_on(const Work &work, const Memory &memory) {
+        unit += count;
+        tile_unit += tile.num_units();
+        num_tiles--;
+        if (unit >= end || num_tiles == 0) return;
+        int sequence = tile.sequence, pair = tile.pair + PAIRS;
+        while (pair >= (memory.starts[sequence + 1] - memory.starts[sequence]) * GROUP) {
+            pair = 0;
+            if (++sequence == work.num_seqs) sequence = 0, head++;
+        }
+        tile = make_tile(work, memory, sequence, pair);
+    }
+    DEVICE int key_of(int i) const { return tile.first_key() + (first + i) * KEYS; }
+};
+
+// What the places of a key head have.
+struct Counts {
+    int units, tiles;
+    int most;  // units of a tile
+};
+
+DEVICE int sum_before(int value) {  // and of this lane
+    int lane = thread_index() % LANES;
+    UNROLL for (int i = 1; i < LANES; i *= 2) {
+        int other = from_lane(value, max_of(lane - i, 0));
+        if (lane >= i) value += other;
+    }
+    return value;
+}
+
+// From those of this thread's places to those of all places before them, and of all.
+DEVICE Counts sum_up(Memory &memory, Counts &mine) {
+    int lane = thread_index() % LANES, warp = thread_index() / LANES;
+    Counts sum = {sum_before(mine.units), sum_before(mine.tiles), (int)most_of_warp(mine.most)};
+    if (lane == LANES - 1) {
+        memory.warp_units[warp] = sum.units;
+        memory.warp_tiles[warp] = sum.tiles;
+        memory.warp_most[warp] = sum.most;
+    }
+    wait_for_block();
+    Counts all = {}, before = {sum.units - mine.units, sum.tiles - mine.tiles, 0};
+    UNROLL for (int i = 0; i < WARPS; i++) {
+        if (i < warp) {
+            before.units += memory.warp_units[i];
+            before.tiles += memory.warp_tiles[i];
+        }
+        all.units += memory.warp_units[i];
+        all.tiles += memory.warp_tiles[i];
+        all.most = max_of(all.most, memory.warp_most[i]);
+    }
+    mine = before;
+    return all;
+}
+
+DEVICE Piece find_piece(const Work &work, Memory &memory, int num_blocks) {
+    for (int i = thread_index(); i <= work.num_seqs; i += THREADS) {
+        memory.starts[i] = work.query_start[i];
+        if (i < work.num_seqs) memory.contexts[i] = work.context_lens[i];
+    }
+    wait_for_block();
+    int each = (work.num_places + THREADS - 1) / THREADS;
+    int begin = thread_index() * each, end = min_of(begin + each, work.num_places);
+    Counts before = {};
+    for (int i = begin; i < end; i++) {
+        int num_units = find_tile(work, memory, i).num_units();
+        before.units += num_units;
+        before.tiles += num_units > 0;
+        before.most = max_of(before.most, num_units);
+    }
+    Counts all = sum_up(memory, before);
+    Piece piece = {};
+    int total = all.units * work.num_kv_heads, total_tiles = all.tiles * work.num_kv_heads;
+    piece.units = max_of((total + num_blocks - 1) / num_blocks, MIN_UNITS);
+    int tiles = (total_tiles + num_blocks - 1) / num_blocks;  // of every block
+    bool are_whole = tiles * all.most <= piece.units + JOIN_UNITS;
+    int first = block_index() * (are_whole ? tiles : piece.units);  // tile or unit
+    int count = are_whole ? all.tiles : all.units;                  // of a key head
+    piece.head = count == 0 ? work.num_kv_heads : first / count;
+    if (piece.head >= work.num_kv_heads) return piece;
+    int wanted = first - piece.head * count, sum = are_whole ? before.tiles : before.units;
+    for (int place = begin; place < end && sum <= wanted; place++) {
+        int num_units = find_tile(work, memory, place).num_units();
+        int here = are_whole ? num_units > 0 : num_units;
+        if (wanted < sum + here) memory.place = place, memory.before = sum;
+        sum += here;
+    }
+    wait_for_block();
+    piece.tile = find_tile(work, memory, memory.place);
+    if (are_whole) {
+        piece.end = total;  // at most
+        piece.num_tiles = min_of(tiles, total_tiles - first);
+    } else {
+        piece.unit = first;
+        piece.end = min_of(first + piece.units, total);
+        piece.num_tiles = total_tiles;
+        piece.tile_unit = piece.head * all.units + memory.before;
+    }
+    return piece;
+}
+
+// -- the warps that copy
+
+// Pairs that a tile has not may be another sequence's: nobody looks at what becomes of them.
+DEVICE void copy_queries(const Work &work, Memory &memory, Piece piece) {
+    int lane = thread_index() % LANES;
+    Shared full = to_shared((char *)&memory.query_full);
+    for (u32 turn = 0; piece.find(); turn ^= 1, piece.go_on(work, memory)) {
+        wait_for_signal(to_shared((char *)&memory.query_empty), turn ^ 1);
+        if (lane == 0) arrive_and_expect(full, sizeof(memory.query));
+        wait_for_warp();
+        if (lane < BLOCKS_OF_ROW) {
+            int row = piece.tile.first_row + piece.tile.pair / GROUP;
+            Shared to = to_shared(memory.query[lane]);
+            copy_box(to, &work.query, lane * DEPTH, piece.head * GROUP, row, full);
+        }
+    }
+}
+
+// Where the first key of a lane's box lies among all slots; -1 where it has none to be read, whose
+// page may be stale or unused.
+DEVICE int look_up(const Work &work, const Tile &tile, int start) {
+    int key = start + thread_index() % LANES / BLOCKS_OF_ROW * BOX;
+    if (key + BOX <= tile.low || key >= tile.high || key >= start + KEYS) return -1;
+    int page = work.pages[(u64)tile.sequence * work.table_stride + key / work.page_size];
+    return page * work.page_size + key % work.page_size;
+}
+
+DEVICE void copy_rows(Memory &memory, Stage &stage, const Map *map, int head, int slot) {
+    int lane = thread_index() % LANES, block = lane % BLOCKS_OF_ROW, box = lane / BLOCKS_OF_ROW;
+    Shared full = to_shared((char *)&memory.full[stage.place]);
+    int num_boxes = count_bits(vote(slot >= 0));
+    wait_for_signal(to_shared((char *)&memory.empty[stage.place]), stage.turn ^ 1);
+    if (lane == 0) arrive_and_expect(full, num_boxes * (BOX * 2 * DEPTH));
+    wait_for_warp();
+    if (slot >= 0) {
+        char *to = memory.stages[stage.place][block] + box * (BOX * 2 * DEPTH);
+        copy_box(to_shared(to), map, block * DEPTH, head, slot, full);
+    }
+    stage.go_on(1);
+}
+
+DEVICE void copy_keys(const Work &work, Memory &memory, Piece piece) {
+    Stage stage = {};
+    for (; piece.find(); piece.go_on(work, memory)) {
+        int slot = look_up(work, piece.tile, piece.key_of(0));
+        for (int i = 0; i < piece.count; i++) {
+            int next = i + 1 < piece.count ? look_up(work, piece.tile, piece.key_of(i + 1)) : -1;
+            copy_rows(memory, stage, &work.keys, piece.head, slot);
+            copy_rows(memory, stage, &work.values, piece.head, slot);
+            slot = next;
+        }
+    }
+}
+
+// -- the warpgroups that multiply
+
+#include "attend_many_tile.h"
+
+KERNEL attend_many(const ARGUMENT Work work) {
+    SHARED(shared);
+    Memory &memory = *(Memory *)shared;
+    if (thread_index() == 0) {
+        expect_map(&work.keys);
+        expect_map(&work.values);
+        expect_map(&work.query);
+        for (int i = 0; i < STAGES; i++) {
+            make_signal(to_shared((char *)&memory.full[i]), 1);
+            make_signal(to_shared((char *)&memory.empty[i]), 4 * WARPGROUPS);
+        }
+        make_signal(to_shared((char *)&memory.query_full), 1);
+        make_signal(to_shared((char *)&memory.query_empty), 4 * WARPGROUPS);
+        show_signals();
+    }
+    Piece piece = find_piece(work, memory, num_blocks());
+    if (piece.num_tiles == 0) return;
+    if (thread_index() >= WARPGROUPS * WARPGROUP) {
+        set_registers<COPYING_REGISTERS, false>();
+        int warp = thread_index() / LANES % 4;
+        if (warp == 0) copy_keys(work, memory, piece);
+        if (warp == 1) copy_queries(work, memory, piece);
+    } else {
+        set_registers<REGISTERS, true>();
+        multiply_piece(work, memory, piece);
+    }
+}

@@ -1,0 +1,292 @@
+// A tile's scores and sums in a warpgroup's registers, and their end. Included by attend_many.cu.
+//
+// A thread has two pairs: those of the rows lane / 4 and lane / 4 + 8 of its warp's sixteen.
+
+struct Sums {
+    float of[4 * QUADS];
+    float best[2];   // scores so far
+    float total[2];  // of the weights of this thread's keys
+};
+
+DEVICE int warpgroup_index() { return thread_index() / WARPGROUP; }
+DEVICE int first_pair() { return SHARES_PAIRS ? warpgroup_index() * 64 : 0; }  // of a warpgroup
+DEVICE int pair_in_tile(int half) {
+    int warp = thread_index() / LANES % 4, lane = thread_index() % LANES;
+    return first_pair() + warp * 16 + lane / 4 + half * 8;
+}
+DEVICE int first_column() { return SHARES_PAIRS ? 0 : warpgroup_index() * COLUMNS; }
+
+DEVICE void leave(Shared signal) {
+    if (thread_index() % LANES == 0) arrive(signal);
+}
+DEVICE char *wait_for_stage(Memory &memory, const Stage &stage) {
+    wait_for_signal(to_shared((char *)&memory.full[stage.place]), stage.turn);
+    return memory.stages[stage.place][0];
+}
+DEVICE void leave_stage(Memory &memory, Stage &stage) {
+    leave(to_shared((char *)&memory.empty[stage.place]));
+    stage.go_on(2);
+}
+
+// Scores of KEYS keys are on their way.
+DEVICE void begin_scores(Memory &memory, const Stage &stage, float *scores) {
+    u64 keys = rows_at(to_shared(wait_for_stage(memory, stage)));
+    u64 query = rows_at(to_shared(memory.query[0] + first_pair() * 2 * DEPTH));
+    begin_products();
+    UNROLL for (int i = 0; i < HEAD / 16; i++) {
+        int block = i / 4, step = i % 4 * 2;  // in units of 16 bytes
+        multiply_shared<KEYS>(scores, query + block * (QUERY_BLOCK / 16) + step,
+                              keys + block * (KEY_BLOCK / 16) + step, i > 0);
+    }
+    commit_products();
+}
+
+// What lies in the place of values that the tile has not may be no number: zeros take its place.
+DEVICE void clear_values(char *blocks, const Tile &tile, int start) {
+    constexpr int COLUMN_CHUNKS = COLUMNS / 8;
+    for (int i = thread_index() % WARPGROUP; i < KEYS * COLUMN_CHUNKS; i += WARPGROUP) {
+        int row = i / COLUMN_CHUNKS, chunk = i % COLUMN_CHUNKS;
+        char *place = blocks + chunk / 8 * KEY_BLOCK + row * 2 * DEPTH + chunk % 8 * 16;
+        if (start + row < tile.low || start + row >= tile.high) *(Words *)place = {};
+    }
+    show_writes_to_products();
+    wait_for_some<WARPGROUP>(1 + warpgroup_index());
+}
+
+// Values by their weights, of as many keys, are on their way.
+DEVICE void begin_values(Memory &memory, const Stage &stage, const Tile &tile, int start,
+                         const Words *weights, Sums &sums) {
+    char *blocks = wait_for_stage(memory, stage) + first_column() / DEPTH * KEY_BLOCK;
+    if (start < tile.low || start + KEYS > tile.high) clear_values(blocks, tile, start);
+    u64 values = columns_at(to_shared(blocks), KEY_BLOCK);
+    begin_products();
+    UNROLL for (int i = 0; i < STEPS; i++) {
+        multiply_columns<COLUMNS>(sums.of, weights[i], values + i * (16 * 2 * DEPTH / 16));
+    }
+    commit_products();
+}
+
+// Scores that a row must not see become minus infinity.
+DEVICE void hide(const Work &work, const Tile &tile, int start, float *scores) {
+    int first = tile.first_position(), last = tile.last_position(), end = start + KEYS;
+    int num_keys = tile.context + tile.num_rows;
+    bool has_hidden = end > num_keys || (CAUSAL && end - 1 > first) ||
+                      (WINDOWED && start <= last - work.window) ||
+                      (WINDOWED && !CAUSAL && end > first + work.window);
+    if (!has_hidden) return;
+    UNROLL for (int half = 0; half < 2; half++) {
+        int position = tile.context + (tile.pair + pair_in_tile(half)) / GROUP;
+        UNROLL for (int i = 0; i < SCORES / 2; i++) {
+            int key = start + i / 2 * 8 + thread_index() % 4 * 2 + i % 2;
+            bool is_seen = key < num_keys && (!CAUSAL || key <= position) &&
+                           (!WINDOWED || (key > position - work.window &&
+                                          (CAUSAL || key < position + work.window)));
+            if (!is_seen) scores[i / 2 * 4 + half * 2 + i % 2] = minus_infinity();
+        }
+    }
+}
+
+// Scores become their weights, against the best score so far; and by what those before shrink.
+DEVICE void weigh(float *scores, float scale, Sums &sums, float *decay) {
+    UNROLL for (int half = 0; half < 2; half++) {
+        float best = sums.best[half];
+        UNROLL for (int i = 0; i < SCORES; i++) {
+            if (i / 2 % 2 == half) best = larger(best, scores[i]);
+        }
+        best = most_of_four(best);
+        // Nothing seen so far: any finite reference keeps the weights at exact zeros.
+        float reference = best == minus_infinity() ? 0 : best * scale, total = 0;
+        decay[half] = quick_power_of_two(sums.best[half] * scale - reference);
+        UNROLL for (int i = 0; i < SCORES; i++) {
+            if (i / 2 % 2 != half) continue;
+            scores[i] = quick_power_of_two(scores[i] * scale - reference);
+            total += scores[i];
+        }
+        sums.total[half] = sums.total[half] * decay[half] + total;
+        sums.best[half] = best;
+    }
+}
+
+// Weights as products take them. Not while any are on their way: the compiler would let every
+// product wait for the one before.
+DEVICE void pack(const float *scores, Words *weights) {
+    UNROLL for (int i = 0; i < STEPS; i++) {
+        const float *these = scores + 8 * i;
+        weights[i] = {two_bfloat16(these[0], these[1]), two_bfloat16(these[2], these[3]),
+                      two_bfloat16(these[4], these[5]), two_bfloat16(these[6], these[7])};
+    }
+}
+
+// -- the end of a tile
+
+// Where a block leaves its part of a tile: of the one that it began with, or of its last one. A
+// thread's sums lie four by four beside those of the others; the last four are its best and totals.
+DEVICE Floats *part_of(const Work &work, int block, bool is_second) {
+    u64 place = ((u64)block * 2 + is_second) * WARPGROUPS + warpgroup_index();
+    return (Floats *)work.parts + place * ((QUADS + 1) * WARPGROUP) + thread_index() % WARPGROUP;
+}
+
+DEVICE void add_part(const Floats *part, const float *factors, Sums &sums) {
+    constexpr int AT_A_TIME = 8;
+    UNROLL for (int i = 0; i < QUADS; i += AT_A_TIME) {
+        Floats found[AT_A_TIME];
+        UNROLL for (int j = 0; j < AT_A_TIME; j++) found[j] = load_past(part + (i + j) * WARPGROUP);
+        UNROLL for (int j = 0; j < 4 * AT_A_TIME; j++) {
+            float number = found[j / 4].of[j % 4];
+            sums.of[4 * i + j] += rounded_product(number, factors[j / 2 % 2]);
+        }
+    }
+}
+
+// By what a part's sums shrink, whose best scores these are.
+DEVICE void find_factors(const float *best, float first, float second, float scale, float *factors) {
+    UNROLL for (int half = 0; half < 2; half++) {
+        float reference = best[half] == minus_infinity() ? 0 : best[half];
+        factors[half] = quick_power_of_two(((half == 0 ? first : second) - reference) * scale);
+    }
+}
+
+// This part's sums and another's: the same bits whichever of both is this one.
+DEVICE void join_two(const Floats *part, float scale, Sums &sums) {
+    Floats state = load_past(part + QUADS * WARPGROUP);
+    float best[2] = {larger(sums.best[0], state.of[0]), larger(sums.best[1], state.of[2])};
+    float mine[2], other[2];
+    find_factors(best, sums.best[0], sums.best[1], scale, mine);
+    find_factors(best, state.of[0], state.of[2], scale, other);
+    UNROLL for (int half = 0; half < 2; half++) {
+        float total = rounded_product(state.of[2 * half + 1], other[half]);
+        sums.total[half] = rounded_product(sums.total[half], mine[half]) + total;
+    }
+    UNROLL for (int i = 0; i < 4 * QUADS; i++) {
+        sums.of[i] = rounded_product(sums.of[i], mine[i / 2 % 2]);
+    }
+    add_part(part, other, sums);
+}
+
+// Leaves a part for who comes last. Whether this warpgroup does: then it has all sums.
+DEVICE bool join_parts(const Work &work, Memory &memory, const Piece &piece, bool is_mine,
+                       Sums &sums) {
+    int warpgroup = warpgroup_index(), block = block_index();
+    int last_unit = piece.tile_unit + piece.tile.num_units() - 1;
+    int first = piece.tile_unit / piece.units, last = last_unit / piece.units;
+    bool is_first_shared = piece.tile_unit > first * piece.units;  // with a tile before
+    Floats *mine = part_of(work, block, block == first && is_first_shared);
+    if (is_mine) {
+        UNROLL for (int i = 0; i < QUADS; i++) {
+            const float *quad = sums.of + 4 * i;
+            store_past(mine + i * WARPGROUP, {quad[0], quad[1], quad[2], quad[3]});
+        }
+        Floats state = {sums.best[0], sums.total[0], sums.best[1], sums.total[1]};
+        store_past(mine + QUADS * WARPGROUP, state);
+    }
+    wait_for_some<WARPGROUP>(1 + warpgroup);
+    if (thread_index() % WARPGROUP == 0) {
+        int place = first_place(memory, piece.tile.sequence) - first_place(memory, 0);
+        place += piece.tile.pair / PAIRS + piece.head * work.num_places;
+        int *counter = work.arrivals + place * WARPGROUPS + warpgroup;
+        memory.is_last[warpgroup] = is_last(counter, last - first + 1);
+    }
+    wait_for_some<WARPGROUP>(1 + warpgroup);
+    if (!memory.is_last[warpgroup] || !is_mine) return false;
+    if (last == first + 1) {
+        int other = block == first ? last : first;
+        join_two(part_of(work, other, other == first && is_first_shared), work.scale, sums);
+        return true;
+    }
+    float best[2] = {minus_infinity(), minus_infinity()}, factors[2];
+    for (int other = first; other <= last; other++) {
+        const Floats *part = part_of(work, other, other == first && is_first_shared);
+        Floats state = load_past(part + QUADS * WARPGROUP);
+        best[0] = larger(best[0], state.of[0]);
+        best[1] = larger(best[1], state.of[2]);
+    }
+    UNROLL for (int i = 0; i < 4 * QUADS; i++) sums.of[i] = 0;
+    sums.total[0] = sums.total[1] = 0;
+    for (int other = first; other <= last; other++) {
+        const Floats *part = part_of(work, other, other == first && is_first_shared);
+        Floats state = load_past(part + QUADS * WARPGROUP);
+        find_factors(best, state.of[0], state.of[2], work.scale, factors);
+        UNROLL for (int half = 0; half < 2; half++) {
+            sums.total[half] += rounded_product(state.of[2 * half + 1], factors[half]);
+        }
+        add_part(part, factors, sums);
+    }
+    return true;
+}
+
+DEVICE void write_tile(const Work &work, const Piece &piece, const Sums &sums) {
+    UNROLL for (int half = 0; half < 2; half++) {
+        int pair = piece.tile.pair + pair_in_tile(half), row = pair / GROUP;
+        float total = sum_of_four(sums.total[half]);
+        if (row >= piece.tile.num_rows) continue;
+        float factor = total == 0 ? 0 : 1 / total;
+        u64 head = (u64)(piece.tile.first_row + row) * work.num_kv_heads + piece.head;
+        u16 *to = work.output + (head * GROUP + pair % GROUP) * HEAD + first_column();
+        UNROLL for (int i = 0; i < QUADS; i++) {
+            const float *two = sums.of + 4 * i + 2 * half;
+            u32 *place = (u32 *)(to + i * 8 + thread_index() % 4 * 2);
+            *place = two_bfloat16(two[0] * factor, two[1] * factor);
+        }
+    }
+}
+
+// A warpgroup's work on the units of one tile. The stages of keys and values follow by turns.
+DEVICE void multiply_tile(const Work &work, Memory &memory, const Piece &piece, Stage &keys,
+                          Stage &values, Sums &sums) {
+    float scores[SCORES], decay[2];
+    Words weights[STEPS];
+    begin_scores(memory, keys, scores);
+    wait_for_products(0);
+    leave_stage(memory, keys);
+    hide(work, piece.tile, piece.key_of(0), scores);
+    weigh(scores, work.scale, sums, decay);
+    pack(scores, weights);
+    for (int i = 1; i < piece.count; i++) {
+        begin_scores(memory, keys, scores);
+        begin_values(memory, values, piece.tile, piece.key_of(i - 1), weights, sums);
+        wait_for_products(1);
+        leave_stage(memory, keys);
+        hide(work, piece.tile, piece.key_of(i), scores);
+        weigh(scores, work.scale, sums, decay);
+        wait_for_products(0);
+        leave_stage(memory, values);
+        pack(scores, weights);
+        UNROLL for (int j = 0; j < 4 * QUADS; j++) sums.of[j] *= decay[j / 2 % 2];
+    }
+    leave(to_shared((char *)&memory.query_empty));
+    begin_values(memory, values, piece.tile, piece.key_of(piece.count - 1), weights, sums);
+    wait_for_products(0);
+    leave_stage(memory, values);
+}
+
+// A warpgroup that has no pair in a tile only follows.
+DEVICE void pass_tile(Memory &memory, const Piece &piece, Stage &keys, Stage &values) {
+    for (int i = 0; i < piece.count; i++) {
+        wait_for_stage(memory, keys);
+        leave_stage(memory, keys);
+        wait_for_stage(memory, values);
+        leave_stage(memory, values);
+    }
+    leave(to_shared((char *)&memory.query_empty));
+}
+
+DEVICE void multiply_piece(const Work &work, Memory &memory, Piece piece) {
+    Stage keys = {0, 0}, values = {1, 0};
+    for (u32 turn = 0; piece.find(); turn ^= 1, piece.go_on(work, memory)) {
+        wait_for_signal(to_shared((char *)&memory.query_full), turn);
+        Sums sums = {};
+        sums.best[0] = sums.best[1] = minus_infinity();
+        int num_pairs = piece.tile.num_rows * GROUP - piece.tile.pair - first_pair();
+        if (num_pairs <= 0) {
+            pass_tile(memory, piece, keys, values);
+            continue;
+        }
+        multiply_tile(work, memory, piece, keys, values, sums);
+        bool is_whole = piece.count == piece.tile.num_units();
+        // warps without a pair leave nothing, and find nothing
+        bool is_mine = thread_index() / LANES % 4 * 16 < num_pairs;
+        if (is_whole || join_parts(work, memory, piece, is_mine, sums)) {
+            write_tile(work, piece, sums);
+        }
+    }
+}

@@ -1,0 +1,156 @@
+"""cuda/attention/attend_many.cu, emulated, against torch's attention."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import replace
+
+import pytest
+import torch
+
+from flashdraft.kernels.cuda.plan import DeviceLimits
+from flashdraft.kernels.interface import BIDIRECTIONAL, CAUSAL, PagedKeys, PageView
+from flashdraft.kernels.torch_backend import TorchKernels
+from tests.unit.kernels.cuda.emulated import build
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+from flashdraft.kernels.cuda.driver import Map  # isort: skip
+from flashdraft.kernels.cuda.attention.many_rows import (
+    MAX_PLACES,
+    MAX_SEQS,
+    is_readable,
+    make_flags,
+    plan_many,
+    prepare,
+)
+
+HOPPER = DeviceLimits(132, 227 * 1024, generation=9)
+PAGE = 16
+# heads, key heads, head size, window, mask, (keys before, rows) of every sequence
+CASES = {
+    "decoding": (4, 2, 256, 64, CAUSAL, [(100, 16), (3, 1), (0, 0), (40, 5)]),
+    "a chunk beside": (4, 2, 256, 40, CAUSAL, [(90, 16), (0, 0), (33, 70), (0, 30)]),
+    "full": (8, 1, 512, None, CAUSAL, [(70, 9), (0, 20), (200, 1)]),
+    "both ways": (4, 1, 128, None, BIDIRECTIONAL, [(60, 16), (100, 16)]),
+    "both ways, sliding": (4, 1, 128, 40, BIDIRECTIONAL, [(90, 16), (7, 16)]),
+    "no group": (3, 3, 128, None, CAUSAL, [(33, 7), (0, 150)]),
+    "one long": (2, 1, 128, None, CAUSAL, [(1500, 3)]),
+    "many": (2, 2, 128, 1024, CAUSAL, [(3 * i, 1 + i % 3) for i in range(40)]),
+}
+
+
+def make_inputs(heads, kv_heads, dim, sequences, window=None, spare_rows=0, first_row=0):
+    """Queries, keys, values and the view; rows before and behind those of sequences are spare.
+
+    What nobody may read is no number, or in no page.
+    """
+    torch.manual_seed(heads + len(sequences))
+    counts = [-(-(context + rows) // PAGE) for context, rows in sequences]
+    num_pages = sum(counts) + 2
+    free, table = torch.randperm(num_pages), torch.full((len(sequences), max(counts) + 3), -7)
+    for s, count in enumerate(counts):
+        table[s, :count], free = free[:count], free[count:]
+    starts = torch.tensor([0, *(rows for _, rows in sequences)]).cumsum(0) + first_row
+    num_rows = int(starts[-1]) + spare_rows
+    query = torch.randn(num_rows, heads, dim).bfloat16()
+    keys, values = (torch.randn(num_pages, PAGE, kv_heads, dim).bfloat16() for _ in range(2))
+    for s, (context, rows) in enumerate(sequences):
+        end = context + rows
+        if window is not None:
+            table[s, : max(0, context - window + 1) // PAGE] = -7
+        if end % PAGE:
+            for cache in (keys, values):
+                cache[table[s, end // PAGE], end % PAGE :] = float("nan")
+    view = PageView(
+        query_start=starts.int(),
+        context_lens=torch.tensor([context for context, _ in sequences], dtype=torch.int32),
+        block_table=table.int(),
+        slots=torch.zeros(num_rows, dtype=torch.int64),
+        page_size=PAGE,
+        max_query_len=max(rows for _, rows in sequences),
+        max_key_len=max(context + rows for context, rows in sequences),
+    )
+    return query, keys, values, view
+
+
+def emulated_map(array, box):
+    """What emulated_warpgroups.h reads in the place of a card's map."""
+    words = array.data_ptr(), len(array), 2 * array.stride(0), 2 * array.stride(1), *box[:2]
+    return Map(words)
+
+
+def attend(query, keys, num_blocks, backwards=False):
+    """The kernel's result, and what it left where blocks meet."""
+    num_kv_heads, num_seqs = keys.value_cache.shape[2], keys.view.context_lens.shape[0]
+    sizes = *query.shape[:2], num_kv_heads, query.shape[2]
+    plan = plan_many(sizes[0], num_seqs, *sizes[1:], HOPPER._replace(num_processors=1))
+    flags = make_flags(plan, query, keys)
+    plan = plan._replace(num_blocks=num_blocks)
+    library = build("attend_many", *flags.items())
+    assert library.shared_bytes() == plan.shared_bytes <= HOPPER.shared_bytes
+    meetings = torch.zeros(MAX_PLACES, dtype=torch.int32)
+    work, output, _kept = prepare(query, keys, meetings, plan, emulated_map)
+    output.fill_(7)
+    library.run(ctypes.byref(work), num_blocks, int(backwards))
+    return output, meetings
+
+
+def expect(query, keys, own):
+    """In float32, sequence by sequence, for the rows that have one."""
+    tables = keys.view.query_start - own.start, keys.view.block_table.clamp(min=0)
+    view = replace(keys.view, query_start=tables[0], block_table=tables[1])
+    kernels = TorchKernels(torch.device("cpu"), torch.float32)
+    return kernels.attention(query[own].float(), replace(keys, view=view))
+
+
+def check(case, num_blocks, backwards=False, **of_inputs):
+    heads, kv_heads, dim, window, mask, sequences = CASES[case]
+    query, *caches, view = make_inputs(heads, kv_heads, dim, sequences, window, **of_inputs)
+    keys = PagedKeys(*caches, view, dim**-0.5, window, mask)
+    assert is_readable(query, keys)
+    found, meetings = attend(query, keys, num_blocks, backwards)
+    own = slice(int(view.query_start[0]), int(view.query_start[-1]))
+    expected = expect(query, keys, own)
+    assert not torch.any(meetings), "the next launch begins with zeros"
+    assert (found[own].float() - expected).norm() < 0.006 * expected.norm()
+    spare = torch.ones(len(found), dtype=torch.bool)
+    spare[own] = False
+    assert torch.all(found[spare] == 7), "rows of nobody are left alone"
+    return found
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_it_is_what_torch_says(case):
+    check(case, num_blocks=3)
+
+
+@pytest.mark.parametrize("num_blocks", [1, 2, 7, 40])
+def test_however_many_blocks_share_the_work(num_blocks):
+    check("a chunk beside", num_blocks)
+    check("full", num_blocks)
+
+
+def test_the_order_of_blocks_changes_no_bit():
+    one, other = (check("decoding", 9, backwards) for backwards in (False, True))
+    assert torch.equal(one, other)
+
+
+def test_rows_of_nobody_are_left_alone():
+    check("decoding", 5, spare_rows=9, first_row=67)
+
+
+def test_what_it_cannot_read_it_leaves_to_others():
+    query, keys, values, view = make_inputs(4, 2, 256, [(20, 3)])
+    paged = PagedKeys(keys, values, view, 1.0, None, CAUSAL)
+    assert is_readable(query, paged)
+    assert not is_readable(query.float(), paged)
+    assert not is_readable(query, PagedKeys(None, values, view, 1.0, None, CAUSAL))
+    narrow = [cache.to(torch.float8_e4m3fn) for cache in (keys, values)]
+    assert not is_readable(query, PagedKeys(*narrow, view, 1.0, None, CAUSAL))
+    assert plan_many(3, MAX_SEQS + 1, 4, 2, 256, HOPPER) is None
+    assert plan_many(3, 1, 4, 2, 96, HOPPER) is None
+    assert plan_many(3, 1, 9, 3, 256, HOPPER) is None
+    assert plan_many(16, 1, 32, 4, 512, HOPPER) is None, "one tile in many parts"
+    assert plan_many(128, 8, 32, 4, 512, HOPPER) is not None
+    assert plan_many(3, 1, 4, 2, 256, HOPPER._replace(shared_bytes=99 * 1024)) is None

@@ -1,0 +1,8 @@
+// flashdraft/kernels/cuda/attention/attend_many.cu for a CPU.
+#include "attention/attend_many.cu"
+
+extern "C" int shared_bytes() { return sizeof(Memory); }
+extern "C" void run(const Work *work, int num_blocks, int backwards) {
+    is_backwards = backwards;
+    run_blocks(num_blocks, 1, sizeof(Memory), [work] { attend_many(*work); });
+}

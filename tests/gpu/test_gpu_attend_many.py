@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -39,11 +41,12 @@ def make(case):
     return query, keys, expect(query, keys, slice(0, len(query)))
 
 
-def attend(kernels, query, keys):
-    """By the kernel alone, however little there is to share."""
+def attend(kernels, query, keys, num_processors=None):
+    """By the kernel alone, on as many processors."""
     from flashdraft.kernels.cuda.attention import many_rows
 
-    limits = kernels._limits._replace(num_processors=12 if len(query) < 100 else 132)
+    limits = kernels._limits
+    limits = limits._replace(num_processors=num_processors or limits.num_processors)
     meetings = torch.zeros(many_rows.MAX_PLACES, device=query.device, dtype=torch.int32)
     found = many_rows.attend_many(query, keys, meetings, limits)
     assert found is not None
@@ -55,9 +58,10 @@ def attend(kernels, query, keys):
 def test_it_is_what_torch_says(case):
     query, keys, expected = make(case)
     kernels, query, keys = make_kernels(), to_device(query), to_device(keys)
-    found = attend(kernels, query, keys)
-    assert (found.cpu().float() - expected).norm() < 0.006 * expected.norm()
-    assert torch.equal(found, attend(kernels, query, keys))
+    for num_processors in (1, 2, 4) if case in CASES else (None, 50, 9):
+        found = attend(kernels, query, keys, num_processors)
+        assert (found.cpu().float() - expected).norm() < 0.006 * expected.norm()
+        assert torch.equal(found, attend(kernels, query, keys, num_processors))
 
 
 def test_a_captured_launch_follows_its_tables():
@@ -88,16 +92,13 @@ def test_a_captured_launch_follows_its_tables():
         ):
             mine.copy_(torch.nan_to_num(other, 0.5))
         graph.replay()
-        reference = to_cpu(placed)
-        expected = expect(query, reference, slice(0, len(query)))
+        expected = expect(query, to_cpu(placed), slice(0, len(query)))
         assert (found.cpu().float() - expected).norm() < 0.006 * expected.norm()
 
 
 def to_cpu(keys):
     view = keys.view
     tables = {name: getattr(view, name).cpu() for name in ("query_start", "context_lens", "slots")}
-    from dataclasses import replace
-
     view = replace(view, block_table=view.block_table.cpu(), **tables)
     caches = {name: getattr(keys, name).cpu() for name in ("key_cache", "value_cache")}
     return replace(keys, view=view, **caches)

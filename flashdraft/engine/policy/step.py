@@ -3,9 +3,9 @@
 Chosen a step early, from what the last ones showed: which of the drafter's confidences came true,
 and what steps took. Up to where reading the weights hides them rows are free; beyond, a step's time
 grows with all its rows alike. A token is worth what it takes to get one without prompts, a row of a
-prompt what it takes where rows are cheapest, and the step is chosen that brings most for its time,
-as long as the others need not wait too long and prompts move on. Decoding plainly is always a
-candidate, and drafting must promise more.
+prompt a little more than it takes where rows are cheapest, since its request decodes nothing yet.
+The step is chosen that brings most for its time, as long as the others need not wait too long and
+prompts move on. Decoding plainly is always a candidate, and drafting must promise more.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ LONGEST_GAP_S = 0.1195  # and however much does
 MANY_WAITING = 4096  # tokens that double the limit
 PATIENCE_S = 0.25  # in which what waits should be computed
 MIN_ROWS = 32  # of prompts, in any case: they move on
+ROW_WORTH = 1.2  # of a prompt's row, by what it takes where rows are cheapest
 HOPELESS = 1.3  # a step that is guessed to be slower than the best by this is not tried
 SETTLED = 8  # steps of one batch before anything is tried out: a batch that shrinks has no time
 PROBE_PERIOD = 64  # steps between drafts where drafting does not pay
@@ -120,7 +121,8 @@ class StepPolicy:
     ) -> StepChoice:
         candidates = self._candidates(options, options.rows_beside)
         alone = {rows: self._alone(options, rows) for rows in candidates}
-        worth = self.times.row_price() / min(map(_pace, alone.values()))  # of a row, in tokens
+        row_s = ROW_WORTH * self.times.row_price()
+        worth = row_s / min(map(_pace, alone.values()))  # of a row, in tokens
         waiting = sum(prompts)
         limit = min(MAX_GAP_S * (1.0 + waiting / MANY_WAITING), LONGEST_GAP_S)
         found = {

@@ -184,10 +184,15 @@ def compile_source(name: str, flags: Mapping[str, int], architecture: str) -> by
     try:
         options = [f"-D{key}={value}".encode() for key, value in flags.items()]
         options += [f"--gpu-architecture={architecture}".encode(), b"--std=c++17"]
-        if nvrtc.nvrtcCompileProgram(program, len(options), (c_char_p * len(options))(*options)):
-            log = _read(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program)
-            words = log.rstrip(b"\0\n").decode(errors="replace")
+        failed = nvrtc.nvrtcCompileProgram(
+            program, len(options), (c_char_p * len(options))(*options)
+        )
+        said = _read(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program)
+        words = said.rstrip(b"\0\n ").decode(errors="replace")
+        if failed:
             raise FlashdraftError(f"{name} does not compile: {words}")
+        if words:
+            log.info("%s: %s", name, words)
         return _read(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, program)
     finally:
         nvrtc.nvrtcDestroyProgram(byref(program))

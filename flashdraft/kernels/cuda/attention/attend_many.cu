@@ -5,7 +5,7 @@
 // All units are in a line: by key heads, then tiles, then keys. A block has an equal piece of the
 // line: all of some tiles, and a part of the first and of the last one. Parts meet in memory: who
 // comes last joins them, in their order, so that the same bits come out every time. Where it takes
-// no longer, blocks have as many tiles each, all of them whole.
+// no longer, tiles stay whole: they are dealt out to the blocks in rounds, forwards and backwards.
 //
 // A warp copies keys and values to shared memory, STAGES of KEYS ahead, another copies queries. Two
 // warpgroups multiply: each has 64 of a tile's pairs, or half of the numbers of larger heads and all scores.
@@ -35,8 +35,9 @@ constexpr int QUERY_BLOCK = PAIRS * 2 * DEPTH, KEY_BLOCK = KEYS * 2 * DEPTH;  //
 constexpr int QUADS = COLUMNS / 8;                // of a thread's sums
 constexpr int SCORES = KEYS / 2;                  // of a thread
 constexpr int STEPS = KEYS / 16;                  // of products with values
-constexpr int MAX_SEQS = 256, MIN_UNITS = 4;
-constexpr int JOIN_UNITS = 384 / KEYS;  // that take as long as joining parts
+constexpr int MAX_SEQS = 128, MIN_UNITS = 4;
+constexpr int MAX_ROUNDS = 5, MAX_DEALT = 160;  // rounds of tiles; tiles of a key head
+constexpr int JOIN_UNITS = 640 / KEYS;  // that take as long as joining parts
 
 // Of a thread: a block starts with 64 K / THREADS, down to a multiple of eight.
 constexpr int COPYING_REGISTERS = 40, REGISTERS = 232;
@@ -67,8 +68,9 @@ struct Memory {
     char stages[STAGES][BLOCKS_OF_ROW][KEY_BLOCK];
     u64 full[STAGES], empty[STAGES], query_full, query_empty;
     int starts[MAX_SEQS + 1], contexts[MAX_SEQS];
-    int warp_units[WARPS], warp_tiles[WARPS], warp_most[WARPS];
-    int place, before;  // where a block begins: its tile's place, and what is before that
+    int warp_units[WARPS], warp_tiles[WARPS];
+    int place, before;  // where a block begins: its tile's place, and the units before that
+    short dealt_places[MAX_DEALT], dealt_units[MAX_DEALT];  // of a key head's tiles
     int is_last[WARPGROUPS];
 };
 
@@ -139,23 +141,38 @@ DEVICE Tile find_tile(const Work &work, const Memory &memory, int place) {
 struct Piece {
     int units;  // of every block
     int unit, end;
-    int num_tiles;  // that are left, at most
     int head;
     int tile_unit;  // the first of the tile
     Tile tile;
-    int first, count;  // units of the tile that are of this piece
+    int first, count;   // units of the tile that are of this piece
+    int round;          // of whole tiles; or none, -1
+    int num_tiles;      // of all key heads
 
     // The tile that is next, where there is one.
     DEVICE bool find() {
         first = unit - tile_unit;
         count = min_of(tile.num_units() - first, end - unit);
-        return unit < end && num_tiles > 0;
+        return unit < end;
+    }
+    // The tile that is dealt to this block in this round.
+    DEVICE void deal(const Work &work, const Memory &memory) {
+        int number = (round + round % 2) * num_blocks();
+        number += round % 2 == 0 ? block_index() : -1 - block_index();
+        unit = end = tile_unit = 0;
+        if (number >= num_tiles) return;
+        head = number % work.num_kv_heads;
+        tile = find_tile(work, memory, memory.dealt_places[number / work.num_kv_heads]);
+        end = tile.num_units();
     }
     DEVICE void go_on(const Work &work, const Memory &memory) {
+        if (round >= 0) {
+            round++;
+            deal(work, memory);
+            return;
+        }
         unit += count;
         tile_unit += tile.num_units();
-        num_tiles--;
-        if (unit >= end || num_tiles == 0) return;
+        if (unit >= end) return;
         int sequence = tile.sequence, pair = tile.pair + PAIRS;
         while (pair >= (memory.starts[sequence + 1] - memory.starts[sequence]) * GROUP) {
             pair = 0;
@@ -169,7 +186,6 @@ struct Piece {
 // What the places of a key head have.
 struct Counts {
     int units, tiles;
-    int most;  // units of a tile
 };
 
 DEVICE int sum_before(int value) {  // and of this lane
@@ -184,14 +200,13 @@ DEVICE int sum_before(int value) {  // and of this lane
 // From those of this thread's places to those of all places before them, and of all.
 DEVICE Counts sum_up(Memory &memory, Counts &mine) {
     int lane = thread_index() % LANES, warp = thread_index() / LANES;
-    Counts sum = {sum_before(mine.units), sum_before(mine.tiles), (int)most_of_warp(mine.most)};
+    Counts sum = {sum_before(mine.units), sum_before(mine.tiles)};
     if (lane == LANES - 1) {
         memory.warp_units[warp] = sum.units;
         memory.warp_tiles[warp] = sum.tiles;
-        memory.warp_most[warp] = sum.most;
     }
     wait_for_block();
-    Counts all = {}, before = {sum.units - mine.units, sum.tiles - mine.tiles, 0};
+    Counts all = {}, before = {sum.units - mine.units, sum.tiles - mine.tiles};
     UNROLL for (int i = 0; i < WARPS; i++) {
         if (i < warp) {
             before.units += memory.warp_units[i];
@@ -199,13 +214,25 @@ DEVICE Counts sum_up(Memory &memory, Counts &mine) {
         }
         all.units += memory.warp_units[i];
         all.tiles += memory.warp_tiles[i];
-        all.most = max_of(all.most, memory.warp_most[i]);
     }
     mine = before;
     return all;
 }
 
-DEVICE Piece find_piece(const Work &work, Memory &memory, int num_blocks) {
+// At most so many units has a block where tiles are dealt out: the most of every round.
+DEVICE int most_dealt(const Work &work, const Memory &memory, int num_tiles) {
+    int sum = 0;
+    for (int first = 0; first < num_tiles; first += num_blocks()) {
+        int last = min_of(first + num_blocks(), num_tiles) - 1, most = 0;
+        for (int i = first / work.num_kv_heads; i <= last / work.num_kv_heads; i++) {
+            most = max_of(most, memory.dealt_units[i]);
+        }
+        sum += most;
+    }
+    return sum;
+}
+
+DEVICE Piece find_piece(const Work &work, Memory &memory) {
     for (int i = thread_index(); i <= work.num_seqs; i += THREADS) {
         memory.starts[i] = work.query_start[i];
         if (i < work.num_seqs) memory.contexts[i] = work.context_lens[i];
@@ -214,38 +241,41 @@ DEVICE Piece find_piece(const Work &work, Memory &memory, int num_blocks) {
     int each = (work.num_places + THREADS - 1) / THREADS;
     int begin = thread_index() * each, end = min_of(begin + each, work.num_places);
     Counts before = {};
-    for (int i = begin; i < end; i++) {
-        int num_units = find_tile(work, memory, i).num_units();
+    for (int place = begin; place < end; place++) {
+        int num_units = find_tile(work, memory, place).num_units();
         before.units += num_units;
         before.tiles += num_units > 0;
-        before.most = max_of(before.most, num_units);
     }
     Counts all = sum_up(memory, before);
     Piece piece = {};
-    int total = all.units * work.num_kv_heads, total_tiles = all.tiles * work.num_kv_heads;
-    piece.units = max_of((total + num_blocks - 1) / num_blocks, MIN_UNITS);
-    int tiles = (total_tiles + num_blocks - 1) / num_blocks;  // of every block
-    bool are_whole = tiles * all.most <= piece.units + JOIN_UNITS;
-    int first = block_index() * (are_whole ? tiles : piece.units);  // tile or unit
-    int count = are_whole ? all.tiles : all.units;                  // of a key head
-    piece.head = count == 0 ? work.num_kv_heads : first / count;
-    if (piece.head >= work.num_kv_heads) return piece;
-    int wanted = first - piece.head * count, sum = are_whole ? before.tiles : before.units;
-    for (int place = begin; place < end && sum <= wanted; place++) {
+    int total = all.units * work.num_kv_heads;
+    piece.num_tiles = all.tiles * work.num_kv_heads;
+    piece.units = max_of((total + num_blocks() - 1) / num_blocks(), MIN_UNITS);
+    piece.unit = block_index() * piece.units;
+    piece.end = min_of(piece.unit + piece.units, total);
+    piece.head = piece.unit / max_of(all.units, 1);
+    int wanted = piece.unit - piece.head * all.units;
+    for (int place = begin; place < end; place++) {
         int num_units = find_tile(work, memory, place).num_units();
-        int here = are_whole ? num_units > 0 : num_units;
-        if (wanted < sum + here) memory.place = place, memory.before = sum;
-        sum += here;
+        if (num_units == 0) continue;
+        if (before.tiles < MAX_DEALT) {
+            memory.dealt_places[before.tiles] = place;
+            memory.dealt_units[before.tiles] = min_of(num_units, 0x7FFF);
+        }
+        if (before.units <= wanted && wanted < before.units + num_units) {
+            memory.place = place;
+            memory.before = before.units;
+        }
+        before.tiles++;
+        before.units += num_units;
     }
     wait_for_block();
-    piece.tile = find_tile(work, memory, memory.place);
-    if (are_whole) {
-        piece.end = total;  // at most
-        piece.num_tiles = min_of(tiles, total_tiles - first);
-    } else {
-        piece.unit = first;
-        piece.end = min_of(first + piece.units, total);
-        piece.num_tiles = total_tiles;
+    bool can_deal = all.tiles <= MAX_DEALT && piece.num_tiles <= MAX_ROUNDS * num_blocks();
+    if (can_deal && most_dealt(work, memory, piece.num_tiles) <= piece.units + JOIN_UNITS) {
+        piece.deal(work, memory);
+    } else if (piece.unit < piece.end) {
+        piece.round = -1;
+        piece.tile = find_tile(work, memory, memory.place);
         piece.tile_unit = piece.head * all.units + memory.before;
     }
     return piece;
@@ -324,8 +354,8 @@ KERNEL attend_many(const ARGUMENT Work work) {
         make_signal(to_shared((char *)&memory.query_empty), 4 * WARPGROUPS);
         show_signals();
     }
-    Piece piece = find_piece(work, memory, num_blocks());
-    if (piece.num_tiles == 0) return;
+    Piece piece = find_piece(work, memory);
+    if (piece.unit >= piece.end) return;
     if (thread_index() >= WARPGROUPS * WARPGROUP) {
         set_registers<COPYING_REGISTERS, false>();
         int warp = thread_index() / LANES % 4;

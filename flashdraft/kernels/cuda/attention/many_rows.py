@@ -21,10 +21,10 @@ from flashdraft.kernels.cuda.plan import DeviceLimits
 from flashdraft.kernels.interface import PagedKeys
 
 HOPPER = 9
-MAX_SEQS = 256  # a block's memory has no room for more
+MAX_SEQS = 128  # a block's memory has no room for more
 MAX_PLACES = 1 << 16  # where blocks meet
 MAX_PARTS = 4  # of a tile, by and large: one block after the other joins them
-DEPTH, WARPS, WARPGROUPS = 64, 12, 2  # as in the kernel
+DEPTH, WARPS, WARPGROUPS, MAX_DEALT = 64, 12, 2, 160  # as in the kernel
 PAIRS = {128: 128, 256: 128, 512: 64}  # of a row and a head in a tile, by the size of a head
 KEYS = {128: 64, 256: 64, 512: 32}  # that are read at a time
 STAGES = {128: 8, 256: 5, 512: 5}  # of so many keys or values
@@ -118,7 +118,7 @@ def _shared_bytes(head_dim: int) -> int:
     """Of the kernel's `Memory`."""
     stages = STAGES[head_dim]
     num_bytes = 2 * head_dim * (PAIRS[head_dim] + stages * KEYS[head_dim]) + 16 * (stages + 1)
-    num_bytes += 4 * (2 * MAX_SEQS + 1 + 3 * WARPS + 2 + WARPGROUPS)
+    num_bytes += 4 * (2 * MAX_SEQS + 1 + 2 * WARPS + 2 + MAX_DEALT + WARPGROUPS)
     return -(-num_bytes // 8) * 8
 
 

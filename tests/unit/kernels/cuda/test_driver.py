@@ -10,6 +10,8 @@ pytest.importorskip("triton", reason="Triton is not installed")
 from flashdraft.errors import FlashdraftError
 from flashdraft.kernels.cuda.attention.few_rows import make_flags as attention_flags
 from flashdraft.kernels.cuda.attention.few_rows import plan_few as plan_attention
+from flashdraft.kernels.cuda.attention.many_rows import make_flags as many_rows_flags
+from flashdraft.kernels.cuda.attention.many_rows import plan_many as plan_many_rows
 from flashdraft.kernels.cuda.driver import (
     Kernel,
     can_compile,
@@ -21,7 +23,7 @@ from flashdraft.kernels.cuda.quantized.few_rows_plan import Product, plan_few
 from flashdraft.kernels.cuda.quantized.layout import Code
 from flashdraft.kernels.cuda.quantized.many_rows import make_flags as many_flags
 from flashdraft.kernels.cuda.quantized.many_rows import plan_many
-from flashdraft.kernels.interface import CAUSAL, QKVSpec
+from flashdraft.kernels.interface import BIDIRECTIONAL, CAUSAL, PagedKeys, PageView, QKVSpec
 from flashdraft.kernels.kinds import Activation
 from tests.unit.kernels.cuda.cross_compile import CARDS, count_spilled
 
@@ -61,6 +63,14 @@ CASES += [(card, *other) for card in CARDS if card != "sm_90" for other in OTHER
 # rows, heads, key heads, numbers of a head; of Gemma 4 and its drafters
 ATTENTIONS = [(1, 32, 16, 256), (5, 32, 16, 256), (16, 32, 16, 256), (1, 32, 4, 512)]
 ATTENTIONS += [(16, 32, 4, 512), (5, 8, 8, 256), (1, 32, 8, 128), (16, 32, 8, 128)]
+
+
+# heads, key heads, numbers of a head, window, mask
+MANY_ROWS = {
+    "31B, sliding": (32, 16, 256, 1024, CAUSAL),
+    "31B, full": (32, 4, 512, None, CAUSAL),
+    "drafter": (32, 8, 128, None, BIDIRECTIONAL),
+}
 
 
 def architecture(card):
@@ -103,6 +113,21 @@ def test_many_rows_compile_and_keep_to_registers(name):
     flags = many_flags(product, plan, Activation.GELU_TANH if product.up_rows else None)
     binary = compile_source("quantized/many_rows.cu", flags, name_architecture(9, 0))
     assert count_spilled(binary) <= 16
+
+
+@pytest.mark.parametrize("case", MANY_ROWS)
+def test_attention_of_many_rows_compiles_and_multiplies_side_by_side(case, caplog):
+    num_heads, num_kv_heads, head_dim, window, mask = MANY_ROWS[case]
+    plan = plan_many_rows(512, 17, num_heads, num_kv_heads, head_dim, CARDS["sm_90"].limits)
+    query = torch.empty(512, num_heads, head_dim, device="meta")
+    cache = torch.empty(1, 16, num_kv_heads, head_dim, device="meta")
+    tables = [torch.empty(1, device="meta")] * 4
+    keys = PagedKeys(cache, cache, PageView(*tables, 16, 512, 4096), 1.0, window, mask)
+    flags = many_rows_flags(plan, query, keys)
+    with caplog.at_level("INFO"):
+        binary = compile_source("attention/attend_many.cu", flags, name_architecture(9, 0))
+    assert count_spilled(binary) <= 288  # where parts are joined
+    assert "serialized" not in caplog.text
 
 
 def test_an_nvrtc_that_does_not_work_is_left_alone(monkeypatch, caplog):

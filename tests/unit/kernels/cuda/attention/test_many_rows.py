@@ -129,11 +129,13 @@ def test_it_is_what_torch_says(case):
 def test_however_many_blocks_share_the_work(num_blocks):
     check("a chunk beside", num_blocks)
     check("full", num_blocks)
+    check("one long", num_blocks)  # in parts, which are joined
 
 
 def test_the_order_of_blocks_changes_no_bit():
-    one, other = (check("decoding", 9, backwards) for backwards in (False, True))
-    assert torch.equal(one, other)
+    for case, num_blocks in (("decoding", 9), ("one long", 2), ("one long", 5)):
+        one, other = (check(case, num_blocks, backwards) for backwards in (False, True))
+        assert torch.equal(one, other)
 
 
 def test_rows_of_nobody_are_left_alone():

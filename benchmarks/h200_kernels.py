@@ -1,6 +1,6 @@
 """Every plan of the Triton kernels that might be the fastest, at the sizes of Gemma 4, on one GPU.
 
-    python -m benchmarks.h200_kernels --linear --head --attention --seconds 90 --output FILE.json
+    python -m benchmarks.h200_kernels --linear --attention --seconds 90 --output FILE.json
 
 Each plan is checked against float32 and timed in microseconds from graph replays, with inputs that
 the cache does not hold; floors are the bytes a call must move at the measured bandwidth. No section
@@ -19,12 +19,11 @@ import triton
 
 from benchmarks.accepted_length import describe_environment
 from benchmarks.h200_attention import compile_attention, sweep_attention
-from benchmarks.h200_linear import compile_heads, compile_linears, sweep_heads, sweep_linears
+from benchmarks.h200_linear import compile_linears, sweep_linears
 from benchmarks.h200_timing import BANDWIDTH, Deadline
 
 SECTIONS = {
     "linear": (compile_linears, sweep_linears),
-    "head": (compile_heads, sweep_heads),
     "attention": (compile_attention, sweep_attention),
 }
 

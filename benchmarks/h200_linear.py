@@ -1,4 +1,4 @@
-"""Sweeps of the skinny linear and of the greedy head over their plans, against torch's own.
+"""A sweep of the skinny linear over its plans, against torch's own.
 
 Run through benchmarks/h200_kernels.py. Every plan that is timed is also checked against float32.
 """
@@ -22,14 +22,11 @@ from benchmarks.h200_timing import (
     num_copies,
 )
 from flashdraft.kernels.cuda.backend import MAX_TILES, _read_limits
-from flashdraft.kernels.cuda.dense.best import best_columns
 from flashdraft.kernels.cuda.dense.linear import multiply_rows
-from flashdraft.kernels.cuda.plan import LinearPlan, plan_best, plan_exact_best, plan_exact_linear
-from flashdraft.kernels.interface import Best
+from flashdraft.kernels.cuda.plan import LinearPlan, plan_exact_linear
 
 CUDA = torch.device("cuda")
 ROWS = (16, 32, 64, 128, 192, 256, 1, 8)  # 1 and 8 try the plans that won at 16
-HEAD_ROWS = (1, 15, 16, 64, 128, 480)
 SHAPES = {  # name: (out, in)
     "31B o, sliding": (5376, 8192),
     "31B o, full": (5376, 16384),
@@ -45,7 +42,6 @@ SHAPES = {  # name: (out, in)
     "31B qkv, full": (18432, 5376),
     "31B gate_up": (43008, 5376),
 }
-HEADS = {"31B head": (262144, 5376), "26B head": (262144, 2816)}
 # (block_n, block_k, warps, stages, swap)
 FEW_ROWS = [
     (16, 256, 4, 4, False),
@@ -72,37 +68,17 @@ MORE_ROWS = [
     (64, 128, 4, 3, True),
     (128, 64, 4, 4, True),
 ]
-MANY_ROWS = [  # beside those of 128 rows below
+MANY_ROWS = [
     (64, 64, 4, 5, False),
     (64, 128, 4, 3, False),
     (128, 64, 8, 5, False),
+    (128, 64, 8, 4, False),
+    (128, 64, 4, 4, False),
+    (256, 64, 8, 3, False),
+    (256, 64, 8, 4, False),
+    (128, 128, 8, 3, False),
+    (128, 64, 8, 4, True),
 ]
-HEAD_TILES = {  # block_m: the same
-    16: [
-        (64, 128, 4, 4, False),
-        (128, 64, 4, 5, False),
-        (128, 128, 4, 4, False),
-        (128, 128, 8, 4, False),
-        (64, 128, 4, 4, True),
-        (128, 64, 4, 5, True),
-        (128, 128, 8, 3, True),
-    ],
-    64: [
-        (128, 64, 4, 4, False),
-        (128, 128, 4, 3, False),
-        (256, 64, 8, 4, False),
-        (128, 64, 4, 4, True),
-        (128, 64, 8, 4, True),
-    ],
-    128: [
-        (128, 64, 8, 4, False),
-        (128, 64, 4, 4, False),
-        (256, 64, 8, 3, False),
-        (256, 64, 8, 4, False),
-        (128, 128, 8, 3, False),
-        (128, 64, 8, 4, True),
-    ],
-}
 PROGRAMS = (132, 264, 528)  # how many a split weight aims at
 
 
@@ -113,7 +89,7 @@ def linear_plans(num_rows: int, num_columns: int, depth: int) -> Iterator[Linear
     elif num_rows <= 64:
         block_m, tiles_tried = 64, MORE_ROWS
     else:
-        block_m, tiles_tried = 128, MANY_ROWS + HEAD_TILES[128]
+        block_m, tiles_tried = 128, MANY_ROWS
     for block_n, block_k, warps, stages, swap in tiles_tried:
         if depth % block_k:
             continue
@@ -128,25 +104,11 @@ def exact_plan(num_columns: int, depth: int) -> LinearPlan:
     return plan_exact_linear(num_columns, depth, 2, _read_limits(CUDA))
 
 
-def head_plans(num_rows: int) -> list[LinearPlan]:
-    """Candidates for the greedy head, the two rules' choices first."""
-    limits = _read_limits(CUDA)
-    plans = [plan_best(num_rows, 2, limits), plan_exact_best(2, limits)]
-    block_m = 16 if num_rows <= 16 else 64 if num_rows <= 64 else 128
-    for block_n, block_k, warps, stages, swap in HEAD_TILES[block_m]:
-        plans.append(LinearPlan(block_m, block_n, block_k, warps, stages, 1, swap))
-    return list(dict.fromkeys(plans))
-
-
-def launch_small(task: tuple[str, LinearPlan]) -> None:
+def launch_small(plan: LinearPlan) -> None:
     """Compile one plan by a launch on a small weight."""
-    kind, plan = task
     x = torch.zeros(plan.block_m, 32 * plan.block_k, device=CUDA, dtype=torch.bfloat16)
     weight = torch.zeros(2 * plan.block_n, x.shape[1], device=CUDA, dtype=torch.bfloat16)
-    if kind == "head":
-        best_columns(x, weight, plan, 1.0, 30.0)
-    else:
-        multiply_rows(x, weight, plan, torch.zeros(64, device=CUDA, dtype=torch.int32))
+    multiply_rows(x, weight, plan, torch.zeros(64, device=CUDA, dtype=torch.int32))
     torch.cuda.synchronize()
 
 
@@ -158,13 +120,7 @@ def compile_linears() -> float:
         for num_rows in ROWS
         for plan in [exact_plan(out, depth), *linear_plans(num_rows, out, depth)]
     }
-    return compile_in_parallel(launch_small, [("linear", plan) for plan in sorted(plans)])
-
-
-def compile_heads() -> float:
-    """Compile what `sweep_heads` will launch; in seconds."""
-    plans = {plan for num_rows in HEAD_ROWS for plan in head_plans(num_rows)}
-    return compile_in_parallel(launch_small, [("head", plan) for plan in sorted(plans)])
+    return compile_in_parallel(launch_small, sorted(plans))
 
 
 def sweep_linears(deadline: Deadline) -> list[dict[str, Any]]:
@@ -199,54 +155,15 @@ def sweep_linears(deadline: Deadline) -> list[dict[str, Any]]:
     return results
 
 
-def sweep_heads(deadline: Deadline) -> list[dict[str, Any]]:
-    """The best plans of the greedy head, beside torch's linear with an argmax."""
-    results: list[dict[str, Any]] = []
-    for name, (out, depth) in HEADS.items():
-        weight = torch.empty(out, depth, device=CUDA, dtype=torch.bfloat16)
-        weight.normal_(std=depth**-0.5)
-        for num_rows in HEAD_ROWS:
-            if deadline.passed():
-                break
-            x = torch.randn(num_rows, depth, device=CUDA, dtype=torch.bfloat16)
-            logits = torch.cat([x.float() @ part.float().T for part in weight.chunk(8)], dim=1)
-            logits = torch.tanh(logits / 30.0) * 30.0
-
-            ranked = rank(
-                {
-                    plan: [partial(best_columns, x, weight, plan, 1.0, 30.0)]
-                    for plan in head_plans(num_rows)
-                },
-                partial(error_of_best, logits),
-            )
-            torch_us = graph_microseconds([partial(linear_argmax, x, weight)])
-            num_bytes = 2 * (out * depth + num_rows * depth)
-            results.append(describe(name, (out, depth), num_rows, num_bytes, torch_us, ranked))
-            del logits
-    return results
-
-
-def linear_argmax(x: Tensor, weight: Tensor) -> Tensor:
-    """The greedy head through torch."""
-    return F.linear(x, weight).argmax(-1)
-
-
 def error_of(expected: Tensor, found: Tensor) -> float:
     """The error's norm over the result's."""
     return float((found.float() - expected).norm() / expected.norm())
 
 
-def error_of_best(logits: Tensor, found: Best) -> float:
-    """The larger of two: what the chosen columns fall short by, and what the sums are off by."""
-    totals = (found.log_total - logits.logsumexp(-1)).abs().max()
-    chosen = logits.gather(1, found.index.unsqueeze(1)).squeeze(1)
-    return float(torch.maximum(totals, (logits.amax(-1) - chosen).abs().max()))
-
-
 def rank(
     calls: dict[LinearPlan, list[Callable[[], Any]]], error: Callable[[Any], float]
 ) -> dict[str, Any]:
-    """Time and check every plan; the first is the exact one, or the rule's."""
+    """Time and check every plan; the first is the exact one."""
     entries: list[dict[str, Any]] = []
     refused = 0
     for plan, repeated in calls.items():

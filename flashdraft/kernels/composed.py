@@ -14,7 +14,6 @@ from torch import Tensor
 
 from flashdraft.kernels.draw import host, reference
 from flashdraft.kernels.interface import (
-    Best,
     Choice,
     Draw,
     DrawnRows,
@@ -127,23 +126,6 @@ class ComposedKernels(Kernels):
         if self.device.type == "cpu":
             return host.draw(logits, settings, rows, self.argmax)
         return reference.draw(logits, settings, rows)
-
-    def best_columns(
-        self,
-        x: Tensor,
-        weight: Any,
-        multiplier: float = 1.0,
-        softcap: float | None = None,
-        forbidden: Tensor | None = None,
-    ) -> Best:
-        logits = self.finish_logits(self.linear(x, weight), multiplier, softcap, forbidden)
-        best = self.argmax(logits).unsqueeze(1)
-        logit = logits.gather(1, best).squeeze(1)
-        share = self.softmax(logits).gather(1, best).squeeze(1)
-        # One by one on the CPU: torch's logarithm of many numbers depends on how many there are.
-        pieces = torch.split(share, 1) if x.device.type == "cpu" else (share,)
-        log_share = torch.cat([piece.log() for piece in pieces])
-        return Best(torch.where(logit.isfinite(), best.squeeze(1), -1), logit, logit - log_share)
 
     def pack_experts(self, weight: Matrix) -> list[Any]:
         if isinstance(weight, Quantized):  # one at a time: all of them in floats may not fit

@@ -184,15 +184,6 @@ class PagedKeys:
     rebuild: KeyRebuild | None = None  # given exactly where there is no key_cache
 
 
-@dataclass(frozen=True)
-class Best:
-    """What a greedy head says of every row, [num_rows] each."""
-
-    index: Tensor  # int64: the first of equals; -1 where the row holds NaN or nothing finite
-    logit: Tensor  # float32, after multiplier and softcap
-    log_total: Tensor  # float32: log of the sum of exp(logit) over the row
-
-
 class Kernels(Protocol):
     """What a backend provides. x is [num_rows, features] and contiguous unless said otherwise."""
 
@@ -349,17 +340,6 @@ class Kernels(Protocol):
 
         cap * tanh(x / cap) after `multiplier`; -inf where `forbidden` [num_columns] bool says so.
         """
-        ...
-
-    def best_columns(
-        self,
-        x: Tensor,
-        weight: Any,
-        multiplier: float = 1.0,
-        softcap: float | None = None,
-        forbidden: Tensor | None = None,
-    ) -> Best:
-        """The greedy head: the likeliest column of what `finish_logits` makes of x @ weight.T."""
         ...
 
     def pack_experts(self, weight: Matrix) -> Any:

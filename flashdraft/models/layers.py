@@ -16,7 +16,6 @@ from torch import Tensor
 from flashdraft.errors import CheckpointError, RequestError
 from flashdraft.kernels.interface import (
     CAUSAL,
-    Best,
     BlockMask,
     Heads,
     Kernels,
@@ -82,16 +81,8 @@ class Target(Protocol):
         """Final norm, head and softcap: what the target says, [num_rows, vocab_size] float32."""
         ...
 
-    def greedy(self, hidden: Tensor) -> Best:
-        """The likeliest token of every row: what the argmax of `logits` would be."""
-        ...
-
     def unembed(self, normed: Tensor) -> Tensor:
         """The head alone, for a drafter that borrows it."""
-        ...
-
-    def unembed_best(self, normed: Tensor, multiplier: float, softcap: float | None) -> Best:
-        """The head alone with the choice of the likeliest token, for a drafter likewise."""
         ...
 
     @property
@@ -133,9 +124,6 @@ class Vocabulary:
     def logits(self, normed: Tensor, softcap: float | None) -> Tensor:
         """What is said of every token, [num_rows, vocab_size] float32."""
         return self._kernels.finish_logits(self.unembed(normed), 1.0, softcap, self.forbidden)
-
-    def best(self, normed: Tensor, multiplier: float = 1.0, softcap: float | None = None) -> Best:
-        return self._kernels.best_columns(normed, self._head, multiplier, softcap, self.forbidden)
 
 
 class RopeTables:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from flashdraft.kernels.interface import Best, Kernels, RopeTable
+from flashdraft.kernels.interface import Kernels, RopeTable
 from flashdraft.models.config.target import ModelConfig
 from flashdraft.models.layers import (
     Attention,
@@ -111,15 +111,8 @@ class LlamaTarget:
         normed = self.kernels.rms_norm(hidden, self._norm, self.config.norm_eps)
         return self._vocabulary.logits(normed, self.config.logit_softcap)
 
-    def greedy(self, hidden: Tensor) -> Best:
-        normed = self.kernels.rms_norm(hidden, self._norm, self.config.norm_eps)
-        return self._vocabulary.best(normed, softcap=self.config.logit_softcap)
-
     def unembed(self, normed: Tensor) -> Tensor:
         return self._vocabulary.unembed(normed)
-
-    def unembed_best(self, normed: Tensor, multiplier: float, softcap: float | None) -> Best:
-        return self._vocabulary.best(normed, multiplier, softcap)
 
     @property
     def forbidden(self) -> Tensor | None:

@@ -110,8 +110,8 @@ class Chain:
         for layer in self.layers:
             residual = self.run_layer(layer, residual)
         x, (normed,) = self.kernels.residual_norms(residual, [self.layers[0].norm], EPS)
-        best = self.kernels.best_columns(normed, self.head, 1.0, 30.0)
-        return x, normed, best.index, best.logit, best.log_total
+        products = self.kernels.linear(normed, self.head)
+        return x, normed, products, self.kernels.finish_logits(products, 1.0, 30.0)
 
     def run_layer(self, layer: Layer, residual: Residual) -> Residual:
         k, view, caches = self.kernels, self.view, (layer.keys, layer.values)

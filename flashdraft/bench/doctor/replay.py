@@ -27,6 +27,7 @@ _SLOTS = 6  # of a block, from its first: most of a block's worth is decided the
 _UNKNOWN = -30.0  # logit of what a reduced vocabulary lacks: no draft, and no infinite score
 _STRIDE = 3  # places of a text between two anchors
 _TIMED_ROWS = 16
+_LOGITS_ROWS = 64  # at a time: logits are wide
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,8 @@ def agreement(target: Target, prompt: Sequence[int], answer: Sequence[int]) -> t
     """How many tokens of an answer are those that this target finds likeliest, of how many."""
     ids = torch.tensor([*prompt, *answer], device=target.kernels.device)
     hidden = _run(target, ids).hidden[len(prompt) - 1 : -1].contiguous()
-    chosen = target.greedy(hidden).index
+    pieces = torch.split(hidden, _LOGITS_ROWS)
+    chosen = torch.cat([target.kernels.argmax(target.logits(rows)) for rows in pieces])
     return int((chosen == ids[len(prompt) :]).sum()), len(answer)
 
 

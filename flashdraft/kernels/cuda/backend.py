@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -19,7 +18,6 @@ from flashdraft.kernels.cuda.dense.rows import add_norm_rows, gate_rows, norm_ro
 from flashdraft.kernels.cuda.plan import LEAST_FP8_CAPABILITY, DeviceLimits
 from flashdraft.kernels.cuda.quantized_backend import is_packed
 from flashdraft.kernels.interface import (
-    Best,
     Choice,
     Draw,
     DrawnRows,
@@ -247,22 +245,6 @@ class TritonKernels(ComposedKernels):
     ) -> Tensor:
         with self._on_device():
             return dense_backend.finish(products, multiplier, softcap, forbidden)
-
-    def best_columns(
-        self,
-        x: Tensor,
-        weight: Any,
-        multiplier: float = 1.0,
-        softcap: float | None = None,
-        forbidden: Tensor | None = None,
-    ) -> Best:
-        row_bytes, how = weight.shape[0] * x.itemsize, (multiplier, softcap, forbidden)
-        fits = dense_backend.fits_one_launch(x.shape[0], row_bytes, self.exact)
-        with self._on_device():
-            if fits and not is_packed(weight):
-                return dense_backend.best_in_one_launch(x, weight, self._limits, self.exact, *how)
-            multiply = partial(self.linear, weight=weight)
-            return dense_backend.best_of_products(x, row_bytes, multiply, *how)
 
     def pack_experts(self, weight: Matrix) -> Any:
         is_held = quantized_backend.is_held([weight], self.quantize)

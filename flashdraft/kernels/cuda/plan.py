@@ -74,7 +74,7 @@ class HeadBytes(NamedTuple):
 
 
 class LinearPlan(NamedTuple):
-    """Tile sizes and launch settings of one linear or greedy head."""
+    """Tile sizes and launch settings of one linear."""
 
     block_m: int  # rows of x in a tile
     block_n: int  # rows of the weight
@@ -236,25 +236,6 @@ def plan_exact_linear(
     else:
         plan = LinearPlan(64, 64 if num_columns <= 8192 else 128, 64, num_warps=4, num_stages=4)
     return _split_depth(_fit(plan, itemsize, limits), num_columns, depth, itemsize, limits)
-
-
-def plan_best(num_rows: int, itemsize: int, limits: DeviceLimits) -> LinearPlan:
-    """Tiles of the greedy head: as many rows at a time as there are, up to 128."""
-    if itemsize == 4:  # no tensor cores
-        return LinearPlan(16, 64, 32, num_warps=4, num_stages=2)
-    if num_rows <= 32:
-        block_m = 16 if num_rows <= 16 else 32
-        plan = LinearPlan(block_m, 128, 128, num_warps=8, num_stages=3, swap=True)
-    elif num_rows <= 64:
-        plan = LinearPlan(64, 128, 64, num_warps=4, num_stages=4)
-    else:
-        plan = LinearPlan(128, 256, 64, num_warps=8, num_stages=3)
-    return _fit(plan, itemsize, limits)
-
-
-def plan_exact_best(itemsize: int, limits: DeviceLimits) -> LinearPlan:
-    """The one plan of every greedy head, whatever the number of rows."""
-    return plan_best(64, itemsize, limits)
 
 
 def _fit(plan: LinearPlan, itemsize: int, limits: DeviceLimits) -> LinearPlan:

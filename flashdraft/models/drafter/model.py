@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flashdraft.kernels.interface import Best, Kernels, QKVSpec
+from flashdraft.kernels.interface import Kernels, QKVSpec
 from flashdraft.kernels.kinds import Activation
 from flashdraft.models.drafter.config import DrafterConfig
 from flashdraft.models.rope import Rope
@@ -36,8 +36,6 @@ class TargetVocabulary(Protocol):
     def embed(self, token_ids: Tensor, scale: float | None = None) -> Tensor: ...
 
     def unembed(self, normed: Tensor) -> Tensor: ...
-
-    def unembed_best(self, normed: Tensor, multiplier: float, softcap: float | None) -> Best: ...
 
     @property
     def forbidden(self) -> Tensor | None: ...
@@ -291,16 +289,6 @@ class PackedDrafter:
             raw = self.kernels.linear(hidden, self._head)
         multiplier, softcap = self.config.output_multiplier, self.config.logit_softcap
         return self.kernels.finish_logits(raw, multiplier, softcap, self._forbidden(target))
-
-    def greedy(self, target: TargetVocabulary, hidden: Tensor) -> Best:
-        """The likeliest draft token of every row, by the target's ids."""
-        multiplier, softcap = self.config.output_multiplier, self.config.logit_softcap
-        if self._head is None:
-            return target.unembed_best(hidden, multiplier, softcap)
-        forbidden = self._forbidden(target)
-        best = self.kernels.best_columns(hidden, self._head, multiplier, softcap, forbidden)
-        ids = torch.where(best.index < 0, best.index, self.target_ids(best.index.clamp(min=0)))
-        return replace(best, index=ids)
 
     def _forbidden(self, target: TargetVocabulary) -> Tensor | None:
         """The draft tokens that no answer has, [draft vocabulary] bool."""

@@ -94,10 +94,7 @@ def test_no_drafter_proposes_them() -> None:
         proposer = ahead._steps.pieces._proposer
         logits = proposer.widen(drafter.logits(target, hidden))
         assert (logits[:, list(forbidden)] == -math.inf).all()
-        best = drafter.greedy(target, hidden)
-        assert not set(best.index.tolist()) & set(forbidden)
-        assert best.index.tolist() == logits.argmax(1).tolist()
-        torch.testing.assert_close(best.log_total, logits.logsumexp(1), atol=1e-4, rtol=1e-5)
+        assert not set(logits.argmax(1).tolist()) & set(forbidden)
 
 
 def test_a_prompt_that_holds_them_is_not_looked_up_for_them() -> None:
@@ -107,14 +104,13 @@ def test_a_prompt_that_holds_them_is_not_looked_up_for_them() -> None:
     assert NgramIndex((4,)).propose([1, 2, 3, 4, 9, 5, 1, 2, 3], 5) is None
 
 
-def test_greedy_and_logits_agree() -> None:
+def test_logits_leave_them_out_and_the_others_as_they_are() -> None:
     forbidden = tuple(range(3, zoo.VOCAB, 3))
     for family in ("llama", "gemma4"):
         target = make_target(family, "float32", forbidden)
         free = make_target(family, "float32", ())
         hidden = torch.randn(50, target.config.hidden_size)
-        logits, best = target.logits(hidden), target.greedy(hidden)
-        assert logits.argmax(1).tolist() == best.index.tolist()
+        logits = target.logits(hidden)
         allowed = [token for token in range(zoo.VOCAB) if token not in forbidden]
         assert torch.equal(logits[:, allowed], free.logits(hidden)[:, allowed])
         assert (logits[:, list(forbidden)] == -math.inf).all()

@@ -66,7 +66,7 @@ def multiply_rows(x: Tensor, weight: Tensor, plan: LinearPlan, arrivals: Tensor)
 
 
 @triton.jit
-def tile_product(
+def _tile_product(
     x: tl.tensor,
     weight: tl.tensor,
     rows: tl.tensor,
@@ -137,7 +137,7 @@ def _multiply(
     first = split * split_steps * BLOCK_K
     end = tl.minimum(first + split_steps * BLOCK_K, depth)
     wait(PDL)
-    total = tile_product(
+    total = _tile_product(
         x,
         weight,
         rows,

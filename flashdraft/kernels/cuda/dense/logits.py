@@ -2,8 +2,7 @@
 # mypy: disallow-untyped-decorators=False
 """From a head's products to logits, in Triton: one read, one write. CUDA only.
 
-`finish` is the one formula of all kernels that look at logits, so that they agree on every bit of
-them: what is likeliest here is what the greedy head (best.py) finds.
+`finish` is the one formula of all kernels that look at logits, so that they agree on every bit.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ def finish_logits(
     if num_rows:
         _finish_piece[(num_rows, triton.cdiv(num_columns, BLOCK))](
             products,
-            as_bytes(forbidden, products),
+            products if forbidden is None else forbidden.view(torch.uint8),
             logits,
             num_columns,
             float(multiplier),
@@ -42,11 +41,6 @@ def finish_logits(
     return logits
 
 
-def as_bytes(forbidden: Tensor | None, unread: Tensor) -> Tensor:
-    """The forbidden columns as a kernel reads them; another tensor where there are none."""
-    return unread if forbidden is None else forbidden.view(torch.uint8)
-
-
 @triton.jit
 def finish(
     products: tl.tensor, multiplier: tl.tensor, softcap: tl.tensor, CAPPED: tl.constexpr
@@ -56,15 +50,6 @@ def finish(
     if CAPPED:
         logits = (2.0 * tl.sigmoid(2.0 * logits / softcap) - 1.0) * softcap
     return logits
-
-
-@triton.jit
-def forbid(
-    logits: tl.tensor, forbidden: tl.tensor, columns: tl.tensor, real: tl.tensor
-) -> tl.tensor:
-    """-inf in the columns that must not win; the logits' last dimension is the columns'."""
-    banned = tl.load(forbidden + columns, mask=real, other=0) != 0
-    return tl.where(banned, float("-inf"), logits)
 
 
 @triton.jit
@@ -88,5 +73,6 @@ def _finish_piece(
     raw = tl.load(products + place, mask=real, other=0.0)
     logits = finish(raw, multiplier, softcap, CAPPED)
     if FORBIDS:
-        logits = forbid(logits, forbidden, columns, real)
+        banned = tl.load(forbidden + columns, mask=real, other=0) != 0
+        logits = tl.where(banned, float("-inf"), logits)
     tl.store(output + place, logits, mask=real)

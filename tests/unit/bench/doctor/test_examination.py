@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from flashdraft.bench.doctor import examination
+from flashdraft.bench.doctor import examination, replay
 from flashdraft.bench.doctor.causes import find_causes
 from flashdraft.bench.doctor.probe import Patient, reconfigured
 from flashdraft.bench.doctor.replay import agreement, read_text, seconds_per_row, try_drafter
@@ -217,7 +217,9 @@ def test_replay_drafts_what_the_drafter_would(target: Path, drafter: Path) -> No
     assert torch.equal(trial.scores, again.scores)
 
 
-def test_a_target_agrees_with_its_own_greedy_answer(target: Path) -> None:
+def test_a_target_agrees_with_its_own_greedy_answer(
+    target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     patient = Patient.load(Settings(str(target), "none", "cpu", "float32", Mode()))
     prompt = patient.prompts()[0]
     long = patient.llm.engine.target
@@ -229,6 +231,9 @@ def test_a_target_agrees_with_its_own_greedy_answer(target: Path) -> None:
                 break
     assert len(answer) == 6 and agreement(long, prompt, answer) == (6, 6)
     assert agreement(long, prompt, [(token + 1) % VOCAB_SIZE for token in answer])[0] < 6
+    assert agreement(long, prompt, []) == (0, 0)
+    monkeypatch.setattr(replay, "_LOGITS_ROWS", 4)
+    assert agreement(long, prompt, answer) == (6, 6)
 
 
 def test_few_bits_are_seen_in_the_weights(target: Path, tmp_path: Path) -> None:

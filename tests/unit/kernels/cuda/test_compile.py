@@ -21,7 +21,6 @@ import torch
 from flashdraft.kernels.cuda.plan import (
     DeviceLimits,
     plan_attention,
-    plan_best,
     plan_exact_attention,
     plan_exact_linear,
     plan_linear,
@@ -55,8 +54,7 @@ ATTENTION: dict[str, tuple[torch.dtype, int, tuple[int, int], int, int, int | No
     "exact 256": (torch.bfloat16, 256, (32, 16), 1, 4096, 1024, CAUSAL),
     "decode 64 split": (torch.float32, 64, (9, 3), 1, 1000, None, CAUSAL),
 }
-KERNELS = {"_attend", "_merge", "_norm", "_gate", "_prepare", "_multiply", "_best_of_tile"}
-KERNELS |= {"_best_of_tiles", "_best_of_piece", "_finish_piece"}
+KERNELS = {"_attend", "_merge", "_norm", "_gate", "_prepare", "_multiply", "_finish_piece"}
 TRAINING = {"_loss_row"}  # launched plainly, among torch's kernels
 READ_EARLY = {
     "_attend",
@@ -65,7 +63,7 @@ READ_EARLY = {
     "_residual_norms",
     "_route",
 }  # weights and tables: overlap.py
-STREAMING = {"_attend", "_multiply", "_best_of_tile"}  # these must copy while they compute
+STREAMING = {"_attend", "_multiply"}  # these must copy while they compute
 
 
 class Catcher:
@@ -175,7 +173,6 @@ def compile_rows() -> None:
 
 
 def compile_linears() -> None:
-    from flashdraft.kernels.cuda.dense.best import best_columns, best_of_logits
     from flashdraft.kernels.cuda.dense.linear import multiply_rows
     from flashdraft.kernels.cuda.dense.logits import finish_logits
 
@@ -186,16 +183,13 @@ def compile_linears() -> None:
         plan_linear(32, 2816, 2112, 2, HOPPER),
         plan_linear(1, 8192, 2816, 2, HOPPER),
         plan_linear(1, 4224, 2816, 2, HOPPER),
+        plan_linear(16, 262144, 5376, 2, HOPPER),
         plan_exact_linear(5376, 21504, 2, HOPPER),
+        plan_exact_linear(262144, 5376, 2, HOPPER),
     ):
         assert plan is not None
         multiply_rows(x, weight, plan, arrivals)
-    forbidden = torch.zeros(256, dtype=torch.bool)
-    for num_rows in (16, 512):
-        best_columns(x, weight, plan_best(num_rows, 2, HOPPER), 1.0, 30.0)
-        best_columns(x, weight, plan_best(num_rows, 2, HOPPER), 1.0, 30.0, forbidden)
-    best_of_logits(x, 1.0, 30.0)
-    best_of_logits(weight[:1], 1.0, 30.0, torch.zeros(2112, dtype=torch.bool))
+    finish_logits(x, 1.0, None, None)
     finish_logits(x, 1.0, 30.0, torch.zeros(2112, dtype=torch.bool))
 
 
@@ -203,14 +197,14 @@ def compile_everything() -> dict[str, Any]:
     """(kernel, bytes of shared memory) of every launch, and which kernels wait for their copies."""
     from flashdraft.kernels.cuda import overlap
     from flashdraft.kernels.cuda.attention import paged
-    from flashdraft.kernels.cuda.dense import best, linear, logits
+    from flashdraft.kernels.cuda.dense import linear, logits
     from flashdraft.kernels.cuda.dense import rows as triton_rows
 
     overlap.can_overlap = functools.cache(lambda device: True)
     overlap.MAX_ROWS = overlap.MAX_SMALL_ROWS = 1 << 30  # of any number of rows
     compiled: list[tuple[str, int]] = []
     catchers: dict[str, Catcher] = {}
-    for module in (paged, best, linear, logits, triton_rows):
+    for module in (paged, linear, logits, triton_rows):
         for name in KERNELS & vars(module).keys():
             catchers[name] = Catcher(getattr(module, name), compiled)
             setattr(module, name, catchers[name])

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from flashdraft.kernels.cuda.plan import (
+    LinearPlan,
     plan_attention,
-    plan_best,
     plan_exact_linear,
     plan_linear,
 )
@@ -51,7 +51,6 @@ LEAST_FP8_CAPABILITY = 89  # the engine refuses such a cache on older cards
 STREAMING = {  # these read memory in a loop, and must copy while they compute
     "attention.paged._attend",
     "dense.linear._multiply",
-    "dense.best._best_of_tile",
     "experts.few_rows._up_few",
     "experts.few_rows._down_few",
     "experts.grouped._up",
@@ -77,6 +76,8 @@ LINEARS = {
     "31B gate": (43008, 5376),
     "31B down": (5376, 21504),
     "drafter taps": (5376, 32256),
+    "26B head": (262144, 2816),
+    "31B head": (262144, 5376),
 }
 SMALL_LINEARS = {"SmolLM2 qkv": (960, 576), "SmolLM2 down": (576, 1536)}
 
@@ -145,13 +146,6 @@ def multiply(
     num_rows: int, shape: tuple[int, int], dtype: torch.dtype = BF16, exact: bool = False
 ) -> None:
     kernels(dtype, exact).linear(make(num_rows, shape[1], dtype=dtype), make(*shape, dtype=dtype))
-
-
-def find_best(
-    num_rows: int, shape: tuple[int, int], dtype: torch.dtype = BF16, exact: bool = False
-) -> None:
-    x, weight = make(num_rows, shape[1], dtype=dtype), make(*shape, dtype=dtype)
-    kernels(dtype, exact).best_columns(x, weight, 1.0, 30.0)
 
 
 def mix(num_rows: int, dtype: torch.dtype = BF16, exact: bool = False) -> None:
@@ -295,9 +289,6 @@ CASES: dict[str, Case] = {
     "attention of 64, float32": lambda: attend(64, 16, FP32),
     "attention of 512, float32": lambda: attend(512, 16, FP32),
     "linear 26B gate, 1 row": lambda: multiply(1, LINEARS["26B gate"]),
-    "head, exact": lambda: find_best(1, (262144, 2816), exact=True),
-    "head, float32": lambda: find_best(16, (49152, 576), FP32),
-    "head of 256 rows": lambda: find_best(256, (49152, 576)),
     "experts, exact": lambda: mix(1024, exact=True),
     "experts of 1 row, float32": lambda: mix(1, FP32),
     "experts of 16 rows, float32": lambda: mix(16, FP32),
@@ -329,8 +320,6 @@ for _name, _shape in LINEARS.items():
 for _name, _shape in (LINEARS | SMALL_LINEARS).items():
     CASES[f"linear {_name}, exact"] = lambda s=_shape: multiply(64, s, exact=True)
     CASES[f"linear {_name}, float32"] = lambda s=_shape: multiply(16, s, FP32, exact=True)
-for _rows in (16, 32, 64, 128):
-    CASES[f"head of {_rows} rows"] = lambda m=_rows: find_best(m, (262144, 5376))
 for _rows in (1, 2, 16, 64, 1024, 4096):
     CASES[f"experts of {_rows} rows"] = lambda m=_rows: mix(m)
 
@@ -398,7 +387,7 @@ def test_routing_and_prompts_take_few_launches(
 def test_streams_are_never_starved(card: str) -> None:
     """A linear or head that reads memory has two copies on their way while it computes."""
     limits = CARDS[card].limits
-    plans = [plan_best(num_rows, 2, limits) for num_rows in (1, 32, 64, 128)]
+    plans: list[LinearPlan | None] = []
     plans += [plan_exact_linear(*shape, 2, limits) for shape in LINEARS.values()]
     plans += [plan_linear(m, *shape, 2, limits) for m in (1, 32) for shape in LINEARS.values()]
     assert all(plan is not None and plan.num_stages >= 3 for plan in plans)

@@ -23,9 +23,7 @@ from flashdraft.kernels.cuda.experts.plan import (
 from flashdraft.kernels.cuda.plan import (
     DeviceLimits,
     plan_attention,
-    plan_best,
     plan_exact_attention,
-    plan_exact_best,
     plan_exact_linear,
     plan_linear,
 )
@@ -71,16 +69,10 @@ EXACT_LINEARS = {
     (128, 2816): (5, 8),
     (18432, 5376): (5, 7),
     (43008, 5376): (1, 1),
+    (262144, 5376): (1, 1),
     (5376, 21504): (9, 6),
     (960, 576): (3, 3),
     (576, 1536): (4, 6),
-}
-# up to this many rows: block_m, block_n, block_k, warps, stages, splits, swap
-HEADS_OF_ROWS = {
-    16: (16, 128, 128, 8, 3, 1, True),
-    32: (32, 128, 128, 8, 3, 1, True),
-    64: (64, 128, 64, 4, 4, 1, False),
-    128: (128, 256, 64, 8, 3, 1, False),
 }
 EXPERTS = {1: ONE_ROW, 2: ALL_ROWS, 16: ALL_ROWS, 64: FEW_ROWS, 1024: SOME_ROWS, 4096: MANY_ROWS}
 EXPERT_TILES = {
@@ -115,13 +107,6 @@ def test_exact_linears(shape: tuple[int, int]) -> None:
     assert plan_exact_linear(*shape, 2, H200) == (64, block_n, 64, 4, 4, halves, False)
     assert plan_exact_linear(*shape, 4, H200) == (16, 64, 32, 4, 2, floats, False)
     assert plan_linear(64, *shape, 2, H200) is None
-
-
-@pytest.mark.parametrize("num_rows", HEADS_OF_ROWS)
-def test_heads(num_rows: int) -> None:
-    assert plan_best(num_rows, 2, H200) == HEADS_OF_ROWS[num_rows]
-    assert plan_best(num_rows, 4, H200) == (16, 64, 32, 4, 2, 1, False)
-    assert plan_exact_best(2, H200) == HEADS_OF_ROWS[64]
 
 
 @pytest.mark.parametrize("num_rows", EXPERTS)

@@ -1,4 +1,4 @@
-"""The skinny linear, the greedy head and `exact` on the CPU, in Triton's interpreter.
+"""The skinny linear and `exact` on the CPU, in Triton's interpreter.
 
 Triton reads TRITON_INTERPRET when it is imported, so all checks run in one other process, which is
 this file as a script. bfloat16 and real sizes are left to the GPU tests.
@@ -43,84 +43,6 @@ def check_empty_linears() -> None:
         kernels = make_kernels(exact)
         weight = torch.randn(7, 8)
         assert kernels.linear(torch.empty(0, 8), weight).shape == (0, 7)
-        assert kernels.best_columns(torch.empty(0, 8), weight).index.shape == (0,)
-
-
-def check_best(swap: bool, multiplier: float, softcap: float | None) -> None:
-    from flashdraft.kernels.cuda.dense.best import best_columns
-
-    x, weight = torch.randn(19, 40), torch.randn(133, 40)
-    weight[100] = weight[37] = 2 * x[2] / x[2].norm()  # equals: the first of them, in two tiles
-    found = best_columns(x, weight, SMALL._replace(swap=swap), multiplier, softcap)
-    expected = TorchKernels(CPU, torch.float32).best_columns(x, weight, multiplier, softcap)
-    assert found.index.tolist() == expected.index.tolist()
-    torch.testing.assert_close(found.logit, expected.logit, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(found.log_total, expected.log_total, atol=1e-5, rtol=1e-5)
-
-
-def check_forbidden(softcap: float | None) -> None:
-    """Columns that must not win, a whole tile of them too; fused, and of logits made before."""
-    from flashdraft.kernels.cuda.dense import best as triton_best
-
-    x, weight = torch.randn(19, 40), torch.randn(133, 40)
-    reference = TorchKernels(CPU, torch.float32)
-    forbidden = torch.zeros(133, dtype=torch.bool)
-    forbidden[reference.best_columns(x, weight, 0.7, softcap).index] = True
-    forbidden[32:64] = forbidden[132] = True
-    expected = reference.best_columns(x, weight, 0.7, softcap, forbidden)
-    triton_best.LOOK_BLOCK = 32
-    for found in (
-        triton_best.best_columns(x, weight, SMALL, 0.7, softcap, forbidden),
-        triton_best.best_of_logits(x @ weight.T, 0.7, softcap, forbidden),
-        make_kernels(exact=True).best_columns(x, weight, 0.7, softcap, forbidden),
-    ):
-        assert found.index.tolist() == expected.index.tolist()
-        torch.testing.assert_close(found.logit, expected.logit, atol=1e-5, rtol=1e-5)
-        torch.testing.assert_close(found.log_total, expected.log_total, atol=1e-5, rtol=1e-5)
-
-
-def check_unsound_rows() -> None:
-    """NaN and infinite logits are told apart from every column; their neighbours are not harmed."""
-    from flashdraft.kernels.cuda.dense.best import best_columns
-
-    x, weight = torch.randn(5, 16).abs(), torch.randn(70, 16)
-    x[1, 3], x[3] = float("nan"), 1e38
-    weight[33] = 1e3
-    found = best_columns(x, weight, SMALL, 1.0, None).index.tolist()
-    expected = TorchKernels(CPU, torch.float32).best_columns(x, weight).index.tolist()
-    assert found == expected == [33, -1, 33, -1, 33]
-
-
-def check_best_of_logits(softcap: float | None) -> None:
-    """Over logits that are there already, in more than one piece: the same as over the product."""
-    from flashdraft.kernels.cuda.dense import best as triton_best
-
-    triton_best.LOOK_BLOCK = 64
-    logits = torch.randn(7, 150)
-    logits[2, 70] = logits[2, 149] = 9.0
-    logits[4, 140] = float("nan")
-    found = triton_best.best_of_logits(logits, 0.7, softcap)
-    expected = TorchKernels(CPU, torch.float32).best_columns(logits, torch.eye(150), 0.7, softcap)
-    sound = [0, 1, 2, 3, 5, 6]
-    assert found.index[sound].tolist() == expected.index[sound].tolist() and found.index[2] == 70
-    assert found.index[4] == -1
-    for name in ("logit", "log_total"):
-        pair = getattr(found, name)[sound], getattr(expected, name)[sound]
-        torch.testing.assert_close(*pair, atol=1e-5, rtol=1e-5)
-    assert triton_best.best_of_logits(logits[:0], 1.0, softcap).index.shape == (0,)
-
-
-def check_many_rows() -> None:
-    """More rows than the fused head takes, in more than one piece."""
-    from flashdraft.kernels.cuda import dense_backend
-
-    x, weight = torch.randn(300, 16), torch.randn(40, 16)
-    dense_backend.MAX_LOGITS_BYTES = 270 * 40 * 4
-    found = make_kernels(exact=False).best_columns(x, weight, 0.7, 5.0)
-    expected = TorchKernels(CPU, torch.float32).best_columns(x, weight, 0.7, 5.0)
-    assert torch.equal(found.index, expected.index)
-    torch.testing.assert_close(found.logit, expected.logit, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(found.log_total, expected.log_total, atol=1e-5, rtol=1e-5)
 
 
 def make_kernels(exact: bool) -> Any:
@@ -138,18 +60,6 @@ def check_exact_linear() -> None:
     torch.testing.assert_close(together, x @ weight.T, atol=1e-4, rtol=1e-5)
     for rows in ([0], [41], [99], list(range(40, 56)), list(range(99, 60, -1))):
         assert torch.equal(kernels.linear(x[rows], weight), together[rows])
-
-
-def check_exact_best() -> None:
-    kernels = make_kernels(exact=True)
-    weight = torch.randn(90, 64)
-    x = torch.randn(40, 64)
-    together = kernels.best_columns(x, weight, 0.5, 30.0)
-    for rows in ([0], [21], list(range(10, 26))):
-        alone = kernels.best_columns(x[rows], weight, 0.5, 30.0)
-        assert torch.equal(alone.index, together.index[rows])
-        assert torch.equal(alone.logit, together.logit[rows])
-        assert torch.equal(alone.log_total, together.log_total[rows])
 
 
 def view_of(context: int, rows: int, page_size: int = 16) -> PageView:
@@ -198,17 +108,7 @@ CHECKS: dict[str, Callable[[], None]] = {
     "linear, swapped and cut": lambda: check_linear(SMALL._replace(num_splits=2, swap=True), 96),
     "linear, float16": lambda: check_linear(SMALL._replace(num_splits=2), 64, torch.float16),
     "nothing to do": check_empty_linears,
-    "best": lambda: check_best(False, 1.0, None),
-    "best, scaled and capped": lambda: check_best(False, 0.7, 5.0),
-    "best, swapped": lambda: check_best(True, 0.7, 5.0),
-    "best of logits": lambda: check_best_of_logits(None),
-    "best of logits, capped": lambda: check_best_of_logits(5.0),
-    "best of many rows": check_many_rows,
-    "best but for forbidden columns": lambda: check_forbidden(None),
-    "best but for forbidden columns, capped": lambda: check_forbidden(5.0),
-    "unsound rows": check_unsound_rows,
     "exact linear": check_exact_linear,
-    "exact best": check_exact_best,
     "exact attention": lambda: check_exact_attention(None),
     "exact attention, window": lambda: check_exact_attention(40),
 }

@@ -21,10 +21,10 @@ from flashdraft.engine.policy.verify import BUCKET_EDGES, MIN_GAIN, Survival
 
 MAX_GAP_S = 0.085  # between two tokens of a request, while little waits
 LONGEST_GAP_S = 0.1195  # and however much does
-MANY_WAITING = 4096  # tokens that double the limit
+MANY_WAITING = 6144  # tokens that double the limit
 PATIENCE_S = 0.25  # in which what waits should be computed
 MIN_ROWS = 32  # of prompts, in any case: they move on
-ROW_WORTH = 1.2  # of a prompt's row, by what it takes where rows are cheapest
+ROW_WORTH = 1.15  # of a prompt's row, by what it takes where rows are cheapest
 HOPELESS = 1.3  # a step that is guessed to be slower than the best by this is not tried
 SETTLED = 8  # steps of one batch before anything is tried out: a batch that shrinks has no time
 PROBE_PERIOD = 64  # steps between drafts where drafting does not pay

@@ -186,8 +186,7 @@ class StepStats:
     draft_s: float = 0.0
     verify_s: float = 0.0
     commit_s: float = 0.0
-    # what the policy chose the step for, and what it thought of one without drafts; 0 where the
-    # host plans
+    # what the policy chose the step for, and what it thought of one without drafts
     expected_tokens: float = 0.0
     expected_s: float = 0.0
     plain_tokens: float = 0.0
@@ -217,6 +216,19 @@ class GenerationStats:
     drafter_prefill_s: float = 0.0  # the drafter's context of the prompt, before or after that
     ttft_s: float = 0.0
     decode_s: float = 0.0  # from the first token to the last
+    # what its decode steps were expected to bring and take, all requests of a step together, and
+    # what the same steps would have without drafts
+    expected_tokens: float = 0.0
+    expected_s: float = 0.0
+    plain_tokens: float = 0.0
+    plain_s: float = 0.0
+
+    def expect(self, step: StepStats) -> None:
+        """Add what was expected of a decode step."""
+        self.expected_tokens += step.expected_tokens
+        self.expected_s += step.expected_s
+        self.plain_tokens += step.plain_tokens
+        self.plain_s += step.plain_s
 
     @property
     def mean_accepted_length(self) -> float:

@@ -39,6 +39,12 @@ class HostDrafting:
             self._propose(self._proposer, works, lives, drafts)
         num_rows = sum(work.num_tokens for work in works)
         lengths = self._policy.choose(drafts, [live.momentum for live in lives], fixed, num_rows)
+        curves = [
+            live.momentum.survival.curve(draft) if draft is not None else []
+            for live, draft in zip(lives, drafts, strict=True)
+        ]
+        num_decoding = sum(work.is_decode for work in works)
+        self._policy.expect(curves, lengths, num_decoding, num_rows, stats)
         stats.draft_s = time.perf_counter() - begin
         return [d.cut(n) if d and n else None for d, n in zip(drafts, lengths, strict=True)]
 

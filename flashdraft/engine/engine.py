@@ -258,9 +258,10 @@ class Engine:
         seconds = self._pipeline.last_seconds
         stats.draft_s += seconds.draft
         stats.verify_s = seconds.total - seconds.draft
-        choice = self._pipeline.last_choice
-        stats.expected_tokens, stats.expected_s = choice.tokens, choice.seconds
-        stats.plain_tokens, stats.plain_s = choice.plain_tokens, choice.plain_s
+        if self._runs_ahead:
+            choice = self._pipeline.last_choice
+            stats.expected_tokens, stats.expected_s = choice.tokens, choice.seconds
+            stats.plain_tokens, stats.plain_s = choice.plain_tokens, choice.plain_s
         return parts
 
     def check_integrity(self) -> None:

@@ -29,9 +29,10 @@ from tests.tiny import make_tiny_checkpoint
 COMMAND = [sys.executable, "-m", "flashdraft"]
 PROMPT = "the quick brown fox"
 KEYS = {
-    "": {"text", "token_ids", "finish_reason", "usage", "speculation", "timing"},
+    "": {"text", "token_ids", "finish_reason", "usage", "speculation", "policy", "timing"},
     "usage": {"prompt_tokens", "completion_tokens"},
     "speculation": {"steps", "drafted", "accepted", "mean_accepted_length", "histogram"},
+    "policy": {"expected_tokens", "expected_s", "plain_tokens", "plain_s"},
     "timing": {"ttft_s", "decode_s", "tokens_per_s"},
 }
 Run = Callable[..., tuple[int, str, str]]
@@ -62,7 +63,7 @@ def test_json_has_exactly_the_documented_fields(run: Run, folder: str) -> None:
     code, out, _ = run("generate", PROMPT, "--json", "--max-tokens", "40", "--ignore-eos")
     content = json.loads(out)
     assert code == 0 and set(content) == KEYS[""]
-    for name in ("usage", "speculation", "timing"):
+    for name in ("usage", "speculation", "policy", "timing"):
         assert set(content[name]) == KEYS[name]
     expected = LLM(folder, dtype="float32", draft=None).chat(
         [{"role": "user", "content": PROMPT}], SamplingParams(max_tokens=40, ignore_eos=True)
@@ -78,6 +79,9 @@ def test_json_has_exactly_the_documented_fields(run: Run, folder: str) -> None:
     assert committed == 39  # all but the prefill's token
     assert sum(speculation["histogram"].values()) == speculation["steps"]
     assert speculation["mean_accepted_length"] == committed / speculation["steps"]
+    policy = content["policy"]
+    assert policy["plain_tokens"] == speculation["steps"] <= policy["expected_tokens"]
+    assert 0 < policy["plain_s"] <= policy["expected_s"]
 
 
 def test_the_answer_streams_to_stdout_and_statistics_to_stderr(run: Run) -> None:

@@ -62,6 +62,12 @@ def as_json(generation: Generation) -> dict[str, Any]:
             "mean_accepted_length": stats.mean_accepted_length,
             "histogram": {str(n): count for n, count in sorted(stats.histogram.items())},
         },
+        "policy": {
+            "expected_tokens": stats.expected_tokens,
+            "expected_s": stats.expected_s,
+            "plain_tokens": stats.plain_tokens,
+            "plain_s": stats.plain_s,
+        },
         "timing": {
             "ttft_s": stats.ttft_s,
             "decode_s": stats.decode_s,

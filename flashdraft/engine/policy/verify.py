@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
+from flashdraft.core import StepStats
 from flashdraft.engine.config import MAX_VERIFY
 from flashdraft.engine.drafts import BLOCK_SOURCE, Draft
 from flashdraft.engine.policy.costs import CostModel
@@ -218,6 +219,23 @@ class VerifyPolicy:
                     lengths[index] = 1  # only what is verified can be learnt from
             self._num_steps += 1
         return lengths
+
+    def expect(
+        self,
+        curves: Sequence[Sequence[float]],
+        lengths: Sequence[int],
+        num_decoding: int,
+        num_rows: int,
+        stats: StepStats,
+    ) -> None:
+        """Note what a step of these verify lengths is expected to be, and be without drafts."""
+        gains = [sum(curve[:length]) for curve, length in zip(curves, lengths, strict=True)]
+        stats.plain_tokens = float(num_decoding)
+        stats.expected_tokens = num_decoding + sum(gains)
+        if self._costs is not None:
+            stats.plain_s = self._costs.target(num_rows)
+            stats.expected_s = self._costs.target(num_rows + sum(lengths))
+            stats.expected_s += self._drafting_costs(self._costs)
 
     def _compete(
         self, costs: CostModel, lengths: list[int], curves: dict[int, list[float]], num_rows: int

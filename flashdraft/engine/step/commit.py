@@ -69,6 +69,7 @@ class Committer:
         if work.is_decode:
             num_kept = sequence.num_output - before
             live.count_step(len(result.drafts), num_accepted, num_kept)
+            sequence.stats.expect(stats)
             stats.num_decoding += 1
             stats.num_accepted += min(num_accepted, num_kept)
         computed = work.start + work.num_tokens + num_accepted

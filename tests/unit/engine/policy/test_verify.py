@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from flashdraft.core import StepStats
 from flashdraft.engine.config import MAX_VERIFY
 from flashdraft.engine.drafts import Draft
 from flashdraft.engine.policy.costs import CostModel, DraftCost
@@ -126,6 +127,13 @@ def test_a_prompts_rows_are_no_reason_to_verify_more() -> None:
     assert 0 < with_prompt[0] <= alone[0]
     costly = VerifyPolicy(CostModel({1: 1.0, 2: 2.0, 64: 64.0}))
     assert costly.choose([draft, None], momenta, [None, None], 1 + 60) == [0, 0]
+
+
+def test_what_a_step_is_expected_to_be_is_noted() -> None:
+    policy, stats = VerifyPolicy(CostModel({1: 1.0, 9: 2.0})), StepStats()
+    policy.expect([[0.5, 0.25, 0.1], [0.9], []], [2, 0, 0], 2, 5, stats)  # one is a prompt's
+    assert (stats.plain_tokens, stats.expected_tokens) == (2, 2.75)
+    assert (stats.plain_s, stats.expected_s) == pytest.approx((1.5, 1.75))
 
 
 def test_fixed_lengths_are_kept_for_all_and_for_one() -> None:

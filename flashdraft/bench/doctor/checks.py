@@ -48,7 +48,8 @@ MARGIN = 0.375
 _ERROR_LIMITS = {torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 5e-3}
 _INT8_LIMIT = 2e-2  # of a linear with weights and inputs in 8 bits
 _HEAD_DIM = 32
-_FEW_HEAD_DIM = 128  # where a GPU has a kernel of its own for few rows
+_FEW_HEAD_DIM = 128  # where a GPU has kernels of its own, for few rows and for many
+_MANY_SEQS = 24
 _Operation = tuple[str, float, Tensor, Tensor]
 
 
@@ -199,6 +200,12 @@ def _operations(kernels: Kernels, reference: Kernels, kv_keys: str) -> Iterator[
         theirs = _attend(reference, rows, CAUSAL, head_dim=_FEW_HEAD_DIM)
         ours = _attend(kernels, rows, CAUSAL, head_dim=_FEW_HEAD_DIM)
         yield "attention of few rows", limit, ours, theirs
+    many = draw(3 * _MANY_SEQS, (4 + 2 + 2) * _FEW_HEAD_DIM)
+    ours, theirs = (
+        _attend(one, many, CAUSAL, head_dim=_FEW_HEAD_DIM, num_seqs=_MANY_SEQS)
+        for one in (kernels, reference)
+    )
+    yield "attention of many rows", limit, ours, theirs
 
 
 def _quantized_operations(
@@ -272,23 +279,29 @@ def _attend(
     mask: BlockMask,
     key_norm: Tensor | None = None,
     head_dim: int = _HEAD_DIM,
+    num_seqs: int = 1,
 ) -> Tensor:
-    """Rotation, cache and attention of rows in pages of 16; with a norm keys are rebuilt."""
-    device, count = kernels.device, len(qkv)
+    """Rotation, cache and attention of rows in pages of 16; with a norm keys are rebuilt.
+
+    Every sequence has as many of the rows, and two pages.
+    """
+    device, count = kernels.device, len(qkv) // num_seqs
     angles = torch.arange(64).unsqueeze(1) * 0.5 ** torch.arange(head_dim // 2)
     rope = RopeTable(angles.cos().to(device), angles.sin().to(device))
-    places = torch.arange(count, device=device)
-    keys, values = torch.zeros(2, 2, 16, 2, head_dim, device=device, dtype=kernels.dtype)
+    places = torch.arange(count, device=device).repeat(num_seqs)
+    first_slots = 32 * torch.arange(num_seqs, device=device).repeat_interleave(count)
+    shape = (2, 2 * num_seqs, 16, 2, head_dim)
+    keys, values = torch.zeros(shape, device=device, dtype=kernels.dtype)
     is_rebuilt = key_norm is not None
     spec = QKVSpec(4, 2, head_dim, 1e-5, k_norm=key_norm, v_norm=is_rebuilt, share_kv=is_rebuilt)
     rebuild = None if key_norm is None else KeyRebuild(key_norm, rope, head_dim // 2)
     rows = qkv[:, : spec.width].to(kernels.dtype).contiguous()
     stored = None if is_rebuilt else keys
     view = PageView(
-        query_start=torch.tensor([0, count], dtype=torch.int32, device=device),
-        context_lens=torch.zeros(1, dtype=torch.int32, device=device),
-        block_table=torch.arange(2, dtype=torch.int32, device=device).unsqueeze(0),
-        slots=places,
+        query_start=count * torch.arange(num_seqs + 1, dtype=torch.int32, device=device),
+        context_lens=torch.zeros(num_seqs, dtype=torch.int32, device=device),
+        block_table=torch.arange(2 * num_seqs, dtype=torch.int32, device=device).view(-1, 2),
+        slots=first_slots + places,
         page_size=16,
         max_query_len=count,
         max_key_len=count,

@@ -79,6 +79,7 @@ def _encode_map(
 
 def make_map(array: Tensor, box: tuple[int, int, int]) -> Map:
     """For copies of boxes of an array of bfloat16 with three dimensions, rows of 128 bytes."""
+    _bind(array.device)
     strides = [array.itemsize * stride for stride in array.stride()[:2]]
     sizes = tuple(array.shape[::-1]), tuple(strides[::-1]), tuple(box[::-1])
     return Map.from_buffer_copy(_encode_map(array.data_ptr(), *sizes))

@@ -164,14 +164,15 @@ DEVICE void multiply_shared(float *sum, u64 a, u64 rows, bool adds) {
 template <int COUNT>
 DEVICE void multiply_columns(float *sum, Words a, u64 rows) {
     static_assert(COUNT == 128 || COUNT == 256, "");
-    constexpr bool adds = true;
+    constexpr bool adds = true;  // for INPUTS
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     if constexpr (COUNT == 128) {
         asm volatile(PRODUCT_OF("m64n128k16", TO_63, "{%64, %65, %66, %67}", "%68", "%69", "1")
                      : SUMS_64(0)
                      : INPUTS);
     } else {
-        asm volatile(PRODUCT_OF("m64n256k16", TO_127, "{%128, %129, %130, %131}", "%132", "%133", "1")
+        asm volatile(PRODUCT_OF("m64n256k16", TO_127, "{%128, %129, %130, %131}", "%132", "%133",
+                                "1")
                      : SUMS_64(0), SUMS_64(64)
                      : INPUTS);
     }
@@ -184,11 +185,11 @@ DEVICE void multiply_columns(float *sum, Words a, u64 rows) {
 // of them lie where `exchanged` says, so that those of a column are in different banks: bits 4 to 6
 // of an address are those of a plain one, exclusive or bits 7 to 9. To go on along the rows, or to
 // other eight rows, add to the address, in units of 16 bytes.
-DEVICE u64 rows_at(Shared place) {
-    constexpr u64 EXCHANGED = (u64)1 << 62, NEXT_EIGHT = (u64)(1024 / 16) << 32, UNUSED = 1 << 16;
-    return EXCHANGED | NEXT_EIGHT | UNUSED | (address_of(place) & 0x3FFFF) >> 4;
+DEVICE u64 rows_at(Shared place, int next = 16) {  // `next`: see columns_at
+    constexpr u64 EXCHANGED = (u64)1 << 62, NEXT_EIGHT = (u64)(1024 / 16) << 32;
+    return EXCHANGED | NEXT_EIGHT | (u64)(next / 16) << 16 | (address_of(place) & 0x3FFFF) >> 4;
 }
 // Such rows as columns of what is multiplied: b's 16 rows are those from there on, and 64 numbers of
 // each lie side by side; the next 64 follow `next` bytes later.
-DEVICE u64 columns_at(Shared place, int next) { return rows_at(place) ^ 1 << 16 ^ (u64)next / 16 << 16; }
+DEVICE u64 columns_at(Shared place, int next) { return rows_at(place, next); }
 DEVICE int exchanged(int row, int sixteenth) { return sixteenth ^ row % 8; }

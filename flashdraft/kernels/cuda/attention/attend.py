@@ -18,7 +18,7 @@ from flashdraft.kernels.interface import Heads, PagedKeys
 def make_meetings(device: torch.device) -> Tensor:
     """Where blocks of one launch meet: zeros before the first call, and of no other use.
 
-    The two ways have places of their own: one leaves zeros behind, the other counts on.
+    Both ways have places of their own: `attend_few` counts on, `attend_many` leaves zeros behind.
     """
     return torch.zeros(MAX_MEETINGS + MAX_PLACES, device=device, dtype=torch.int32)
 
@@ -28,9 +28,9 @@ def attention(
 ) -> Tensor:
     """`Kernels.attention`; `meetings` from `make_meetings`."""
     if not exact:
-        mixed = attend_many(query, keys, meetings[MAX_MEETINGS:], limits)
-        if mixed is not None:
-            return mixed
+        found = attend_many(query, keys, meetings[MAX_MEETINGS:], limits)
+        if found is not None:
+            return found
     make_plan = plan_exact_attention if exact else plan_attention
     num_rows, num_heads, head_dim = query.shape
     output = query.new_empty(num_rows, num_heads * head_dim)
@@ -50,8 +50,8 @@ def attend(
 ) -> Tensor:
     """`Kernels.attend`; `meetings` from `make_meetings`."""
     if not exact:
-        mixed = attend_few(qkv, heads, keys, meetings, limits)
-        if mixed is not None:
-            return mixed
+        found = attend_few(qkv, heads, keys, meetings, limits)
+        if found is not None:
+            return found
     query = prepare_heads(qkv, heads, keys.key_cache, keys.value_cache, keys.view.slots)
     return attention(query, keys, meetings, limits, exact)

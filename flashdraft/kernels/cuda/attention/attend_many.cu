@@ -1,15 +1,15 @@
 // Attention over pages for Hopper, of any rows of any sequences: blocks that decode and chunks of
 // prompts in one launch, and every processor is given as much of it.
 //
-// A tile holds PAIRS pairs of a row and a head that share a key head; a unit is a tile by KEYS keys.
+// A tile holds PAIRS pairs of a row and a head that share a key head; a unit, it and KEYS keys.
 // All units are in a line: by key heads, then tiles, then keys. A block has an equal piece of the
 // line: all of some tiles, and a part of the first and of the last one. Parts meet in memory: who
 // comes last joins them, in their order, so that the same bits come out every time. Where it takes
 // no longer, tiles stay whole: they are dealt out to the blocks in rounds, forwards and backwards.
 //
 // A warp copies keys and values to shared memory, STAGES of KEYS ahead, another copies queries. Two
-// warpgroups multiply: each has 64 of a tile's pairs, or half of the numbers of larger heads and all scores.
-// Scores of keys are on their way while the values of those before are multiplied.
+// warpgroups multiply: each has 64 of a tile's pairs, or, of large heads, half of the numbers and
+// all scores. Scores of keys are on their way while the values of those before are multiplied.
 //
 // From the compiler's command line:
 //   HEAD      numbers of a head: 128, 256 or 512
@@ -18,11 +18,15 @@
 //   BOX       keys of a page that are copied at a time, at most KEYS
 //   CAUSAL    whether a row sees no row after itself
 //   WINDOWED  whether keys that are too far away are hidden
+//   JOIN_UNITS, MIN_UNITS  where they are to differ: for tests
 
 constexpr int WARPS = 12, BLOCKS = 1;  // a block's; on a processor at a time
 
 #include "device.h"
 #include "warpgroups.h"
+#if !defined(EMULATED) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#error "warpgroups multiply on sm_90a alone"
+#endif
 
 constexpr int LANES = 32, WARPGROUP = 4 * LANES, THREADS = WARPS * LANES;
 constexpr int WARPGROUPS = 2;  // that multiply
@@ -35,9 +39,14 @@ constexpr int QUERY_BLOCK = PAIRS * 2 * DEPTH, KEY_BLOCK = KEYS * 2 * DEPTH;  //
 constexpr int QUADS = COLUMNS / 8;                // of a thread's sums
 constexpr int SCORES = KEYS / 2;                  // of a thread
 constexpr int STEPS = KEYS / 16;                  // of products with values
-constexpr int MAX_SEQS = 128, MIN_UNITS = 4;
+constexpr int MAX_SEQS = 256;
 constexpr int MAX_ROUNDS = 5, MAX_DEALT = 160;  // rounds of tiles; tiles of a key head
+#ifndef JOIN_UNITS
 constexpr int JOIN_UNITS = 640 / KEYS;  // that take as long as joining parts
+#endif
+#ifndef MIN_UNITS
+constexpr int MIN_UNITS = 4;  // of a block
+#endif
 
 // Of a thread: a block starts with 64 K / THREADS, down to a multiple of eight.
 constexpr int COPYING_REGISTERS = 40, REGISTERS = 232;
@@ -137,7 +146,8 @@ DEVICE Tile find_tile(const Work &work, const Memory &memory, int place) {
     return make_tile(work, memory, sequence, (place - first_place(memory, sequence)) * PAIRS);
 }
 
-// A block's piece of the line, which copying and multiplying warpgroups follow alike.
+// What a block works on, which copying and multiplying warps follow alike: in rounds, one whole tile
+// after the other; or, where `round` is -1, a piece of the line.
 struct Piece {
     int units;  // of every block
     int unit, end;

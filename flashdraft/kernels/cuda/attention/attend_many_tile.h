@@ -139,14 +139,16 @@ DEVICE void add_part(const Floats *part, const float *factors, Sums &sums) {
 }
 
 // By what a part's sums shrink, whose best scores these are.
-DEVICE void find_factors(const float *best, float first, float second, float scale, float *factors) {
+DEVICE void find_factors(const float *best, float first, float second, float scale,
+                         float *factors) {
     UNROLL for (int half = 0; half < 2; half++) {
         float reference = best[half] == minus_infinity() ? 0 : best[half];
         factors[half] = quick_power_of_two(((half == 0 ? first : second) - reference) * scale);
     }
 }
 
-// This part's sums and another's: the same bits whichever of both is this one.
+// This part's sums, which need not be read again, and another's. Products are rounded before they
+// are added: the same bits come out whichever of both is this one.
 DEVICE void join_two(const Floats *part, float scale, Sums &sums) {
     Floats state = load_past(part + QUADS * WARPGROUP);
     float best[2] = {larger(sums.best[0], state.of[0]), larger(sums.best[1], state.of[2])};

@@ -21,7 +21,7 @@ from flashdraft.kernels.cuda.plan import DeviceLimits
 from flashdraft.kernels.interface import PagedKeys
 
 HOPPER = 9
-MAX_SEQS = 128  # a block's memory has no room for more
+MAX_SEQS = 256  # a block's memory has no room for more
 MAX_PLACES = 1 << 16  # where blocks meet
 MAX_PARTS = 4  # of a tile, by and large: one block after the other joins them
 DEPTH, WARPS, WARPGROUPS, MAX_DEALT = 64, 12, 2, 160  # as in the kernel
@@ -86,7 +86,10 @@ def is_readable(query: Tensor, keys: PagedKeys) -> bool:
         for x in (query, key_cache, value_cache)
     )
     is_even = item == 1 and slot % 8 == head % 8 == 0 and page == value_cache.shape[1] * slot
-    page_size = keys.view.page_size
+    view, page_size = keys.view, keys.view.page_size
+    tables = view.query_start, view.context_lens, view.block_table
+    if not all(table.dtype is torch.int32 and table.stride(-1) == 1 for table in tables):
+        return False
     is_whole = page_size in (8, 16, 32, 64) or page_size % 64 == 0
     return are_halves and is_even and is_whole and value_cache.shape[1] == page_size
 
@@ -101,7 +104,7 @@ def plan_many(
     limits: DeviceLimits,
 ) -> ManyRowsPlan | None:
     """One block on every processor; None where there is no room, or too little to share."""
-    if head_dim not in STAGES or num_rows == 0 or not 0 < num_seqs <= MAX_SEQS:
+    if head_dim not in STAGES or num_rows * num_heads == 0 or not 0 < num_seqs <= MAX_SEQS:
         return None
     group = num_heads // num_kv_heads
     if PAIRS[head_dim] % group:
@@ -138,8 +141,6 @@ def prepare(
     quads = 1 + head_dim * PAIRS[head_dim] // (64 * WARPGROUPS) // 8  # a thread's
     count = plan.num_blocks * 2 * WARPGROUPS * quads * 128 * 4
     parts = torch.empty(count, device=query.device, dtype=torch.float32)
-    for table in (view.query_start, view.context_lens, view.block_table):
-        assert table.dtype is torch.int32 and table.stride(-1) == 1
     box = _box_keys(head_dim, view.page_size), 1, DEPTH
     work = _Work(
         make_map(keys.key_cache.flatten(0, 1), box),

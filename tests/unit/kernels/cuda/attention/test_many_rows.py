@@ -27,6 +27,7 @@ from flashdraft.kernels.cuda.attention.many_rows import (
 
 HOPPER = DeviceLimits(132, 227 * 1024, generation=9)
 PAGE = 16
+IN_PARTS = (("JOIN_UNITS", -(10**6)), ("MIN_UNITS", 1))  # no tile stays whole
 # heads, key heads, head size, window, mask, (keys before, rows) of every sequence
 CASES = {
     "decoding": (4, 2, 256, 64, CAUSAL, [(100, 16), (3, 1), (0, 0), (40, 5)]),
@@ -40,13 +41,15 @@ CASES = {
 }
 
 
-def make_inputs(heads, kv_heads, dim, sequences, window=None, spare_rows=0, first_row=0):
+def make_inputs(
+    heads, kv_heads, dim, sequences, window=None, spare_rows=0, first_row=0, page_size=PAGE
+):
     """Queries, keys, values and the view; rows before and behind those of sequences are spare.
 
     What nobody may read is no number, or in no page.
     """
     torch.manual_seed(heads + len(sequences))
-    counts = [-(-(context + rows) // PAGE) for context, rows in sequences]
+    counts = [-(-(context + rows) // page_size) for context, rows in sequences]
     num_pages = sum(counts) + 2
     free, table = torch.randperm(num_pages), torch.full((len(sequences), max(counts) + 3), -7)
     for s, count in enumerate(counts):
@@ -54,20 +57,20 @@ def make_inputs(heads, kv_heads, dim, sequences, window=None, spare_rows=0, firs
     starts = torch.tensor([0, *(rows for _, rows in sequences)]).cumsum(0) + first_row
     num_rows = int(starts[-1]) + spare_rows
     query = torch.randn(num_rows, heads, dim).bfloat16()
-    keys, values = (torch.randn(num_pages, PAGE, kv_heads, dim).bfloat16() for _ in range(2))
+    keys, values = (torch.randn(num_pages, page_size, kv_heads, dim).bfloat16() for _ in range(2))
     for s, (context, rows) in enumerate(sequences):
         end = context + rows
         if window is not None:
-            table[s, : max(0, context - window + 1) // PAGE] = -7
-        if end % PAGE:
+            table[s, : max(0, context - window + 1) // page_size] = -7
+        if end % page_size:
             for cache in (keys, values):
-                cache[table[s, end // PAGE], end % PAGE :] = float("nan")
+                cache[table[s, end // page_size], end % page_size :] = float("nan")
     view = PageView(
         query_start=starts.int(),
         context_lens=torch.tensor([context for context, _ in sequences], dtype=torch.int32),
         block_table=table.int(),
         slots=torch.zeros(num_rows, dtype=torch.int64),
-        page_size=PAGE,
+        page_size=page_size,
         max_query_len=max(rows for _, rows in sequences),
         max_key_len=max(context + rows for context, rows in sequences),
     )
@@ -80,17 +83,18 @@ def emulated_map(array, box):
     return Map(words)
 
 
-def attend(query, keys, num_blocks, backwards=False):
+def attend(query, keys, num_blocks, backwards=False, definitions=()):
     """The kernel's result, and what it left where blocks meet."""
     num_kv_heads, num_seqs = keys.value_cache.shape[2], keys.view.context_lens.shape[0]
     sizes = *query.shape[:2], num_kv_heads, query.shape[2]
     plan = plan_many(sizes[0], num_seqs, *sizes[1:], HOPPER._replace(num_processors=1))
     flags = make_flags(plan, query, keys)
     plan = plan._replace(num_blocks=num_blocks)
-    library = build("attend_many", *flags.items())
+    library = build("attend_many", *flags.items(), *definitions)
     assert library.shared_bytes() == plan.shared_bytes <= HOPPER.shared_bytes
     meetings = torch.zeros(MAX_PLACES, dtype=torch.int32)
     work, output, _kept = prepare(query, keys, meetings, plan, emulated_map)
+    assert library.argument_bytes() == ctypes.sizeof(work)
     output.fill_(7)
     library.run(ctypes.byref(work), num_blocks, int(backwards))
     return output, meetings
@@ -104,12 +108,12 @@ def expect(query, keys, own):
     return kernels.attention(query[own].float(), replace(keys, view=view))
 
 
-def check(case, num_blocks, backwards=False, **of_inputs):
+def check(case, num_blocks, backwards=False, definitions=(), **of_inputs):
     heads, kv_heads, dim, window, mask, sequences = CASES[case]
     query, *caches, view = make_inputs(heads, kv_heads, dim, sequences, window, **of_inputs)
     keys = PagedKeys(*caches, view, dim**-0.5, window, mask)
     assert is_readable(query, keys)
-    found, meetings = attend(query, keys, num_blocks, backwards)
+    found, meetings = attend(query, keys, num_blocks, backwards, definitions)
     own = slice(int(view.query_start[0]), int(view.query_start[-1]))
     expected = expect(query, keys, own)
     assert not torch.any(meetings), "the next launch begins with zeros"
@@ -132,10 +136,17 @@ def test_however_many_blocks_share_the_work(num_blocks):
     check("one long", num_blocks)  # in parts, which are joined
 
 
-def test_the_order_of_blocks_changes_no_bit():
-    for case, num_blocks in (("decoding", 9), ("one long", 2), ("one long", 5)):
-        one, other = (check(case, num_blocks, backwards) for backwards in (False, True))
+@pytest.mark.parametrize("case", CASES)
+def test_parts_are_joined_and_the_order_of_blocks_changes_no_bit(case):
+    for num_blocks in (2, 7):
+        one, other = (check(case, num_blocks, order, IN_PARTS) for order in (False, True))
         assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("page_size", [8, 32, 64, 128])
+def test_pages_of_any_size(page_size):
+    check("a chunk beside", 3, page_size=page_size)
+    check("full", 7, definitions=IN_PARTS, page_size=page_size)
 
 
 def test_rows_of_nobody_are_left_alone():
@@ -151,6 +162,9 @@ def test_what_it_cannot_read_it_leaves_to_others():
     narrow = [cache.to(torch.float8_e4m3fn) for cache in (keys, values)]
     assert not is_readable(query, PagedKeys(*narrow, view, 1.0, None, CAUSAL))
     assert plan_many(3, MAX_SEQS + 1, 4, 2, 256, HOPPER) is None
+    wide = replace(view, query_start=view.query_start.long())
+    assert not is_readable(query, replace(paged, view=wide))
+    assert plan_many(3, 1, 0, 2, 256, HOPPER) is None
     assert plan_many(3, 1, 4, 2, 96, HOPPER) is None
     assert plan_many(3, 1, 9, 3, 256, HOPPER) is None
     assert plan_many(16, 1, 32, 4, 512, HOPPER) is None, "one tile in many parts"

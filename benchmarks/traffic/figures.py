@@ -47,6 +47,11 @@ def warm_up_end(record: Record, num_warm_ups: int, limit_s: float) -> float | No
     return limit if record.last >= limit else None
 
 
+def num_ended(record: Record, begin: float) -> int:
+    """Requests that a window from there on has; not those that ended with the warm-up's last."""
+    return sum(end.at > begin for end in record.ends)
+
+
 def milliseconds(values: Sequence[float]) -> dict[str, float | None]:
     """Percentiles, the highest value, and how many there were."""
     found: dict[str, float | None] = {

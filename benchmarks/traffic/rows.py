@@ -16,6 +16,7 @@ from benchmarks.traffic.figures import (
     describe_load,
     describe_long,
     describe_turns,
+    num_ended,
     steady_window,
     warm_up_end,
 )
@@ -230,7 +231,7 @@ class Run:
         begin = warm_up_end(record, num_warm_ups, settings.warm_up_s)
         if begin is None:
             return False
-        if settings.requests is not None and len(record.ends) >= num_warm_ups + settings.requests:
+        if settings.requests is not None and num_ended(record, begin) >= settings.requests:
             return True
         return record.last - begin >= settings.seconds
 

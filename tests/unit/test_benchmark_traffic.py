@@ -23,9 +23,11 @@ from benchmarks.traffic.figures import (
     describe_turns,
     gaps_in,
     milliseconds,
+    num_ended,
     stalls,
     steady_window,
     ttfts_in,
+    warm_up_end,
 )
 from benchmarks.traffic.record import End, Piece, Record, StepMark, kind_of_step
 from benchmarks.traffic.sources import (
@@ -353,6 +355,14 @@ def test_the_made_up_vocabulary_has_every_byte_once() -> None:
 
 
 # -- the whole -----------------------------------------------------------------------------------
+
+
+def test_who_ends_with_the_warm_up_is_not_counted() -> None:
+    record = Record(0.0)
+    record.ends = [End(at, name, generation()) for at, name in ((1.0, "a"), (1.0, "b"), (2.0, "c"))]
+    assert warm_up_end(record, 1, 60.0) == 1.0
+    assert num_ended(record, 1.0) == 1  # as `requests` of the window from there on
+
 
 SHORT = ["--prompt-tokens", "8-24", "--answer-tokens", "6-12", "--seconds", "20", "--requests", "5"]
 

@@ -11,7 +11,7 @@ import json
 import random
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.accepted_length import describe_environment
+from benchmarks.h200_attention import BF16, CUDA, LAYERS, PAGE_SIZE, Layer
 from benchmarks.h200_timing import BANDWIDTH, graph_microseconds, num_copies
 from flashdraft.kernels.cuda.attention.attend import make_meetings
 from flashdraft.kernels.cuda.attention.few_rows import MAX_MEETINGS
@@ -29,7 +30,6 @@ from flashdraft.kernels.cuda.backend import TritonKernels
 from flashdraft.kernels.cuda.plan import plan_attention
 from flashdraft.kernels.interface import CAUSAL, PagedKeys, PageView
 
-CUDA, BF16, PAGE_SIZE = torch.device("cuda"), torch.bfloat16, 16
 ROWS = (32, 128, 192, 256, 320, 384, 448, 512, 640, 768, 1024)
 # columns, depth, how many there are
 LINEARS = {
@@ -43,18 +43,7 @@ LINEARS = {
 Sequences = tuple[tuple[int, int], ...]  # of each: tokens before its rows, rows
 
 
-@dataclass(frozen=True)
-class Layer:
-    """One kind of attention layer, and how many there are."""
-
-    kv_heads: int
-    head_dim: int
-    window: int | None
-    count: int
-    heads: int = 32
-
-
-LAYERS = {"sliding": Layer(16, 256, 1024, 50), "full": Layer(4, 512, None, 10)}
+COUNTS = {"31B sliding": 50, "31B full": 10}  # of layers
 _random = random.Random(0)
 EIGHT: Sequences = tuple((_random.randint(400, 1900), 16) for _ in range(8))
 MANY: Sequences = tuple((_random.randint(400, 1900), 8) for _ in range(32))
@@ -141,7 +130,7 @@ def measure_attention(kernels: TritonKernels, layer: Layer, name: str) -> dict[s
     shape = (num_pages, PAGE_SIZE, layer.kv_heads, layer.head_dim)
     caches = [torch.randn(shape, device=CUDA, dtype=BF16) for _ in range(2)]
     seen = [min(context, (layer.window or context + 1) - 1) + rows for context, rows in sequences]
-    num_bytes = 4 * sum(seen) * layer.kv_heads * layer.head_dim
+    num_bytes = 2 * layer.key_bytes * sum(seen)  # values too
     views = make_views(sequences, num_pages, min(8, max(2, num_copies(num_bytes))))
     if few and prompts:
         views = [split_view(view, len(few)) for view in views]
@@ -176,9 +165,9 @@ def main(arguments: list[str]) -> None:
     }
     torch.cuda.empty_cache()
     for name in PASSES:
-        layers = {kind: measure_attention(kernels, layer, name) for kind, layer in LAYERS.items()}
+        layers = {kind: measure_attention(kernels, LAYERS[kind], name) for kind in COUNTS}
         ms = {
-            way: round(sum(layers[kind][way] * LAYERS[kind].count for kind in LAYERS) / 1e3, 2)
+            way: round(sum(layers[kind][way] * COUNTS[kind] for kind in COUNTS) / 1e3, 2)
             for way in ("one launch", "in turn", "floor of reading")
         }
         results.setdefault("attention", {})[name] = {"us a layer": layers, "ms a pass": ms}

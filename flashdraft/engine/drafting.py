@@ -35,15 +35,12 @@ class HostDrafting:
         lives = [self._live_of(work) for work in works]
         fixed = [work.sequence.request.verify for work in works]
         drafts = [self._look_up(work, live) for work, live in zip(works, lives, strict=True)]
+        num_decoding = sum(work.is_decode for work in works)
         if self._proposer is not None:
-            self._propose(self._proposer, works, lives, drafts)
+            self._propose(self._proposer, works, lives, drafts, num_decoding)
         num_rows = sum(work.num_tokens for work in works)
         lengths = self._policy.choose(drafts, [live.momentum for live in lives], fixed, num_rows)
-        curves = [
-            live.momentum.survival.curve(draft) if draft is not None else []
-            for live, draft in zip(lives, drafts, strict=True)
-        ]
-        num_decoding = sum(work.is_decode for work in works)
+        curves = [live.momentum.curve for live in lives]
         self._policy.expect(curves, lengths, num_decoding, num_rows, stats)
         stats.draft_s = time.perf_counter() - begin
         return [d.cut(n) if d and n else None for d, n in zip(drafts, lengths, strict=True)]
@@ -54,9 +51,9 @@ class HostDrafting:
         works: Sequence[Work],
         lives: Sequence[Live],
         drafts: list[Draft | None],
+        num_decoding: int,
     ) -> None:
         """Ask the drafter where that may pay, and keep the better draft of each request."""
-        num_decoding = sum(work.is_decode for work in works)
         able = [i for i, w in enumerate(works) if w.room and proposer.serves(w.sequence)]
         wanted = self._policy.slots_wanted(
             [lives[i].momentum for i in able],

@@ -101,6 +101,7 @@ class Momentum:
     was_drafted: bool = False  # in this step
     surprise: str = ""  # whose unlikely slot was accepted: that proposer is worth another look
     rival: list[float] = field(default_factory=list)  # survival of the draft there was without it
+    curve: list[float] = field(default_factory=list)  # survival of the draft of this step
 
     def remember(self, curve: Sequence[float], num_drafted: int) -> None:
         """Take in the survival of this step's draft; the rival's was to be had without it."""
@@ -194,15 +195,17 @@ class VerifyPolicy:
         lengths = [0] * len(drafts)
         curves: dict[int, list[float]] = {}
         for index, draft in enumerate(drafts):
+            momenta[index].curve = []
             if draft is None or not draft.tokens:
                 continue
+            momenta[index].curve = momenta[index].survival.curve(draft)
             limit = self._fixed if fixed[index] is None else fixed[index]
             if limit is not None:
                 lengths[index] = min(limit, len(draft.tokens))
             elif self._costs is None:
                 lengths[index] = len(draft.tokens)
             else:
-                curves[index] = momenta[index].survival.curve(draft)
+                curves[index] = momenta[index].curve
         if self._costs is not None:
             self._compete(self._costs, lengths, curves, num_rows)
             surprises = [momenta[index].surprise for index in curves]

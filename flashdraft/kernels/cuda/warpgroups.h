@@ -1,6 +1,22 @@
 // What Hopper has besides (device.h): four warps that multiply together, and copies that tell when
 // they are done. Only for sm_90a.
 
+// One of COUNT places of shared memory that are filled and emptied again and again, and whose turn
+// its signals are at.
+template <int COUNT>
+struct Ring {
+    int place;
+    u32 turn;
+
+    DEVICE void go_on(int count = 1) {
+        place += count;
+        if (place >= COUNT) {
+            place -= COUNT;
+            turn ^= 1;
+        }
+    }
+};
+
 constexpr int MAX_LEFT = 4;  // groups of products that may be on their way after a wait
 
 #ifndef EMULATED

@@ -83,18 +83,7 @@ struct Memory {
     int is_last[WARPGROUPS];
 };
 
-struct Stage {
-    int place;
-    u32 turn;
-
-    DEVICE void go_on(int count) {
-        place += count;
-        if (place >= STAGES) {
-            place -= STAGES;
-            turn ^= 1;
-        }
-    }
-};
+typedef Ring<STAGES> Stage;
 
 // Pairs of one sequence, and the keys low .. high - 1 that some of them see.
 struct Tile {
@@ -329,7 +318,7 @@ DEVICE void copy_rows(Memory &memory, Stage &stage, const Map *map, int head, in
         char *to = memory.stages[stage.place][block] + box * (BOX * 2 * DEPTH);
         copy_box(to_shared(to), map, block * DEPTH, head, slot, full);
     }
-    stage.go_on(1);
+    stage.go_on();
 }
 
 DEVICE void copy_keys(const Work &work, Memory &memory, Piece piece) {

@@ -67,15 +67,7 @@ struct Memory {
     int is_last[WARPGROUPS];
 };
 
-struct Stage {
-    int place;
-    u32 turn;
-
-    DEVICE void go_on() {
-        place = place + 1 == STAGES ? 0 : place + 1;
-        if (place == 0) turn ^= 1;
-    }
-};
+typedef Ring<STAGES> Stage;
 
 // x as `multiply_many` copies it. A thread takes 32 values of a row.
 KERNEL arrange(Work work) {

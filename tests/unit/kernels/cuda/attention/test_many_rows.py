@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from flashdraft.kernels.cuda.plan import DeviceLimits
 from flashdraft.kernels.interface import BIDIRECTIONAL, CAUSAL, PagedKeys, PageView
 from flashdraft.kernels.torch_backend import TorchKernels
+from tests.unit.kernels.cuda.attention.test_few_rows import HOPPER, PAGE
 from tests.unit.kernels.cuda.emulated import build
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -25,8 +25,6 @@ from flashdraft.kernels.cuda.attention.many_rows import (
     prepare,
 )
 
-HOPPER = DeviceLimits(132, 227 * 1024, generation=9)
-PAGE = 16
 IN_PARTS = (("JOIN_UNITS", -(10**6)), ("MIN_UNITS", 1))  # no tile stays whole
 # heads, key heads, head size, window, mask, (keys before, rows) of every sequence
 CASES = {

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import random
 import string
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import cast
 
@@ -17,15 +18,17 @@ from flashdraft.chat.grammar.compiler import LlguidanceCompiler, grammar_compile
 from flashdraft.models.tokenizer import Tokenizer
 
 NUM_BYTES = 256
+SPACE = "\u0120"  # as byte-level vocabularies spell it
 
 
 class MadeUpVocabulary:
     """As much of a tokenizer as a grammar's compiler wants of one."""
 
-    def __init__(self, vocab_size: int) -> None:
+    def __init__(self, vocab_size: int, words: Sequence[str] = ()) -> None:
         if vocab_size < FIRST_TOKEN + NUM_BYTES:
             raise ValueError(f"{vocab_size} tokens are too few for all bytes")
         self.vocab_size = vocab_size
+        self._words = list(dict.fromkeys(words))  # a token each, alone and behind a space
 
     def to_json(self) -> str:
         """In the form of a tokenizer.json: byte-level, without merges."""
@@ -33,6 +36,8 @@ class MadeUpVocabulary:
         added = [{"id": n, "content": name, "special": True} for n, name in enumerate(names)]
         flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
         spelled = names + byte_letters()
+        spelled += [f"{space}{word}" for space in ("", SPACE) for word in self._words]
+        spelled = list(dict.fromkeys(spelled))[: self.vocab_size]
         known, dice = set(spelled), random.Random(0)
         while len(spelled) < self.vocab_size:
             word = "".join(dice.choices(string.ascii_lowercase, k=dice.randint(2, 9)))
@@ -43,7 +48,7 @@ class MadeUpVocabulary:
             "type": "ByteLevel",
             "add_prefix_space": False,
             "trim_offsets": True,
-            "use_regex": False,
+            "use_regex": bool(self._words),
         }
         return json.dumps(
             {
@@ -63,7 +68,7 @@ class MadeUpVocabulary:
                     "end_of_word_suffix": None,
                     "fuse_unk": False,
                     "byte_fallback": False,
-                    "ignore_merges": False,
+                    "ignore_merges": bool(self._words),
                     "vocab": {name: n for n, name in enumerate(spelled)},
                     "merges": [],
                 },

@@ -10,6 +10,7 @@ import json
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 from flashdraft.bench.traffic.load import LengthRange
 from flashdraft.core import GrammarSpec, Request, SamplingParams
@@ -48,6 +49,7 @@ class Span(LengthRange):
 
 
 PROMPTS, ANSWERS = Span(256, 1536), Span(64, 448)
+OWN_SAMPLING: dict[str, Any] = {"temperature": 1.0, "top_p": 0.95, "top_k": 64}  # Gemma 4's own
 ALONE_PROMPTS, ALONE_ANSWERS = Span(128, 128), Span(384, 384)  # of a lone client
 
 
@@ -57,10 +59,7 @@ def params_of(kind: str, index: int, max_tokens: int) -> SamplingParams:
         raise ValueError(f"there is no kind {kind!r}; known are {', '.join(KINDS)}")
     if kind == GREEDY:
         return SamplingParams(max_tokens=max_tokens, ignore_eos=True)
-    # what Gemma 4's generation_config asks for
-    sampled = SamplingParams(
-        max_tokens=max_tokens, ignore_eos=True, temperature=1.0, top_p=0.95, top_k=64
-    )
+    sampled = SamplingParams(max_tokens=max_tokens, ignore_eos=True, **OWN_SAMPLING)
     if kind == "presence":
         return replace(sampled, presence_penalty=0.5)
     if kind == "logprobs" and wants_more(index):

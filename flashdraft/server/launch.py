@@ -9,7 +9,7 @@ import gc
 import os
 import signal
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import uvicorn
@@ -21,6 +21,7 @@ from flashdraft.server.answering.serving import Serving
 from flashdraft.server.app import create_app
 from flashdraft.server.http.connection_limits import connection_class
 from flashdraft.server.process.client import EngineClient, EngineInfo
+from flashdraft.server.process.life import WORKER_COMMAND
 from flashdraft.server.settings import ServerSettings
 from flashdraft.server.telemetry.logs import Sink, structured_logging, write_line
 from flashdraft.server.telemetry.metrics import Metrics
@@ -67,19 +68,20 @@ async def serve(
     on_ready: Callable[[EngineInfo], None],
     on_stop: Callable[[bool], None],
     sink: Sink = write_line,
+    command: Sequence[str] = WORKER_COMMAND,
 ) -> None:
     """Serve until a signal, then drain; a second signal ends the process at once.
 
     Answers from the beginning, while the model is being loaded; raises why it cannot be, and when
-    the engine has died too often. `on_stop`
-    hears of the first signal, and whether the model was loaded by then.
+    the engine has died too often. `on_stop` hears of the first signal, and whether the model was
+    loaded by then. `command` starts the engine's process.
     """
     # Connections inherit it. asyncio sets it only where a socket names its protocol, and without it
     # an answer's second piece waits for the client to acknowledge the first: 40 ms.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     with structured_logging(sink):
         metrics = Metrics()
-        engine = EngineClient(llm_arguments, settings, metrics)
+        engine = EngineClient(llm_arguments, settings, metrics, command=command)
         app = create_app(Serving(engine, tokenizer, settings, metrics), sink)
         server = make_server(app, settings)
         tokenizer.pool.warm()

@@ -20,7 +20,7 @@ from flashdraft.engine.policy.times import StepTimes
 from flashdraft.engine.policy.verify import BUCKET_EDGES, MIN_GAIN, Survival
 
 MAX_GAP_S = 0.085  # between two tokens of a request, while little waits
-LONGEST_GAP_S = 0.1195  # and however much does
+LONGEST_GAP_S = 0.116  # and however much does
 MANY_WAITING = 6144  # tokens that double the limit
 PATIENCE_S = 0.25  # in which what waits should be computed
 MIN_ROWS = 32  # of prompts, in any case: they move on

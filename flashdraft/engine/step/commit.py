@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import takewhile
 
 from flashdraft.core import FinishReason, StepStats
 from flashdraft.engine.cache.pages import PageBook
@@ -57,13 +56,13 @@ class Committer:
         if not work.emits:
             sequence.num_cached = work.start + work.num_tokens
             return None
-        samples = list(takewhile(lambda token: token >= 0, result.samples))
-        num_accepted = min(result.num_accepted, len(samples))
+        tokens = result.tokens
+        num_accepted = min(result.num_accepted, len(tokens))
         draft = part.draft
         if draft is None and result.drafts:
             draft = Draft(result.drafts, result.confidence[: len(result.drafts)], result.source)
         before = sequence.num_output
-        finish = live.absorb(samples[: num_accepted + 1], scores, num_accepted)
+        finish = live.absorb(tokens, scores, num_accepted)
         if draft is not None:
             self._policy.observe(live.momentum, draft, num_accepted)
         if work.is_decode:
@@ -76,7 +75,7 @@ class Committer:
         sequence.num_cached = min(computed, len(sequence.tokens) - 1)
         if finish is not None:
             return Ending(finish)
-        if num_accepted == len(samples):  # there is no bonus token: its row is not sound
+        if num_accepted == len(tokens):  # there is no bonus token: its row is not sound
             position = work.start + work.num_tokens + num_accepted
             constraint = live.sampler.constraint
             failure = constraint.failure if constraint is not None else None

@@ -60,11 +60,14 @@ class PendingStep:
         self.taps = taps  # of all rows, where the host is to keep the drafter's context up
         self._record = record
         self._drafting, self._clock = drafting, clock  # of the draft, and of all the rest
+        self._result: StepResult | None = None
 
     def read(self) -> StepResult:
-        """Wait for the step, and read what it did."""
-        self._clock.wait()
-        return self._record.read()
+        """Wait for the step, and read what it did; as often as somebody wants to know."""
+        if self._result is None:
+            self._clock.wait()
+            self._result = self._record.read()
+        return self._result
 
     @property
     def seconds(self) -> StepSeconds | None:
@@ -102,7 +105,6 @@ class DeviceSteps:
         self.page_size, self.scratch_pages = cache.page_size, cache.scratch_pages
         # without a drafter drafts cost next to nothing: there are some in every step
         self._peeks = proposer is None and limits.looks_up
-        self._early: tuple[StepShape, int, Clock] | None = None  # drafts that nobody took yet
         self._seen_chunks: set[int] = set()  # orders of magnitude of passes that are not captured
         self._has_woken = False  # somebody, whose first token was drawn
         # of three steps: what each writes down in three tensors, and one a chunk of a prompt
@@ -176,13 +178,16 @@ class DeviceSteps:
         self.pieces.end = self._last_position(longest or self.max_length)
         self.pieces.wants_scores = wants_scores
         first_tokens = self.slots.anchors[:0]
-        drafting = self._take_drafts(shape)
+        drafting = self._draft(shape)
+        size = self.fill_up(shape.num_rows + sum(len(chunk.tokens) for chunk in chunks))
+        if chunks:  # before the host may have to wait for drafts
+            self.pieces.lay_out_chunks(shape.num_rows, size, chunks)
         drafts = {} if guide is None else self.pieces.exchange.before_verify(shape, guide)
         begin = Mark(self._device)
         # verify and draw, or nothing where nobody decodes
         rest = [piece for piece in self._pieces(shape) if piece[0][0] != "draft"]
         if chunks:
-            self._verify_beside(shape, chunks, longest or self.max_length)
+            self._verify_beside(shape, size, longest or self.max_length)
         elif rest:
             self.graphs.call(*rest[0])
         if guide is not None and guide.has_grammars:
@@ -205,23 +210,8 @@ class DeviceSteps:
         clock = Clock(begin, Mark(self._device), is_typical)
         return PendingStep(shape, record, drafting, clock, self.pieces.taps)
 
-    @torch.no_grad()
-    def draft_early(self, shape: StepShape) -> None:
-        """Draft for a step that is likely to be next, while the host has yet to read the last.
-
-        Slots may be emptied before it comes. Whoever sits down awake later, or moves, has no draft:
-        the drafts are then made again.
-        """
-        self._early = None
-        if shape.width:
-            self._early = shape, self.slots.version, self._take_drafts(shape)
-
-    def _take_drafts(self, shape: StepShape) -> Clock:
+    def _draft(self, shape: StepShape) -> Clock:
         """Have the drafts that a step needs; when they were made."""
-        if self._early is not None:
-            (early, version, clock), self._early = self._early, None
-            if early.draft_key == shape.draft_key and version == self.slots.version:
-                return clock
         begin, is_typical = Mark(self._device), True
         if not shape.width:
             self.pieces.exchange.forget_drafts()
@@ -244,10 +234,9 @@ class DeviceSteps:
 
     # -- passes with prompts -------------------------------------------------------------------
 
-    def _verify_beside(self, shape: StepShape, chunks: Sequence[PromptChunk], longest: int) -> None:
-        """The same with chunks of prompts behind."""
-        size = self.fill_up(shape.num_rows + sum(len(chunk.tokens) for chunk in chunks))
-        self.pieces.lay_out_beside(shape, chunks, size)
+    def _verify_beside(self, shape: StepShape, size: int, longest: int) -> None:
+        """The same with chunks of prompts behind, which are laid out; `size` rows in all."""
+        self.pieces.lay_out_before_chunks(shape)
         if size not in MIXED_ROWS or not self.graphs.captures:
             self._seen_chunks.add(size.bit_length())
             self.pieces.verify_mixed(size, shape.batch, longest)

@@ -121,6 +121,7 @@ class Exchange:
         if not slots or not shape.width:
             return {}
         chosen, width = self._send(np.asarray(slots, dtype=np.int64)), shape.width
+        guide.look_ahead()  # the device drafts meanwhile
         sources = self.sources[chosen].unsqueeze(1).expand(-1, width)
         chances = self.confidence[chosen, :width].double().view(torch.int64)
         own = torch.stack([sources, chances, self.drafts[chosen, :width]], dim=2)

@@ -9,8 +9,9 @@ drawn there, and nothing before it can be drawn that leads there. No torch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,8 +29,13 @@ class GuidedSlot:
     """A slot whose tokens a grammar allows."""
 
     constraint: Constraint
-    history: Sequence[int]  # output tokens before the step
     request: Request
+    read_history: Callable[[], Sequence[int] | None]  # waits for the steps before
+
+    @cached_property
+    def history(self) -> Sequence[int] | None:
+        """Output tokens before the step; None where the answer has ended with them."""
+        return self.read_history()
 
 
 class StepGuide:
@@ -56,10 +62,17 @@ class StepGuide:
     def slots(self) -> list[int]:
         return [*self.decoding, *self._waking]
 
+    def look_ahead(self) -> None:
+        """Wait for the steps before, and have the masks that no draft changes."""
+        self.masks({})
+
     def fit(self, slot: int, found: Draft | Candidates) -> Draft:
         """A draft, or what a drafter offers for one, as the slot's grammar has it; as long."""
         guided, tokens = self.decoding[slot], list(map(int, found.tokens))
-        if isinstance(found, Candidates):
+        draft = Draft([], [])
+        if guided.history is None:
+            pass
+        elif isinstance(found, Candidates):
             draft = draft_within(guided.constraint, guided.request, guided.history, found)
         else:
             fitted = guided.constraint.fit(guided.history, found, len(tokens))
@@ -73,6 +86,8 @@ class StepGuide:
         places: list[tuple[int, int]] = []
         masks: list[Words] = []
         for slot, guided in (*self.decoding.items(), *self._waking.items()):
+            if guided.history is None:
+                continue
             tokens = drafts[slot].tokens if slot in drafts else []
             for place, mask in enumerate(guided.constraint.masks(guided.history, tokens)):
                 places.append((slot, place))

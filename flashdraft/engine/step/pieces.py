@@ -208,15 +208,14 @@ class StepPieces:
         )
         self.hidden[:num_rows] = self._forward(self._tokens[:num_rows], placed)
 
-    def lay_out_beside(self, shape: StepShape, chunks: Sequence[PromptChunk], size: int) -> None:
-        """The rows of a pass with chunks of prompts behind, filled up to `size`."""
+    def lay_out_before_chunks(self, shape: StepShape) -> None:
+        """The rows of those who decode, in a pass with chunks of prompts behind."""
         num_rows = shape.num_rows
         self._query_start.zero_()
         if shape.batch:
             self._lay_out(shape)
             owner, positions = self._owner[:num_rows], self._positions[:num_rows]
             self._places[:, :num_rows] = self._places_of(owner, positions)
-        self._lay_out_chunks(num_rows, size, chunks)
 
     def verify_mixed(self, num_rows: int, num_slots: int, end: int) -> None:
         """The target's pass over whatever is laid out; only the first slots may decode."""
@@ -242,7 +241,7 @@ class StepPieces:
         placed = Rows(self._positions[:num_rows], self.end, views, [])
         self.hidden[:num_rows] = self._forward(self._tokens[:num_rows], placed)
 
-    def _lay_out_chunks(self, first: int, size: int, chunks: Sequence[PromptChunk]) -> None:
+    def lay_out_chunks(self, first: int, size: int, chunks: Sequence[PromptChunk]) -> None:
         """The rows of prompts, from `first` on, and those of nobody up to `size`."""
         assert len(chunks) <= self.max_chunks
         counts = np.asarray([len(chunk.tokens) for chunk in chunks])

@@ -57,6 +57,13 @@ class _InFlight:
     given: dict[int, Draft] = field(default_factory=dict)  # by slot
     choice: StepChoice | None = None  # what it was launched for, where the policy chose it
 
+    def results_of(self, seat: Seat) -> list[SlotResult]:
+        """What the step drew for a seat, once it is done; at most one result."""
+        drawn, result = [seat for seat, work in self.prompts if work.emits], self.step.read()
+        pairs = [*zip(self.decoding, result.slots, strict=True)]
+        pairs += zip(drawn, result.woken, strict=True)
+        return [found for other, found in pairs if other is seat]
+
 
 class StepPipeline:
     """The running batch on the device, and the steps in flight."""
@@ -95,7 +102,7 @@ class StepPipeline:
         """
         self._begin()
         self._is_solo = is_solo
-        while len(self._in_flight) < self._most_in_flight:
+        while len(self._in_flight) < MOST_IN_FLIGHT:
             self._close_ranks()
             if not self._reserve():
                 return
@@ -193,12 +200,6 @@ class StepPipeline:
         self._seats = [None] * len(self._seats)
         # the device's slots are emptied before anybody sits down again: now it may be broken
         self._is_full, self._is_stale = False, True
-
-    @property
-    def _most_in_flight(self) -> int:
-        """A grammar must have seen all that came before."""
-        guided = [seat for seat in self._seats if seat is not None and seat.constraint is not None]
-        return 1 if any(seat.is_awake for seat in guided) else MOST_IN_FLIGHT
 
     # -- slots ---------------------------------------------------------------------------------
 
@@ -379,9 +380,6 @@ class StepPipeline:
         step = self._steps.launch(shape, chunks, scored, guide, max(ends) + AHEAD_MARGIN)
         self._in_flight.append(_InFlight(step, decoding, prompts, dict(given or {}), choice))
         self._num_launched += 1
-        if given is None and self._most_in_flight == 1 and self._reserve() and self._batch:
-            self._enter_pages()
-            self._steps.draft_early(self._steps.shape_of(self._batch, shape.num_rows))
 
     def _seat_at(self, slot: int) -> Seat:
         seat = self._seats[slot]
@@ -399,7 +397,7 @@ class StepPipeline:
         decoded, woken = (
             {
                 slot_of[seat]: GuidedSlot(
-                    seat.constraint, seat.sequence.output_ids, seat.sequence.request
+                    seat.constraint, seat.sequence.request, self._history_of(seat)
                 )
                 for seat in seats
                 if seat is not None and seat.constraint is not None
@@ -409,6 +407,11 @@ class StepPipeline:
         if not decoded and not woken and given is None:
             return None
         return StepGuide(decoded, woken, self._vocab_size, given)
+
+    def _history_of(self, seat: Seat) -> Callable[[], list[int] | None]:
+        """How to know a seat's output before the next step: what is in flight is waited for."""
+        steps = tuple(self._in_flight)
+        return lambda: seat.output_after(found for one in steps for found in one.results_of(seat))
 
     def _remember_time(self, first: _InFlight) -> None:
         seconds, shape, pass_rows, context = first.step.seconds, first.step.shape, 0, 0

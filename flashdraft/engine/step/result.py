@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import NamedTuple
 
 import numpy as np
@@ -76,6 +77,11 @@ class SlotResult:
     scores: TokenScores | None = None  # of the samples, where somebody asked
     source: str = ""  # of the draft tokens
     num_rows: int = 1  # of the target: more than samples where its request wants fewer verified
+
+    @property
+    def tokens(self) -> list[int]:
+        """What follows the answer: accepted draft tokens and one more, up to a row without any."""
+        return list(takewhile(lambda token: token >= 0, self.samples[: self.num_accepted + 1]))
 
 
 class StepResult(NamedTuple):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from flashdraft.engine.sampling.grammar import Constraint
 from flashdraft.engine.sequence import Sequence
+from flashdraft.engine.step.result import SlotResult
 from flashdraft.engine.step.shape import PromptChunk, ScoredRows
 from flashdraft.engine.step.slots import SlotState
 from flashdraft.errors import CapacityError
@@ -38,6 +40,22 @@ class Seat:
         params = self.sequence.request.params
         adjusts = has_penalties(params) or params.logit_bias or params.min_tokens > 0
         return params.logprobs is not None or bool(adjusts) or self.constraint is not None
+
+    def output_after(self, steps: Iterable[SlotResult]) -> list[int] | None:
+        """The output once the host has committed these too; None if the answer ends with them.
+
+        A stop string is found when they are committed, not here.
+        """
+        output = list(self.sequence.output_ids)
+        for one in steps:
+            tokens = one.tokens
+            output += tokens
+            if len(tokens) <= one.num_accepted or not self.sequence.stop_ids.isdisjoint(tokens):
+                return None
+        num_new = len(output) - self.sequence.num_output
+        if num_new and self.constraint is not None and self.constraint.ends(output):
+            return None
+        return output if num_new < self.sequence.num_left else None
 
     def slot_state(self, request: SlotRequest) -> SlotState:
         """The sequence as a slot takes it in."""

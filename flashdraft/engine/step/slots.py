@@ -59,12 +59,10 @@ class Slots:
         self._stops = torch.full((count, NUM_STOPS), -1, dtype=torch.int64, device=device)
         self._stops_from = torch.zeros(count, dtype=torch.int64, device=device)
         self.settings = SlotSettings.allocate(count, vocab_size, device)
-        self.version = 0  # rises when somebody who decodes comes or changes place
         self._uploads = Staging(device, UPLOADS_IN_FLIGHT)
 
     def load(self, slot: int, state: SlotState) -> None:
         """Put a sequence into a slot."""
-        self.version += state.is_awake
         request = state.request
         length = state.length if state.is_awake else 0
         stops = sorted(request.stop_ids)[:NUM_STOPS]
@@ -105,7 +103,6 @@ class Slots:
 
     def move(self, order: Sequence[int]) -> None:
         """Lay the slots out anew: slot i becomes what slot order[i] was."""
-        self.version += 1
         index = self.send(np.asarray(order, dtype=np.int64))
         for state in self._states:
             state[: len(order)] = state[index]

@@ -31,6 +31,7 @@ from benchmarks.h200_profile import count_bytes, measure_bandwidth, profile_step
 from benchmarks.h200_real import RealSettings, measure_exact, measure_tasks
 from benchmarks.h200_table import merge_section
 from benchmarks.h200_trial import describe_trial, summarize
+from benchmarks.traffic.engines import prepare
 from flashdraft.bench.plan.pairs import expected_length
 from flashdraft.engine.config import MAX_VERIFY, CacheOptions, EngineConfig
 from flashdraft.engine.engine import Engine
@@ -158,6 +159,7 @@ class Run:
             self.say(f"cold start {started.found}")
         else:
             engine = build()
+        prepare(engine)  # as a server does before it is ready
         record["engine"] = _describe_engine(engine)
         engine_gb = round(_allocated_gb() - before, 2)  # cache and state; graphs come later
         rows = record["load"] = {}

@@ -17,6 +17,7 @@ from benchmarks.traffic.vocabulary import schema_compiler
 from flashdraft.chat.grammar.compiler import LlguidanceCompiler
 from flashdraft.engine.config import CacheOptions, EngineConfig
 from flashdraft.engine.engine import Engine
+from flashdraft.engine.output import TextDecoder
 from flashdraft.kernels.kinds import WeightOptions
 from flashdraft.kernels.select import select_kernels
 
@@ -60,6 +61,7 @@ class Bench:
     cache_gb: float
     limits: dict[str, int]  # settings of the engine that were asked for
     compiler: LlguidanceCompiler | None = None  # of grammars, where they are wanted
+    new_decoder: Callable[[], TextDecoder] | None = None  # where answers are to be text
 
     @classmethod
     def load(
@@ -108,13 +110,22 @@ class Bench:
             verify=0 if spec.acceptance is None else None,
             **self.limits,
         )
-        pair, compiler = self.pair, self.compiler
+        pair, decoder, compiler = self.pair, self.new_decoder, self.compiler
         if spec.acceptance is None:
-            work(Engine(pair.plain_target, None, config, grammar_compiler=compiler))
+            work(Engine(pair.plain_target, None, config, decoder, grammar_compiler=compiler))
             return
         device = pair.target.kernels.device
         accept = PrescribedAcceptance(spec.acceptance, 2 * spec.max_batch, device, self.seed)
-        work(Engine(pair.target, pair.drafter, config, accept=accept, grammar_compiler=compiler))
+        work(
+            Engine(
+                pair.target,
+                pair.drafter,
+                config,
+                decoder,
+                accept=accept,
+                grammar_compiler=compiler,
+            )
+        )
 
 
 def prepare(engine: Engine) -> float:

@@ -32,6 +32,7 @@ from flashdraft.children import python_command
 from flashdraft.engine.engine import Engine
 from flashdraft.killable.frames import pack
 from flashdraft.llm import LLM
+from flashdraft.models.stream_decoder import StreamDecoder
 from flashdraft.models.tokenizer import Tokenizer
 
 FOLDER = str(Path(__file__).resolve().parents[2])
@@ -77,7 +78,9 @@ def serve_engine(connection: socket.socket, arguments: Mapping[str, Any]) -> Non
 
     routing = arguments["routing"] if bench.routing is not None else None
     spec = EngineSpec(arguments["acceptance"], routing, arguments["max_batch"], MAX_CONTEXT)
-    bench.use(spec, work)
+    with made_up_tokenizer(bench.pair.target.config.vocab_size) as tokenizer:
+        bench.new_decoder = lambda: StreamDecoder(tokenizer)
+        bench.use(spec, work)
 
 
 @contextlib.contextmanager

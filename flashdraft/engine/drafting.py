@@ -1,7 +1,8 @@
 """Drafts that the host makes, and how many of them are verified: where every step is read at once.
 
 A CPU is at the host's side: it can look at drafts before they are verified, ask the drafter for
-some requests alone, and look up what followed earlier without a pass.
+some requests alone, and look up what followed earlier without a pass. Among many requests even
+looking costs a share of the step: where nothing was worth verifying, nobody looks for some steps.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from flashdraft.engine.live import Live
 from flashdraft.engine.policy.verify import VerifyPolicy
 from flashdraft.engine.scheduler import Work
 
+MIN_RESTING = 4  # requests: fewer may change their minds at every step
+
 
 class HostDrafting:
     """Proposes and chooses verify lengths for the works of a step."""
@@ -28,22 +31,50 @@ class HostDrafting:
         live_of: Callable[[Work], Live],
     ) -> None:
         self._proposer, self._policy, self._live_of = proposer, policy, live_of
+        self._num_resting = 0  # requests that found nothing worth verifying
+        self._rest = 0  # steps before they look again
+
+    @property
+    def may_draft(self) -> bool:
+        """Whether the next step may have drafts."""
+        return self._rest == 0
 
     def draft(self, works: Sequence[Work], stats: StepStats) -> list[Draft | None]:
         """What is verified for every work; None = nothing."""
         begin = time.perf_counter()
         lives = [self._live_of(work) for work in works]
         fixed = [work.sequence.request.verify for work in works]
+        num_rows = sum(work.num_tokens for work in works)
+        if self._rests(works):
+            self._policy.expect([], [], len(works), num_rows, stats)
+            return [None] * len(works)
         drafts = [self._look_up(work, live) for work, live in zip(works, lives, strict=True)]
         num_decoding = sum(work.is_decode for work in works)
         if self._proposer is not None:
             self._propose(self._proposer, works, lives, drafts, num_decoding)
-        num_rows = sum(work.num_tokens for work in works)
         lengths = self._policy.choose(drafts, [live.momentum for live in lives], fixed, num_rows)
         curves = [live.momentum.curve for live in lives]
         self._policy.expect(curves, lengths, num_decoding, num_rows, stats)
+        if not any(lengths) and self._may_rest(works, lives):
+            self._num_resting, self._rest = len(works), self._policy.rest()
         stats.draft_s = time.perf_counter() - begin
         return [d.cut(n) if d and n else None for d, n in zip(drafts, lengths, strict=True)]
+
+    def _may_rest(self, works: Sequence[Work], lives: Sequence[Live]) -> bool:
+        """Whether what was not worth it now will not be for some steps; prompts change all."""
+        if len(works) < MIN_RESTING or not all(work.is_decode for work in works):
+            return False
+        is_free = all(work.sequence.request.verify is None for work in works)
+        return is_free and all(live.sampler.constraint is None for live in lives)
+
+    def _rests(self, works: Sequence[Work]) -> bool:
+        """Whether nobody looks for drafts in this step: the same requests found none lately."""
+        is_same = len(works) == self._num_resting and all(work.is_decode for work in works)
+        if self._rest == 0 or not is_same:
+            self._rest = 0
+            return False
+        self._rest -= 1
+        return True
 
     def _propose(
         self,

@@ -248,7 +248,8 @@ class Engine:
             self._pipeline.launch(self._solo)
             self._drop_preempted()
         else:
-            works = self.scheduler.schedule(0 if self._solo else self._lookahead, self._solo)
+            may_draft = self._drafting.may_draft and not self._solo
+            works = self.scheduler.schedule(self._lookahead if may_draft else 0, self._solo)
             self._drop_preempted()
             if works:
                 self._pipeline.launch_planned(works, self._drafting.draft(works, stats))

@@ -43,7 +43,9 @@ def test_the_server_answers_to_the_length_that_was_asked_for(served: str) -> Non
     body = {
         "model": "tiny",
         "messages": [{"role": "user", "content": "of the two"}],
-        "max_tokens": 24,
+        "max_tokens": 200,
+        "stream": True,
+        "stream_options": {"include_usage": True},
         "ignore_eos": True,
     }
     request = urllib.request.Request(
@@ -52,6 +54,10 @@ def test_the_server_answers_to_the_length_that_was_asked_for(served: str) -> Non
         {"Content-Type": "application/json"},
     )
     with urllib.request.urlopen(request, timeout=60) as response:
-        usage = json.load(response)["usage"]
-    assert usage["completion_tokens"] == 24
+        lines = [line[6:] for line in response if line.startswith(b"data: {")]
+    events = [json.loads(line) for line in lines]
+    usage = events[-1]["usage"]
+    assert usage["completion_tokens"] == 200
     assert usage["prompt_tokens"] >= 3
+    texts = [choice["delta"].get("content") for event in events for choice in event["choices"]]
+    assert sum(map(bool, texts)) > 5  # as it comes, not at the end

@@ -36,6 +36,7 @@ FIRST_LOOK = 2.0  # what trying the drafter once for new requests may cost, in p
 MIN_ALIVE = 0.02  # a slot less likely than this is never worth a row
 MIN_GAIN = 0.03  # what drafting must promise over plain decoding: estimates err, requests end
 PLAN_PERIOD = 4  # steps between looks at who is drafted for, while as many requests run
+REST_PERIOD = 8  # steps, a part of a probe's; between looks for drafts where none was worth it
 PLANNED_LENGTHS = (1, 2, 3, 4, 6, 8, 11, MAX_VERIFY)
 SPARE_SLOTS = 2  # draft tokens asked for beyond what was verified lately
 REACH_WEIGHT = 0.1  # of a step that verified less than the drafter was asked for
@@ -222,6 +223,12 @@ class VerifyPolicy:
                     lengths[index] = 1  # only what is verified can be learnt from
             self._num_steps += 1
         return lengths
+
+    def rest(self) -> int:
+        """Steps in which nobody need ask, as nothing pays now; they count as if all had asked."""
+        skipped = -self._num_steps % REST_PERIOD
+        self._num_steps += skipped
+        return skipped
 
     def expect(
         self,

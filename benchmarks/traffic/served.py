@@ -58,7 +58,7 @@ def serve_engine(connection: socket.socket, arguments: Mapping[str, Any]) -> Non
         seed=arguments["seed"],
         cache_gb=arguments["cache_gb"],
         limits={},
-        has_grammars=True,
+        has_grammars=False,
     )
 
     def work(engine: Engine) -> None:

@@ -28,12 +28,14 @@ class MadeUpVocabulary:
         if vocab_size < FIRST_TOKEN + NUM_BYTES:
             raise ValueError(f"{vocab_size} tokens are too few for all bytes")
         self.vocab_size = vocab_size
-        self._words = list(dict.fromkeys(words))  # a token each, alone and behind a space
+        # a token each, alone and behind a space; with them every token is text, and none is silent
+        self._words = list(dict.fromkeys(words))
 
     def to_json(self) -> str:
         """In the form of a tokenizer.json: byte-level, without merges."""
         names = [f"<special {n}>" for n in range(FIRST_TOKEN)]
         added = [{"id": n, "content": name, "special": True} for n, name in enumerate(names)]
+        added = [] if self._words else added
         flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
         spelled = names + byte_letters()
         spelled += [f"{space}{word}" for space in ("", SPACE) for word in self._words]

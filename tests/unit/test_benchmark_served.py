@@ -13,7 +13,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks.traffic.served import made_up_tokenizer
+from benchmarks.traffic.vocabulary import NUM_BYTES
+from benchmarks.traffic.workload import FIRST_TOKEN
 from flashdraft.bench.traffic.questions import WORDS
+from flashdraft.models.stream_decoder import StreamDecoder
 
 ROOT = Path(__file__).parents[2]
 
@@ -61,3 +64,11 @@ def test_the_server_answers_to_the_length_that_was_asked_for(served: str) -> Non
     assert usage["prompt_tokens"] >= 3
     texts = [choice["delta"].get("content") for event in events for choice in event["choices"]]
     assert sum(map(bool, texts)) > 5  # as it comes, not at the end
+
+
+def test_every_token_is_text_that_is_heard() -> None:
+    with made_up_tokenizer(1024) as tokenizer:
+        decoder = StreamDecoder(tokenizer)
+        silent = [index for index in range(1024) if not decoder.push([index])]
+        letters = range(FIRST_TOKEN, FIRST_TOKEN + NUM_BYTES)
+        assert all(index in letters for index in silent)  # half of a character

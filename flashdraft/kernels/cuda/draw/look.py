@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -21,6 +22,7 @@ PROMPT = tl.constexpr(rule.PROMPT)
 STOP = tl.constexpr(rule.STOP)
 COUNT = tl.constexpr(rule.COUNT)
 LOWEST_TEMPERATURE = tl.constexpr(rule.LOWEST_TEMPERATURE)
+LOWEST_FLOAT = tl.constexpr(torch.finfo(torch.float32).min)
 
 
 class Look(NamedTuple):
@@ -135,8 +137,11 @@ def scale(look: tl.tensor, row: tl.tensor, x: tl.tensor, peak: tl.tensor) -> tl.
 
 @triton.jit
 def least_key(look: tl.tensor, slot: tl.tensor) -> tl.tensor:
-    """The order of the least scaled logit that min-p lets pass."""
-    return order(tl.load(look.least + slot))
+    """The order of the least scaled logit that min-p lets pass; -inf never passes.
+
+    Where a mask leaves few tokens, all others would be kept for the last places of a top-k.
+    """
+    return order(tl.maximum(tl.load(look.least + slot), LOWEST_FLOAT))
 
 
 @triton.jit

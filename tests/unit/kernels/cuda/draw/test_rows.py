@@ -88,6 +88,32 @@ def check_unread_masks() -> None:
     assert_equal(found, reference.draw(*batch.drawable))
 
 
+def check_few_allowed() -> None:
+    """Where a mask leaves fewer tokens than top-k wants, these alone are looked at."""
+    from flashdraft.kernels.cuda.draw import rows as kernels
+
+    seen = []
+    make_notes = kernels._make_notes
+    kernels._make_notes = lambda *shape: seen.append(make_notes(*shape)) or seen[0]
+    vocab_size, allowed = 300, [3, 4, 250]
+    settings = SlotSettings.allocate(1, vocab_size, CPU)
+    params = SamplingParams(temperature=1.0, top_k=7, top_p=0.95)
+    settings.set({0: SlotRequest(params, 5, [])})
+    bits = np.zeros(10 * 32, dtype=np.uint8)
+    bits[allowed] = 1
+    masks = torch.from_numpy(np.packbits(bits, bitorder="little").view(np.int32))[None]
+    logits = torch.from_numpy(np.random.default_rng(0).normal(size=(1, vocab_size))).float()
+    zero = torch.zeros(1, dtype=torch.int64)
+    drawn = DrawnRows(zero, zero + 9, masks=masks, mask_of=zero)
+    try:
+        found = kernels.draw(logits, settings, drawn, kernels.DrawPlan(**PLANS["small"]))
+    finally:
+        kernels._make_notes = make_notes
+    assert_equal(found, reference.draw(logits, settings, drawn))
+    assert seen[0].num_found.tolist() == [3]
+    assert seen[0].mode.tolist() == [kernels.PICKS.value]
+
+
 def check_backend() -> None:
     from flashdraft.kernels.cuda.backend import TritonKernels
 
@@ -102,6 +128,7 @@ CHECKS: dict[str, Callable[[], None]] = {
     "arithmetic": check_arithmetic,
     "a row alone": check_alone,
     "masks that nobody has": check_unread_masks,
+    "a mask of few": check_few_allowed,
     "the backend": check_backend,
 }
 for _vocab, _masked in itertools.product((1, 33, 300), (False, True)):

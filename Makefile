@@ -20,7 +20,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.stamp
 NATIVE := $(wildcard flashdraft/kernels/cpu/native/*.[ch])
-PROMPT := Write a Python function that tells whether a number is prime, and explain how it works.
+PROMPT := Write a Python function that reverses a string, and explain how it works.
 
 .PHONY: setup demo check test test-vllm wheel format clean
 

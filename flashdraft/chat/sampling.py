@@ -8,10 +8,12 @@ from typing import Any
 
 from flashdraft.core import SamplingParams
 from flashdraft.errors import RequestError
+from flashdraft.models.recommended import SAMPLING_KEYS
+
+MIN_ANSWER = 1024  # tokens of an answer that nobody limits, at least
+CONTEXT_SHARE = 8  # and such a part of the context
 
 logger = logging.getLogger(__name__)
-
-_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 def sampling_defaults(generation_config: Mapping[str, Any]) -> dict[str, Any]:
@@ -20,7 +22,7 @@ def sampling_defaults(generation_config: Mapping[str, Any]) -> dict[str, Any]:
     `do_sample: false` is greedy. A value that SamplingParams refuses is left out, with a warning.
     """
     defaults: dict[str, Any] = {}
-    for name in _FIELDS:
+    for name in SAMPLING_KEYS:
         value = generation_config.get(name)
         if value is None:
             continue
@@ -43,3 +45,15 @@ def _count(value: Any) -> Any:
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     return 0 if value == -1 and not isinstance(value, bool) else value
+
+
+def answer_limit(generation_config: Mapping[str, Any], max_context: int) -> int:
+    """The longest answer, in tokens, where nobody says how long it may be.
+
+    The model's own limit, else an eighth of its context: a small model that never comes to an end
+    is stopped soon, a large one has room to think.
+    """
+    own = generation_config.get("max_new_tokens")
+    if isinstance(own, int) and not isinstance(own, bool) and own >= 1:
+        return own
+    return max(MIN_ANSWER, max_context // CONTEXT_SHARE)

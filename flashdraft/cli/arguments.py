@@ -12,11 +12,12 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from flashdraft.chat.sampling import sampling_defaults
 from flashdraft.cli.parser import device, one_of
 from flashdraft.core import SamplingParams
 from flashdraft.engine.config import DEFAULT_CACHE, KV_DTYPES, KV_KEYS, CacheOptions
-from flashdraft.errors import CheckpointError, RequestError
 from flashdraft.kernels.kinds import AS_STORED, DTYPES, QUANTIZE, WeightOptions
+from flashdraft.models.recommended import SAMPLING_KEYS
 from flashdraft.models.sources import DEFAULT_MODEL
 
 KEY_VARIABLE = "FLASHDRAFT_API_KEY"  # a flag shows in the list of processes; this does not
@@ -50,8 +51,6 @@ _SAMPLING_FLAGS = {
     "frequency_penalty": Flag(float, "X", "the same, for every time they occur"),
     "seed": Flag(int, "N", "makes sampling repeatable; a fresh one each time if not given"),
 }
-# what generation_config.json may say about sampling
-_MODEL_SETTINGS = ("temperature", "top_p", "top_k", "min_p")
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
@@ -134,13 +133,13 @@ def add_device_arguments(parser: argparse.ArgumentParser, dtype_help: str | None
     )
 
 
-def add_sampling_arguments(parser: argparse.ArgumentParser, model_decides: bool) -> None:
-    """How the answer is chosen; with `model_decides` the model's own settings are the default."""
+def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
+    """How the answer is chosen; the model's own settings are the default."""
     group = parser.add_argument_group("sampling")
     for name, flag in _SAMPLING_FLAGS.items():
         default = getattr(SamplingParams, name)
         shown = "" if default is None else f" (default: {default})"
-        if model_decides and name in _MODEL_SETTINGS:
+        if name in SAMPLING_KEYS:
             shown = " (default: the model's own)"
         group.add_argument(
             "--" + name.replace("_", "-"),
@@ -186,15 +185,11 @@ def sampling_params(
 
 
 def model_sampling(generation_config: Mapping[str, Any]) -> SamplingParams:
-    """How the model's makers would sample it; greedy unless they say do_sample."""
-    if not generation_config.get("do_sample"):
+    """How the model's makers would sample it; greedy where they say nothing."""
+    defaults = sampling_defaults(generation_config)
+    if not generation_config.get("do_sample") and "temperature" not in defaults:
         return SamplingParams()
-    said = {name: generation_config.get(name) for name in _MODEL_SETTINGS}
-    given = {name: value for name, value in said.items() if value is not None}
-    try:
-        return SamplingParams(**{"temperature": 1.0, **given})
-    except RequestError as error:
-        raise CheckpointError(f"The model's generation_config is not usable: {error}") from None
+    return SamplingParams(**{"temperature": 1.0, **defaults})
 
 
 def _verify_length(text: str) -> str | int:

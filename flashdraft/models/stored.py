@@ -27,6 +27,7 @@ from flashdraft.models.other_formats import (
     refuse_other_gguf,
     refuse_other_tensors,
 )
+from flashdraft.models.recommended import names_of, with_recommended
 from flashdraft.models.tables import (
     FusedTable,
     GuardedTable,
@@ -58,7 +59,7 @@ class Stored(Generic[Table]):
     path: Path
     config: ModelConfig
     raw_config: dict[str, Any]  # config.json, or a GGUF file's metadata in that form
-    generation_config: dict[str, Any]  # generation_config.json, {} where there is none
+    generation_config: dict[str, Any]  # with its makers' sampling where it has none (recommended)
     source: Table
 
 
@@ -84,17 +85,20 @@ def open_stored(path: Path, kinds: TableKinds[Table]) -> Stored[Table]:
             refuse_other_gguf(file)
             raw_config = gguf_config(file)
             generation_config = gguf_generation_config(file)
+            described = [file.metadata.get(key) for key in ("general.name", "general.basename")]
             source = kinds.gguf(file)
         else:
             raw_config = read_target_config(path)
             optional = path / "generation_config.json"
             generation_config = read_json(optional) if optional.is_file() else {}
+            described = [raw_config.get("_name_or_path")]
             with reading(f"The config of {path}"):
                 formats = read_quantization(raw_config)
             source = _text_tensors(_open_folder(path, formats, kinds), kinds)
         config = _parse_config(path, raw_config, generation_config)
         if config.tie_embeddings:  # some files store the tied head again
             source = kinds.renamed(source, {n: n for n in source.names() if n != "lm_head.weight"})
+        generation_config = with_recommended(generation_config, names_of(path, described))
     return Stored(path, config, raw_config, generation_config, kinds.guarded(source, path))
 
 

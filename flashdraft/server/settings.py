@@ -38,7 +38,7 @@ class ServerSettings:
     max_schema_bytes: int = 64 * 1024
     max_schema_depth: int = 32
     max_regex_bytes: int = 4096
-    max_tokens_default: int | None = None  # of an answer; None = whatever the context leaves
+    max_tokens_default: int | None = None  # of an answer; None = as fits the model
     template_kwargs: tuple[str, ...] = ("enable_thinking", "preserve_thinking")
 
     max_queue: int = 256  # requests that wait; one more is refused with 429

@@ -132,7 +132,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(200 if self.server.script.is_ready else 503, b"{}", "application/json")
         elif self.path == "/v1/models":
             if self._is_allowed():
-                body = json.dumps({"object": "list", "data": [{"id": "scripted"}]})
+                model = {"id": "scripted", "sampling_defaults": {"temperature": 0.2, "top_p": 0.9}}
+                body = json.dumps({"object": "list", "data": [model]})
                 self._send(200, body.encode(), "application/json")
         else:
             name = "index.html" if self.path == "/" else self.path.removeprefix("/page/")

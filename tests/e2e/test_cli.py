@@ -29,7 +29,11 @@ from tests.tiny import make_tiny_checkpoint
 COMMAND = [sys.executable, "-m", "flashdraft"]
 PROMPT = "the quick brown fox"
 KEYS = {
-    "": {"text", "token_ids", "finish_reason", "usage", "speculation", "policy", "timing"},
+    "": {
+        *("text", "token_ids", "finish_reason", "sampling"),
+        *("usage", "speculation", "policy", "timing"),
+    },
+    "sampling": {"temperature", "top_p", "top_k", "min_p", "repetition_penalty"},
     "usage": {"prompt_tokens", "completion_tokens"},
     "speculation": {"steps", "drafted", "accepted", "mean_accepted_length", "histogram"},
     "policy": {"expected_tokens", "expected_s", "plain_tokens", "plain_s"},
@@ -63,7 +67,7 @@ def test_json_has_exactly_the_documented_fields(run: Run, folder: str) -> None:
     code, out, _ = run("generate", PROMPT, "--json", "--max-tokens", "40", "--ignore-eos")
     content = json.loads(out)
     assert code == 0 and set(content) == KEYS[""]
-    for name in ("usage", "speculation", "policy", "timing"):
+    for name in ("sampling", "usage", "speculation", "policy", "timing"):
         assert set(content[name]) == KEYS[name]
     expected = LLM(folder, dtype="float32", draft=None).chat(
         [{"role": "user", "content": PROMPT}], SamplingParams(max_tokens=40, ignore_eos=True)

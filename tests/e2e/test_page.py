@@ -185,6 +185,13 @@ def test_settings_reach_the_request_and_are_remembered(
     assert page.text(".turn-note") == "The answer reached its longest length."
 
 
+def test_an_empty_setting_shows_what_the_server_takes(page: Page) -> None:
+    page.wait(lambda: page.find("[name=temperature]").get_attribute("placeholder") == "0.2")
+    assert page.find("[name=top_p]").get_attribute("placeholder") == "0.9"
+    assert page.find("[name=top_k]").get_attribute("placeholder") == "default"
+    assert page.find("[name=seed]").get_attribute("placeholder") == "random"
+
+
 def test_thinking_is_folded(page: Page, scripted: ScriptedServer) -> None:
     scripted.script = Script(content="Four.", reasoning="Two and two are <b>four</b>.")
     page.ask("2 + 2?")

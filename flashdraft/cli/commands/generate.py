@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from flashdraft.cli.answer import ShownAnswer, show_answer
-from flashdraft.cli.arguments import sampling_params
+from flashdraft.cli.arguments import model_sampling, sampling_params
 from flashdraft.cli.display import AnswerView, Screen
 from flashdraft.cli.files import STDOUT, check_writable, text_for_file, write_json, write_text
 from flashdraft.cli.model import describe_model, load_model, require_template
@@ -18,16 +18,18 @@ from flashdraft.cli.statistics import describe_fully
 from flashdraft.core import Generation, SamplingParams
 from flashdraft.errors import RequestError
 from flashdraft.llm import LLM, Prompt
+from flashdraft.models.recommended import SAMPLING_KEYS
 
 WARM_UP_TOKENS = 8
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Answer the prompt."""
-    params = sampling_params(arguments)
+    sampling_params(arguments)  # a wrong flag is reported before the model is loaded
     _check(arguments)
     text = _read_prompt(arguments)
     llm = load_model(arguments)
+    params = sampling_params(arguments, model_sampling(llm.generation_config))
     prompt = _make_prompt(llm, text, arguments)
     screen = Screen.detect()
     if arguments.compare:
@@ -39,15 +41,16 @@ def run(arguments: argparse.Namespace) -> int:
         write_text(arguments.output, text_for_file(answer.text, arguments.output))
         screen.note(f"wrote {arguments.output}")
     if arguments.json is not None:
-        write_json(arguments.json, as_json(answer.generation))
+        write_json(arguments.json, as_json(answer.generation, params))
     screen.note(f"{describe_model(llm)}\n{describe_fully(answer.num_tokens, answer.stats)}")
     return 0
 
 
-def as_json(generation: Generation) -> dict[str, Any]:
+def as_json(generation: Generation, params: SamplingParams) -> dict[str, Any]:
     """The documented form of `generate --json`; the histogram's keys are accepted lengths."""
     stats = generation.stats
     return {
+        "sampling": {name: getattr(params, name) for name in SAMPLING_KEYS},
         "text": generation.text,
         "token_ids": generation.token_ids,
         "finish_reason": generation.finish_reason.value,

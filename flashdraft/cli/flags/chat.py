@@ -9,5 +9,5 @@ from flashdraft.cli.parser import Parser
 def add_arguments(parser: Parser) -> None:
     """The flags of `chat`."""
     parser.description = "Talk to a model. /help lists what else can be typed; Ctrl-D leaves."
-    add_sampling_arguments(parser, model_decides=True)
+    add_sampling_arguments(parser)
     add_model_arguments(parser)

@@ -28,5 +28,5 @@ def add_arguments(parser: Parser) -> None:
         action="store_true",
         help="answer plainly, then drafted; print both speeds and whether the tokens are identical",
     )
-    add_sampling_arguments(parser, model_decides=False)
+    add_sampling_arguments(parser)
     add_model_arguments(parser)

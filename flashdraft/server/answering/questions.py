@@ -115,8 +115,8 @@ def sampling(
     chosen = {**serving.sampling_defaults, **{k: v for k, v in given.items() if v is not None}}
     if chosen.get("top_k") == -1:  # how vLLM's clients switch it off
         chosen["top_k"] = 0
-    if chosen.get("max_tokens") is None:
-        chosen["max_tokens"] = min(room, serving.settings.max_tokens_default or room)
+    if given.get("max_tokens") is None:
+        chosen["max_tokens"] = min(room, chosen["max_tokens"])
     chosen["stop"] = check_stop(serving, chosen.get("stop", ()))
     if "stop_token_ids" in chosen:
         check_stop_ids(serving, chosen["stop_token_ids"])

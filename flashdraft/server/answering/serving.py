@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import Any, Protocol
 
 from flashdraft.chat.answer_format import AnswerFormat
-from flashdraft.chat.sampling import sampling_defaults
+from flashdraft.chat.sampling import answer_limit, sampling_defaults
 from flashdraft.chat.templates import encode_chat
 from flashdraft.core import Generation, Request, TokenEvent
 from flashdraft.errors import ContextLengthError
@@ -67,7 +67,9 @@ class Serving:
     @cached_property
     def sampling_defaults(self) -> dict[str, Any]:
         """What a request gets where it says nothing: the checkpoint's advice, else OpenAI's 1.0."""
-        return {"temperature": 1.0, **sampling_defaults(self.engine.info.generation_config)}
+        advice, context = self.engine.info.generation_config, self.engine.info.max_context
+        limit = self.settings.max_tokens_default or answer_limit(advice, context)
+        return {"temperature": 1.0, "max_tokens": limit, **sampling_defaults(advice)}
 
     @cached_property
     def answer_format(self) -> AnswerFormat:

@@ -40,6 +40,7 @@ server.addEventListener("change", () => {
   const { trouble, model } = server;
   page.model.textContent = model ?? (trouble?.kind === "offline" ? "offline" : "connecting");
   page.model.title = model ?? "";
+  settings.suggest(server.defaults);
   const isShown = trouble !== null && trouble.kind !== "key";
   page.banner.hidden = !isShown;
   if (isShown && page.banner.textContent !== trouble.message) {

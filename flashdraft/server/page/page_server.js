@@ -79,6 +79,7 @@ export class Server extends EventTarget {
   constructor() {
     super();
     this.model = null;
+    this.defaults = {}; // what a request gets where it says nothing
     this.trouble = null; // a ServerError while the server cannot be asked
     this.key = ofThisTab.read("key");
   }
@@ -108,6 +109,7 @@ export class Server extends EventTarget {
     try {
       const list = await (await this.ask("v1/models")).json();
       this.model = list.data[0].id;
+      this.defaults = list.data[0].sampling_defaults ?? {};
       this.trouble = null;
     } catch (error) {
       this.trouble = error instanceof ServerError ? error : new ServerError("failed");

@@ -50,6 +50,13 @@ export class Settings {
     lasting.write("settings", values);
   }
 
+  // An empty field shows what the server takes for it.
+  suggest(defaults) {
+    for (const name of NUMBERS) {
+      if (name !== "seed") this.form.elements[name].placeholder = defaults[name] ?? "default";
+    }
+  }
+
   reset() {
     this.fill({});
     this.save();

@@ -47,6 +47,7 @@ def _openai_model(serving: Serving, name: str, created: datetime) -> dict[str, A
         "owned_by": "flashdraft",
         "root": info.model,
         "max_model_len": info.max_context,
+        "sampling_defaults": serving.sampling_defaults,
     }
 
 

@@ -112,6 +112,8 @@ def test_what_the_server_says_of_itself(tmp_path: Path) -> None:
             assert models["object"] == "list"
             assert [model["id"] for model in models["data"]] == ["mine", "org/other"]
             assert models["data"][0]["max_model_len"] == 64
+            defaults = models["data"][0]["sampling_defaults"]
+            assert defaults == {"temperature": 1.0, "max_tokens": 1024}
             assert (await one.get("/v1/models/org/other")).json()["id"] == "org/other"
             unknown = await one.get("/v1/models/nobody")
             assert unknown.status == 404 and "'mine'" in unknown.json()["error"]["message"]

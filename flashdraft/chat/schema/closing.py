@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
+from functools import cached_property
 from typing import Any
 
 from flashdraft.chat.schema.reading import DATA, DEFINITIONS, NAMED, find_reference
@@ -99,18 +100,23 @@ class _Closing:
 
     def _version(self, reference: Any, place: _Place) -> Any:
         """A reference to the version of a schema for a place that is not closed."""
-        schema, taken = self._find(reference), self._root.get("$defs", {})
-        if schema is None or not isinstance(taken, Mapping):
+        schema = self._find(reference)
+        if schema is None or not isinstance(self._root.get("$defs", {}), Mapping):
             self._is_lost = True
             return reference
         key = id(schema), place
         if key not in self._versions:
-            prefix = "merged"
-            while any(str(name).startswith(prefix) for name in taken):
-                prefix += "_"
-            self._versions[key] = f"{prefix}{len(self._versions)}"
+            self._versions[key] = f"{self._prefix}{len(self._versions)}"
             self._waiting.append((self._versions[key], schema, place))
         return f"#/$defs/{self._versions[key]}"
+
+    @cached_property
+    def _prefix(self) -> str:
+        """What no definition's name begins with."""
+        prefix = "merged"
+        while any(str(name).startswith(prefix) for name in self._root.get("$defs", ())):
+            prefix += "_"
+        return prefix
 
     def _find(self, reference: Any) -> Mapping[str, Any] | None:
         is_pointer = isinstance(reference, str) and (reference == "#" or reference[:2] == "#/")

@@ -135,7 +135,7 @@ class _Closing:
             named = properties.items() if isinstance(properties, Mapping) else ()
             inside = [f".{name}" for name, value in named if _may_hold_objects(value)]
             inside += [name for name in _ITEMS if name in one]
-            self._visit(1 + len(inside))
+            self._visit(1 + len(named))
             has_any = isinstance(one.get("additionalProperties"), Mapping)
             if has_any or "patternProperties" in one or not found.isdisjoint(inside):
                 return True

@@ -311,15 +311,19 @@ def test_nothing_but_objects_is_changed() -> None:
     assert close_objects(schema) == {**schema, "additionalProperties": False}
 
 
-def test_the_work_is_limited_however_schemas_refer_to_each_other() -> None:
+@pytest.mark.parametrize("value", [{}, {"type": "null"}])
+def test_the_work_is_limited_however_schemas_refer_to_each_other(value: Schema) -> None:
     merged = {"allOf": [{"$ref": "#/$defs/A"}, of("b")]}
     many = {
         "properties": {f"p{n}": merged for n in range(800)},
-        "$defs": {"A": {"properties": {f"q{n}": {} for n in range(4000)}}},
+        "$defs": {"A": {"properties": {f"q{n}": value for n in range(4000)}}},
     }
     begin = time.process_time()
     with pytest.raises(RequestError, match=f"more than {MAX_VISITS} parts, .*; combine fewer"):
         close_objects(many)
     assert time.process_time() - begin < 0.8
+
+
+def test_schemas_that_merge_with_themselves_come_to_an_end() -> None:
     circle = {"$defs": {"A": {"allOf": [{"$ref": "#/$defs/A"}, of("a")]}}, "$ref": "#/$defs/A"}
     close_objects(circle)

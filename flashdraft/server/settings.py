@@ -27,6 +27,7 @@ class ServerSettings:
     allow_origins: tuple[str, ...] = ()  # web pages of other origins that may ask
     served_model_names: tuple[str, ...] = ()  # what clients call the model, the first one leading
     log_prompts: bool = False
+    open_objects: bool = False  # objects of schemas may have more than their properties
 
     max_body_bytes: int = 8 * MIB
     max_body_memory_bytes: int = 128 * MIB  # of all bodies until they are parsed

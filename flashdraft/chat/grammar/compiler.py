@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flashdraft.chat.grammar.matcher import LlguidanceGrammar
+from flashdraft.chat.schema.closing import close_objects
 from flashdraft.chat.schema.json_rule import FREE, JsonGrammar
 from flashdraft.chat.schema.reading import is_deeper_than, multiples
 from flashdraft.chat.schema.rules import lark_text
@@ -211,7 +212,7 @@ def _json_source(schema: Mapping[str, Any]) -> str:
         return llguidance.LLMatcher.grammar_from_lark(text)
     # what a schema says of its own of such options does not count
     return llguidance.LLMatcher.grammar_from_json_schema(
-        write(schema, ensure_ascii=True), overrides=FREE
+        write(close_objects(schema), ensure_ascii=True), overrides=FREE
     )
 
 

@@ -69,7 +69,7 @@ class HermesCallGrammar:
 
 
 def _arguments_schema(name: str, schema: Any) -> dict[str, Any]:
-    """The schema of an object; one that declares its properties has no others."""
+    """The schema of an object."""
     if schema is None:
         return {"type": "object"}
     if not isinstance(schema, Mapping) or schema.get("type", "object") != "object":
@@ -77,5 +77,4 @@ def _arguments_schema(name: str, schema: Any) -> dict[str, Any]:
             f"The parameters of the tool {name!r:.60} are {schema!r:.60}; they must be the JSON "
             "schema of an object."
         )
-    closed = {"additionalProperties": False} if "properties" in schema else {}
-    return {"type": "object", **closed, **schema}
+    return {"type": "object", **schema}

@@ -1,7 +1,8 @@
 """JSON by a schema, as the body of a Lark rule in which every number is the client's own.
 
-A schema whose numbers llguidance keeps is left to it whole. Of any other one, only the way to the
-numbers it would change is written as rules here; what stands beside is left to it part by part.
+Objects end where closing.py says. A schema whose numbers llguidance keeps is left to it whole. Of
+any other one, only the way to the numbers it would change is written as rules here; what stands
+beside is left to it part by part.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from flashdraft.chat.schema.closing import close_objects
 from flashdraft.chat.schema.numbers import (
     are_all_limits_kept,
     are_limits_kept,
@@ -54,6 +56,7 @@ class JsonGrammar:
 
     def body(self, schema: Mapping[str, Any], where: str = "the schema") -> str:
         """The body of a schema's rule. RequestError where its numbers cannot be kept."""
+        schema = close_objects(schema)
         if is_literal_kept(schema) and are_all_limits_kept(schema):
             return _part(schema, self._style)
         syntax = _JsonSyntax(self._style, schema, self._num_characters)

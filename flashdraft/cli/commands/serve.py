@@ -41,6 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
         served_model_names=tuple(arguments.served_model_name) or (_public_name(model),),
         max_queue=arguments.max_queue,
         log_prompts=arguments.log_prompts,
+        open_objects=arguments.open_objects,
     )
     _check_values(arguments)
     if arguments.engine != NATIVE:

@@ -102,6 +102,7 @@ def _refuse_native_flags(arguments: argparse.Namespace) -> None:
         ("allow_origin", []),
         ("max_queue", ServerSettings.max_queue),
         ("log_prompts", False),
+        ("open_objects", False),
         ("quantize", None),
         ("quantize_head", None),
         ("kv_dtype", CacheOptions.kv_dtype),

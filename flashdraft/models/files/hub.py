@@ -13,6 +13,7 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
+from urllib.parse import quote
 
 import huggingface_hub
 from huggingface_hub import constants
@@ -29,7 +30,7 @@ from flashdraft.errors import (
 from flashdraft.models.files import hub_cache, locks
 from flashdraft.models.files.digests import parse_digest
 from flashdraft.models.files.hub_cache import HubFile, HubFolder
-from flashdraft.models.files.meter import Meter, free_bytes, in_words, say
+from flashdraft.models.files.meter import FetchMeter, free_bytes, in_words, say
 from flashdraft.models.files.opening import MAX_JSON_BYTES
 from flashdraft.models.files.refusals import explain, is_unreachable, licence_page
 from flashdraft.models.files.safetensors import INDEX_NAME
@@ -230,7 +231,7 @@ def _fetch(plan: _Plan, is_quiet: bool = False) -> None:
             if not plan.missing:  # the other process had it too
                 return
             folder.note_use(name, is_used=False)
-            meter = Meter(name, plan.num_bytes, plan.num_here)
+            meter = FetchMeter(name, plan.num_bytes, plan.num_here)
             if not is_quiet:
                 _announce(plan)
             try:
@@ -256,7 +257,7 @@ def _announce(plan: _Plan) -> None:
         say(f"Its licence is {plan.licence}: {licence_page(plan.model.repository)}")
 
 
-def _transfer(plan: _Plan, meter: Meter) -> None:
+def _transfer(plan: _Plan, meter: FetchMeter) -> None:
     """Fetch what is missing, the small ones first: what is refused is refused at once."""
     stop = threading.Event()
     listener = Listener(meter.add, stop.is_set)
@@ -281,7 +282,7 @@ def _fetch_one(plan: _Plan, file: HubFile, listener: Listener) -> None:
             huggingface_hub.hf_hub_download(model.repository, file.name, revision=plan.commit)
             listener.on_bytes(file.num_bytes)
             return
-        url = huggingface_hub.hf_hub_url(model.repository, file.name, revision=plan.commit)
+        url = f"{constants.ENDPOINT}/{model.repository}/resolve/{plan.commit}/{quote(file.name)}"
         wanted = Wanted(f"{model.repository}/{file.name}", url, file.num_bytes, file.digest)
         part = folder.part(plan.commit, file)
         fetch_file(wanted, part, _headers(), listener)

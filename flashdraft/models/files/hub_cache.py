@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import time
 from collections.abc import Collection, Iterator
 from contextlib import suppress
@@ -176,6 +177,18 @@ class HubFolder:
         """Whether a fetch of ours waits to be continued."""
         return any((self.path / "blobs").glob(f"*{_PART}"))
 
+    def remove(self, name: str, file: str = "") -> None:
+        """Remove it all, or one file where other files are there too."""
+        if file and self.find(file) is not None:
+            for path in [*self.contents(file), *self.links(file)]:
+                path.unlink()
+            self.forget_use(name)
+            if self.links() or self.uses():
+                return
+        with suppress(OSError):
+            (self.path / "refs" / constants.DEFAULT_REVISION).unlink()  # nobody finds half of it
+        shutil.rmtree(self.path)
+
     # -- what flashdraft used ------------------------------------------------------------------
 
     def uses(self) -> list[Use]:
@@ -189,6 +202,8 @@ class HubFolder:
                 Use(name, _time(times.get("fetched")), _time(times.get("used")))
                 for name, times in content["models"].items()
                 if name.partition(":")[0] == self.repository
+                and ".." not in Path(name.partition(":")[2]).parts
+                and ":/" not in name
             ]
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return []

@@ -46,7 +46,7 @@ def say(text: str) -> None:
     print(printable(text), file=sys.stderr, flush=True)
 
 
-class Meter:
+class FetchMeter:
     """Counts what comes of one fetch, and shows it until it is closed."""
 
     def __init__(self, label: str, num_bytes: int, num_here: int = 0) -> None:

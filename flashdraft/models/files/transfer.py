@@ -111,6 +111,8 @@ def fetch_file(wanted: Wanted, part: Path, headers: Mapping[str, str], listener:
                 )
     finally:
         came.close()
+        if came.num_bytes == 0 < wanted.num_bytes:
+            part.unlink(missing_ok=True)
 
 
 def _complete(came: _Part, wanted: Wanted, headers: Mapping[str, str], listener: Listener) -> None:

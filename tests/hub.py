@@ -66,6 +66,18 @@ class FakeHub:
             if host == "cdn" and path.endswith("model-1.safetensors")
         ]
 
+    def tree(self, repository: str) -> bytes:
+        """As the client's own download asks for it."""
+        files = json.loads(self.listing(repository))["siblings"]
+        kept = [
+            {"type": "file", "path": one["rfilename"], "size": one["size"], "oid": one["blobId"]}
+            for one in files
+        ]
+        for entry, one in zip(kept, files, strict=True):
+            if "lfs" in one:
+                entry["lfs"] = {**one["lfs"], "oid": one["lfs"]["sha256"]}
+        return json.dumps(kept).encode()
+
     def listing(self, repository: str) -> bytes:
         siblings = []
         for name, content in self.models[repository].items():
@@ -97,6 +109,8 @@ def _handler(hub: FakeHub, host: str) -> type[http.server.BaseHTTPRequestHandler
             hub.asked.append((host, path, headers))
             if listed := re.fullmatch(r"/api/models/([\w.-]+/[\w.-]+)(/revision/\w+)?", path):
                 self.list_files(listed[1])
+            elif tree := re.fullmatch(r"/api/models/([\w.-]+/[\w.-]+)/tree/\w+", path):
+                self.answer(200, {"Content-Type": "application/json"}, hub.tree(tree[1]))
             elif wanted := re.fullmatch(r"/([\w.-]+/[\w.-]+)/resolve/(\w+)/(.+)", path):
                 self.deliver(wanted[1], wanted[3])
             else:
@@ -118,8 +132,14 @@ def _handler(hub: FakeHub, host: str) -> type[http.server.BaseHTTPRequestHandler
                 self.answer(*hub.refusals[repository])
                 return
             content = hub.models[repository][name]
+            known = {"X-Repo-Commit": hub.commits.get(repository, COMMIT)}
+            known |= {"ETag": f'"{git_digest(content)}"', "X-Linked-Size": str(len(content))}
             if host == "hub" and name.endswith(LARGE):
-                self.answer(302, {"Location": f"{hub.cdn}{self.path}"})
+                known["X-Linked-Etag"] = f'"{hashlib.sha256(content).hexdigest()}"'
+                self.answer(302, known | {"Location": f"{hub.cdn}{self.path}"})
+                return
+            if self.command == "HEAD":
+                self.answer(200, known | {"Content-Length": str(len(content))})
                 return
             is_first = name.endswith(("model-1.safetensors", ".gguf"))
             if is_first and hub.statuses:
@@ -206,6 +226,8 @@ def hub_in_use(monkeypatch: pytest.MonkeyPatch, home: Path) -> Iterator[FakeHub]
     monkeypatch.setenv("FLASHDRAFT_HOME", str(home / "flashdraft"))
     with serve_hub() as hub:
         monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+        template = f"{hub.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(home / "hub"))
         monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(home / "token"))

@@ -79,11 +79,9 @@ class _Plan:
     def num_here(self) -> int:
         return sum(self.folder.num_here(self.commit, file) for file in self.files)
 
-    def finish(self) -> Path:
-        """Show all files under their names."""
-        for file in self.files:
-            self.folder.link(self.commit, file)
-        snapshot = self.folder.name_commit(self.commit)
+    @property
+    def path(self) -> Path:
+        snapshot = self.folder.path / "snapshots" / self.commit
         return snapshot / self.model.file if self.model.file else snapshot
 
 
@@ -97,14 +95,11 @@ def fetch_from_hub(*models: HubModel, is_use: bool = True) -> list[Path]:
     _check_room(plans)
     for plan in plans:
         _fetch(plan)
-    paths = []
     for model, one in zip(models, found, strict=True):
-        try:
-            paths.append(one.finish() if isinstance(one, _Plan) else one)
-        except OSError as error:
-            raise ModelNotFoundError(_explain_disk(model, error)) from None
+        if isinstance(one, _Plan):
+            _show(one)
         HubFolder(model.repository).note_use(model.name, one in plans, is_use)
-    return paths
+    return [one.path if isinstance(one, _Plan) else one for one in found]
 
 
 def bytes_on_disk(repository: str) -> int | None:
@@ -249,6 +244,17 @@ def _fetch(plan: _Plan, is_quiet: bool = False) -> None:
         raise ModelNotFoundError(_explain_disk(plan.model, error)) from None
 
 
+def _show(plan: _Plan) -> None:
+    """Give the files their names, if they have not got them; a cache may be read-only then."""
+    if plan.folder.shows(plan.commit, plan.files):
+        return
+    try:
+        with locks.held(plan.folder.lock, lambda: None):
+            plan.folder.show(plan.commit, plan.files)
+    except OSError as error:
+        raise ModelNotFoundError(_explain_disk(plan.model, error)) from None
+
+
 def _announce(plan: _Plan) -> None:
     files = "1 file" if len(plan.files) == 1 else f"{len(plan.files)} files"
     here = f", {in_words(plan.num_here)} of it here already" if plan.num_here else ""
@@ -277,8 +283,9 @@ def _transfer(plan: _Plan, meter: FetchMeter) -> None:
 
 def _fetch_one(plan: _Plan, file: HubFile, listener: Listener) -> None:
     model, folder = plan.model, plan.folder
+    is_huge = file.num_bytes > constants.MAX_HTTP_DOWNLOAD_SIZE
     try:
-        if file.num_bytes > constants.MAX_HTTP_DOWNLOAD_SIZE:  # the Hub has another way for these
+        if is_huge:  # the Hub has another way for these, which its client knows; it keeps no part
             huggingface_hub.hf_hub_download(model.repository, file.name, revision=plan.commit)
             listener.on_bytes(file.num_bytes)
             return
@@ -290,7 +297,7 @@ def _fetch_one(plan: _Plan, file: HubFile, listener: Listener) -> None:
     except (Stopped, CheckpointError):
         raise
     except Exception as error:  # the client's network errors have no common base of its own
-        if is_unreachable(error):
+        if is_unreachable(error) and not is_huge:
             here = f"{in_words(folder.num_here(plan.commit, file))} of {in_words(file.num_bytes)}"
             raise ModelNotFoundError(
                 f"The connection to the Hugging Face Hub was lost, with {here} of {file.name} "

@@ -135,20 +135,26 @@ class HubFolder:
         if link.is_file() and link.stat().st_size == file.num_bytes:
             return
         link.parent.mkdir(parents=True, exist_ok=True)
-        made = link.with_name(f".{link.name}.{os.getpid()}.link")
+        made = link.with_name(f".{link.name}.{os.getpid()}.link")  # the lock keeps others out
         made.unlink(missing_ok=True)
         made.symlink_to(os.path.relpath(self.blob(commit, file), link.parent))
         os.replace(made, link)
 
-    def name_commit(self, commit: str) -> Path:
-        """Make a snapshot, whose files are all there, the one that is found."""
+    def shows(self, commit: str, files: Collection[HubFile]) -> bool:
+        """Whether a commit is the one that is found, with all these files."""
+        folder = self.path / "snapshots" / commit
+        return self._snapshot() == folder and all(
+            (folder / file.name).is_file() and (folder / file.name).stat().st_size == file.num_bytes
+            for file in files
+        )
+
+    def show(self, commit: str, files: Collection[HubFile]) -> None:
+        """Make a commit, whose files are all there, the one that is found."""
+        for file in files:
+            self.link(commit, file)
         ref = self.path / "refs" / constants.DEFAULT_REVISION
-        with suppress(OSError, UnicodeDecodeError):
-            if ref.read_text().strip() == commit:
-                return self.path / "snapshots" / commit
         ref.parent.mkdir(parents=True, exist_ok=True)
         write_whole(ref, commit)
-        return self.path / "snapshots" / commit
 
     def num_bytes(self, file: str = "") -> int:
         """What it takes on the disk; links count for nothing."""

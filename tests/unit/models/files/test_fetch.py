@@ -1,4 +1,4 @@
-"""Models fetched from a Hub of our own: what comes, goes on, is checked, is refused, and in words."""
+"""Models fetched from a Hub of the tests' own: what comes, goes on, is checked, is refused."""
 
 from __future__ import annotations
 
@@ -265,7 +265,7 @@ def test_room_is_looked_for_before(
 def test_room_is_for_both_of_a_pair(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     hub.add("org/draft")
     monkeypatch.setattr(meter.shutil, "disk_usage", lambda _: SimpleNamespace(free=100_000))
-    with pytest.raises(CapacityError, match="room for org/name and org/draft: 156 kB"):
+    with pytest.raises(CapacityError, match="room for org/name and org/draft: 155 kB"):
         fetch_from_hub(HubModel(NAME), HubModel("org/draft"))
     assert not hub.weights_asked()
 

@@ -101,99 +101,99 @@ def git_digest(content: bytes) -> str:
     return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
 
 
-def _handler(hub: FakeHub, host: str) -> type[http.server.BaseHTTPRequestHandler]:
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            path = self.path.partition("?")[0]
-            headers = {name.lower(): value for name, value in self.headers.items()}
-            hub.asked.append((host, path, headers))
-            if listed := re.fullmatch(r"/api/models/([\w.-]+/[\w.-]+)(/revision/\w+)?", path):
-                self.list_files(listed[1])
-            elif tree := re.fullmatch(r"/api/models/([\w.-]+/[\w.-]+)/tree/\w+", path):
-                self.answer(200, {"Content-Type": "application/json"}, hub.tree(tree[1]))
-            elif wanted := re.fullmatch(r"/([\w.-]+/[\w.-]+)/resolve/(\w+)/(.+)", path):
-                self.deliver(wanted[1], wanted[3])
-            else:
-                self.answer(404)
+class _Handler(http.server.BaseHTTPRequestHandler):
+    """Answers for the Hub, or for the host that has the large files."""
 
-        do_HEAD = do_GET
+    hub: FakeHub
+    host: str
 
-        def list_files(self, repository: str) -> None:
-            if hub.listing_refusal is not None:
-                self.answer(*hub.listing_refusal)
-            elif repository not in hub.models:
-                self.answer(404, {"X-Error-Code": "RepoNotFound"})
-            else:
-                body = hub.listing(repository)
-                self.answer(200, {"Content-Type": "application/json"}, body)
+    def do_GET(self) -> None:
+        path = self.path.partition("?")[0]
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        self.hub.asked.append((self.host, path, headers))
+        if listed := re.fullmatch(r"/api/models/([\w.-]+/[\w.-]+)(/revision/\w+)?", path):
+            self.list_files(listed[1])
+        elif tree := re.fullmatch(r"/api/models/([\w.-]+/[\w.-]+)/tree/\w+", path):
+            self.answer(200, {"Content-Type": "application/json"}, self.hub.tree(tree[1]))
+        elif wanted := re.fullmatch(r"/([\w.-]+/[\w.-]+)/resolve/(\w+)/(.+)", path):
+            self.deliver(wanted[1], wanted[3])
+        else:
+            self.answer(404)
 
-        def deliver(self, repository: str, name: str) -> None:
-            if repository in hub.refusals:
-                self.answer(*hub.refusals[repository])
-                return
-            content = hub.models[repository][name]
-            known = {"X-Repo-Commit": hub.commits.get(repository, COMMIT)}
-            known |= {"ETag": f'"{git_digest(content)}"', "X-Linked-Size": str(len(content))}
-            if host == "hub" and name.endswith(LARGE):
-                known["X-Linked-Etag"] = f'"{hashlib.sha256(content).hexdigest()}"'
-                self.answer(302, known | {"Location": f"{hub.cdn}{self.path}"})
-                return
-            if self.command == "HEAD":
-                self.answer(200, known | {"Content-Length": str(len(content))})
-                return
-            is_first = name.endswith(("model-1.safetensors", ".gguf"))
-            if is_first and hub.statuses:
-                self.answer(hub.statuses.pop(0))
-                return
-            self.send(content, is_first)
+    do_HEAD = do_GET
 
-        def send(self, content: bytes, is_first: bool) -> None:
-            asked = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
-            start = int(asked[1]) if asked and not hub.ignores_range else 0
-            status, headers = 200, {}
-            if start >= len(content) > 0:
-                self.answer(416)
-                return
-            if start:
-                start -= hub.wrong_range
-                status = 206
-                headers["Content-Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
-            body = content[start:]
-            if is_first and hub.damage:
-                wrong = hub.damage.pop(0)
-                body = wrong + body[len(wrong) :]
-            headers["Content-Length"] = str(len(body))
-            self.start(status, headers)
-            if is_first and hub.cuts:
-                self.wfile.write(body[: hub.cuts.pop(0)])
-                self.wfile.flush()
-                self.close_connection = True
-                return
-            if is_first and hub.hold is not None:
-                self.wfile.write(body[:1000])
-                self.wfile.flush()
-                hub.is_holding.set()
-                hub.hold.wait(60)
-                body = body[1000:]
+    def list_files(self, repository: str) -> None:
+        if self.hub.listing_refusal is not None:
+            self.answer(*self.hub.listing_refusal)
+        elif repository not in self.hub.models:
+            self.answer(404, {"X-Error-Code": "RepoNotFound"})
+        else:
+            body = self.hub.listing(repository)
+            self.answer(200, {"Content-Type": "application/json"}, body)
+
+    def deliver(self, repository: str, name: str) -> None:
+        if repository in self.hub.refusals:
+            self.answer(*self.hub.refusals[repository])
+            return
+        content = self.hub.models[repository][name]
+        known = {"X-Repo-Commit": self.hub.commits.get(repository, COMMIT)}
+        known |= {"ETag": f'"{git_digest(content)}"', "X-Linked-Size": str(len(content))}
+        if self.host == "hub" and name.endswith(LARGE):
+            known["X-Linked-Etag"] = f'"{hashlib.sha256(content).hexdigest()}"'
+            self.answer(302, known | {"Location": f"{self.hub.cdn}{self.path}"})
+            return
+        if self.command == "HEAD":
+            self.answer(200, known | {"Content-Length": str(len(content))})
+            return
+        is_first = name.endswith(("model-1.safetensors", ".gguf"))
+        if is_first and self.hub.statuses:
+            self.answer(self.hub.statuses.pop(0))
+            return
+        self.send(content, is_first)
+
+    def send(self, content: bytes, is_first: bool) -> None:
+        asked = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
+        start = int(asked[1]) if asked and not self.hub.ignores_range else 0
+        status, headers = 200, {}
+        if start >= len(content) > 0:
+            self.answer(416)
+            return
+        if start:
+            start -= self.hub.wrong_range
+            status = 206
+            headers["Content-Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
+        body = content[start:]
+        if is_first and self.hub.damage:
+            wrong = self.hub.damage.pop(0)
+            body = wrong + body[len(wrong) :]
+        headers["Content-Length"] = str(len(body))
+        self.start(status, headers)
+        if is_first and self.hub.cuts:
+            self.wfile.write(body[: self.hub.cuts.pop(0)])
+            self.wfile.flush()
+            self.close_connection = True
+            return
+        if is_first and self.hub.hold is not None:
+            self.wfile.write(body[:1000])
+            self.wfile.flush()
+            self.hub.is_holding.set()
+            self.hub.hold.wait(60)
+            body = body[1000:]
+        self.wfile.write(body)
+
+    def answer(self, status: int, headers: dict[str, str] | None = None, body: bytes = b"") -> None:
+        self.start(status, {"Content-Length": str(len(body))} | (headers or {}))
+        if self.command != "HEAD":
             self.wfile.write(body)
 
-        def answer(
-            self, status: int, headers: dict[str, str] | None = None, body: bytes = b""
-        ) -> None:
-            self.start(status, {"Content-Length": str(len(body))} | (headers or {}))
-            if self.command != "HEAD":
-                self.wfile.write(body)
+    def start(self, status: int, headers: dict[str, str]) -> None:
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.end_headers()
 
-        def start(self, status: int, headers: dict[str, str]) -> None:
-            self.send_response(status)
-            for name, value in headers.items():
-                self.send_header(name, value)
-            self.end_headers()
-
-        def log_message(self, format: str, *arguments: Any) -> None:
-            pass
-
-    return Handler
+    def log_message(self, format: str, *arguments: Any) -> None:
+        pass
 
 
 @contextmanager
@@ -202,7 +202,8 @@ def serve_hub() -> Iterator[FakeHub]:
     hub = FakeHub()
     servers = []
     for host in ("hub", "cdn"):
-        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _handler(hub, host))
+        handler = type("Handler", (_Handler,), {"hub": hub, "host": host})
+        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
         server.daemon_threads = True
         threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         servers.append(server)

@@ -138,7 +138,7 @@ class HubFolder:
         made = link.with_name(f".{link.name}.{os.getpid()}.link")  # the lock keeps others out
         made.unlink(missing_ok=True)
         made.symlink_to(os.path.relpath(self.blob(commit, file), link.parent))
-        os.replace(made, link)
+        put_in_place(made, link)
 
     def shows(self, commit: str, files: Collection[HubFile]) -> bool:
         """Whether a commit is the one that is found, with all these files."""

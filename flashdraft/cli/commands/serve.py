@@ -53,7 +53,8 @@ def run(arguments: argparse.Namespace) -> int:
         # what is wrong with a port or a flag is better known before the model is loaded
         with _listen(settings) as listener, terminate_as_interrupt():
             address = _address(listener)
-            tokenizer = _load_tokenizer(model, arguments.draft)
+            path = _fetch(model, arguments.draft)
+            tokenizer = _load_tokenizer(model, path)
             screen.note(f"Loading {model} …")
             asyncio.run(
                 launch.serve(
@@ -121,11 +122,15 @@ def _load_server() -> Any:
         ) from None
 
 
-def _load_tokenizer(model: str, draft: str) -> Tokenizer:
-    """The model's tokenizer; model and drafter are fetched here, where they are missing."""
+def _fetch(model: str, draft: str) -> Path:
+    """Where the model is; it and its drafter are fetched here, where they are missing."""
     drafter = None if draft == "none" else find_drafter(model, draft)
     names = [model] if drafter is None else [model, drafter]
-    tokenizer = Tokenizer.from_checkpoint(resolve_sources(*names)[0].path)
+    return resolve_sources(*names)[0].path
+
+
+def _load_tokenizer(model: str, path: Path) -> Tokenizer:
+    tokenizer = Tokenizer.from_checkpoint(path)
     if tokenizer is None:
         raise RequestError(
             f"{model} has no tokenizer; the server needs one. LLM.generate in Python takes token "

@@ -33,7 +33,7 @@ from flashdraft.engine.engine import Engine
 from flashdraft.errors import CapacityError, FlashdraftError, RequestError
 from flashdraft.kernels.kinds import WeightOptions
 from flashdraft.kernels.select import select_kernels
-from flashdraft.models.pairs import find_drafter, open_target
+from flashdraft.models.pairs import find_drafter, open_pair
 from flashdraft.models.stream_decoder import StreamDecoder
 from flashdraft.models.tokenizer import Tokenizer
 
@@ -88,14 +88,13 @@ class LLM:
             CacheOptions(cache_gb, kv_dtype, kv_keys),
         )
         check_cache(self.kernels, config)  # refused before anything is loaded
-        pair = open_target(self.model)
+        self.drafter_name = find_drafter(self.model, draft)
+        pair = open_pair(self.model, self.drafter_name)
         check_cache(self.kernels, config, pair.checkpoint.config)
         self.generation_config = pair.checkpoint.generation_config
         self.tokenizer = Tokenizer.from_checkpoint(pair.path)
-        self.drafter_name = find_drafter(self.model, draft)
         try:
-            if self.drafter_name is not None:
-                pair = pair.with_drafter(self.drafter_name)
+            pair = pair.with_drafter()
             check_weights_fit(pair.checkpoint.source, pair.drafter, self.kernels, self.model)
             target, drafter = pair.build(self.kernels, self.model)
             del pair  # the drafter's own weights: they are packed now

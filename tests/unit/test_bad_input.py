@@ -101,7 +101,7 @@ def test_a_gated_model_is_explained(monkeypatch, folder, place):
     def refuse(*arguments, **options):
         raise hub_errors.GatedRepoError("403", response=response)
 
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", refuse)
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", refuse)
     arguments = {"model": str(folder), **OPTIONS, place: "google/gemma-4-31B-it"}
     with pytest.raises(ModelNotFoundError, match="gemma-4-31B-it is gated: accept.*HF_TOKEN"):
         LLM(**arguments)

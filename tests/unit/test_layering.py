@@ -56,6 +56,9 @@ TORCH_FREE = {
     "cli/commands/connect.py",
     "cli/commands/models.py",
     "cli/commands/plan.py",
+    "cli/commands/pull.py",
+    "cli/commands/list.py",
+    "cli/commands/rm.py",
     *(name for name in TREES if name.startswith(("bench/plan/", "cli/flags/", "models/config/"))),
 }
 

@@ -16,7 +16,7 @@ from flashdraft.bench.doctor.report import OK, PROBLEM, WARNING, FileCheck, Find
 from flashdraft.bench.doctor.settings import Settings
 from flashdraft.errors import CheckpointError, FlashdraftError, printable
 from flashdraft.models.drafter.opening import read_drafter_config
-from flashdraft.models.files import digests, hub
+from flashdraft.models.files import digests, hub_cache
 from flashdraft.models.files.safetensors import open_safetensors
 from flashdraft.models.loading import open_checkpoint
 from flashdraft.models.sources import default_drafter, packaged_model, resolve_source
@@ -39,7 +39,7 @@ class _Model:
         """What is read of it: the kinds of files that a model is fetched with."""
         if not self.path.is_dir():
             return [self.path]
-        found = {path for pattern in hub.FILES for path in self.path.glob(pattern)}
+        found = {path for pattern in hub_cache.FILES for path in self.path.glob(pattern)}
         return sorted(path for path in found if path.is_file())
 
 

@@ -20,7 +20,8 @@ from flashdraft.cli.display import Screen
 from flashdraft.engine.config import EngineConfig
 from flashdraft.errors import FlashdraftError, RequestError
 from flashdraft.interrupts import terminate_as_interrupt
-from flashdraft.models.sources import DEFAULT_MODEL, resolve_source
+from flashdraft.models.pairs import find_drafter
+from flashdraft.models.sources import DEFAULT_MODEL, resolve_sources
 from flashdraft.models.tokenizer import Tokenizer
 from flashdraft.server.settings import ServerSettings
 
@@ -47,15 +48,14 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.engine != NATIVE:
         return serve_external.run(arguments, model, settings, lambda: _free_port(settings))
     serve_external.refuse_engine_flags(arguments)
-    if arguments.draft not in ("auto", "none", "ngram"):
-        resolve_source(arguments.draft)
     launch = _load_server()
     screen = Screen.detect()
     try:
         # what is wrong with a port or a flag is better known before the model is loaded
         with _listen(settings) as listener, terminate_as_interrupt():
             address = _address(listener)
-            tokenizer = _load_tokenizer(model)
+            path = _fetch(model, arguments.draft)
+            tokenizer = _load_tokenizer(model, path)
             screen.note(f"Loading {model} …")
             asyncio.run(
                 launch.serve(
@@ -123,8 +123,15 @@ def _load_server() -> Any:
         ) from None
 
 
-def _load_tokenizer(model: str) -> Tokenizer:
-    tokenizer = Tokenizer.from_checkpoint(resolve_source(model).path)
+def _fetch(model: str, draft: str) -> Path:
+    """Where the model is; it and its drafter are fetched here, where they are missing."""
+    drafter = None if draft == "none" else find_drafter(model, draft)
+    names = [model] if drafter is None else [model, drafter]
+    return resolve_sources(*names)[0].path
+
+
+def _load_tokenizer(model: str, path: Path) -> Tokenizer:
+    tokenizer = Tokenizer.from_checkpoint(path)
     if tokenizer is None:
         raise RequestError(
             f"{model} has no tokenizer; the server needs one. LLM.generate in Python takes token "

@@ -60,7 +60,7 @@ def add_arguments(parser: Parser) -> None:
     )
     for name in ("a", "b"):
         compare.add_argument(name, type=Path, metavar=f"{name.upper()}.json")
-    compare.set_defaults(run=later("flashdraft.cli.commands.compare"))
+    compare.set_defaults(run=later("flashdraft.cli.bench.compare"))
 
 
 def _add_task_arguments(parser: argparse.ArgumentParser) -> None:

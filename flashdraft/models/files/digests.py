@@ -37,13 +37,24 @@ class Digest(NamedTuple):
 def read_digest(path: Path, kind: str = SHA256) -> Digest:
     """Read a file for its digest. Raises OSError as reading does."""
     with path.open("rb") as file:
-        if kind == GIT:
-            digest = hashlib.sha1(f"blob {path.stat().st_size}\0".encode(), usedforsecurity=False)
-        else:
-            digest = hashlib.sha256()
+        digest = new_hash(kind, os.fstat(file.fileno()).st_size)
         while block := file.read(_BLOCK_BYTES):
             digest.update(block)
     return Digest(kind, digest.hexdigest())
+
+
+def new_hash(kind: str, num_bytes: int) -> hashlib._Hash:
+    """What a file's content goes into for its digest; git puts the size before it."""
+    if kind == GIT:
+        return hashlib.sha1(f"blob {num_bytes}\0".encode(), usedforsecurity=False)
+    return hashlib.sha256()
+
+
+def parse_digest(text: str) -> Digest | None:
+    """A digest as the Hub writes it; None for what is none."""
+    if not _DIGEST.fullmatch(text):
+        return None
+    return Digest(SHA256 if len(text) == 64 else GIT, text)
 
 
 def published_digest(path: Path) -> Digest | None:
@@ -54,10 +65,10 @@ def published_digest(path: Path) -> Digest | None:
     """
     target = path.resolve()
     if target.parent.name == "blobs":
-        return _parse(target.name)
+        return parse_digest(target.name)
     note = path.parent / ".cache" / "huggingface" / "download" / f"{path.name}.metadata"
     lines = (_read_note(note) or "").splitlines()
-    return _parse(lines[1].strip()) if len(lines) > 1 else None
+    return parse_digest(lines[1].strip()) if len(lines) > 1 else None
 
 
 def is_sound(path: Path, sha256: str, num_bytes: int) -> bool:
@@ -87,12 +98,6 @@ def forget(path: Path) -> None:
     """Have a file read again at its next use."""
     with suppress(OSError):
         _note_path(path).unlink(missing_ok=True)
-
-
-def _parse(text: str) -> Digest | None:
-    if not _DIGEST.fullmatch(text):
-        return None
-    return Digest(SHA256 if len(text) == 64 else GIT, text)
 
 
 def _note_path(path: Path) -> Path:

@@ -1,163 +1,323 @@
-"""Files from the Hugging Face Hub, and in words why they cannot be had.
+"""Models from the Hugging Face Hub: what is missing is fetched into the cache of the Hub's client.
 
-The Hub's client keeps its own cache and reads HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE; nothing of
-what the Hub says reaches a terminal unescaped.
+Only files that are read are fetched, and only where there is room for them. HF_TOKEN, HF_HOME,
+HF_ENDPOINT and HF_HUB_OFFLINE mean what they mean to the client. Why something cannot be had is
+said by refusals.py.
 """
 
 from __future__ import annotations
 
-import os
-import re
-from collections.abc import Mapping
-from pathlib import Path
-from types import MappingProxyType
-from typing import Any, NamedTuple
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+from urllib.parse import quote
 
 import huggingface_hub
 from huggingface_hub import constants
 from huggingface_hub import errors as hub_errors
 
-from flashdraft.errors import ModelNotFoundError
+from flashdraft.core import VERSION
+from flashdraft.errors import (
+    CapacityError,
+    CheckpointError,
+    ModelNotFoundError,
+    did_you_mean,
+    quoted,
+)
+from flashdraft.models.files import hub_cache, locks
+from flashdraft.models.files.digests import parse_digest
+from flashdraft.models.files.hub_cache import HubFile, HubFolder
+from flashdraft.models.files.meter import FetchMeter, free_bytes, in_words, say
+from flashdraft.models.files.opening import MAX_JSON_BYTES
+from flashdraft.models.files.refusals import explain, is_unreachable, licence_page
 from flashdraft.models.files.safetensors import INDEX_NAME
+from flashdraft.models.files.transfer import Listener, Stopped, Wanted, fetch_file
 
-FILES = ["*.json", "*.jinja", "*.safetensors", "tokenizer.model"]  # of a model's repository
-_OTHERWISE = "or name a folder or a .gguf file"
+_WORKERS = 4  # files at a time
+_LISTING_S = 15.0
+_GO_ON = "What came is kept: the same command goes on from there."
 
 
-def fetch_from_hub(repository: str, file: str) -> Path:
-    """A repository's snapshot folder, or one GGUF file of it; the Hub's client reads HF_TOKEN."""
-    try:
-        if file:
-            return Path(huggingface_hub.hf_hub_download(repository, file))
-        folder = Path(huggingface_hub.snapshot_download(repository, allow_patterns=FILES))
-    except Exception as error:  # the client's network errors have no common base of its own
-        raise ModelNotFoundError(_explain(repository, file, error)) from error
-    if not any(folder.glob("*.safetensors")):
-        raise ModelNotFoundError(_explain_no_weights(repository))
-    return folder
+@dataclass(frozen=True)
+class HubModel:
+    """A repository, or one GGUF file of it."""
+
+    repository: str
+    file: str = ""
+
+    @property
+    def name(self) -> str:
+        """As the user names it."""
+        return f"{self.repository}:{self.file}" if self.file else self.repository
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What of a model has to be there."""
+
+    model: HubModel
+    commit: str
+    files: tuple[HubFile, ...]
+    licence: str | None = None
+
+    @property
+    def folder(self) -> HubFolder:
+        return HubFolder(self.model.repository)
+
+    @property
+    def missing(self) -> list[HubFile]:
+        return [file for file in self.files if not self.folder.has(self.commit, file)]
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(file.num_bytes for file in self.files)
+
+    @property
+    def num_here(self) -> int:
+        return sum(self.folder.num_here(self.commit, file) for file in self.files)
+
+    @property
+    def path(self) -> Path:
+        snapshot = self.folder.path / "snapshots" / self.commit
+        return snapshot / self.model.file if self.model.file else snapshot
+
+
+def fetch_from_hub(*models: HubModel, is_use: bool = True) -> list[Path]:
+    """Where the models are; what is missing of them is fetched, after a look at the disk's room.
+
+    Where the Hub cannot be asked, a model that is there is used as it is.
+    """
+    found = [_plan(model) for model in models]
+    plans = [one for one in found if isinstance(one, _Plan) and one.missing]
+    _check_room(plans)
+    for plan in plans:
+        _fetch(plan)
+    for model, one in zip(models, found, strict=True):
+        if isinstance(one, _Plan):
+            _show(one)
+        HubFolder(model.repository).note_use(model.name, one in plans, is_use)
+    return [one.path if isinstance(one, _Plan) else one for one in found]
 
 
 def bytes_on_disk(repository: str) -> int | None:
     """What the weights of a cached Hub model take; None where they are not all there."""
+    folder = HubFolder(repository).find()
+    if folder is None:
+        return None
+    return sum(file.stat().st_size for file in hub_cache.local_weights(folder))
+
+
+# -- what is needed ----------------------------------------------------------------------------
+
+
+def _plan(model: HubModel) -> _Plan | Path:
+    """What is needed of a model, or where it is if the Hub does not say."""
     try:
-        folder = Path(
-            huggingface_hub.snapshot_download(
-                repository, allow_patterns=FILES, local_files_only=True
+        info = huggingface_hub.HfApi().model_info(
+            model.repository, files_metadata=True, timeout=_LISTING_S
+        )
+    except Exception as error:  # the client's network errors have no common base of its own
+        cached = HubFolder(model.repository).find(model.file)
+        if cached is not None:
+            return cached
+        raise ModelNotFoundError(explain(model.repository, model.file, error)) from error
+    commit = info.sha
+    if commit is None or not hub_cache.is_commit(commit):
+        raise ModelNotFoundError(
+            f"The Hub names {quoted(commit)} as the commit of {model.repository}, which is none: "
+            "see whether HF_ENDPOINT, or a proxy, is a Hub."
+        )
+    listed = {one.rfilename: _hub_file(model, one) for one in info.siblings or ()}
+    licence = next((tag for tag in info.tags or () if tag.startswith("license:")), None)
+    files = [listed[name] for name in _chosen(model, commit, listed)]
+    return _Plan(model, commit, tuple(files), licence and licence.removeprefix("license:"))
+
+
+def _hub_file(model: HubModel, listed: Any) -> HubFile:
+    name, lfs = str(listed.rfilename), listed.lfs
+    parts = PurePosixPath(name).parts
+    if name.startswith("/") or ".." in parts or not parts or not name.isprintable():
+        raise ModelNotFoundError(
+            f"{model.repository} has a file named {quoted(name)}, which may lead out of its "
+            "folder; nothing was fetched."
+        )
+    digest = parse_digest(str(listed.blob_id if lfs is None else lfs.sha256))
+    return HubFile(name, int((listed.size if lfs is None else lfs.size) or 0), digest)
+
+
+def _chosen(model: HubModel, commit: str, listed: Mapping[str, HubFile]) -> list[str]:
+    """The names of the files that are read; an index is fetched to know which these are."""
+    ggufs = [name for name in listed if name.endswith(".gguf")]
+    if model.file:
+        if model.file not in listed:
+            meant = did_you_mean(model.file, ggufs)
+            raise ModelNotFoundError(
+                f"{model.repository} on the Hugging Face Hub has no file {model.file!r}.{meant}"
             )
+        return [model.file]
+    index = None
+    if INDEX_NAME in listed:
+        index = _read_index(_Plan(model, commit, (listed[INDEX_NAME],)))
+    weights = hub_cache.weight_files(listed, index)
+    if not weights and ggufs:
+        raise ModelNotFoundError(
+            f"{model.repository} holds GGUF files; name one of them, as in "
+            f"{model.repository}:{ggufs[0]}."
         )
-    except (hub_errors.EntryNotFoundError, OSError):
-        return None
-    index, files = folder / INDEX_NAME, sorted(folder.glob("*.safetensors"))
-    if index.is_file():
-        text = index.read_text(encoding="utf-8", errors="replace")
-        files = [folder / name for name in set(re.findall(r'"([^"/]+\.safetensors)"', text))]
-    if not files or not all(file.is_file() for file in files):
-        return None
-    return sum(file.stat().st_size for file in files)
-
-
-class _Refusal(NamedTuple):
-    """What the Hub answered, if it answered at all."""
-
-    error: BaseException
-    status: int | None = None
-    headers: Mapping[str, str] = MappingProxyType({})
-
-    @classmethod
-    def of(cls, error: BaseException) -> _Refusal:
-        """From the error, or from the one that the client had before it looked into its cache."""
-        cause: BaseException | None = error
-        while cause is not None:
-            response: Any = getattr(cause, "response", None)
-            if response is not None:
-                return cls(cause, response.status_code, response.headers)
-            cause = cause.__cause__ or cause.__context__
-        return cls(error)
-
-    @property
-    def wait(self) -> str:
-        """When to try again, as far as the Hub says."""
-        limits = re.search(r";\s*t=(\d{1,9})\b", self.headers.get("RateLimit") or "")
-        seconds = limits[1] if limits else self.headers.get("Retry-After") or ""
-        return f"in {int(seconds)} s" if re.fullmatch(r"[0-9]{1,9}", seconds) else "in some minutes"
-
-
-def _explain(repository: str, file: str, given: Exception) -> str:
-    refusal, token = _Refusal.of(given), _token_name()
-    error = refusal.error
-    words = _explain_refusal(repository, refusal, token)
-    if words is not None and not isinstance(error, hub_errors.DisabledRepoError):
-        return words
-    if isinstance(error, hub_errors.RepositoryNotFoundError) or refusal.status == 401:
-        remedy = "set HF_TOKEN" if token is None else f"use a token that may read it in {token}"
-        return (
-            f"There is no model {repository!r} on the Hugging Face Hub, or it is private: check "
-            f"the name, or {remedy}."
+    if not weights:
+        raise ModelNotFoundError(
+            f"{model.repository} holds no safetensors and no GGUF files, the formats flashdraft "
+            "reads."
         )
-    if isinstance(error, hub_errors.LocalEntryNotFoundError | ConnectionError):
-        return (
-            f"{repository} is not on this machine and the Hugging Face Hub cannot be reached: "
-            f"check the network (HF_HUB_OFFLINE and HF_ENDPOINT too), {_OTHERWISE}."
-        )
-    if isinstance(error, hub_errors.EntryNotFoundError):
-        return f"{repository} on the Hugging Face Hub has no file {file!r}."
-    return (
-        f"The Hugging Face Hub could not deliver {repository}: {type(error).__name__}: "
-        f"{' '.join(str(error).split())}. Try again, {_OTHERWISE}."
+    for name in weights:
+        if name not in listed:
+            raise CheckpointError(
+                f"{INDEX_NAME} of {model.repository} names {quoted(name)}, which the Hub does not "
+                "have; its owner has to complete it."
+            )
+    return [*hub_cache.settings_files(listed), *weights]
+
+
+def _read_index(plan: _Plan) -> str:
+    if plan.missing:
+        _check_room([plan])
+        _fetch(plan, is_quiet=True)
+    file = plan.files[0]
+    try:
+        plan.folder.link(plan.commit, file)
+        path = plan.folder.path / "snapshots" / plan.commit / file.name
+        with path.open("rb") as stream:
+            return stream.read(MAX_JSON_BYTES).decode("utf-8", errors="replace")
+    except OSError as error:
+        raise ModelNotFoundError(_explain_disk(plan.model, error)) from None
+
+
+def _check_room(plans: Sequence[_Plan]) -> None:
+    """Refuse what the disk has no room for, before anything is fetched."""
+    needed = sum(plan.num_bytes - plan.num_here for plan in plans)
+    if not needed:
+        return
+    root = plans[0].folder.root
+    free = free_bytes(root)
+    if free is None or needed <= free:
+        return
+    names = " and ".join(plan.model.name for plan in plans)
+    raise CapacityError(
+        f"The disk has no room for {names}: {in_words(needed)} are to be fetched, "
+        f"{in_words(free)} are free in {root}, so {in_words(needed - free)} are missing. Remove a "
+        "model (`flashdraft list` shows what they take, `flashdraft rm` removes one), or set "
+        "HF_HOME to a folder on a larger disk."
     )
 
 
-def _explain_refusal(repository: str, refusal: _Refusal, token: str | None) -> str | None:
-    """What a status means, given what was sent with the request; None where its text says more."""
-    page = f"https://huggingface.co/{repository}"
-    status = refusal.status
-    if status == 401 and token is not None:
-        return (
-            f"The Hugging Face Hub refused the token in {token}: it is mistyped, expired or "
-            "revoked. Make another at https://huggingface.co/settings/tokens, or remove it if "
-            f"{repository} is public."
-        )
-    if status == 403 and token is not None:
-        return (
-            f"The account of the token in {token} may not read {repository}: accept its licence "
-            f"at {page} with that account (some owners then have to agree), or let the token "
-            "itself read gated repositories."
-        )
-    if status == 403 or isinstance(refusal.error, hub_errors.GatedRepoError):
-        return (
-            f"{repository} is gated: accept its licence at {page} and set HF_TOKEN to a token of "
-            "that account."
-        )
-    if status == 429:
-        more = "" if token is not None else ", set HF_TOKEN (accounts may ask more often)"
-        return (
-            f"{repository} cannot be fetched: the Hugging Face Hub has been asked too often from "
-            f"here (status 429). Try again {refusal.wait}{more}, {_OTHERWISE}."
-        )
-    if status is not None and status >= 500:
-        return (
-            f"{repository} cannot be fetched: the Hugging Face Hub is out of order or overloaded "
-            f"(status {status}). Try again {refusal.wait}, {_OTHERWISE}."
-        )
-    return None
+# -- the fetch ---------------------------------------------------------------------------------
 
 
-def _token_name() -> str | None:
-    """Where the token that goes with a request comes from; None where none does."""
-    if constants.HF_HUB_DISABLE_IMPLICIT_TOKEN or huggingface_hub.get_token() is None:
-        return None
-    names = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
-    stored = "the file that `hf auth login` wrote"
-    return next((name for name in names if os.environ.get(name)), stored)
-
-
-def _explain_no_weights(repository: str) -> str:
+def _fetch(plan: _Plan, is_quiet: bool = False) -> None:
+    """Have every file of a plan in the cache; one process at a time does that."""
+    name, folder = plan.model.name, plan.folder
+    waiting = f"Another process fetches {name} or removes it; waiting until it has ended."
     try:
-        files = huggingface_hub.HfApi().list_repo_files(repository)
-    except Exception:  # whatever it is, it costs the hint alone
-        files = []
-    found = [file for file in files if file.endswith(".gguf")]
-    if found:
-        name = f"{repository}:{found[0]}"
-        return f"{repository} holds GGUF files; name one of them, as in {name}."
-    return f"{repository} holds no safetensors and no GGUF files, the formats flashdraft reads."
+        (folder.path / "blobs").mkdir(parents=True, exist_ok=True)
+        with locks.held(folder.lock, lambda: say(waiting)):
+            if not plan.missing:  # the other process had it too
+                return
+            folder.note_use(name, is_used=False)
+            meter = FetchMeter(name, plan.num_bytes, plan.num_here)
+            if not is_quiet:
+                _announce(plan)
+            try:
+                _transfer(plan, meter)
+            except KeyboardInterrupt:
+                meter.close()
+                came = f"{in_words(meter.num_here)} of {in_words(meter.total)}"
+                say(f"Interrupted; {came} of {name} are kept. The same command goes on from there.")
+                raise
+            finally:
+                meter.close()
+            if not is_quiet:
+                say(f"Fetched {name}: {in_words(meter.num_come)} in {meter.describe_time()}.")
+    except OSError as error:
+        raise ModelNotFoundError(_explain_disk(plan.model, error)) from None
+
+
+def _show(plan: _Plan) -> None:
+    """Give the files their names, if they have not got them; a cache may be read-only then."""
+    if plan.folder.shows(plan.commit, plan.files):
+        return
+    try:
+        with locks.held(plan.folder.lock, lambda: None):
+            plan.folder.show(plan.commit, plan.files)
+    except OSError as error:
+        raise ModelNotFoundError(_explain_disk(plan.model, error)) from None
+
+
+def _announce(plan: _Plan) -> None:
+    files = "1 file" if len(plan.files) == 1 else f"{len(plan.files)} files"
+    here = f", {in_words(plan.num_here)} of it here already" if plan.num_here else ""
+    say(f"Fetching {plan.model.name}: {in_words(plan.num_bytes)} in {files}{here}.")
+    if plan.licence:
+        say(f"Its licence is {plan.licence}: {licence_page(plan.model.repository)}")
+
+
+def _transfer(plan: _Plan, meter: FetchMeter) -> None:
+    """Fetch what is missing, the small ones first: what is refused is refused at once."""
+    stop = threading.Event()
+    listener = Listener(meter.add, stop.is_set)
+    files = sorted(plan.missing, key=lambda file: file.num_bytes)
+    with ThreadPoolExecutor(_WORKERS) as pool:
+        tasks = [pool.submit(_fetch_one, plan, file, listener) for file in files]
+        try:
+            done, _ = wait(tasks, return_when=FIRST_EXCEPTION)
+        finally:
+            stop.set()  # nothing, where all have ended
+            pool.shutdown(cancel_futures=True)
+    problems = [task.exception() for task in done]
+    for problem in problems:
+        if problem is not None and not isinstance(problem, Stopped):
+            raise problem
+
+
+def _fetch_one(plan: _Plan, file: HubFile, listener: Listener) -> None:
+    model, folder = plan.model, plan.folder
+    is_huge = file.num_bytes > constants.MAX_HTTP_DOWNLOAD_SIZE
+    try:
+        if is_huge:  # the Hub has another way for these, which its client knows; it keeps no part
+            huggingface_hub.hf_hub_download(model.repository, file.name, revision=plan.commit)
+            listener.on_bytes(file.num_bytes)
+            return
+        url = f"{constants.ENDPOINT}/{model.repository}/resolve/{plan.commit}/{quote(file.name)}"
+        wanted = Wanted(f"{model.repository}/{file.name}", url, file.num_bytes, file.digest)
+        part = folder.part(plan.commit, file)
+        fetch_file(wanted, part, _headers(), listener)
+        folder.keep(plan.commit, file)
+    except (Stopped, CheckpointError):
+        raise
+    except Exception as error:  # the client's network errors have no common base of its own
+        if is_unreachable(error) and not is_huge:
+            here = f"{in_words(folder.num_here(plan.commit, file))} of {in_words(file.num_bytes)}"
+            raise ModelNotFoundError(
+                f"The connection to the Hugging Face Hub was lost, with {here} of {file.name} "
+                f"({type(error).__name__}: {' '.join(str(error).split())}). {_GO_ON}"
+            ) from error
+        if isinstance(error, OSError) and not isinstance(error, hub_errors.HfHubHTTPError):
+            raise ModelNotFoundError(_explain_disk(model, error)) from error
+        raise ModelNotFoundError(explain(model.repository, file.name, error)) from error
+
+
+def _headers() -> dict[str, str]:
+    """What goes with a request to the Hub: who asks, and the token where there is one."""
+    headers = {"User-Agent": f"flashdraft/{VERSION}"}
+    token = None if constants.HF_HUB_DISABLE_IMPLICIT_TOKEN else huggingface_hub.get_token()
+    return headers if token is None else {**headers, "Authorization": f"Bearer {token}"}
+
+
+def _explain_disk(model: HubModel, error: OSError) -> str:
+    root = HubFolder(model.repository).root
+    return (
+        f"{model.name} cannot be stored in {root}: {error.strerror or error}. Free some space, or "
+        f"set HF_HOME to another folder. {_GO_ON}"
+    )

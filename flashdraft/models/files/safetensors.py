@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 INDEX_NAME = "model.safetensors.index.json"
-_SINGLE_NAME = "model.safetensors"
+SINGLE_NAME = "model.safetensors"
 _ELEMENT_BYTES = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "I16": 2, "U16": 2, "F16": 2,
     "BF16": 2, "I32": 4, "U32": 4, "F32": 4, "I64": 8, "U64": 8, "F64": 8,
@@ -120,14 +120,14 @@ def open_safetensors(folder: Path) -> SafetensorsFiles:
     if os.path.lexists(index):
         return _open_sharded(index)
     files = sorted(folder.glob("*.safetensors"))
-    if folder / _SINGLE_NAME in files:
-        files = [folder / _SINGLE_NAME]
+    if folder / SINGLE_NAME in files:
+        files = [folder / SINGLE_NAME]
     if len(files) == 1:
         return SafetensorsFiles(files)
     if files:
         raise CheckpointError(
             f"{folder} has {len(files)} safetensors files but neither {INDEX_NAME} nor "
-            f"{_SINGLE_NAME}; fetch the missing index."
+            f"{SINGLE_NAME}; fetch the missing index."
         )
     pickles = sorted(path.name for path in folder.glob("*.bin")) or sorted(
         path.name for path in folder.glob("*.pt*")
@@ -138,7 +138,7 @@ def open_safetensors(folder: Path) -> SafetensorsFiles:
             "convert them to safetensors or GGUF."
         )
     raise CheckpointError(
-        f"{folder} has no weights: expected {_SINGLE_NAME} or {INDEX_NAME}. To use a GGUF file, "
+        f"{folder} has no weights: expected {SINGLE_NAME} or {INDEX_NAME}. To use a GGUF file, "
         "name the file itself."
     )
 

@@ -1,4 +1,4 @@
-"""The command line starts fast: help, mistakes, `plan` and `models` load no torch."""
+"""The command line starts fast: help, mistakes, `plan`, `models` and `list` load no torch."""
 
 from __future__ import annotations
 
@@ -33,6 +33,9 @@ WRONG = {  # what is typed, and what is said to it
     "--versoin": "What is missing: COMMAND",
     "plan --gpuu h200": "--gpu",
     "models --jsn": "--json",
+    "pull": "What is missing: MODEL",
+    "rm": "What is missing: NAME",
+    "list --jsn": "--json",
     "generate hello --temprature 1": "--temperature",
     "serve --prot 80": "--port",
     "train x --out y --leyers 2": "--layers",
@@ -84,6 +87,8 @@ def start(folder: Path, words: list[str]) -> tuple[int, set[str], str]:
         "plan tiny.gguf --gpu h100 --context 16",
         "models",
         "models --json",
+        "list",
+        "list --json",
     ],
 )
 def test_loads_no_torch(folder: Path, typed: str) -> None:

@@ -6,15 +6,12 @@ import hashlib
 import os
 import zipfile
 import zlib
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
-import huggingface_hub
 import pytest
 import torch
-from huggingface_hub import errors as hub_errors
 
 from flashdraft.cli import main
 from flashdraft.errors import CheckpointError, ModelNotFoundError
@@ -28,7 +25,9 @@ from flashdraft.models.sources import (
     known_models,
     readable_kinds,
     resolve_source,
+    resolve_sources,
 )
+from tests.hub import COMMIT, FakeHub, hub_in_use
 
 BLOCK_BYTES = {"Q4_0": 18, "Q4_1": 20, "Q5_0": 22, "Q5_1": 24, "Q8_0": 34}
 BLOCK_BYTES |= {"Q4_K": 144, "Q5_K": 176, "Q6_K": 210}
@@ -188,38 +187,26 @@ def test_a_near_miss_gets_a_hint() -> None:
         resolve_source("smollm2")
 
 
-class Hub:
-    """Stands in for the Hub's client: answers with a folder, or raises."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, answer: Any, files: list[str]) -> None:
-        self.calls: list[tuple[Any, ...]] = []
-        self._answer = answer
-        monkeypatch.setattr(huggingface_hub, "snapshot_download", self.fetch)
-        monkeypatch.setattr(huggingface_hub, "hf_hub_download", self.fetch)
-        api = SimpleNamespace(list_repo_files=lambda repository: files)
-        monkeypatch.setattr(huggingface_hub, "HfApi", lambda: api)
-
-    def fetch(self, *arguments: Any, **options: Any) -> str:
-        self.calls.append(arguments)
-        if isinstance(self._answer, Exception):
-            raise self._answer
-        return str(self._answer)
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    with hub_in_use(monkeypatch, tmp_path) as hub:
+        yield hub
 
 
-def test_hub_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "model.safetensors").write_bytes(b"")
-    hub = Hub(monkeypatch, tmp_path, [])
+def test_hub_id(hub: FakeHub) -> None:
+    hub.add("google/gemma-4-31B-it")
+    hub.add("org/name-GGUF", **{"sub/q4.gguf": b"GGUF"})
     source = resolve_source("google/gemma-4-31B-it")
-    assert (source.path, source.origin) == (tmp_path, "hub")
-    assert resolve_source("org/name-GGUF:sub/q4.gguf").path == tmp_path
-    assert hub.calls == [("google/gemma-4-31B-it",), ("org/name-GGUF", "sub/q4.gguf")]
+    assert (source.path.name, source.origin) == (COMMIT, "hub")
+    both = resolve_sources("org/name-GGUF:sub/q4.gguf", "google/gemma-4-31B-it")
+    assert both[0].path.read_bytes() == b"GGUF" and both[1] == source
 
 
-def test_hub_repository_of_gguf_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    Hub(monkeypatch, tmp_path, ["README.md", "q4.gguf"])
+def test_hub_repository_of_gguf_files(hub: FakeHub) -> None:
+    hub.models["org/name"] = {"README.md": b"", "q4.gguf": b"GGUF"}
     with pytest.raises(ModelNotFoundError, match=r"org/name:q4\.gguf"):
         resolve_source("org/name")
-    Hub(monkeypatch, tmp_path, ["README.md"])
+    hub.models["org/name"] = {"README.md": b""}
     with pytest.raises(ModelNotFoundError, match="no safetensors and no GGUF"):
         resolve_source("org/name")
 
@@ -235,25 +222,23 @@ def test_known_pairs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert default_drafter("smollm2-135m") == str(tmp_path / "smollm2-135m")
 
 
-def test_hub_models_count_as_cached_with_all_their_shards(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FLASHDRAFT_HOME", str(tmp_path / "home"))
-    Hub(monkeypatch, hub_errors.LocalEntryNotFoundError("x"), [])
+def test_hub_models_count_as_cached_with_all_their_shards(hub: FakeHub) -> None:
     assert not any(model.cached for model in known_models())
-    Hub(monkeypatch, tmp_path, [])
-    index = '{"weight_map": {"a": "1.safetensors", "b": "2.safetensors"}}'
-    (tmp_path / "model.safetensors.index.json").write_text(index)
-    (tmp_path / "1.safetensors").write_bytes(b"")
-    assert not any(model.cached for model in known_models())
-    assert [model.num_bytes for model in known_models()][1:] == [None] * 4
-    (tmp_path / "2.safetensors").write_bytes(b"1234")
-    (tmp_path / "other.safetensors").write_bytes(b"not named by the index")
-    rows = known_models()
-    assert [model.cached for model in rows] == [False] + [True] * (len(rows) - 1)
-    assert all(model.description and model.source for model in rows)
-    assert {(model.format, model.num_bytes) for model in rows[1:]} == {("bfloat16", 4)}
-    assert rows[0].format == "GGUF Q4_1" and rows[0].num_bytes == 98_362_432  # though not here
+    for name in ("google/gemma-4-31B-it", "Qwen/Qwen3-4B"):
+        hub.add(name)
+    whole = resolve_source("google/gemma-4-31B-it").path
+    cut = resolve_source("Qwen/Qwen3-4B").path
+    (cut / "model-2.safetensors").unlink()
+    (whole / "other.safetensors").write_bytes(b"not named by the index")
+    rows = {model.name: model for model in known_models()}
+    assert [name for name, model in rows.items() if model.cached] == ["google/gemma-4-31B-it"]
+    assert all(model.description and model.source for model in rows.values())
+    size = sum((whole / f"model-{n}.safetensors").stat().st_size for n in (1, 2))
+    found = rows["google/gemma-4-31B-it"]
+    assert (found.format, found.num_bytes) == ("bfloat16", size)
+    assert rows["Qwen/Qwen3-4B"].num_bytes is None
+    default = rows["smollm2-135m"]  # though not here
+    assert default.format == "GGUF Q4_1" and default.num_bytes == 98_362_432
 
 
 def test_the_kinds_of_weights_are_those_that_the_readers_know() -> None:

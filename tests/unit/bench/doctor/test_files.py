@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import huggingface_hub
 import pytest
+from huggingface_hub import constants
 
 from flashdraft.cli import main
 from flashdraft.models import sources
@@ -45,9 +45,9 @@ def problems(report: dict[str, Any]) -> list[dict[str, Any]]:
 @pytest.fixture
 def snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A tiny checkpoint as the Hub's client stores it: large files by sha256, others as git."""
-    made, blobs = make_tiny_checkpoint(tmp_path / "made"), tmp_path / "blobs"
-    folder = tmp_path / "snapshots" / "abc"
-    blobs.mkdir()
+    made, place = make_tiny_checkpoint(tmp_path / "made"), tmp_path / "models--org--name"
+    blobs, folder = place / "blobs", place / "snapshots" / ("c" * 40)
+    blobs.mkdir(parents=True)
     folder.mkdir(parents=True)
     for path in sorted(made.iterdir()):
         content = path.read_bytes()
@@ -56,7 +56,10 @@ def snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             digest = hashlib.sha1(b"blob %d\0" % len(content) + content)
         shutil.move(path, blobs / digest.hexdigest())
         (folder / path.name).symlink_to(Path("../../blobs") / digest.hexdigest())
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: str(folder))
+    (place / "refs").mkdir()
+    (place / "refs" / "main").write_text("c" * 40)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     return folder
 
 

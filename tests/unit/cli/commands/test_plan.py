@@ -22,7 +22,7 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("plan asked the network")
 
     monkeypatch.setattr(socket.socket, "connect", refuse)
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", refuse)
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", refuse)
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", refuse)
 
 

@@ -19,7 +19,7 @@ from huggingface_hub import errors as hub_errors
 
 from flashdraft.children import python_command, python_environment
 from flashdraft.errors import ModelNotFoundError
-from flashdraft.models.files.hub import fetch_from_hub
+from flashdraft.models.files.hub import HubModel, fetch_from_hub
 
 TOKEN = "hf_secret"
 NO_MODEL = r"no model 'org/name'.*private.*set HF_TOKEN"
@@ -71,9 +71,9 @@ def explained(monkeypatch: pytest.MonkeyPatch, error: Exception) -> str:
     def fail(*_arguments: Any, **_options: Any) -> str:
         raise error
 
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", fail)
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", fail)
     with pytest.raises(ModelNotFoundError) as caught:
-        fetch_from_hub("org/name", "q4.gguf")
+        fetch_from_hub(HubModel("org/name", "q4.gguf"))
     assert "org/name" in str(caught.value) and TOKEN not in str(caught.value)
     assert str(caught.value).isprintable()
     return str(caught.value)
@@ -134,10 +134,10 @@ def test_a_token_that_is_stored_or_not_sent(
 ASK = """
 import sys
 from flashdraft.errors import ModelNotFoundError
-from flashdraft.models.files.hub import fetch_from_hub
+from flashdraft.models.files.hub import HubModel, fetch_from_hub
 for place in sys.argv[1:]:
     try:
-        fetch_from_hub(place, "")
+        fetch_from_hub(HubModel(place))
     except ModelNotFoundError as error:
         print(error)
 """
@@ -156,7 +156,7 @@ class Refusing(http.server.BaseHTTPRequestHandler):
     """Answers for a repository with the status that it is named after."""
 
     def do_GET(self) -> None:
-        name = next(name for name in ANSWERS if f"/{name}/" in f"{self.path}/")
+        name = next(name for name in ANSWERS if f"/{name}/" in self.path.replace("?", "/"))
         status, headers = ANSWERS[name]
         self.send_response(status)
         for key, value in headers.items():

@@ -1,0 +1,154 @@
+"""What of our models is on this machine, and how it is removed: by name, never by path.
+
+Ours are packaged models and exports in FLASHDRAFT_HOME, and of the Hub's cache what flashdraft
+fetched or used, or knows by name; what others keep there is left alone. It fetches nothing.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from flashdraft.errors import FlashdraftError, RequestError, did_you_mean, quoted
+from flashdraft.models.files import digests, locks
+from flashdraft.models.files.hub_cache import HubFolder, Use, hub_folders
+from flashdraft.models.files.packaged import PackagedModel, cache_folder
+
+PACKAGE, HUB, EXPORT = "package", "hub", "export"
+_LISTED = "`flashdraft list` has the names"
+
+
+@dataclass(frozen=True)
+class CachedModel:
+    """A row of `flashdraft list`. Times are seconds since 1970."""
+
+    name: str
+    source: str  # "package", "hub" or "export"
+    path: Path  # its folder or file
+    num_bytes: int
+    is_whole: bool  # False: a fetch waits to be continued
+    fetched: float | None = None
+    used: float | None = None
+
+
+def cached_models(packaged: Mapping[str, PackagedModel], known: Iterable[str]) -> list[CachedModel]:
+    """All of them, sorted by kind and name; `known` are Hub ids that count whoever fetched them."""
+    return [*_packaged(packaged), *_of_hub(known), *_exported()]
+
+
+def _packaged(packaged: Mapping[str, PackagedModel]) -> Iterator[CachedModel]:
+    for name, model in packaged.items():
+        with suppress(OSError):
+            state = model.path.stat()
+            is_whole = state.st_size == model.num_bytes
+            yield CachedModel(
+                name, PACKAGE, model.path, state.st_size, is_whole, fetched=state.st_mtime
+            )
+
+
+def _of_hub(known: Iterable[str]) -> Iterator[CachedModel]:
+    uses = {use.name: use for folder in hub_folders() for use in folder.uses()}
+    for name in {*uses, *known}:
+        uses.setdefault(name, Use(name, None, None))
+    for name, use in sorted(uses.items()):
+        repository, _, file = name.partition(":")
+        folder = HubFolder(repository)
+        with suppress(OSError):
+            is_whole = folder.find(file) is not None
+            if is_whole or folder.is_unfinished():
+                size = folder.num_bytes(file if is_whole else "")
+                yield CachedModel(name, HUB, folder.path, size, is_whole, use.fetched, use.used)
+
+
+def _exported() -> Iterator[CachedModel]:
+    for folder in sorted((cache_folder() / "exported").glob("*-float32")):
+        with suppress(OSError):
+            files = [path for path in folder.iterdir() if path.is_file()]
+            size = sum(path.lstat().st_size for path in files)
+            is_whole = (folder / "exported_from.json").is_file()
+            made = folder.stat().st_mtime
+            yield CachedModel(folder.name, EXPORT, folder, size, is_whole, fetched=made)
+
+
+# -- removal -----------------------------------------------------------------------------------
+
+
+def find_cached(name: str, models: Iterable[CachedModel]) -> CachedModel:
+    """The model of this very name; RequestError says why there is none."""
+    named = {model.name: model for model in models}
+    if name in named:
+        return named[name]
+    if any(sign in name for sign in "*?[]{}"):
+        raise RequestError(
+            f"{quoted(name)} is a pattern; one whole name at a time is removed, nothing was. "
+            f"{_LISTED}."
+        )
+    is_path = name.startswith(("/", ".", "~")) or "\\" in name or ".." in Path(name).parts
+    if is_path or name.count("/") > 1 or not name.strip():
+        raise RequestError(
+            f"{quoted(name)} is no model's name; models of our cache are removed by name, and "
+            f"nothing by its path. {_LISTED}."
+        )
+    folder = HubFolder(name.partition(":")[0])
+    if "/" in name and folder.path.is_dir():
+        raise RequestError(
+            f"{quoted(name)} is in the Hub's cache, but flashdraft neither fetched nor used it; "
+            "whatever fetched it may need it. `hf cache rm` removes it."
+        )
+    raise RequestError(
+        f"There is no {quoted(name)} in the cache; {_LISTED}.{did_you_mean(name, named)}"
+    )
+
+
+def remove_cached(model: CachedModel, packaged: Mapping[str, PackagedModel]) -> int:
+    """Remove a model; what was freed, in bytes."""
+    if model.path.is_symlink():
+        raise RequestError(
+            f"{model.name} is a link, {model.path}, to {model.path.resolve()}, which is no place "
+            "of ours; nothing was removed. Remove the link by hand if it is yours."
+        )
+    try:
+        if model.source == HUB:
+            return _remove_of_hub(model)
+        if model.source == PACKAGE:
+            lock = packaged[model.name].lock
+            return _remove_alone(model, lock, lambda: _remove_file(model.path))
+        shutil.rmtree(model.path)
+        return model.num_bytes
+    except OSError as error:
+        raise FlashdraftError(
+            f"{model.name} cannot be removed from {model.path}: {error.strerror or error}. See to "
+            "whom its files belong."
+        ) from None
+
+
+def _remove_of_hub(model: CachedModel) -> int:
+    repository, _, file = model.name.partition(":")
+    folder = HubFolder(repository)
+    others = [lock for lock in folder.locks.glob("*.lock") if lock != folder.lock]
+    if any(map(locks.is_held, others)):
+        raise _busy(model)
+    return _remove_alone(model, folder.lock, lambda: folder.remove(model.name, file))
+
+
+def _remove_alone(model: CachedModel, lock: Path, remove: Callable[[], None]) -> int:
+    with locks.held_if_free(lock) as is_ours:
+        if not is_ours:
+            raise _busy(model)
+        remove()
+    return model.num_bytes
+
+
+def _busy(model: CachedModel) -> RequestError:
+    return RequestError(
+        f"{model.name} is being fetched by another process; nothing was removed. Wait until it has "
+        "ended, or end it first."
+    )
+
+
+def _remove_file(path: Path) -> None:
+    digests.forget(path)
+    path.unlink()

@@ -30,7 +30,7 @@ _BILLING = "x-anthropic-billing-header:"
 
 async def prompt_of(serving: Serving, body: CountTokensRequest) -> list[int]:
     """The token ids of the conversation."""
-    serving.check_model(body.model)
+    serving.model_name(body.model)
     tool_use = tool_use_of(body)
     _check_tools(serving, tool_use)
     switches = _switches(serving, body)
@@ -49,7 +49,7 @@ def _switches(serving: Serving, body: CountTokensRequest) -> dict[str, Any]:
 
 async def question_of(serving: Serving, body: MessagesRequest) -> Question:
     """What the engine is asked."""
-    serving.check_model(body.model)
+    serving.model_name(body.model)
     tool_use = tool_use_of(body)
     _check_tools(serving, tool_use)
     form = _format(serving, body)

@@ -1,6 +1,6 @@
 """From an exception to an answer with the right status, in the shape of the API that was asked.
 
-One table of statuses for all; OpenAI's and Anthropic's shapes differ only in how they are written.
+One table of statuses for all; the APIs' shapes differ only in how they are written.
 A router made with `route_class` answers every failure of its handlers that way, by itself.
 """
 
@@ -100,20 +100,22 @@ def anthropic_shape(error: ApiError) -> dict[str, Any]:
     return {"type": "error", "error": {"type": kind, "message": error.message}}
 
 
+def ollama_shape(error: ApiError) -> dict[str, Any]:
+    """Ollama's error object."""
+    return {"error": error.message}
+
+
 def _failures(shape: Shape) -> dict[int | str, dict[str, Any]]:
     """What the OpenAPI document says of failures; naming 4XX keeps the framework's 422 out."""
     example = shape(ApiError(400, "What was wrong, the limit, and the remedy."))
-    schema = {
-        "type": "object",
-        "properties": {
-            "error": {
-                "type": "object",
-                "properties": {"type": {"type": "string"}, "message": {"type": "string"}},
-                "required": list(example["error"]),
-            }
-        },
-        "required": list(example),
-    }
+    error: dict[str, Any] = {"type": "string"}
+    if isinstance(example["error"], dict):
+        error = {
+            "type": "object",
+            "properties": {"type": {"type": "string"}, "message": {"type": "string"}},
+            "required": list(example["error"]),
+        }
+    schema = {"type": "object", "properties": {"error": error}, "required": list(example)}
     content = {"application/json": {"schema": schema, "example": example}}
     return {
         "4XX": {"description": "The request is refused.", "content": content},

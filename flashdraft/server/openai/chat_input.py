@@ -23,7 +23,7 @@ from flashdraft.server.openai.common import output_form, sampling_fields
 
 async def chat_questions(serving: Serving, body: ChatRequest) -> list[Question]:
     """What the engine is asked, once for each of the n answers."""
-    serving.check_model(body.model)
+    serving.model_name(body.model)
     if body.top_logprobs and not body.logprobs:
         raise FieldError("top_logprobs", "top_logprobs is set without logprobs; set both.")
     tool_use = _tool_use(body)

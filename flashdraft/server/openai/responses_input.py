@@ -28,7 +28,7 @@ _NAMES = {"messages": "input", "max_tokens": "max_output_tokens", "logprobs": "t
 
 async def question_of(serving: Serving, body: ResponsesRequest) -> Question:
     """What the engine is asked."""
-    serving.check_model(body.model)
+    serving.model_name(body.model)
     tool_use = _tool_use(body)
     numbers = [n for n, tool in enumerate(body.tools or ()) if tool.type == "function"]
     check_tools(serving, tool_use, [f"tools[{n}].parameters" for n in numbers])

@@ -57,8 +57,7 @@ def router(serving: Serving) -> APIRouter:
 
     @routes.post("/tokenize")
     async def tokenize(body: TokenizeRequest) -> Response:
-        if body.model is not None:
-            serving.check_model(body.model)
+        serving.model_name(body.model)
         tokens = await _tokens(serving, body)
         limit = serving.engine.info.max_context
         content = {"tokens": tokens, "count": len(tokens), "max_model_len": limit}
@@ -66,8 +65,7 @@ def router(serving: Serving) -> APIRouter:
 
     @routes.post("/detokenize")
     async def detokenize(body: DetokenizeRequest) -> dict[str, str]:
-        if body.model is not None:
-            serving.check_model(body.model)
+        serving.model_name(body.model)
         size, limit = serving.engine.info.vocab_size, 2 * serving.engine.info.max_context
         if len(body.tokens) > limit:
             raise FieldError(

@@ -33,6 +33,7 @@ from flashdraft.server.openai import chat, completions, responses
 from flashdraft.server.process.client import EngineInfo
 from flashdraft.server.process.queue_places import QueuePlaces, ReservedPlaces
 from flashdraft.server.settings import ServerSettings
+from flashdraft.server.telemetry.metrics import Metrics
 from tests.tiny import END_OF_TURN, make_tiny_tokenizer
 
 MODEL = "tiny"
@@ -200,10 +201,11 @@ def _logprob(token: int, count: int) -> TokenLogprob:
     return TokenLogprob(-0.25, top[:count])
 
 
-class CountedMetrics:
+class CountedMetrics(Metrics):
     """Remembers what it is told."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.seen: list[tuple[str, str]] = []
 
     def finished(self, route: str, outcome: str, generation: Generation | None) -> None:

@@ -7,6 +7,8 @@ from starlette.routing import Route
 
 from flashdraft.server.answering.serving import Serving
 from flashdraft.server.anthropic import messages
+from flashdraft.server.ollama import generation
+from flashdraft.server.ollama import models as ollama_models
 from flashdraft.server.openai import chat, completions, responses
 from flashdraft.server.service import models, page, state, tokens
 
@@ -16,6 +18,7 @@ def add_routes(app: FastAPI, serving: Serving) -> None:
     routers: list[APIRouter] = [module.router(serving) for module in (state, models, tokens)]
     routers.append(page.router())
     routers += [module.router(serving) for module in (chat, completions, responses, messages)]
+    routers += [module.router(serving) for module in (generation, ollama_models)]
     methods: dict[str, set[str]] = {}
     for routes in ([*app.routes], *(one.routes for one in routers)):
         for route in routes:

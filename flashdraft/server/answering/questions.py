@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import random
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -79,7 +80,7 @@ async def chat_question(
 
     `names` has what the API calls fields that have another name here.
     """
-    try:
+    with renamed(names):
         prompt_ids = await conversation_ids(serving, messages, tool_use.offered, switches)
         thinking = switches.get("enable_thinking")
         grammar = None
@@ -88,12 +89,19 @@ async def chat_question(
                 answer_grammar, serving, tool_use, form, prompt_ids, thinking
             )
         params = sampling(serving, prompt_ids, given)
+    return Question(prompt_ids, params, tool_use, grammar, verify)
+
+
+@contextmanager
+def renamed(names: Mapping[str, str]) -> Iterator[None]:
+    """Complaints about fields that have another name here name them as the API does."""
+    try:
+        yield
     except RequestError as error:
         name = field_of(error)
         if name is None or name not in names:
             raise
         raise FieldError(names[name], str(error).replace(name, names[name], 1)) from None
-    return Question(prompt_ids, params, tool_use, grammar, verify)
 
 
 def room_for_answer(serving: Serving, prompt_ids: Sequence[int]) -> int:

@@ -44,6 +44,8 @@ SETTINGS = "flashdraft.settings"  # the limits' place in a request's scope
 UNPARSED_BODY = "flashdraft.body"  # and that of what counts the body until it is parsed
 _RETRY_AFTER_S = 5.0  # where nobody knows better
 
+_LINE_ENDS = "\x85\u2028\u2029"  # to Python's splitlines, which clients read streams with
+
 _MAX_COMPLAINTS = 64  # looked at, of those that pydantic has
 
 _OPENAI_KINDS = {429: "rate_limit_error", 401: "authentication_error", 403: "permission_error"}
@@ -123,10 +125,12 @@ def _failures(shape: Shape) -> dict[int | str, dict[str, Any]]:
     }
 
 
-def _documented(shape: Shape) -> dict[int | str, dict[str, Any]]:
+def _documented(
+    shape: Shape, stream: str = "text/event-stream", event: Sequence[str] = ("data",)
+) -> dict[int | str, dict[str, Any]]:
     answer = {
         "application/json": {"schema": {"type": "object"}},
-        "text/event-stream": {"schema": {"type": "object", "required": ["data"]}},
+        stream: {"schema": {"type": "object", "required": list(event)}},
     }
     told = {"description": "The answer, or its events where stream is set.", "content": answer}
     return {200: told, **_failures(shape)}
@@ -134,13 +138,16 @@ def _documented(shape: Shape) -> dict[int | str, dict[str, Any]]:
 
 OPENAI_RESPONSES = _documented(openai_shape)
 ANTHROPIC_RESPONSES = _documented(anthropic_shape)
+OLLAMA_RESPONSES = _documented(ollama_shape, "application/x-ndjson", ("model", "done"))
 SERVICE_RESPONSES = _failures(openai_shape)
+OLLAMA_SERVICE_RESPONSES = _failures(ollama_shape)
 
 
 def json_text(data: Any) -> str:
     """JSON as every answer has it, also where it repeats what a client sent: a lone surrogate,
     which UTF-8 does not have, becomes the escape it came as, and NaN, which JSON has not, null.
-    `Written` parts are JSON text already."""
+    It is one line for everybody: what some clients take for a line's end (U+2028) is escaped, lest
+    an answer write lines of its own into a stream. `Written` parts are JSON text already."""
     inserts = Inserts()
     try:
         text = json.dumps(
@@ -151,6 +158,9 @@ def json_text(data: Any) -> str:
         finite = json.loads(json.dumps(data, default=inserts), parse_constant=lambda _: None)
         text = json.dumps(finite, ensure_ascii=False, separators=(",", ":"))
     text = inserts.fill(text)
+    for end in _LINE_ENDS:
+        if end in text:
+            text = text.replace(end, f"\\u{ord(end):04x}")
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 

@@ -28,7 +28,7 @@ _EMBEDDINGS = (
 _NO_STATE = "the server stores nothing that it could give back or work on later"
 _OPERATORS = (
     "which models there are is the operator's affair, not a client's. Start another server with "
-    "the model (flashdraft serve --model NAME; flashdraft models lists some)."
+    "the model (flashdraft serve MODEL; flashdraft models lists some)."
 )
 # Paths of the public APIs that are not served, and those below them: the status, and why.
 _REASONS: dict[str, tuple[int, str]] = {
@@ -95,9 +95,9 @@ def _no_route(request: Request, error: Exception) -> ApiError | None:
 
 def _pointer(method: str, path: str, paths: list[str]) -> str:
     """That a path does not exist, and which ones do: the likeliest, else those of the same API."""
-    meant = did_you_mean(path[:_MAX_PATH], paths)
-    if not meant:
-        api = path[: path.find("/", 1) + 1]  # "/v1/", "/api/"
-        alike = [one for one in paths if api and one.startswith(api)]
-        meant = f" There are {', '.join(alike)}." if alike else ""
+    api = path[: path.find("/", 1) + 1]  # "/v1/", "/api/"
+    alike = [one for one in paths if api and one.startswith(api)]
+    meant = did_you_mean(path[:_MAX_PATH], alike or paths)
+    if not meant and alike:
+        meant = f" There are {', '.join(alike)}."
     return f"There is no route {method} {quoted(path)}.{meant} GET /openapi.json lists all routes."

@@ -29,6 +29,7 @@ from flashdraft.models.stream_decoder import StreamDecoder
 from flashdraft.models.tokenizer import Tokenizer
 from flashdraft.server.answering.serving import Serving
 from flashdraft.server.anthropic import messages as anthropic
+from flashdraft.server.ollama import generation as ollama
 from flashdraft.server.openai import chat, completions, responses
 from flashdraft.server.process.client import EngineInfo
 from flashdraft.server.process.queue_places import QueuePlaces, ReservedPlaces
@@ -221,7 +222,7 @@ class Scripted:
         self.metrics = CountedMetrics()
         self.serving = Serving(self.engine, tokenizer, ServerSettings(**settings), self.metrics)
         self.app = FastAPI()
-        for module in (chat, completions, responses, anthropic):
+        for module in (chat, completions, responses, anthropic, ollama):
             self.app.include_router(module.router(self.serving))
 
     def post(self, path: str, body: Any) -> httpx2.Response:

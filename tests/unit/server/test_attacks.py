@@ -143,7 +143,8 @@ def test_nothing_that_is_answered_can_be_taken_for_a_page(method: str, path: str
 
 def test_the_bodies_would_start_something() -> None:
     target = Target()
-    for path in ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"):
+    paths = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
+    for number, path in enumerate((*paths, "/api/chat", "/api/generate")):
         for body in BODIES:
             target.ask("POST", path, OWN, JSON, body=json.dumps(body).encode())
-    assert len(target.engine.requests) >= 4
+        assert len(target.engine.requests) > number, path

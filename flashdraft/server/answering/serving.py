@@ -91,6 +91,7 @@ class Serving:
         tools: Sequence[Mapping[str, Any]] | None,
         switches: Mapping[str, Any] | None,
         add_generation_prompt: bool,
+        continues_last: bool = False,
     ) -> list[int]:
         """Token ids of a conversation, in the model's own format."""
         waits = is_long([messages, tools, switches])
@@ -104,6 +105,7 @@ class Serving:
             allowed=self.settings.template_kwargs,
             max_chars=self._most_chars,
             waits=waits,
+            continues_last=continues_last,
         )
         try:
             return await self._wait_for(waits, encode)

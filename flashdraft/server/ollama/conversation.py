@@ -12,6 +12,7 @@ from flashdraft.server.answering.constraints import (
     json_schema_grammar,
 )
 from flashdraft.server.answering.questions import (
+    Conversation,
     Question,
     chat_question,
     renamed,
@@ -65,7 +66,9 @@ async def question_of(
         messages.append({"role": "user", "content": body.prompt})
     thinking = None if body.think in (None, "") else body.think is not False
     switches = thinking_switches(serving, thinking, None)
-    question = await chat_question(serving, messages, tool_use, form, switches, given, None, _NAMES)
+    is_open = messages[-1]["role"] == "assistant"  # which Ollama continues
+    conversation = Conversation(messages, switches, not is_open, is_open)
+    question = await chat_question(serving, conversation, tool_use, form, given, None, _NAMES)
     return spread(serving, question, 1)[0]
 
 

@@ -7,7 +7,13 @@ from typing import Any
 
 from flashdraft.core import GrammarSpec
 from flashdraft.server.answering.constraints import ToolUse, check_tools, json_schema_grammar
-from flashdraft.server.answering.questions import Question, chat_question, spread, thinking_switches
+from flashdraft.server.answering.questions import (
+    Conversation,
+    Question,
+    chat_question,
+    spread,
+    thinking_switches,
+)
 from flashdraft.server.answering.serving import Serving
 from flashdraft.server.http.errors import FieldError
 from flashdraft.server.openai.responses_fields import (
@@ -44,7 +50,7 @@ async def question_of(serving: Serving, body: ResponsesRequest) -> Question:
     }
     verify = body.drafting.verify
     question = await chat_question(
-        serving, chat_messages(body), tool_use, form, switches, given, verify, _NAMES
+        serving, Conversation(chat_messages(body), switches), tool_use, form, given, verify, _NAMES
     )
     return spread(serving, question, 1)[0]
 

@@ -10,7 +10,7 @@ from fastapi.responses import Response
 
 from flashdraft.errors import RequestError
 from flashdraft.server.answering.constraints import ToolUse
-from flashdraft.server.answering.questions import conversation_ids
+from flashdraft.server.answering.questions import Conversation, conversation_ids
 from flashdraft.server.answering.serving import Serving
 from flashdraft.server.http.errors import (
     SERVICE_RESPONSES,
@@ -34,6 +34,7 @@ class TokenizeRequest(Body):
     tools: Many[FunctionTool] | None = None
     add_special_tokens: bool = True
     add_generation_prompt: bool = True
+    continue_final_message: bool = False
 
 
 class DetokenizeRequest(Body):
@@ -93,9 +94,9 @@ async def _tokens(serving: Serving, body: TokenizeRequest) -> Many[int]:
         return await serving.tokenize(body.prompt, body.add_special_tokens)
     tool_use = ToolUse(chat_tools(body.tools))
     check_chat_tools(serving, tool_use)
-    return await conversation_ids(
-        serving,
+    conversation = Conversation(
         chat_messages(body.messages or []),
-        tool_use.offered,
         add_generation_prompt=body.add_generation_prompt,
+        continues_last=body.continue_final_message,
     )
+    return await conversation_ids(serving, conversation, tool_use.offered)

@@ -50,7 +50,7 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Conversation:
+class ChatInput:
     """What the chat template is given."""
 
     messages: Sequence[Mapping[str, Any]]
@@ -60,7 +60,7 @@ class Conversation:
 
 
 async def conversation_ids(
-    serving: Serving, conversation: Conversation, tools: Sequence[Tool] | None
+    serving: Serving, conversation: ChatInput, tools: Sequence[Tool] | None
 ) -> list[int]:
     """The token ids of a conversation within the limits."""
     limit, messages = serving.settings.max_messages, conversation.messages
@@ -96,7 +96,7 @@ def _check_open(last: Mapping[str, Any]) -> None:
 
 async def chat_question(
     serving: Serving,
-    conversation: Conversation,
+    conversation: ChatInput,
     tool_use: ToolUse,
     form: GrammarSpec | None,
     given: Mapping[str, Any],

@@ -8,7 +8,7 @@ from typing import Any
 from flashdraft.core import GrammarSpec
 from flashdraft.server.answering.constraints import ToolUse, check_tools, json_schema_grammar
 from flashdraft.server.answering.questions import (
-    Conversation,
+    ChatInput,
     Question,
     chat_question,
     conversation_ids,
@@ -41,7 +41,7 @@ def _check_tools(serving: Serving, tool_use: ToolUse) -> None:
     check_tools(serving, tool_use, [f"tools[{n}].input_schema" for n in range(len(tool_use.tools))])
 
 
-def _conversation(serving: Serving, body: CountTokensRequest) -> Conversation:
+def _conversation(serving: Serving, body: CountTokensRequest) -> ChatInput:
     """The conversation; one that ends with the assistant is continued there (prefill).
 
     Whether the model is to think: Anthropic's default is that it does not.
@@ -55,7 +55,7 @@ def _conversation(serving: Serving, body: CountTokensRequest) -> Conversation:
             "thought can stand; leave out the one or the other.",
         )
     switches = thinking_switches(serving, thinking, None)
-    return Conversation(chat_messages(body), switches, not is_open, is_open)
+    return ChatInput(chat_messages(body), switches, not is_open, is_open)
 
 
 async def question_of(serving: Serving, body: MessagesRequest) -> Question:

@@ -12,7 +12,7 @@ from flashdraft.server.answering.constraints import (
     json_schema_grammar,
 )
 from flashdraft.server.answering.questions import (
-    Conversation,
+    ChatInput,
     Question,
     chat_question,
     renamed,
@@ -67,7 +67,7 @@ async def question_of(
     thinking = None if body.think in (None, "") else body.think is not False
     switches = thinking_switches(serving, thinking, None)
     is_open = messages[-1]["role"] == "assistant"  # which Ollama continues
-    conversation = Conversation(messages, switches, not is_open, is_open)
+    conversation = ChatInput(messages, switches, not is_open, is_open)
     question = await chat_question(serving, conversation, tool_use, form, given, None, _NAMES)
     return spread(serving, question, 1)[0]
 

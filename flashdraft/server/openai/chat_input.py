@@ -7,7 +7,7 @@ from typing import Any
 
 from flashdraft.server.answering.constraints import Tool, ToolUse, check_tools
 from flashdraft.server.answering.questions import (
-    Conversation,
+    ChatInput,
     Question,
     chat_question,
     spread,
@@ -46,7 +46,7 @@ async def chat_questions(serving: Serving, body: ChatRequest) -> list[Question]:
     if body.max_completion_tokens is not None:
         names["max_tokens"] = "max_completion_tokens"
     verify = body.drafting.verify
-    conversation = Conversation(
+    conversation = ChatInput(
         chat_messages(body.messages),
         switches,
         _begins_turn(body),

@@ -8,7 +8,7 @@ from typing import Any
 from flashdraft.core import GrammarSpec
 from flashdraft.server.answering.constraints import ToolUse, check_tools, json_schema_grammar
 from flashdraft.server.answering.questions import (
-    Conversation,
+    ChatInput,
     Question,
     chat_question,
     spread,
@@ -50,7 +50,7 @@ async def question_of(serving: Serving, body: ResponsesRequest) -> Question:
     }
     verify = body.drafting.verify
     question = await chat_question(
-        serving, Conversation(chat_messages(body), switches), tool_use, form, given, verify, _NAMES
+        serving, ChatInput(chat_messages(body), switches), tool_use, form, given, verify, _NAMES
     )
     return spread(serving, question, 1)[0]
 

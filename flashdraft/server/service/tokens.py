@@ -10,7 +10,7 @@ from fastapi.responses import Response
 
 from flashdraft.errors import RequestError
 from flashdraft.server.answering.constraints import ToolUse
-from flashdraft.server.answering.questions import Conversation, conversation_ids
+from flashdraft.server.answering.questions import ChatInput, conversation_ids
 from flashdraft.server.answering.serving import Serving
 from flashdraft.server.http.errors import (
     SERVICE_RESPONSES,
@@ -94,7 +94,7 @@ async def _tokens(serving: Serving, body: TokenizeRequest) -> Many[int]:
         return await serving.tokenize(body.prompt, body.add_special_tokens)
     tool_use = ToolUse(chat_tools(body.tools))
     check_chat_tools(serving, tool_use)
-    conversation = Conversation(
+    conversation = ChatInput(
         chat_messages(body.messages or []),
         add_generation_prompt=body.add_generation_prompt,
         continues_last=body.continue_final_message,

@@ -29,7 +29,7 @@ from benchmarks.accepted_length import write_results
 from flashdraft.bench.run.environment import describe_environment
 from flashdraft.models.sources import resolve_source
 from flashdraft.models.tokenizer import Tokenizer
-from flashdraft.server.answering.questions import conversation_ids
+from flashdraft.server.answering.questions import ChatInput, conversation_ids
 from flashdraft.server.answering.serving import Serving
 from flashdraft.server.settings import ServerSettings
 
@@ -64,10 +64,10 @@ async def measure(serving: Serving) -> dict[str, Any]:
 
     async def ask() -> float:
         begin = time.perf_counter()
-        await conversation_ids(serving, messages, None)
+        await conversation_ids(serving, ChatInput(messages), None)
         return time.perf_counter() - begin
 
-    num_tokens = len(await conversation_ids(serving, messages, None))
+    num_tokens = len(await conversation_ids(serving, ChatInput(messages), None))
     for _ in range(20):  # a server has all of its processes before its first request
         await asyncio.gather(ask(), ask())
     one = [await ask() for _ in range(REPEATS)]

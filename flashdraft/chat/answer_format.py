@@ -50,6 +50,11 @@ class AnswerFormat:
         return self.call_grammar is not None
 
     @property
+    def marks_thoughts(self) -> bool:
+        """Whether the model's thoughts can be told from its answer."""
+        return self.marks is not None and MarkKind.THINK in self.marks.spellings
+
+    @property
     def thinks_by_default(self) -> bool:
         """Whether the model thinks where its template is not told: Gemma 4 does not, Qwen3 does."""
         return self.marks is not None and self.marks.thinks_by_default

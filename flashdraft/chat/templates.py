@@ -46,10 +46,15 @@ def encode_chat(
     allowed: Collection[str] | None = None,
     max_chars: int = MAX_CHARS,
     waits: bool | None = None,
+    continues_last: bool = False,
 ) -> list[int]:
-    """The token ids of what `render_chat` gives; see `Tokenizer.encode_rendered` for the rest."""
-    variables = _variables(tokenizer, messages, tools, add_generation_prompt, extra, allowed)
-    return tokenizer.encode_rendered(variables, max_chars, waits)
+    """The token ids of what `render_chat` gives; see `Tokenizer.encode_rendered` for the rest.
+
+    `continues_last` leaves the last message open: the answer goes on where its text ends.
+    """
+    begins_turn = add_generation_prompt and not continues_last
+    variables = _variables(tokenizer, messages, tools, begins_turn, extra, allowed)
+    return tokenizer.encode_rendered(variables, max_chars, waits, continues_last)
 
 
 def _variables(

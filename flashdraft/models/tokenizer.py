@@ -152,19 +152,25 @@ class Tokenizer:
         variables: Mapping[str, Any],
         max_chars: int = MAX_CHARS,
         waits: bool | None = None,
+        continues: bool = False,
     ) -> list[int]:
         """The token ids of what the chat template makes of its variables.
 
         A text of more than `max_chars` is not encoded: RefusedError, of the kind "length", with
         the number of its characters. `waits`: whether it waits behind other long ones, so that
-        a process stays free; by default where it is long.
+        a process stays free; by default where it is long. `continues`: the text ends where the
+        last message's does.
         """
         with _template_errors():
-            (found,) = self._render(variables, max_chars, waits)["ids"]
+            (found,) = self._render(variables, max_chars, waits, continues)["ids"]
         return unpack_ids(found)
 
     def _render(
-        self, variables: Mapping[str, Any], encode_up_to: int | None, waits: bool | None = None
+        self,
+        variables: Mapping[str, Any],
+        encode_up_to: int | None,
+        waits: bool | None = None,
+        continues: bool = False,
     ) -> dict[str, Any]:
         size = len(self.chat_template or "")
         if size > MAX_TEMPLATE:
@@ -180,6 +186,8 @@ class Tokenizer:
                 f"Messages and tools must be made of JSON values: {error}."
             ) from None
         message = {"type": "render", "variables": text, "encode": encode_up_to}
+        if continues:
+            message["continues"] = True
         return self._ask(message, len(text), waits)
 
     def _ask(self, message: Mapping[str, Any], num_chars: int, waits: bool) -> dict[str, Any]:

@@ -10,7 +10,8 @@ from fastapi import FastAPI
 from flashdraft.core import VERSION
 from flashdraft.server.answering.serving import Serving
 from flashdraft.server.http.body_memory import BodyMemory
-from flashdraft.server.http.layers import add_error_answers, add_layers
+from flashdraft.server.http.exceptions import add_error_answers
+from flashdraft.server.http.layers import add_layers
 from flashdraft.server.routes import add_routes
 from flashdraft.server.telemetry.logs import Sink, write_line
 from flashdraft.server.telemetry.metrics import Metrics
@@ -38,8 +39,8 @@ def create_app(serving: Serving, sink: Sink = write_line) -> FastAPI:
 
 
 def _name_models(document: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """The OpenAPI document with the names that `model` may have."""
+    """The OpenAPI document with the names that `model` may have; null is as good as none."""
     for schema in document["components"]["schemas"].values():
         if "model" in schema.get("properties", {}):
-            schema["properties"]["model"]["enum"] = list(names)
+            schema["properties"]["model"]["enum"] = [*names, None]
     return document

@@ -17,6 +17,7 @@ from flashdraft.killable.frames import Message
 from flashdraft.text import exact_json
 from flashdraft.text.fitting import fit_to_template
 from flashdraft.text.forms import TemplateForms
+from flashdraft.text.open_turn import OpenTurn
 from flashdraft.text.protocol import MAX_CHARS, identity, pack_ids
 from flashdraft.text.template import MAX_MESSAGE, render
 
@@ -53,7 +54,7 @@ class TextChild:
             return {}
         if kind == "encode":
             return {"ids": self._encode(message["texts"], message["add_special"])}
-        text = self._render(exact_json.read(message["variables"]))
+        text = self._render(exact_json.read(message["variables"]), message.get("continues", False))
         most = message["encode"]
         if most is None:
             return {"text": text}
@@ -61,9 +62,11 @@ class TextChild:
             raise RefusalError("length", str(len(text)))
         return {"ids": self._encode([text], False)}
 
-    def _render(self, variables: dict[str, Any]) -> str:
+    def _render(self, variables: dict[str, Any], continues: bool) -> str:
+        turn = OpenTurn(variables["messages"]) if continues else None
         fitted = fit_to_template(variables["messages"], self._template, self._forms)
-        return render(self._template, {**variables, "messages": fitted}, MAX_CHARS)
+        text = render(self._template, {**variables, "messages": fitted}, MAX_CHARS)
+        return text if turn is None else turn.cut(text)
 
     @cached_property
     def _forms(self) -> TemplateForms:

@@ -34,7 +34,7 @@ ORDER = {
     "models": "config | files, rope | compressed_tensors, gguf, tables"
     " | other_formats, sources, tokenizer, weights | layers, stored"
     " | drafter, gemma4, llama, loading, stream_decoder | registry | pairs",
-    "server": "settings, telemetry | http, process | answering | anthropic, openai"
+    "server": "settings, telemetry | http, process | answering | anthropic, ollama, openai"
     " | service | routes | app | launch",
     "train": "export, initial, lock | data | fit | estimate, evaluate, origin | job"
     " | stages | pipeline",

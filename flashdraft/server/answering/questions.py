@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import random
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -48,29 +49,56 @@ class Question:
         )
 
 
+@dataclass(frozen=True)
+class ChatInput:
+    """What the chat template is given."""
+
+    messages: Sequence[Mapping[str, Any]]
+    switches: Mapping[str, Any] = field(default_factory=dict)
+    add_generation_prompt: bool = True  # the answer's turn has begun
+    continues_last: bool = False  # it is the last message's, and goes on where that ends
+
+
 async def conversation_ids(
-    serving: Serving,
-    messages: Sequence[Mapping[str, Any]],
-    tools: Sequence[Tool] | None,
-    switches: Mapping[str, Any] | None = None,
-    *,
-    add_generation_prompt: bool = True,
+    serving: Serving, conversation: ChatInput, tools: Sequence[Tool] | None
 ) -> list[int]:
     """The token ids of a conversation within the limits."""
-    limit = serving.settings.max_messages
+    limit, messages = serving.settings.max_messages, conversation.messages
     if not messages:
         raise FieldError("messages", "messages is empty; it needs at least one message.")
     if len(messages) > limit:
         raise FieldError("messages", f"messages has {len(messages)} entries; at most {limit}.")
-    return await serving.tokenize_chat(messages, tools, switches, add_generation_prompt)
+    if conversation.continues_last:
+        _check_open(messages[-1])
+    return await serving.tokenize_chat(
+        messages,
+        tools,
+        conversation.switches,
+        conversation.add_generation_prompt,
+        conversation.continues_last,
+    )
+
+
+def _check_open(last: Mapping[str, Any]) -> None:
+    """Refuse to continue what is no text of the assistant's."""
+    if last["role"] != "assistant":
+        raise FieldError(
+            "messages",
+            f"messages ends with the role {last['role']!r}; only the assistant's message can be "
+            "continued.",
+        )
+    if last.get("tool_calls"):
+        raise FieldError(
+            "messages",
+            "messages ends with calls, which cannot be continued; send their results.",
+        )
 
 
 async def chat_question(
     serving: Serving,
-    messages: Sequence[Mapping[str, Any]],
+    conversation: ChatInput,
     tool_use: ToolUse,
     form: GrammarSpec | None,
-    switches: Mapping[str, Any],
     given: Mapping[str, Any],
     verify: int | None,
     names: Mapping[str, str],
@@ -79,21 +107,34 @@ async def chat_question(
 
     `names` has what the API calls fields that have another name here.
     """
-    try:
-        prompt_ids = await conversation_ids(serving, messages, tool_use.offered, switches)
-        thinking = switches.get("enable_thinking")
+    with renamed(names):
+        if conversation.continues_last and (form is not None or tool_use.is_forced):
+            raise FieldError(
+                "messages",
+                "messages ends with an answer to be continued, and a form or a forced call holds "
+                "for whole answers; leave out the one or the other.",
+            )
+        prompt_ids = await conversation_ids(serving, conversation, tool_use.offered)
+        thinking = conversation.switches.get("enable_thinking")
         grammar = None
         if form is not None or tool_use.tools:  # in a thread: all tools together may be long
             grammar = await asyncio.to_thread(
                 answer_grammar, serving, tool_use, form, prompt_ids, thinking
             )
         params = sampling(serving, prompt_ids, given)
+    return Question(prompt_ids, params, tool_use, grammar, verify)
+
+
+@contextmanager
+def renamed(names: Mapping[str, str]) -> Iterator[None]:
+    """Complaints about fields that have another name here name them as the API does."""
+    try:
+        yield
     except RequestError as error:
         name = field_of(error)
         if name is None or name not in names:
             raise
         raise FieldError(names[name], str(error).replace(name, names[name], 1)) from None
-    return Question(prompt_ids, params, tool_use, grammar, verify)
 
 
 def room_for_answer(serving: Serving, prompt_ids: Sequence[int]) -> int:

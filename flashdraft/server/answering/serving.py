@@ -18,7 +18,7 @@ from flashdraft.chat.answer_format import AnswerFormat
 from flashdraft.chat.sampling import answer_limit, sampling_defaults
 from flashdraft.chat.templates import encode_chat
 from flashdraft.core import Generation, Request, TokenEvent
-from flashdraft.errors import ContextLengthError
+from flashdraft.errors import ContextLengthError, quoted
 from flashdraft.killable.pool import RefusedError
 from flashdraft.models.tokenizer import Tokenizer, is_long
 from flashdraft.server.answering.token_texts import TokenTexts
@@ -93,6 +93,7 @@ class Serving:
         tools: Sequence[Mapping[str, Any]] | None,
         switches: Mapping[str, Any] | None,
         add_generation_prompt: bool,
+        continues_last: bool = False,
     ) -> list[int]:
         """Token ids of a conversation, in the model's own format."""
         waits = is_long([messages, tools, switches])
@@ -106,6 +107,7 @@ class Serving:
             allowed=self.settings.template_kwargs,
             max_chars=self._most_chars,
             waits=waits,
+            continues_last=continues_last,
         )
         try:
             return await self._wait_for(waits, encode)
@@ -137,11 +139,19 @@ class Serving:
             f"tokens, so more than {self._most_chars} are not even tokenized. Shorten it."
         )
 
-    def check_model(self, name: str) -> None:
-        """Refuse a model that is not served."""
-        if name not in self.model_names:
+    def model_name(self, given: str | None) -> str:
+        """The name that an answer carries: the one that was asked for, else the leading one.
+
+        Raises UnknownModelError where another model is asked for.
+        """
+        if given is None:
+            return self.model_names[0]
+        if given not in self.model_names:
             served = ", ".join(repr(one) for one in self.model_names)
-            raise UnknownModelError(f"The model {name!r} is not served here; use {served}.")
+            raise UnknownModelError(
+                f"The model {quoted(given)} is not served here; use {served}, or leave model out."
+            )
+        return given
 
     def count_failure(self, route: str, error: ApiError) -> None:
         """Count a request whose client is told of an error."""

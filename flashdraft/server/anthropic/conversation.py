@@ -8,6 +8,7 @@ from typing import Any
 from flashdraft.core import GrammarSpec
 from flashdraft.server.answering.constraints import ToolUse, check_tools, json_schema_grammar
 from flashdraft.server.answering.questions import (
+    ChatInput,
     Question,
     chat_question,
     conversation_ids,
@@ -30,26 +31,36 @@ _BILLING = "x-anthropic-billing-header:"
 
 async def prompt_of(serving: Serving, body: CountTokensRequest) -> list[int]:
     """The token ids of the conversation."""
-    serving.check_model(body.model)
+    serving.model_name(body.model)
     tool_use = tool_use_of(body)
     _check_tools(serving, tool_use)
-    switches = _switches(serving, body)
-    return await conversation_ids(serving, chat_messages(body), tool_use.offered, switches)
+    return await conversation_ids(serving, _conversation(serving, body), tool_use.offered)
 
 
 def _check_tools(serving: Serving, tool_use: ToolUse) -> None:
     check_tools(serving, tool_use, [f"tools[{n}].input_schema" for n in range(len(tool_use.tools))])
 
 
-def _switches(serving: Serving, body: CountTokensRequest) -> dict[str, Any]:
-    """Whether the model is to think; Anthropic's default is that it does not."""
+def _conversation(serving: Serving, body: CountTokensRequest) -> ChatInput:
+    """The conversation; one that ends with the assistant is continued there (prefill).
+
+    Whether the model is to think: Anthropic's default is that it does not.
+    """
     thinking = body.thinking is not None and body.thinking.type != "disabled"
-    return thinking_switches(serving, thinking, None)
+    is_open = bool(body.messages) and body.messages[-1].role == "assistant"
+    if thinking and is_open:
+        raise FieldError(
+            "thinking",
+            "thinking is on, and messages ends with an answer to be continued, before which no "
+            "thought can stand; leave out the one or the other.",
+        )
+    switches = thinking_switches(serving, thinking, None)
+    return ChatInput(chat_messages(body), switches, not is_open, is_open)
 
 
 async def question_of(serving: Serving, body: MessagesRequest) -> Question:
     """What the engine is asked."""
-    serving.check_model(body.model)
+    serving.model_name(body.model)
     tool_use = tool_use_of(body)
     _check_tools(serving, tool_use)
     form = _format(serving, body)
@@ -62,10 +73,9 @@ async def question_of(serving: Serving, body: MessagesRequest) -> Question:
     }
     question = await chat_question(
         serving,
-        chat_messages(body),
+        _conversation(serving, body),
         tool_use,
         form,
-        _switches(serving, body),
         given,
         body.drafting.verify,
         {"stop": "stop_sequences"},
@@ -109,12 +119,6 @@ def chat_messages(body: CountTokensRequest) -> list[dict[str, Any]]:
     """The conversation as chat templates want it."""
     if not body.messages:
         raise FieldError("messages", "messages is empty; it needs at least one message.")
-    if body.messages[-1].role == "assistant":
-        raise FieldError(
-            "messages",
-            "The last message is the assistant's: continuing it (prefill) is not supported. End "
-            "with a user message.",
-        )
     messages: list[dict[str, Any]] = []
     system = _system_text(body.system)
     if system:

@@ -154,7 +154,7 @@ class OutputConfig(Body):
 class CountTokensRequest(Body):
     """/v1/messages/count_tokens: what makes up the prompt."""
 
-    model: str
+    model: str | None = None
     messages: Many[AnthropicMessage]
     system: str | Many[ContentBlock] | None = None
     tools: Many[AnthropicTool] | None = None

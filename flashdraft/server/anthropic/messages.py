@@ -46,7 +46,7 @@ def router(serving: Serving) -> APIRouter:
                 request, parts, MessageStream(serving, body, question).events, failure
             )
         (answer,) = await run_until_disconnect(request, collect(parts, 1))
-        return json_response(_message(body, question, answer))
+        return json_response(_message(serving, body, question, answer))
 
     @routes.post(COUNT_ROUTE, summary="Count tokens", responses=ANTHROPIC_RESPONSES)
     async def count_tokens(body: CountTokensRequest) -> Response:
@@ -55,9 +55,11 @@ def router(serving: Serving) -> APIRouter:
     return routes
 
 
-def _message(body: MessagesRequest, question: Question, answer: CollectedAnswer) -> dict[str, Any]:
+def _message(
+    serving: Serving, body: MessagesRequest, question: Question, answer: CollectedAnswer
+) -> dict[str, Any]:
     return {
-        **_frame(body),
+        **_frame(serving, body),
         "content": [_whole_block(block) for block in answer.blocks],
         **_stop(answer.end),
         "usage": _usage(question, answer.end),
@@ -65,8 +67,9 @@ def _message(body: MessagesRequest, question: Question, answer: CollectedAnswer)
     }
 
 
-def _frame(body: MessagesRequest) -> dict[str, Any]:
-    return {"id": new_id("msg_"), "type": "message", "role": "assistant", "model": body.model}
+def _frame(serving: Serving, body: MessagesRequest) -> dict[str, Any]:
+    name = serving.model_name(body.model)
+    return {"id": new_id("msg_"), "type": "message", "role": "assistant", "model": name}
 
 
 def _whole_block(block: Block) -> dict[str, Any]:
@@ -108,14 +111,14 @@ class MessageStream:
     """Writes an answer as Anthropic's events."""
 
     def __init__(self, serving: Serving, body: MessagesRequest, question: Question) -> None:
-        self._body = body
+        self._frame = _frame(serving, body)
         self._question = question
         self._view = TokenView(serving.tokenizer) if body.drafting.tokens else None
 
     async def events(self, parts: AsyncIterator[AnswerPart | None]) -> AsyncIterator[str]:
         """All events of the stream."""
         message = {
-            **_frame(self._body),
+            **self._frame,
             "content": [],
             "stop_reason": None,
             "stop_sequence": None,

@@ -11,10 +11,13 @@ from flashdraft.server.http.errors import (
     Shape,
     anthropic_shape,
     json_text,
+    ollama_shape,
     openai_shape,
 )
 
 ANTHROPIC_PATHS = "/v1/messages"
+ANTHROPIC_VERSION = b"anthropic-version"  # a header that its clients always send
+OLLAMA_PATHS = "/api/"
 
 
 def header_values(scope: Scope, name: bytes) -> list[bytes]:
@@ -28,9 +31,14 @@ def header(scope: Scope, name: bytes) -> bytes | None:
     return values[0] if values else None
 
 
-def shape_of(path: str) -> Shape:
-    """How the API that a path belongs to writes a failure."""
-    return anthropic_shape if path.startswith(ANTHROPIC_PATHS) else openai_shape
+def shape_of(scope: Scope) -> Shape:
+    """How the API that a request belongs to writes a failure."""
+    path = scope["path"]
+    if path.startswith(OLLAMA_PATHS):
+        return ollama_shape
+    if path.startswith(ANTHROPIC_PATHS) or header(scope, ANTHROPIC_VERSION) is not None:
+        return anthropic_shape
+    return openai_shape
 
 
 async def send_error(scope: Scope, send: Send, error: ApiError) -> None:
@@ -38,7 +46,7 @@ async def send_error(scope: Scope, send: Send, error: ApiError) -> None:
     await send_answer(
         send,
         error.status,
-        json_text(shape_of(scope["path"])(error)).encode(),
+        json_text(shape_of(scope)(error)).encode(),
         {"content-type": "application/json", **error.headers},
     )
 

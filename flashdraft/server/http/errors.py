@@ -1,6 +1,6 @@
 """From an exception to an answer with the right status, in the shape of the API that was asked.
 
-One table of statuses for all; OpenAI's and Anthropic's shapes differ only in how they are written.
+One table of statuses for all; the APIs' shapes differ only in how they are written.
 A router made with `route_class` answers every failure of its handlers that way, by itself.
 """
 
@@ -43,6 +43,8 @@ logger = logging.getLogger(__name__)
 SETTINGS = "flashdraft.settings"  # the limits' place in a request's scope
 UNPARSED_BODY = "flashdraft.body"  # and that of what counts the body until it is parsed
 _RETRY_AFTER_S = 5.0  # where nobody knows better
+
+_LINE_ENDS = "\x85\u2028\u2029"  # to Python's splitlines, which clients read streams with
 
 _MAX_COMPLAINTS = 64  # looked at, of those that pydantic has
 
@@ -100,20 +102,22 @@ def anthropic_shape(error: ApiError) -> dict[str, Any]:
     return {"type": "error", "error": {"type": kind, "message": error.message}}
 
 
+def ollama_shape(error: ApiError) -> dict[str, Any]:
+    """Ollama's error object."""
+    return {"error": error.message}
+
+
 def _failures(shape: Shape) -> dict[int | str, dict[str, Any]]:
     """What the OpenAPI document says of failures; naming 4XX keeps the framework's 422 out."""
     example = shape(ApiError(400, "What was wrong, the limit, and the remedy."))
-    schema = {
-        "type": "object",
-        "properties": {
-            "error": {
-                "type": "object",
-                "properties": {"type": {"type": "string"}, "message": {"type": "string"}},
-                "required": list(example["error"]),
-            }
-        },
-        "required": list(example),
-    }
+    error: dict[str, Any] = {"type": "string"}
+    if isinstance(example["error"], dict):
+        error = {
+            "type": "object",
+            "properties": {"type": {"type": "string"}, "message": {"type": "string"}},
+            "required": list(example["error"]),
+        }
+    schema = {"type": "object", "properties": {"error": error}, "required": list(example)}
     content = {"application/json": {"schema": schema, "example": example}}
     return {
         "4XX": {"description": "The request is refused.", "content": content},
@@ -121,10 +125,12 @@ def _failures(shape: Shape) -> dict[int | str, dict[str, Any]]:
     }
 
 
-def _documented(shape: Shape) -> dict[int | str, dict[str, Any]]:
+def _documented(
+    shape: Shape, stream: str = "text/event-stream", event: Sequence[str] = ("data",)
+) -> dict[int | str, dict[str, Any]]:
     answer = {
         "application/json": {"schema": {"type": "object"}},
-        "text/event-stream": {"schema": {"type": "object", "required": ["data"]}},
+        stream: {"schema": {"type": "object", "required": list(event)}},
     }
     told = {"description": "The answer, or its events where stream is set.", "content": answer}
     return {200: told, **_failures(shape)}
@@ -132,13 +138,16 @@ def _documented(shape: Shape) -> dict[int | str, dict[str, Any]]:
 
 OPENAI_RESPONSES = _documented(openai_shape)
 ANTHROPIC_RESPONSES = _documented(anthropic_shape)
+OLLAMA_RESPONSES = _documented(ollama_shape, "application/x-ndjson", ("model", "done"))
 SERVICE_RESPONSES = _failures(openai_shape)
+OLLAMA_SERVICE_RESPONSES = _failures(ollama_shape)
 
 
 def json_text(data: Any) -> str:
     """JSON as every answer has it, also where it repeats what a client sent: a lone surrogate,
     which UTF-8 does not have, becomes the escape it came as, and NaN, which JSON has not, null.
-    `Written` parts are JSON text already."""
+    It is one line for everybody: what some clients take for a line's end (U+2028) is escaped, lest
+    an answer write lines of its own into a stream. `Written` parts are JSON text already."""
     inserts = Inserts()
     try:
         text = json.dumps(
@@ -149,6 +158,9 @@ def json_text(data: Any) -> str:
         finite = json.loads(json.dumps(data, default=inserts), parse_constant=lambda _: None)
         text = json.dumps(finite, ensure_ascii=False, separators=(",", ":"))
     text = inserts.fill(text)
+    for end in _LINE_ENDS:
+        if end in text:
+            text = text.replace(end, f"\\u{ord(end):04x}")
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 

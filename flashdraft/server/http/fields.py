@@ -145,7 +145,7 @@ class FunctionTool(Body):
 class SamplingFields(Extended):
     """How tokens are chosen and when an answer ends: chat completions and completions."""
 
-    model: str
+    model: str | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None

@@ -1,4 +1,4 @@
-"""Streams of server-sent events: when they begin, how they fail, and that they always end.
+"""Streams of events, or of lines: when they begin, how they fail, and that they always end.
 
 A stream waits a moment for its first part before it answers at all, so that what the engine refuses
 at once (a full queue, a prompt that is too long) still gets its own status. Later failures become
@@ -24,6 +24,7 @@ from flashdraft.server.telemetry.logs import current_record
 PATIENCE_S = 2.0  # for the first part, before the status line is sent
 KEEP_ALIVE_S = 15.0  # of silence; proxies close idle connections after a minute or less
 KEEP_ALIVE = ": keep-alive\n\n"
+SSE = "text/event-stream"
 DONE = "data: [DONE]\n\n"
 
 T = TypeVar("T")
@@ -84,9 +85,9 @@ class ReadAhead(Generic[T]):
 class EventStream(StreamingResponse):
     """A response of events; closes what feeds it however it ends."""
 
-    def __init__(self, events: AsyncIterator[str], source: ReadAhead[Any]) -> None:
+    def __init__(self, events: AsyncIterator[str], source: ReadAhead[Any], media_type: str) -> None:
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-        super().__init__(events, media_type="text/event-stream", headers=headers)
+        super().__init__(events, media_type=media_type, headers=headers)
         self._source = source
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -102,6 +103,7 @@ async def open_stream(
     parts: AsyncGenerator[T],
     write: Callable[[AsyncIterator[T | None]], AsyncIterator[str]],
     failure: Callable[[ApiError], str],
+    media_type: str = SSE,
 ) -> EventStream:
     """The streamed answer: `write` makes events of parts, `failure` makes the last one of an error.
 
@@ -109,7 +111,7 @@ async def open_stream(
     """
     source = ReadAhead(parts)
     await run_until_disconnect(request, source.first())
-    return EventStream(_guarded(write(source), failure), source)
+    return EventStream(_guarded(write(source), failure), source, media_type)
 
 
 async def _guarded(

@@ -131,6 +131,8 @@ class ChatRequest(SamplingFields):
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
     reasoning_effort: ReasoningEffort | None = None
     modalities: Many[Literal["text"]] | None = None
     verbosity: Advisory

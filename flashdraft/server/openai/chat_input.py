@@ -6,7 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from flashdraft.server.answering.constraints import Tool, ToolUse, check_tools
-from flashdraft.server.answering.questions import Question, chat_question, spread, thinking_switches
+from flashdraft.server.answering.questions import (
+    ChatInput,
+    Question,
+    chat_question,
+    spread,
+    thinking_switches,
+)
 from flashdraft.server.answering.serving import Serving
 from flashdraft.server.http.errors import FieldError
 from flashdraft.server.http.fields import FunctionTool
@@ -23,7 +29,7 @@ from flashdraft.server.openai.common import output_form, sampling_fields
 
 async def chat_questions(serving: Serving, body: ChatRequest) -> list[Question]:
     """What the engine is asked, once for each of the n answers."""
-    serving.check_model(body.model)
+    serving.model_name(body.model)
     if body.top_logprobs and not body.logprobs:
         raise FieldError("top_logprobs", "top_logprobs is set without logprobs; set both.")
     tool_use = _tool_use(body)
@@ -40,10 +46,24 @@ async def chat_questions(serving: Serving, body: ChatRequest) -> list[Question]:
     if body.max_completion_tokens is not None:
         names["max_tokens"] = "max_completion_tokens"
     verify = body.drafting.verify
-    question = await chat_question(
-        serving, chat_messages(body.messages), tool_use, form, switches, given, verify, names
+    conversation = ChatInput(
+        chat_messages(body.messages),
+        switches,
+        _begins_turn(body),
+        bool(body.continue_final_message),
     )
+    question = await chat_question(serving, conversation, tool_use, form, given, verify, names)
     return spread(serving, question, body.n)
+
+
+def _begins_turn(body: ChatRequest) -> bool:
+    if body.continue_final_message and body.add_generation_prompt:
+        raise FieldError(
+            "add_generation_prompt",
+            "add_generation_prompt is true, and continue_final_message too: an answer goes on with "
+            "the last message or begins a new one. Set one of them.",
+        )
+    return body.add_generation_prompt is not False
 
 
 def _first(newer: int | None, older: int | None) -> int | None:

@@ -46,7 +46,7 @@ async def chat_completion(
             }
         )
     return {
-        **new_frame(body, "chat.completion"),
+        **new_frame(serving, body, "chat.completion"),
         "choices": choices,
         "usage": usage_of(questions, found, await reasoning_tokens(serving, found)),
         "flashdraft": statistics([answer.end.generation for answer in found]),

@@ -113,7 +113,7 @@ class Chunks:
         self._num_tokens = [0] * len(questions)
         shows = body.drafting.tokens
         self._views = [TokenView(serving.tokenizer) for _ in questions] if shows else None
-        self.frame = new_frame(body, kind)
+        self.frame = new_frame(serving, body, kind)
 
     def take(self, part: AnswerPart) -> dict[str, Any] | None:
         """Count a part; what the extension field says of its tokens."""
@@ -133,14 +133,14 @@ class Chunks:
         return openai_usage(self._num_prompt_tokens, sum(self._num_tokens), 0, 0)
 
 
-def new_frame(body: SamplingFields, kind: str) -> dict[str, Any]:
+def new_frame(serving: Serving, body: SamplingFields, kind: str) -> dict[str, Any]:
     """What every answer and chunk begins with."""
     prefix = "cmpl-" if kind == "text_completion" else "chatcmpl-"
     return {
         "id": new_id(prefix),
         "object": kind,
         "created": int(time.time()),
-        "model": body.model,
+        "model": serving.model_name(body.model),
     }
 
 

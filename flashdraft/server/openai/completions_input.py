@@ -28,7 +28,7 @@ class RawPrompt:
 
 async def raw_prompts(serving: Serving, body: CompletionRequest) -> list[RawPrompt]:
     """The prompts of a body that can be answered."""
-    serving.check_model(body.model)
+    serving.model_name(body.model)
     _check(body)
     return [await _prompt(serving, one, bool(body.echo)) for one in _given(body)]
 

@@ -177,7 +177,7 @@ class ResponseStreamOptions(Body):
 class ResponsesRequest(Extended):
     """/v1/responses, without state: the whole conversation is the input."""
 
-    model: str
+    model: str | None = None
     input: str | Many[InputItem]
     instructions: str | None = None
     tools: Many[ResponseTool] | None = None

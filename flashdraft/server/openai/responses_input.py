@@ -7,7 +7,13 @@ from typing import Any
 
 from flashdraft.core import GrammarSpec
 from flashdraft.server.answering.constraints import ToolUse, check_tools, json_schema_grammar
-from flashdraft.server.answering.questions import Question, chat_question, spread, thinking_switches
+from flashdraft.server.answering.questions import (
+    ChatInput,
+    Question,
+    chat_question,
+    spread,
+    thinking_switches,
+)
 from flashdraft.server.answering.serving import Serving
 from flashdraft.server.http.errors import FieldError
 from flashdraft.server.openai.responses_fields import (
@@ -28,7 +34,7 @@ _NAMES = {"messages": "input", "max_tokens": "max_output_tokens", "logprobs": "t
 
 async def question_of(serving: Serving, body: ResponsesRequest) -> Question:
     """What the engine is asked."""
-    serving.check_model(body.model)
+    serving.model_name(body.model)
     tool_use = _tool_use(body)
     numbers = [n for n, tool in enumerate(body.tools or ()) if tool.type == "function"]
     check_tools(serving, tool_use, [f"tools[{n}].parameters" for n in numbers])
@@ -44,7 +50,7 @@ async def question_of(serving: Serving, body: ResponsesRequest) -> Question:
     }
     verify = body.drafting.verify
     question = await chat_question(
-        serving, chat_messages(body), tool_use, form, switches, given, verify, _NAMES
+        serving, ChatInput(chat_messages(body), switches), tool_use, form, given, verify, _NAMES
     )
     return spread(serving, question, 1)[0]
 

@@ -26,6 +26,7 @@ class ResponseWriter:
     def __init__(self, serving: Serving, body: ResponsesRequest, question: Question) -> None:
         self._serving = serving
         self._body = body
+        self._model = serving.model_name(body.model)
         self._question = question
         self._texts = serving.token_texts if question.params.logprobs is not None else None
         self._view = TokenView(serving.tokenizer) if body.drafting.tokens else None
@@ -70,7 +71,7 @@ class ResponseWriter:
             "incomplete_details": None,
             "instructions": body.instructions,
             "max_output_tokens": body.max_output_tokens,
-            "model": body.model,
+            "model": self._model,
             "output": output,
             "parallel_tool_calls": body.parallel_tool_calls is not False,
             "previous_response_id": None,

@@ -27,7 +27,7 @@ def router(serving: Serving) -> APIRouter:
 
     @routes.get("/v1/models/{model_id:path}")
     async def model(request: Request, model_id: str) -> dict[str, Any]:
-        serving.check_model(model_id)
+        serving.model_name(model_id)
         describe = _anthropic_model if _speaks_anthropic(request) else _openai_model
         return describe(serving, model_id, started_at)
 

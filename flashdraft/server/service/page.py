@@ -19,6 +19,7 @@ def router() -> APIRouter:
     routes = APIRouter(route_class=CheckedRoute, responses=SERVICE_RESPONSES)
     files = {file.name: file for file in PAGE_FOLDER.glob("*") if file.suffix in _PAGE_TYPES}
 
+    @routes.head("/", include_in_schema=False)  # how Ollama's clients see whether anybody is there
     @routes.get("/", include_in_schema=False)
     async def page() -> HTMLResponse:
         index = PAGE_FOLDER / "index.html"

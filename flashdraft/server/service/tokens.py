@@ -10,7 +10,7 @@ from fastapi.responses import Response
 
 from flashdraft.errors import RequestError
 from flashdraft.server.answering.constraints import ToolUse
-from flashdraft.server.answering.questions import conversation_ids
+from flashdraft.server.answering.questions import ChatInput, conversation_ids
 from flashdraft.server.answering.serving import Serving
 from flashdraft.server.http.errors import (
     SERVICE_RESPONSES,
@@ -34,6 +34,7 @@ class TokenizeRequest(Body):
     tools: Many[FunctionTool] | None = None
     add_special_tokens: bool = True
     add_generation_prompt: bool = True
+    continue_final_message: bool = False
 
 
 class DetokenizeRequest(Body):
@@ -57,8 +58,7 @@ def router(serving: Serving) -> APIRouter:
 
     @routes.post("/tokenize")
     async def tokenize(body: TokenizeRequest) -> Response:
-        if body.model is not None:
-            serving.check_model(body.model)
+        serving.model_name(body.model)
         tokens = await _tokens(serving, body)
         limit = serving.engine.info.max_context
         content = {"tokens": tokens, "count": len(tokens), "max_model_len": limit}
@@ -66,8 +66,7 @@ def router(serving: Serving) -> APIRouter:
 
     @routes.post("/detokenize")
     async def detokenize(body: DetokenizeRequest) -> dict[str, str]:
-        if body.model is not None:
-            serving.check_model(body.model)
+        serving.model_name(body.model)
         size, limit = serving.engine.info.vocab_size, 2 * serving.engine.info.max_context
         if len(body.tokens) > limit:
             raise FieldError(
@@ -95,9 +94,9 @@ async def _tokens(serving: Serving, body: TokenizeRequest) -> Many[int]:
         return await serving.tokenize(body.prompt, body.add_special_tokens)
     tool_use = ToolUse(chat_tools(body.tools))
     check_chat_tools(serving, tool_use)
-    return await conversation_ids(
-        serving,
+    conversation = ChatInput(
         chat_messages(body.messages or []),
-        tool_use.offered,
         add_generation_prompt=body.add_generation_prompt,
+        continues_last=body.continue_final_message,
     )
+    return await conversation_ids(serving, conversation, tool_use.offered)

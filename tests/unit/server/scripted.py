@@ -29,10 +29,12 @@ from flashdraft.models.stream_decoder import StreamDecoder
 from flashdraft.models.tokenizer import Tokenizer
 from flashdraft.server.answering.serving import Serving
 from flashdraft.server.anthropic import messages as anthropic
+from flashdraft.server.ollama import generation as ollama
 from flashdraft.server.openai import chat, completions, responses
 from flashdraft.server.process.client import EngineInfo
 from flashdraft.server.process.queue_places import QueuePlaces, ReservedPlaces
 from flashdraft.server.settings import ServerSettings
+from flashdraft.server.telemetry.metrics import Metrics
 from tests.tiny import END_OF_TURN, make_tiny_tokenizer
 
 MODEL = "tiny"
@@ -200,10 +202,11 @@ def _logprob(token: int, count: int) -> TokenLogprob:
     return TokenLogprob(-0.25, top[:count])
 
 
-class CountedMetrics:
+class CountedMetrics(Metrics):
     """Remembers what it is told."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.seen: list[tuple[str, str]] = []
 
     def finished(self, route: str, outcome: str, generation: Generation | None) -> None:
@@ -219,7 +222,7 @@ class Scripted:
         self.metrics = CountedMetrics()
         self.serving = Serving(self.engine, tokenizer, ServerSettings(**settings), self.metrics)
         self.app = FastAPI()
-        for module in (chat, completions, responses, anthropic):
+        for module in (chat, completions, responses, anthropic, ollama):
             self.app.include_router(module.router(self.serving))
 
     def post(self, path: str, body: Any) -> httpx2.Response:

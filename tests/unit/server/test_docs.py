@@ -11,6 +11,14 @@ import pytest
 from flashdraft.server.anthropic import fields as schemas_messages
 from flashdraft.server.anthropic.fields import CountTokensRequest, MessagesRequest
 from flashdraft.server.http.fields import REMEDIES, Body, FlashdraftOptions
+from flashdraft.server.ollama import fields as ollama_fields
+from flashdraft.server.ollama.fields import (
+    OllamaChatRequest,
+    OllamaGenerateRequest,
+    OllamaMessage,
+    OllamaOptions,
+    OllamaShowRequest,
+)
 from flashdraft.server.openai import chat_fields, responses_fields
 from flashdraft.server.openai.chat_fields import ChatRequest
 from flashdraft.server.openai.completions_fields import CompletionRequest
@@ -18,6 +26,7 @@ from flashdraft.server.openai.responses_fields import ResponsesRequest
 
 PAGE = (Path(__file__).parents[3] / "docs/server.md").read_text(encoding="utf-8")
 BODIES = (ChatRequest, CompletionRequest, CountTokensRequest, MessagesRequest, ResponsesRequest)
+OLLAMA_BODIES = (OllamaChatRequest, OllamaGenerateRequest, OllamaMessage, OllamaOptions)
 UNREMARKABLE = {"id", "status", "phase", "title", "context", "data", "logprobs", "detail"}
 
 
@@ -27,14 +36,14 @@ def fields(model: type[Body], advisory_only: bool) -> Iterator[str]:
             yield info.alias or name
 
 
-@pytest.mark.parametrize("model", [*BODIES, FlashdraftOptions])
+@pytest.mark.parametrize("model", [*BODIES, *OLLAMA_BODIES, OllamaShowRequest, FlashdraftOptions])
 def test_every_field_of_a_body_is_named(model: type[Body]) -> None:
     missing = [name for name in fields(model, False) if not re.search(rf"\b{name}\b", PAGE)]
     assert missing == []
 
 
 def test_every_advisory_field_is_named() -> None:
-    modules = (chat_fields, schemas_messages, responses_fields)
+    modules = (chat_fields, schemas_messages, responses_fields, ollama_fields)
     models = [
         one
         for module in modules

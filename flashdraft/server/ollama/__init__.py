@@ -1,0 +1,1 @@
+"""Ollama's API: the part of it that reads and answers."""

@@ -25,7 +25,7 @@ from benchmarks.accepted_length import describe_environment, write_results
 from flashdraft import LLM, FinishReason, Generation, SamplingParams
 from flashdraft.chat.sampling import answer_limit
 from flashdraft.cli.arguments import model_sampling
-from flashdraft.models.recommended import SAMPLING_KEYS
+from flashdraft.models.config.recommended import SAMPLING_KEYS
 from flashdraft.models.sources import DEFAULT_MODEL
 
 QUESTIONS = Path(__file__).parent / "data" / "forty_questions.json"

@@ -8,7 +8,7 @@ from typing import Any
 
 from flashdraft.core import SamplingParams
 from flashdraft.errors import RequestError
-from flashdraft.models.recommended import SAMPLING_KEYS
+from flashdraft.models.config.recommended import SAMPLING_KEYS
 
 MIN_ANSWER = 1024  # tokens of an answer that nobody limits, at least
 CONTEXT_SHARE = 8  # and such a part of the context

@@ -17,7 +17,7 @@ from flashdraft.cli.parser import device, one_of
 from flashdraft.core import SamplingParams
 from flashdraft.engine.config import DEFAULT_CACHE, KV_DTYPES, KV_KEYS, CacheOptions
 from flashdraft.kernels.kinds import AS_STORED, DTYPES, QUANTIZE, WeightOptions
-from flashdraft.models.recommended import SAMPLING_KEYS
+from flashdraft.models.config.recommended import SAMPLING_KEYS
 from flashdraft.models.sources import DEFAULT_MODEL
 
 KEY_VARIABLE = "FLASHDRAFT_API_KEY"  # a flag shows in the list of processes; this does not

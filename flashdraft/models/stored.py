@@ -14,6 +14,7 @@ from re import Match
 from typing import Any, Generic, TypeVar
 
 from flashdraft.models.config.quantization import WeightFormat, read_quantization
+from flashdraft.models.config.recommended import names_of, with_recommended
 from flashdraft.models.config.target import ModelConfig
 from flashdraft.models.files.compressed import CompressedTable
 from flashdraft.models.files.opening import check_model_files, read_json, reading
@@ -27,7 +28,6 @@ from flashdraft.models.other_formats import (
     refuse_other_gguf,
     refuse_other_tensors,
 )
-from flashdraft.models.recommended import names_of, with_recommended
 from flashdraft.models.tables import (
     FusedTable,
     GuardedTable,

@@ -18,7 +18,7 @@ from flashdraft.cli.statistics import describe_fully
 from flashdraft.core import Generation, SamplingParams
 from flashdraft.errors import RequestError
 from flashdraft.llm import LLM, Prompt
-from flashdraft.models.recommended import SAMPLING_KEYS
+from flashdraft.models.config.recommended import SAMPLING_KEYS
 
 WARM_UP_TOKENS = 8
 

@@ -8,7 +8,7 @@ import pytest
 
 from flashdraft.chat.sampling import sampling_defaults
 from flashdraft.core import SamplingParams
-from flashdraft.models.recommended import RECOMMENDED, names_of, with_recommended
+from flashdraft.models.config.recommended import RECOMMENDED, names_of, with_recommended
 
 SMOLLM2 = {"do_sample": True, "temperature": 0.2, "top_p": 0.9}
 

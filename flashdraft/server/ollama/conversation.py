@@ -105,7 +105,7 @@ def _settings(serving: Serving, body: OllamaRequest) -> dict[str, Any]:
         "frequency_penalty": options.frequency_penalty,
         "seed": None if options.seed == -1 else options.seed,  # -1: a fresh one
         "stop": options.stop,
-        "max_tokens": asked if asked is not None and asked > 0 else None,  # else no limit
+        "max_tokens": limit if asked is not None and asked <= 0 else asked,  # -1, -2: no limit
         "logprobs": (body.top_logprobs or 0) if body.logprobs else None,
     }
 

@@ -21,6 +21,7 @@ from flashdraft.server.ollama.writer import stamp
 
 API_VERSION = "0.12.6"  # of Ollama, whose fields these are: clients ask whether it is new enough
 _NEVER = "9999-12-31T23:59:59Z"
+_OPTIONS = {"max_tokens": "num_predict", "repetition_penalty": "repeat_penalty"}  # Ollama's names
 _FAMILY = "flashdraft"
 
 
@@ -87,10 +88,10 @@ def _description(serving: Serving, name: str) -> dict[str, Any]:
     answer_format = serving.answer_format
     able = {"completion": True, "tools": answer_format.supports_tools}
     able["thinking"] = answer_format.marks_thoughts
-    defaults = serving.sampling_defaults.items()
+    defaults = {_OPTIONS.get(name, name): x for name, x in serving.sampling_defaults.items()}
     return {
         "modelfile": f"FROM {name}\n",
-        "parameters": "\n".join(f"{option} {value}" for option, value in defaults),
+        "parameters": "\n".join(f"{option} {value}" for option, value in defaults.items()),
         "template": serving.tokenizer.chat_template or "",
         "details": _details(serving),
         "model_info": {

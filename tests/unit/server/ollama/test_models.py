@@ -37,7 +37,7 @@ def test_a_model_is_shown(body: dict[str, Any]) -> None:
     architecture = shown["model_info"]["general.architecture"]
     assert shown["model_info"][f"{architecture}.context_length"] == 4096
     assert shown["template"] == TEMPLATE
-    assert shown["parameters"].splitlines() == ["temperature 0.7", "top_k 64"]
+    assert shown["parameters"].splitlines() == ["temperature 0.7", "num_predict 1024", "top_k 64"]
 
 
 def test_another_model_is_not_found() -> None:

@@ -114,6 +114,12 @@ async def chat_question(
                 "messages ends with an answer to be continued, and a form or a forced call holds "
                 "for whole answers; leave out the one or the other.",
             )
+        if conversation.continues_last and conversation.switches.get("enable_thinking"):
+            raise FieldError(
+                "thinking",
+                "thinking is on, and messages ends with an answer to be continued, before which no "
+                "thought can stand; leave out the one or the other.",
+            )
         prompt_ids = await conversation_ids(serving, conversation, tool_use.offered)
         thinking = conversation.switches.get("enable_thinking")
         grammar = None
@@ -134,7 +140,10 @@ def renamed(names: Mapping[str, str]) -> Iterator[None]:
         name = field_of(error)
         if name is None or name not in names:
             raise
-        raise FieldError(names[name], str(error).replace(name, names[name], 1)) from None
+        text = str(error)
+        begins = text.startswith(f"{name} ") or text.startswith(f"{name}[")
+        text = names[name] + text.removeprefix(name) if begins else text
+        raise FieldError(names[name], text) from None
 
 
 def room_for_answer(serving: Serving, prompt_ids: Sequence[int]) -> int:

@@ -48,12 +48,6 @@ def _conversation(serving: Serving, body: CountTokensRequest) -> ChatInput:
     """
     thinking = body.thinking is not None and body.thinking.type != "disabled"
     is_open = bool(body.messages) and body.messages[-1].role == "assistant"
-    if thinking and is_open:
-        raise FieldError(
-            "thinking",
-            "thinking is on, and messages ends with an answer to be continued, before which no "
-            "thought can stand; leave out the one or the other.",
-        )
     switches = thinking_switches(serving, thinking, None)
     return ChatInput(chat_messages(body), switches, not is_open, is_open)
 

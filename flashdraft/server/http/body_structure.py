@@ -119,8 +119,10 @@ class _EntryCounter:
         if not isinstance(value, list | dict):
             return
         self._count_values(len(value), place)
-        # `input` is a conversation at the top, and the arguments of a call within one
+        # `input` is a conversation at the top, and the arguments of a call within one; `format` is
+        # a schema at the top, where Ollama has it
         is_clients_own = name in _CLIENTS_OWN or (name == "input" and place != "input")
+        is_clients_own |= name == place == "format"
         if not is_clients_own and not is_checked:
             _check_count(value, place, MAX_PARTS if isinstance(value, list) else MAX_FIELDS)
         if name in ("content", "output") and isinstance(value, list):

@@ -41,6 +41,7 @@ _NAMES = {
     "seed": "options.seed",
     "stop": "options.stop",
     "logprobs": "top_logprobs",
+    "thinking": "think",
 }
 
 
@@ -56,6 +57,10 @@ async def question_of(
     given = _settings(serving, body)
     form = _form(serving, body)
     if isinstance(body, OllamaGenerateRequest) and body.raw:
+        if body.think:
+            raise FieldError(
+                "think", "think is asked of the model's template, which raw leaves out; choose one."
+            )
         return await _raw_question(serving, body.prompt or "", form, given)
     tool_use = ToolUse()
     if isinstance(body, OllamaChatRequest):

@@ -162,7 +162,15 @@ def test_options_reach_the_engine() -> None:
     assert tuple(params.stop) == ("end",)
     ask(server, CHAT, options={"num_predict": -1, "top_k": -1, "seed": -1}, keep_alive=-1)
     params = server.engine.requests[1].params
-    assert params.top_k == 0 and params.max_tokens > 1000
+    assert params.top_k == 0 and params.max_tokens == server.engine.info.max_context
+    ask(server, CHAT)
+    assert server.engine.requests[2].params.max_tokens == 1024
+
+
+def test_a_large_format_is_no_larger_than_elsewhere() -> None:
+    schema = {"type": "object", "properties": {f"name{n}": {"type": "null"} for n in range(300)}}
+    ask(Scripted("{}"), CHAT, format=schema)
+    ask(Scripted("{}"), GENERATE, format={"enum": [f"word {n}" for n in range(1100)]})
 
 
 def test_a_limit_ends_an_answer() -> None:
@@ -174,6 +182,13 @@ def test_a_limit_ends_an_answer() -> None:
 @pytest.mark.parametrize(
     ("path", "fields", "words"),
     [
+        (GENERATE, {"raw": True, "think": True}, "think is asked of the model's template"),
+        (
+            CHAT,
+            {"messages": [SAID, {"role": "assistant", "content": "so"}], "think": True},
+            "think is on",
+        ),
+        (CHAT, {"options": {"stop": ["x" * 5000]}}, "A stop string has 5000 characters"),
         (CHAT, {"options": {"num_ctx": 4097}}, "options.num_ctx is 4097; this server's context"),
         (CHAT, {"options": {"num_ctx": "8k"}}, "options.num_ctx"),
         (CHAT, {"options": {"temperature": "hot"}}, "options.temperature"),

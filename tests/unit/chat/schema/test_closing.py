@@ -13,8 +13,10 @@ import pydantic
 import pytest
 
 from flashdraft.chat.answer_format import AnswerFormat
+from flashdraft.chat.grammar import compiler
 from flashdraft.chat.grammar.compiler import LlguidanceCompiler
 from flashdraft.chat.grammar.forms import form_grammar
+from flashdraft.chat.schema import json_rule
 from flashdraft.chat.schema.closing import MAX_VISITS, close_objects, open_objects
 from flashdraft.core import GrammarSpec
 from flashdraft.errors import RequestError
@@ -403,6 +405,19 @@ def test_what_is_closed_is_closed_at_once(schema: Schema) -> None:
     begin = time.process_time()
     close_objects(schema)
     assert time.process_time() - begin < MAX_WORK_S
+
+
+def test_a_schema_is_closed_once_to_be_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[Schema] = []
+
+    def close(schema: Schema) -> Any:
+        closed.append(schema)
+        return close_objects(schema)
+
+    for module in (json_rule, compiler):
+        monkeypatch.setattr(module, "close_objects", close, raising=False)
+    assert not as_text(of("", title="once"), {"x": 1})
+    assert len(closed) == 1
 
 
 def test_schemas_that_merge_with_themselves_come_to_an_end() -> None:

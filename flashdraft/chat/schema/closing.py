@@ -21,8 +21,10 @@ from typing import Any, NamedTuple
 
 from flashdraft.chat.schema.reading import DATA, DEFINITIONS, NAMED, find_reference
 from flashdraft.errors import RequestError
+from flashdraft.text.exact_json import levels
 
 MAX_VISITS = 10_000  # of schemas and names, however often they are referred to: some 30 ms
+_VALUES_PER_VISIT = 4  # of a copy: a long list costs too, though no schema is in it
 _BRANCHES = ("allOf", "anyOf", "oneOf")  # what is in them describes the value itself
 _ITEMS = {"items", "prefixItems", "additionalItems"}
 _VALUES = {"const", "enum"}  # which say all of a value, whatever is inside
@@ -91,6 +93,7 @@ class _Closing:
         while self._waiting:
             name, schema, place = self._waiting.pop()
             own = {key: value for key, value in schema.items() if key not in DEFINITIONS}
+            self._visit(sum(map(len, levels(own))) // _VALUES_PER_VISIT)
             versions[name] = self._value(own, place)
         if self._is_left or (versions and self._has_identifiers):
             return self._root

@@ -376,6 +376,17 @@ def chain(length: int) -> Schema:
     return {"$defs": {**links, f"{length - 1}": {}}, "properties": {}}
 
 
+def nested(inner: Schema, levels: int = 28) -> Schema:
+    """A schema of which every level is merged somewhere, all that is inside with it."""
+    schema = inner
+    for _ in range(levels):
+        schema = {"properties": {"n": schema}}
+    merged = {
+        f"{n}": {"$ref": "#" + "/properties/n" * n, "required": []} for n in range(1, levels + 1)
+    }
+    return {**schema, "$defs": merged}
+
+
 def many_merged(value: Schema, count: int = 800) -> Schema:
     merged = {"allOf": [{"$ref": "#/$defs/A"}, of("b")]}
     return {
@@ -384,7 +395,16 @@ def many_merged(value: Schema, count: int = 800) -> Schema:
     }
 
 
-@pytest.mark.parametrize("schema", [chain(430), many_merged({}), many_merged({"type": "null"})])
+@pytest.mark.parametrize(
+    "schema",
+    [
+        chain(430),
+        many_merged({}),
+        many_merged({"type": "null"}),
+        nested({"enum": [1] * 27_000}),
+        nested({"required": ["a"] * 14_000}),
+    ],
+)
 def test_the_work_is_limited_however_schemas_refer_to_each_other(schema: Schema) -> None:
     begin = time.process_time()
     with pytest.raises(RequestError, match=f"more than {MAX_VISITS} parts, .*; combine fewer"):
@@ -397,9 +417,10 @@ def test_the_work_is_limited_however_schemas_refer_to_each_other(schema: Schema)
     [
         chain(100),
         many_merged({"type": "null"}, 200),
+        nested(of("abcdefgh")),
         {"properties": {f"p{n}": {} for n in range(6000)}},
     ],
-    ids=["chain", "many", "wide"],
+    ids=["chain", "many", "nested", "wide"],
 )
 def test_what_is_closed_is_closed_at_once(schema: Schema) -> None:
     begin = time.process_time()

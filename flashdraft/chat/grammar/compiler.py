@@ -19,8 +19,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flashdraft.chat.grammar.matcher import LlguidanceGrammar
-from flashdraft.chat.schema.closing import close_objects
-from flashdraft.chat.schema.json_rule import FREE, JsonGrammar
+from flashdraft.chat.schema.json_rule import FREE, SCHEMA_MARK, JsonGrammar
 from flashdraft.chat.schema.reading import is_deeper_than, multiples
 from flashdraft.chat.schema.rules import lark_text
 from flashdraft.core import GrammarSpec
@@ -32,7 +31,7 @@ from flashdraft.engine.sampling.grammar import (
 )
 from flashdraft.errors import RequestError, quoted
 from flashdraft.models.tokenizer import Tokenizer
-from flashdraft.text.exact_json import read, write
+from flashdraft.text.exact_json import read
 
 MAX_TEXT = 512 * 1024  # characters of a grammar
 MAX_DEPTH = 64  # of a schema
@@ -210,10 +209,8 @@ def _json_source(schema: Mapping[str, Any]) -> str:
     if grammar.lines:
         text = "\n".join([f"start: {body}", *grammar.lines])
         return llguidance.LLMatcher.grammar_from_lark(text)
-    # what a schema says of its own of such options does not count
-    return llguidance.LLMatcher.grammar_from_json_schema(
-        write(close_objects(schema), ensure_ascii=True), overrides=FREE
-    )
+    # a schema by itself: what llguidance says of it does not speak of a Lark grammar
+    return llguidance.LLMatcher.grammar_from_json_schema(body.removeprefix(SCHEMA_MARK))
 
 
 def check_multiples(schema: Any) -> None:

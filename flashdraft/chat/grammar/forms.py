@@ -6,6 +6,7 @@ calls, and how they are marked, is for others to say.
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 
@@ -33,16 +34,17 @@ def form_grammar(form: GrammarSpec, thoughts: str, calls: GrammarSpec | None) ->
     return GrammarSpec("lark", "\n".join(["start: called | formed", called, rest, *lines]))
 
 
-def _lark(form: GrammarSpec) -> tuple[str, list[str]]:
+@functools.lru_cache(maxsize=4)  # a request may have many prompts
+def _lark(form: GrammarSpec) -> tuple[str, tuple[str, ...]]:
     """A form as the body of a Lark rule, in llguidance's dialect, and the rules it refers to."""
     if form.kind == "regex":
         # a slash that is escaped already stays as it is
         pattern = re.sub(r"(\\.)|/", lambda found: found[1] or "\\/", form.text, flags=re.DOTALL)
         pattern = pattern.replace("\n", "\\n")
-        return f"/(?:{pattern})/", []
+        return f"/(?:{pattern})/", ()
     if form.kind == "choice":
-        return lark_choice(json.loads(form.text)), []
+        return lark_choice(json.loads(form.text)), ()
     schema = exact_json.read(form.text) if form.kind == "json_schema" else {"type": "object"}
     grammar = JsonGrammar(FIXED, "form")
     body = grammar.body(schema if isinstance(schema, dict) else {})
-    return body, grammar.lines
+    return body, tuple(grammar.lines)

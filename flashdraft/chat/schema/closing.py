@@ -7,7 +7,9 @@ else need know the rule.
 
 Schemas that describe one object together (allOf, or anyOf, oneOf and $ref beside other words) stay
 open: each of them closed, they would exclude each other. Inside them the rule holds again, except
-where two of them may describe the same property.
+where two of them, or two words of one, may describe the same property.
+
+A schema with a word that llguidance refuses is left as it is: it is refused, open or closed.
 """
 
 from __future__ import annotations
@@ -15,24 +17,26 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from flashdraft.chat.schema.reading import DATA, DEFINITIONS, NAMED, find_reference
 from flashdraft.errors import RequestError
+from flashdraft.text.exact_json import levels
 
-MAX_VISITS = 100_000  # of schemas and names, however often they are referred to
-_BRANCHES = ("allOf", "anyOf", "oneOf")
-_CONDITIONS = {"if", "then", "else", "not", "dependentSchemas"}
-_SAME_PLACE = {*_BRANCHES, *_CONDITIONS}  # what is in them describes the value itself
-_ITEMS = ("items", "prefixItems", "contains")
-# They say which further properties there are, or may ask for one that is not declared.
-_OPENING = {
-    *("additionalProperties", "unevaluatedProperties", "patternProperties", "propertyNames"),
-    *("dependentRequired", "dependencies", "const", "enum", "$dynamicRef", "$recursiveRef"),
-    *_CONDITIONS,
-}
+MAX_VISITS = 10_000  # of schemas and names, however often they are referred to: some 30 ms
+_VALUES_PER_VISIT = 4  # of a copy: a long list costs too, though no schema is in it
+_BRANCHES = ("allOf", "anyOf", "oneOf")  # what is in them describes the value itself
+_ITEMS = {"items", "prefixItems", "additionalItems"}
+_VALUES = {"const", "enum"}  # which say all of a value, whatever is inside
+_OPENING = {"additionalProperties", "patternProperties", *_VALUES}  # they say what else there is
 _OWN = {*_OPENING, *_ITEMS, "properties", "required", "minProperties", "maxProperties"}
-_DESCRIBING = {*_OWN, *_BRANCHES, "$ref"}
+_MERGING = {*_BRANCHES, "$ref"}
+_DESCRIBING = {*_OWN, *_MERGING}
+_REFUSED = {
+    *("if", "then", "else", "not", "dependentSchemas", "dependencies", "dependentRequired"),
+    *("contains", "propertyNames", "unevaluatedProperties", "unevaluatedItems"),
+    *("$dynamicRef", "$recursiveRef"),
+}
 _SCALARS = {"string", "integer", "number", "boolean", "null"}
 
 
@@ -60,6 +64,17 @@ class _Place(Enum):
     KEPT = 3  # others may describe those inside as well: all stay as they are
 
 
+_DEFINED = dict.fromkeys(DEFINITIONS, _Place.CLOSED)
+
+
+class _Own(NamedTuple):
+    """What one of several merged schemas brings along."""
+
+    places: list[str]  # inside, that others may describe too
+    is_everywhere: bool  # it may describe any place
+    merged: list[Mapping[str, Any]]  # those that describe the same value
+
+
 class _Closing:
     """One schema. What is merged somewhere by reference gets a version of its own for that."""
 
@@ -68,7 +83,8 @@ class _Closing:
         self._num_visits = 0
         self._versions: dict[tuple[int, _Place], str] = {}  # names, by the id of the schema
         self._waiting: list[tuple[str, Mapping[str, Any], _Place]] = []
-        self._is_lost = False  # whether a merged reference leads nowhere that is known here
+        self._owns: dict[int, _Own] = {}  # by the id of the schema
+        self._is_left = False  # it has a word that is refused, or a merged reference to nowhere
         self._has_identifiers = False  # to which references are relative: no copy would do
 
     def closed(self) -> Mapping[str, Any]:
@@ -77,8 +93,9 @@ class _Closing:
         while self._waiting:
             name, schema, place = self._waiting.pop()
             own = {key: value for key, value in schema.items() if key not in DEFINITIONS}
+            self._visit(sum(map(len, levels(own))) // _VALUES_PER_VISIT)
             versions[name] = self._value(own, place)
-        if self._is_lost or (versions and self._has_identifiers):
+        if self._is_left or (versions and self._has_identifiers):
             return self._root
         return {**made, "$defs": {**made.get("$defs", {}), **versions}} if versions else made
 
@@ -86,13 +103,15 @@ class _Closing:
         if not isinstance(schema, Mapping):
             return schema
         self._visit(1)
+        self._is_left |= not _REFUSED.isdisjoint(schema)
         is_root = schema is self._root
         self._has_identifiers |= not is_root and ("$id" in schema or "$anchor" in schema)
         ends = place is _Place.CLOSED and _ends(schema)
         if place is _Place.CLOSED and _is_merged(schema):
             place = _Place.KEPT if self._overlap(schema) else _Place.MERGED
-        inside = _Place.KEPT if place is _Place.KEPT else _Place.CLOSED
-        places = dict.fromkeys(_SAME_PLACE, place) | dict.fromkeys(DEFINITIONS, _Place.CLOSED)
+        is_kept = place is _Place.KEPT or _describes_twice(schema)
+        inside = _Place.KEPT if is_kept else _Place.CLOSED
+        places = {**_DEFINED, "allOf": place, "anyOf": place, "oneOf": place}
         made = _with_inner(schema, lambda key, inner: self._value(inner, places.get(key, inside)))
         if place is not _Place.CLOSED and "$ref" in schema:
             made["$ref"] = self._version(schema["$ref"], place)
@@ -102,7 +121,7 @@ class _Closing:
         """A reference to the version of a schema for a place that is not closed."""
         schema = self._find(reference)
         if schema is None or not isinstance(self._root.get("$defs", {}), Mapping):
-            self._is_lost = True
+            self._is_left = True
             return reference
         key = id(schema), place
         if key not in self._versions:
@@ -131,18 +150,29 @@ class _Closing:
             if id(one) in seen:
                 continue
             seen.add(id(one))
-            properties = one.get("properties")
-            named = properties.items() if isinstance(properties, Mapping) else ()
-            inside = [f".{name}" for name, value in named if _may_hold_objects(value)]
-            inside += [name for name in _ITEMS if name in one]
-            self._visit(1 + len(named))
-            has_any = isinstance(one.get("additionalProperties"), Mapping)
-            if has_any or "patternProperties" in one or not found.isdisjoint(inside):
+            own = self._own(one)
+            self._visit(1 + len(own.places))
+            if own.is_everywhere or not found.isdisjoint(own.places):
                 return True
-            found.update(inside)
-            target = self._find(one.get("$ref"))
-            waiting += [*_parts(one), *([] if target is None else [target])]
+            found.update(own.places)
+            waiting += own.merged
         return False
+
+    def _own(self, schema: Mapping[str, Any]) -> _Own:
+        """Found once: many others may be merged with one schema."""
+        if id(schema) not in self._owns:
+            properties, rest = schema.get("properties"), schema.get("additionalProperties")
+            named = properties.items() if isinstance(properties, Mapping) else ()
+            places = [f".{name}" for name, value in named if _may_hold_objects(value)]
+            places += [] if _ITEMS.isdisjoint(schema) else ["[]"]
+            has_patterns = "patternProperties" in schema
+            is_everywhere = (
+                has_patterns or isinstance(rest, Mapping) or not _VALUES.isdisjoint(schema)
+            )
+            target = self._find(schema.get("$ref"))
+            merged = [*_parts(schema), *([] if target is None else [target])]
+            self._owns[id(schema)] = _Own(places, is_everywhere, merged)
+        return self._owns[id(schema)]
 
     def _visit(self, count: int) -> None:
         self._num_visits += count
@@ -170,6 +200,8 @@ def _with_inner(schema: Mapping[str, Any], change: Callable[[str, Any], Any]) ->
 
 def _is_merged(schema: Mapping[str, Any]) -> bool:
     """Whether more than one schema describes the value here."""
+    if _MERGING.isdisjoint(schema):
+        return False
     together = schema.get("allOf")
     describing = [
         one
@@ -178,7 +210,17 @@ def _is_merged(schema: Mapping[str, Any]) -> bool:
     ]
     count = len(describing) + sum(name in schema for name in ("anyOf", "oneOf", "$ref"))
     count += not _OWN.isdisjoint(schema)
-    return count > 1 or not _CONDITIONS.isdisjoint(schema)
+    return count > 1
+
+
+def _describes_twice(schema: Mapping[str, Any]) -> bool:
+    """Whether two words of one schema may describe the same object inside."""
+    if "patternProperties" not in schema:
+        return not _VALUES.isdisjoint(schema)
+    declared = (schema.get(name) for name in ("properties", "patternProperties"))
+    return not _VALUES.isdisjoint(schema) or all(
+        isinstance(one, Mapping) and any(map(_may_hold_objects, one.values())) for one in declared
+    )
 
 
 def _ends(schema: Mapping[str, Any]) -> bool:
@@ -204,13 +246,10 @@ def _names(schema: Mapping[str, Any]) -> Iterator[str]:
 
 def _parts(schema: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """The schemas inside that describe the same value."""
-    for key in _SAME_PLACE & schema.keys():
-        value = schema[key]
+    for key in _BRANCHES:
+        value = schema.get(key)
         if isinstance(value, list):
             yield from (one for one in value if isinstance(one, Mapping))
-        elif isinstance(value, Mapping):
-            inner = value.values() if key in NAMED else [value]
-            yield from (one for one in inner if isinstance(one, Mapping))
 
 
 def _may_hold_objects(schema: Any) -> bool:

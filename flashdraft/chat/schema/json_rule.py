@@ -24,6 +24,7 @@ from flashdraft.chat.schema.rules import SchemaRules, lark_text
 from flashdraft.errors import RequestError
 from flashdraft.text.exact_json import write
 
+SCHEMA_MARK = "%json "  # before a schema that is left to llguidance
 MAX_PARTS = 1024 * 1024  # characters of what is left to llguidance, all parts together
 _UNBINDING = {"title", "description", "$comment", "default", "example", "examples"}
 _Place = tuple[str, str]  # of a definition: what holds it, and its name
@@ -55,7 +56,10 @@ class JsonGrammar:
         self.lines: list[str] = []  # the rules that the bodies refer to
 
     def body(self, schema: Mapping[str, Any], where: str = "the schema") -> str:
-        """The body of a schema's rule. RequestError where its numbers cannot be kept."""
+        """The body of a schema's rule. RequestError where its numbers cannot be kept.
+
+        Without `lines`, in the style FREE, it is a schema after SCHEMA_MARK.
+        """
         schema = close_objects(schema)
         if is_literal_kept(schema) and are_all_limits_kept(schema):
             return _part(schema, self._style)
@@ -76,7 +80,8 @@ class JsonGrammar:
 
 
 def _part(schema: Mapping[str, Any], style: Mapping[str, Any]) -> str:
-    return f"%json {write({**schema, 'x-guidance': style}, ensure_ascii=True)}"
+    # what a schema says of its own of such options does not count
+    return SCHEMA_MARK + write({**schema, "x-guidance": style}, ensure_ascii=True)
 
 
 class _JsonSyntax:
@@ -148,7 +153,7 @@ class _JsonSyntax:
             held = [f"{json.dumps(name)}: {texts[c, name]}" for c, name in texts if c == container]
             members += [f'"{container}": {{{", ".join(held)}}}'] if held else []
         members.append(f'"x-guidance": {json.dumps(self._style)}')
-        return f"%json {{{', '.join(members)}}}"
+        return f"{SCHEMA_MARK}{{{', '.join(members)}}}"
 
     def _definition(self, place: _Place) -> tuple[str, list[_Place]]:
         """The text of a definition, and those that it refers to itself."""

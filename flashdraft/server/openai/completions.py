@@ -35,7 +35,8 @@ def router(serving: Serving) -> APIRouter:
     @routes.post(ROUTE, summary="Continue raw prompts", responses=OPENAI_RESPONSES)
     async def completions(body: CompletionRequest, request: Request) -> Response:
         prompts = await raw_prompts(serving, body)
-        questions = completion_questions(serving, body, prompts)
+        # in a thread: a schema may be long
+        questions = await asyncio.to_thread(completion_questions, serving, body, prompts)
         writer = CompletionWriter(serving, body, prompts, questions)
         parts = answers(serving, ROUTE, questions)
         if body.stream:

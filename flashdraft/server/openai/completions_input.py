@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from flashdraft.core import GrammarSpec
 from flashdraft.server.answering.constraints import ToolUse, answer_grammar
 from flashdraft.server.answering.questions import Question, room_for_answer, sampling, spread
 from flashdraft.server.answering.serving import Serving
@@ -37,7 +38,8 @@ def completion_questions(
     serving: Serving, body: CompletionRequest, prompts: Sequence[RawPrompt]
 ) -> list[Question]:
     """What the engine is asked, n times for each prompt."""
-    return [one for prompt in prompts for one in _questions(serving, body, prompt)]
+    form = output_form(serving, body)
+    return [one for prompt in prompts for one in _questions(serving, body, form, prompt)]
 
 
 def _check(body: CompletionRequest) -> None:
@@ -82,14 +84,15 @@ async def _prompt(serving: Serving, given: str | list[int], is_shown: bool) -> R
     return RawPrompt(text, ids)
 
 
-def _questions(serving: Serving, body: CompletionRequest, prompt: RawPrompt) -> list[Question]:
+def _questions(
+    serving: Serving, body: CompletionRequest, form: GrammarSpec | None, prompt: RawPrompt
+) -> list[Question]:
     given = body.max_tokens if body.max_tokens is not None else DEFAULT_MAX_TOKENS
     params = sampling(
         serving,
         prompt.ids,
         {**sampling_fields(body), "max_tokens": max(1, given), "logprobs": body.logprobs},
     )
-    form = output_form(serving, body)
     question = Question(
         prompt.ids,
         params,

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from flashdraft.chat.schema.json_rule import JsonGrammar
 from flashdraft.core import GrammarSpec
 from flashdraft.errors import QueueFullError
 from tests.unit.server.scripted import CALL, Scripted
@@ -53,6 +54,22 @@ def test_prompts_of_every_form(prompt: Any, count: int) -> None:
     assert len(given) == count
     assert answer["usage"]["prompt_tokens"] == sum(map(len, given))
     assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 2 * count
+
+
+def test_a_schema_is_read_once_for_many_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[Any] = []
+    body = JsonGrammar.body
+
+    def counted(grammar: JsonGrammar, schema: Any, *where: str) -> str:
+        read.append(schema)
+        return body(grammar, schema, *where)
+
+    monkeypatch.setattr(JsonGrammar, "body", counted)
+    server, schema = Scripted("x"), {"properties": {"once": {"type": "null"}}}
+    ask(server, prompt=[f"{n}" for n in range(20)], guided_json=schema)
+    grammars = {request.grammar for request in server.engine.requests}
+    assert len(server.engine.requests) == 20 and len(grammars) == 1
+    assert read == [schema]
 
 
 @pytest.mark.parametrize(("max_batch", "max_queue", "limit"), [(8, 256, 16), (1, 1, 2), (3, 0, 3)])

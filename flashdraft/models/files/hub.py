@@ -80,6 +80,12 @@ class _Plan:
         return sum(self.folder.num_here(self.commit, file) for file in self.files)
 
     @property
+    def begun(self) -> list[str]:
+        """The blobs by which a fetch of one file is known until a link shows them."""
+        files = self.missing if self.model.file else []
+        return [self.folder.blob(self.commit, file).name for file in files]
+
+    @property
     def path(self) -> Path:
         snapshot = self.folder.path / "snapshots" / self.commit
         return snapshot / self.model.file if self.model.file else snapshot
@@ -225,7 +231,7 @@ def _fetch(plan: _Plan, is_quiet: bool = False) -> None:
         with locks.held(folder.lock, lambda: say(waiting)):
             if not plan.missing:  # the other process had it too
                 return
-            folder.note_use(name, is_used=False)
+            folder.note_use(name, is_used=False, begun=plan.begun)
             meter = FetchMeter(name, plan.num_bytes, plan.num_here)
             if not is_quiet:
                 _announce(plan)

@@ -15,7 +15,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +33,7 @@ _PREFIX = "models--"
 _NOTE = "flashdraft.json"
 _PART = ".flashdraft.incomplete"  # the client counts *.incomplete among what may be removed
 _COMMIT = re.compile(r"[0-9a-f]{40}")
+_BLOB = re.compile(r"(unchecked-)?[0-9a-f]{40,64}")
 _MAX_NOTE_BYTES = 100_000
 
 
@@ -50,6 +51,7 @@ class Use(NamedTuple):
     name: str
     fetched: float | None  # None: not by us, or not to its end
     used: float | None
+    blobs: tuple[str, ...] = ()  # of one file, whose fetch began: no link shows them yet
 
 
 @dataclass(frozen=True)
@@ -156,20 +158,22 @@ class HubFolder:
         ref.parent.mkdir(parents=True, exist_ok=True)
         write_whole(ref, commit)
 
-    def num_bytes(self, file: str = "") -> int:
+    def num_bytes(self, name: str, file: str = "") -> int:
         """What it takes on the disk; links count for nothing."""
         if file:
-            return sum(path.stat().st_size for path in self.contents(file))
+            return sum(path.stat().st_size for path in self.contents(name, file))
         return sum(
             path.lstat().st_size
             for path in self.path.rglob("*")
             if path.is_file() and not path.is_symlink()
         )
 
-    def contents(self, file: str) -> set[Path]:
-        """What one file's links show, as far as it lies in this folder."""
+    def contents(self, name: str, file: str) -> set[Path]:
+        """What one file's links show and what its fetches began, as far as it lies in here."""
         blobs = (self.path / "blobs").resolve()
+        begun = (blob for use in self.uses() if use.name == name for blob in use.blobs)
         found = {path.resolve() for path in self.links(file)}
+        found.update(path for blob in begun for path in blobs.glob(f"{blob}*"))  # and parts of it
         return {path for path in found if path.parent == blobs and path.is_file()}
 
     def links(self, file: str = "") -> list[Path]:
@@ -183,17 +187,34 @@ class HubFolder:
         """Whether a fetch of ours waits to be continued."""
         return any((self.path / "blobs").glob(f"*{_PART}"))
 
-    def remove(self, name: str, file: str = "") -> None:
-        """Remove it all, or one file where other files are there too."""
-        if file and self.find(file) is not None:
-            for path in [*self.contents(file), *self.links(file)]:
-                path.unlink()
-            self.forget_use(name)
-            if self.links() or self.uses():
-                return
-        with suppress(OSError):
-            (self.path / "refs" / constants.DEFAULT_REVISION).unlink()  # nobody finds half of it
-        shutil.rmtree(self.path)
+    def remove(self, name: str, file: str = "") -> int:
+        """Remove it all, or one file where other things are there too; what was freed, in bytes."""
+        if not self.path.is_dir():  # it went with the last of its files
+            return 0
+        freed = self._remove_file(name, file) if file else self.num_bytes(name)
+        if not file or not self._is_needed():
+            with suppress(OSError):
+                (self.path / "refs" / constants.DEFAULT_REVISION).unlink()  # no one finds half
+            shutil.rmtree(self.path)
+        return freed
+
+    def _remove_file(self, name: str, file: str) -> int:
+        """Remove one file, but no content that others show too."""
+        links = self.links(file)
+        needed = {path.resolve() for path in self.links() if path not in links}
+        for use in self.uses():
+            if use.name != name and ":" in use.name:
+                needed |= self.contents(use.name, use.name.partition(":")[2])
+        contents = self.contents(name, file) - needed
+        freed = sum(path.stat().st_size for path in contents)
+        for path in [*links, *contents]:
+            path.unlink()
+        self.forget_use(name)
+        return freed
+
+    def _is_needed(self) -> bool:
+        """Whether anything is in it."""
+        return bool(self.links() or self.uses() or [*(self.path / "blobs").glob("*")])
 
     # -- what flashdraft used ------------------------------------------------------------------
 
@@ -205,7 +226,12 @@ class HubFolder:
                 return []
             content = json.loads(note.read_text(encoding="utf-8"))
             return [
-                Use(name, _time(times.get("fetched")), _time(times.get("used")))
+                Use(
+                    name,
+                    _time(times.get("fetched")),
+                    _time(times.get("used")),
+                    _blobs(times.get("blobs")),
+                )
                 for name, times in content["models"].items()
                 if name.partition(":")[0] == self.repository
                 and ".." not in Path(name.partition(":")[2]).parts
@@ -214,12 +240,18 @@ class HubFolder:
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return []
 
-    def note_use(self, name: str, is_fetched: bool = False, is_used: bool = True) -> None:
-        """Note that a model of this repository is used, or is fetched whole."""
+    def note_use(
+        self, name: str, is_fetched: bool = False, is_used: bool = True, begun: Iterable[str] = ()
+    ) -> None:
+        """Note that a model of this repository is used, is fetched whole, or which blobs begin."""
         now = time.time()
         uses = {use.name: use for use in self.uses()}
         old = uses.get(name, Use(name, None, None))
-        uses[name] = Use(name, now if is_fetched else old.fetched, now if is_used else old.used)
+        blobs = tuple(dict.fromkeys([*old.blobs, *begun]))
+        if is_fetched:  # what an earlier version's fetch left stays noted
+            blobs = tuple(blob for blob in blobs if (self.path / "blobs" / (blob + _PART)).exists())
+        fetched, used = now if is_fetched else old.fetched, now if is_used else old.used
+        uses[name] = Use(name, fetched, used, blobs)
         self._write_uses(uses.values())
 
     def forget_use(self, name: str) -> None:
@@ -227,7 +259,11 @@ class HubFolder:
         self._write_uses([use for use in self.uses() if use.name != name])
 
     def _write_uses(self, uses: Collection[Use]) -> None:
-        models = {use.name: {"fetched": use.fetched, "used": use.used} for use in uses}
+        models = {
+            use.name: {"fetched": use.fetched, "used": use.used}
+            | ({"blobs": use.blobs} if use.blobs else {})
+            for use in uses
+        }
         with suppress(OSError):  # a cache that cannot be written is used all the same
             write_whole(self.path / _NOTE, json.dumps({"models": models}) + "\n")
 
@@ -274,3 +310,9 @@ def local_weights(folder: Path) -> list[Path]:
 
 def _time(value: object) -> float | None:
     return float(value) if isinstance(value, int | float) else None
+
+
+def _blobs(value: object) -> tuple[str, ...]:
+    """Names of blobs, as a note has them; nothing that leads elsewhere."""
+    names = value if isinstance(value, list) else []
+    return tuple(name for name in names if isinstance(name, str) and _BLOB.fullmatch(name))

@@ -28,7 +28,7 @@ from flashdraft.errors import (
     quoted,
 )
 from flashdraft.models.files import hub_cache, locks
-from flashdraft.models.files.digests import parse_digest
+from flashdraft.models.files.digests import GIT, SHA256, parse_digest
 from flashdraft.models.files.hub_cache import HubFile, HubFolder
 from flashdraft.models.files.meter import FetchMeter, free_bytes, in_words, say
 from flashdraft.models.files.opening import MAX_JSON_BYTES
@@ -136,25 +136,45 @@ def _plan(model: HubModel) -> _Plan | Path:
             f"The Hub names {quoted(commit)} as the commit of {model.repository}, which is none: "
             "see whether HF_ENDPOINT, or a proxy, is a Hub."
         )
-    listed = {one.rfilename: _hub_file(model, one) for one in info.siblings or ()}
+    listed = {_safe_name(model, one.rfilename): one for one in info.siblings or ()}
     licence = next((tag for tag in info.tags or () if tag.startswith("license:")), None)
-    files = [listed[name] for name in _chosen(model, commit, listed)]
+    files = [_hub_file(model, listed[name]) for name in _chosen(model, commit, listed)]
     return _Plan(model, commit, tuple(files), licence and licence.removeprefix("license:"))
 
 
-def _hub_file(model: HubModel, listed: Any) -> HubFile:
-    name, lfs = str(listed.rfilename), listed.lfs
-    parts = PurePosixPath(name).parts
-    if name.startswith("/") or ".." in parts or not parts or not name.isprintable():
+def _safe_name(model: HubModel, name: object) -> str:
+    parts = PurePosixPath(str(name)).parts
+    if not parts or parts[0] == "/" or ".." in parts or not str(name).isprintable():
         raise ModelNotFoundError(
             f"{model.repository} has a file named {quoted(name)}, which may lead out of its "
             "folder; nothing was fetched."
         )
-    digest = parse_digest(str(listed.blob_id if lfs is None else lfs.sha256))
-    return HubFile(name, int((listed.size if lfs is None else lfs.size) or 0), digest)
+    return str(name)
 
 
-def _chosen(model: HubModel, commit: str, listed: Mapping[str, HubFile]) -> list[str]:
+def _hub_file(model: HubModel, listed: Any) -> HubFile:
+    """A file by whose listed size and digest it will be judged; one without a size is refused."""
+    name, lfs = listed.rfilename, listed.lfs
+    size, given, kind = listed.size, listed.blob_id, GIT
+    if lfs is not None:
+        size, given, kind = lfs.size, lfs.sha256, SHA256
+    if not isinstance(size, int) or size < 0:
+        raise _odd_listing(model, name, "size", size)
+    digest = None if given is None else parse_digest(str(given))
+    if given is not None and (digest is None or digest.kind != kind):
+        raise _odd_listing(model, name, "digest", given)
+    return HubFile(name, size, digest)
+
+
+def _odd_listing(model: HubModel, name: str, what: str, given: object) -> ModelNotFoundError:
+    has = f"no {what}" if given is None else f"{quoted(given)} as the {what}"
+    return ModelNotFoundError(
+        f"The Hub lists {has} of {model.repository}/{name}, so what comes could not be checked; "
+        "it was not fetched. See whether HF_ENDPOINT, or a proxy, is a Hub."
+    )
+
+
+def _chosen(model: HubModel, commit: str, listed: Mapping[str, Any]) -> list[str]:
     """The names of the files that are read; an index is fetched to know which these are."""
     ggufs = [name for name in listed if name.endswith(".gguf")]
     if model.file:
@@ -166,7 +186,7 @@ def _chosen(model: HubModel, commit: str, listed: Mapping[str, HubFile]) -> list
         return [model.file]
     index = None
     if INDEX_NAME in listed:
-        index = _read_index(_Plan(model, commit, (listed[INDEX_NAME],)))
+        index = _read_index(_Plan(model, commit, (_hub_file(model, listed[INDEX_NAME]),)))
     weights = hub_cache.weight_files(listed, index)
     if not weights and ggufs:
         raise ModelNotFoundError(
@@ -267,6 +287,10 @@ def _announce(plan: _Plan) -> None:
     say(f"Fetching {plan.model.name}: {in_words(plan.num_bytes)} in {files}{here}.")
     if plan.licence:
         say(f"Its licence is {plan.licence}: {licence_page(plan.model.repository)}")
+    unchecked = [file.name for file in plan.files if file.digest is None]
+    if unchecked:
+        more = f" and {len(unchecked) - 1} others" if len(unchecked) > 1 else ""
+        say(f"Warning: the Hub lists no digest of {unchecked[0]}{more}; only sizes are checked.")
 
 
 def _transfer(plan: _Plan, meter: FetchMeter) -> None:

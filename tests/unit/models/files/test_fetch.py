@@ -7,7 +7,7 @@ import json
 import re
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -126,22 +126,70 @@ def test_one_gguf_file(hub: FakeHub) -> None:
     assert len([*HubFolder("org/gguf").path.glob("blobs/*")]) == 1
 
 
-def test_a_file_without_a_digest_is_judged_by_its_size(
-    hub: FakeHub, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def relist(hub: FakeHub, monkeypatch: pytest.MonkeyPatch, change: Callable[[Any], None]) -> None:
+    """Have each file listed otherwise."""
     listing = hub.listing
 
-    def without(repository: str) -> bytes:
+    def changed(repository: str) -> bytes:
         content = json.loads(listing(repository))
         for one in content["siblings"]:
-            one.pop("lfs", None)
-            one["blobId"] = None
+            change(one)
         return json.dumps(content).encode()
 
-    monkeypatch.setattr(hub, "listing", without)
+    monkeypatch.setattr(hub, "listing", changed)
+
+
+def test_a_file_without_a_digest_is_judged_by_its_size(
+    hub: FakeHub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def without(one: Any) -> None:
+        one.pop("lfs", None)
+        one["blobId"] = None
+
+    relist(hub, monkeypatch, without)
     folder = fetch()
     assert (folder / SHARD).read_bytes() == hub.models[NAME][SHARD]
     assert (folder / SHARD).resolve().name.startswith("unchecked-")
+    said = capsys.readouterr().err
+    assert said.count("Warning") == 1
+    assert "lists no digest of config.json and 4 others; only sizes are checked" in said
+
+
+@pytest.mark.parametrize("name", [INDEX, SHARD])
+@pytest.mark.parametrize(("size", "words"), [(None, "lists no size of"), (-5, "lists -5 as the")])
+def test_a_file_without_a_size_is_refused(
+    hub: FakeHub, monkeypatch: pytest.MonkeyPatch, name: str, size: int | None, words: str
+) -> None:
+    def without(one: Any) -> None:
+        if one["rfilename"] in (name, "README.md"):  # which nobody reads
+            one["size"] = size
+            if "lfs" in one:
+                one["lfs"]["size"] = size
+
+    relist(hub, monkeypatch, without)
+    said = refused()
+    assert words in said and f"of {NAME}/{name}, so what comes could not be checked" in said
+    assert HubFolder(NAME).find() is None and not hub.weights_asked()
+
+
+@pytest.mark.parametrize("digest", ["", "x" * 64, "A" * 64, "../" * 10, "0" * 63, "0" * 40, "None"])
+def test_a_digest_that_is_none_is_refused(
+    hub: FakeHub, monkeypatch: pytest.MonkeyPatch, digest: str
+) -> None:
+    def odd(one: Any) -> None:
+        if "lfs" in one:
+            one["lfs"]["sha256"] = digest
+
+    relist(hub, monkeypatch, odd)
+    assert f"as the digest of {NAME}/{SHARD}, so what comes could not" in refused()
+    assert not hub.weights_asked()
+
+
+def test_a_small_file_has_the_digest_of_git(
+    hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    relist(hub, monkeypatch, lambda one: one.update(blobId="0" * 64))
+    assert "as the digest of" in refused()
 
 
 def test_files_over_the_limit_of_http_are_left_to_the_client(

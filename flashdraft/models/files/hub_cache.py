@@ -113,11 +113,18 @@ class HubFolder:
 
     def has(self, commit: str, file: HubFile) -> bool:
         """Whether a file is there, in its full size."""
-        link = self.path / "snapshots" / commit / file.name
-        return any(
-            path.is_file() and path.stat().st_size == file.num_bytes
-            for path in (link, self.blob(commit, file))
-        )
+        blob = self.blob(commit, file)
+        is_kept = blob.is_file() and blob.stat().st_size == file.num_bytes
+        return is_kept or self.is_linked(commit, file)
+
+    def place(self, commit: str, file: HubFile) -> Path:
+        """Where the snapshot shows it."""
+        return self.path / "snapshots" / commit / file.name
+
+    def is_linked(self, commit: str, file: HubFile) -> bool:
+        """Whether the snapshot shows it, in its full size."""
+        link = self.place(commit, file)
+        return link.is_file() and link.stat().st_size == file.num_bytes
 
     def num_here(self, commit: str, file: HubFile) -> int:
         """How many bytes of it are there."""
@@ -133,9 +140,9 @@ class HubFolder:
 
     def link(self, commit: str, file: HubFile) -> None:
         """Have the snapshot show a file whose content is there."""
-        link = self.path / "snapshots" / commit / file.name
-        if link.is_file() and link.stat().st_size == file.num_bytes:
+        if self.is_linked(commit, file):
             return
+        link = self.place(commit, file)
         link.parent.mkdir(parents=True, exist_ok=True)
         made = link.with_name(f".{link.name}.{os.getpid()}.link")  # the lock keeps others out
         made.unlink(missing_ok=True)
@@ -144,11 +151,8 @@ class HubFolder:
 
     def shows(self, commit: str, files: Collection[HubFile]) -> bool:
         """Whether a commit is the one that is found, with all these files."""
-        folder = self.path / "snapshots" / commit
-        return self._snapshot() == folder and all(
-            (folder / file.name).is_file() and (folder / file.name).stat().st_size == file.num_bytes
-            for file in files
-        )
+        is_found = self._snapshot() == self.path / "snapshots" / commit
+        return is_found and all(self.is_linked(commit, file) for file in files)
 
     def show(self, commit: str, files: Collection[HubFile]) -> None:
         """Make a commit, whose files are all there, the one that is found."""
@@ -183,9 +187,9 @@ class HubFolder:
             return [one / file for one in snapshots if (one / file).is_symlink()]
         return [path for one in snapshots for path in one.rglob("*") if not path.is_dir()]
 
-    def is_unfinished(self) -> bool:
-        """Whether a fetch of ours waits to be continued."""
-        return any((self.path / "blobs").glob(f"*{_PART}"))
+    def has_content(self) -> bool:
+        """Whether anything of it came, whole or not."""
+        return any((self.path / "blobs").glob("*"))
 
     def remove(self, name: str, file: str = "") -> int:
         """Remove it all, or one file where other things are there too; what was freed, in bytes."""
@@ -214,7 +218,7 @@ class HubFolder:
 
     def _is_needed(self) -> bool:
         """Whether anything is in it."""
-        return bool(self.links() or self.uses() or [*(self.path / "blobs").glob("*")])
+        return bool(self.links() or self.uses()) or self.has_content()
 
     # -- what flashdraft used ------------------------------------------------------------------
 

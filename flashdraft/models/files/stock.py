@@ -51,14 +51,13 @@ def _packaged(packaged: Mapping[str, PackagedModel]) -> Iterator[CachedModel]:
 
 def _of_hub(known: Iterable[str]) -> Iterator[CachedModel]:
     uses = {use.name: use for folder in hub_folders() for use in folder.uses()}
-    for name in {*uses, *known}:
-        uses.setdefault(name, Use(name, None, None))
-    for name, use in sorted(uses.items()):
+    for name in sorted({*uses, *known}):
+        use = uses.get(name, Use(name, None, None))
         repository, _, file = name.partition(":")
         folder = HubFolder(repository)
         with suppress(OSError):
             is_whole = folder.find(file) is not None
-            if is_whole or folder.is_unfinished():
+            if is_whole or (name in uses and folder.has_content()):
                 size = folder.num_bytes(name, file)
                 yield CachedModel(name, HUB, folder.path, size, is_whole, use.fetched, use.used)
 

@@ -93,7 +93,7 @@ def test_why_a_pull_fails(hub: FakeHub, capsys: Captured, monkeypatch: pytest.Mo
     assert f"accept its licence at https://huggingface.co/{DRAFTER} and set HF_TOKEN" in err
     monkeypatch.setattr(meter.shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
     code, _, err = ask(capsys, "pull", NAME)
-    assert code == 2 and "no room for org/name: 78 kB are to be fetched, 1 kB are free" in err
+    assert code == 2 and "no room for org/name: fetching takes 78 kB, 1 kB are free" in err
     assert ask(capsys, "pull", "org/other")[0] == 2
 
 
@@ -169,6 +169,26 @@ def test_an_unfinished_fetch_is_listed(hub: FakeHub, capsys: Captured) -> None:
     assert "unfinished" in ask(capsys, "list")[1]
     assert ask(capsys, "rm", NAME)[0] == 0
     assert listed(capsys) == {} and not HubFolder(NAME).path.exists()
+
+
+def test_a_target_is_here_though_its_drafter_failed(hub: FakeHub, capsys: Captured) -> None:
+    hub.models[DRAFTER] = {"config.json": b"{}", "model.safetensors": b"w" * 50}
+    hub.refusals[DRAFTER] = 403, {"X-Error-Code": "GatedRepo"}
+    assert ask(capsys, "pull", TARGET)[0] == 2
+    rows = listed(capsys)
+    assert rows[TARGET]["is_whole"] and rows[TARGET]["fetched"]
+    assert HubFolder(TARGET).find() is not None
+    assert ask(capsys, "rm", TARGET)[0] == 0
+    assert not HubFolder(TARGET).path.exists()
+
+
+def test_whole_blobs_without_names_are_unfinished(hub: FakeHub, capsys: Captured) -> None:
+    sources.resolve_source(NAME)
+    (HubFolder(NAME).path / "refs" / "main").unlink()  # as if it was killed before the end
+    row = listed(capsys)[NAME]
+    assert not row["is_whole"] and row["num_bytes"] > 77_000
+    assert ask(capsys, "rm", NAME)[0] == 0
+    assert not HubFolder(NAME).path.exists()
 
 
 def test_what_other_programs_fetched_is_not_ours(hub: FakeHub, capsys: Captured) -> None:

@@ -128,10 +128,10 @@ def _plan(model: HubModel) -> _Plan | Path:
         if cached is None:
             raise ModelNotFoundError(explain(model.repository, model.file, error)) from error
         if not isinstance(error, hub_errors.OfflineModeIsEnabled):  # which was asked for
-            commit = cached.relative_to(folder.path / "snapshots").parts[0]
+            stored = cached.relative_to(folder.path / "snapshots").parts[0]
             say(
                 f"Nothing new is known of {model.name}: the Hugging Face Hub "
-                f"{explain_briefly(error)}. The stored commit {commit[:12]} is used."
+                f"{explain_briefly(error)}. The stored commit {stored[:12]} is used."
             )
         return cached
     commit = info.sha

@@ -124,6 +124,7 @@ def _complete(came: _Part, wanted: Wanted, headers: Mapping[str, str], listener:
         came.restart()
     furthest = came.num_bytes  # ever: what comes again is no progress
     while came.num_bytes < wanted.num_bytes:
+        num_restarts = came.num_restarts
         try:
             for block in _blocks(came, wanted.url, headers):
                 if listener.is_stopped():
@@ -136,6 +137,8 @@ def _complete(came: _Part, wanted: Wanted, headers: Mapping[str, str], listener:
             problem = lost.reason
         if came.num_bytes >= wanted.num_bytes:
             return
+        if came.num_restarts > num_restarts and not came.num_bytes:
+            continue  # that was no answer: all of it is asked for, before anything is given up
         num_idle = 0 if came.num_bytes > furthest else num_idle + 1
         furthest = max(furthest, came.num_bytes)
         if num_idle > len(_WAITS_S):

@@ -32,6 +32,7 @@ class FakeHub:
         self.asked: list[tuple[str, str, dict[str, str]]] = []  # host, path, headers
         self.ignores_range = False
         self.wrong_range = False
+        self.refuses_range = False
         self.cuts: list[int] = []  # after how many bytes the next answers of weights break off
         self.statuses: list[int] = []  # of the next answers of weights
         self.damage: list[bytes] = []  # put in place of the first bytes of the next answers
@@ -155,7 +156,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         asked = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
         start = int(asked[1]) if asked and not self.hub.ignores_range else 0
         status, headers = 200, {}
-        if start >= len(content) > 0:
+        if start >= len(content) > 0 or (start and self.hub.refuses_range):
             self.answer(416)
             return
         if start:

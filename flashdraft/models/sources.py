@@ -181,8 +181,7 @@ def list_cached() -> list[CachedModel]:
 def remove_models(names: Sequence[str]) -> list[tuple[str, int]]:
     """Remove models of our cache by name, all or none: names and bytes freed."""
     models = list_cached()
-    chosen = [find_cached(name, models) for name in dict.fromkeys(names)]
-    return [(model.name, remove_cached(model, _PACKAGED)) for model in chosen]
+    return remove_cached([find_cached(name, models) for name in names], _PACKAGED)
 
 
 def known_models() -> list[KnownModel]:

@@ -20,19 +20,13 @@ from huggingface_hub import constants
 from huggingface_hub import errors as hub_errors
 
 from flashdraft.core import VERSION
-from flashdraft.errors import (
-    CapacityError,
-    CheckpointError,
-    ModelNotFoundError,
-    did_you_mean,
-    quoted,
-)
+from flashdraft.errors import CheckpointError, ModelNotFoundError, did_you_mean, quoted
 from flashdraft.models.files import hub_cache, locks
-from flashdraft.models.files.digests import parse_digest
+from flashdraft.models.files.digests import GIT, SHA256, parse_digest
 from flashdraft.models.files.hub_cache import HubFile, HubFolder
-from flashdraft.models.files.meter import FetchMeter, free_bytes, in_words, say
+from flashdraft.models.files.meter import FetchMeter, check_room, in_words, say
 from flashdraft.models.files.opening import MAX_JSON_BYTES
-from flashdraft.models.files.refusals import explain, is_unreachable, licence_page
+from flashdraft.models.files.refusals import explain, explain_briefly, is_unreachable, licence_page
 from flashdraft.models.files.safetensors import INDEX_NAME
 from flashdraft.models.files.transfer import Listener, Stopped, Wanted, fetch_file
 
@@ -72,12 +66,23 @@ class _Plan:
         return [file for file in self.files if not self.folder.has(self.commit, file)]
 
     @property
+    def is_shown(self) -> bool:
+        """Whether all of it is there, under its names."""
+        return self.folder.shows(self.commit, self.files)
+
+    @property
     def num_bytes(self) -> int:
         return sum(file.num_bytes for file in self.files)
 
     @property
     def num_here(self) -> int:
         return sum(self.folder.num_here(self.commit, file) for file in self.files)
+
+    @property
+    def begun(self) -> list[str]:
+        """The blobs by which a fetch of one file is known until a link shows them."""
+        files = self.missing if self.model.file else []
+        return [self.folder.blob(self.commit, file).name for file in files]
 
     @property
     def path(self) -> Path:
@@ -91,14 +96,12 @@ def fetch_from_hub(*models: HubModel, is_use: bool = True) -> list[Path]:
     Where the Hub cannot be asked, a model that is there is used as it is.
     """
     found = [_plan(model) for model in models]
-    plans = [one for one in found if isinstance(one, _Plan) and one.missing]
+    plans = [one for one in found if isinstance(one, _Plan) and not one.is_shown]
     _check_room(plans)
     for plan in plans:
         _fetch(plan)
-    for model, one in zip(models, found, strict=True):
-        if isinstance(one, _Plan):
-            _show(one)
-        HubFolder(model.repository).note_use(model.name, one in plans, is_use)
+    for model in models:
+        HubFolder(model.repository).note_use(model.name, is_used=is_use)
     return [one.path if isinstance(one, _Plan) else one for one in found]
 
 
@@ -120,35 +123,62 @@ def _plan(model: HubModel) -> _Plan | Path:
             model.repository, files_metadata=True, timeout=_LISTING_S
         )
     except Exception as error:  # the client's network errors have no common base of its own
-        cached = HubFolder(model.repository).find(model.file)
-        if cached is not None:
-            return cached
-        raise ModelNotFoundError(explain(model.repository, model.file, error)) from error
+        folder = HubFolder(model.repository)
+        cached = folder.find(model.file)
+        if cached is None:
+            raise ModelNotFoundError(explain(model.repository, model.file, error)) from error
+        if not isinstance(error, hub_errors.OfflineModeIsEnabled):  # which was asked for
+            stored = cached.relative_to(folder.path / "snapshots").parts[0]
+            say(
+                f"Nothing new is known of {model.name}: the Hugging Face Hub "
+                f"{explain_briefly(error)}. The stored commit {stored[:12]} is used."
+            )
+        return cached
     commit = info.sha
     if commit is None or not hub_cache.is_commit(commit):
         raise ModelNotFoundError(
             f"The Hub names {quoted(commit)} as the commit of {model.repository}, which is none: "
             "see whether HF_ENDPOINT, or a proxy, is a Hub."
         )
-    listed = {one.rfilename: _hub_file(model, one) for one in info.siblings or ()}
+    listed = {_safe_name(model, one.rfilename): one for one in info.siblings or ()}
     licence = next((tag for tag in info.tags or () if tag.startswith("license:")), None)
-    files = [listed[name] for name in _chosen(model, commit, listed)]
+    files = [_hub_file(model, listed[name]) for name in _chosen(model, commit, listed)]
     return _Plan(model, commit, tuple(files), licence and licence.removeprefix("license:"))
 
 
-def _hub_file(model: HubModel, listed: Any) -> HubFile:
-    name, lfs = str(listed.rfilename), listed.lfs
-    parts = PurePosixPath(name).parts
-    if name.startswith("/") or ".." in parts or not parts or not name.isprintable():
+def _safe_name(model: HubModel, name: object) -> str:
+    parts = PurePosixPath(str(name)).parts
+    if not parts or parts[0] == "/" or ".." in parts or not str(name).isprintable():
         raise ModelNotFoundError(
             f"{model.repository} has a file named {quoted(name)}, which may lead out of its "
             "folder; nothing was fetched."
         )
-    digest = parse_digest(str(listed.blob_id if lfs is None else lfs.sha256))
-    return HubFile(name, int((listed.size if lfs is None else lfs.size) or 0), digest)
+    return str(name)
 
 
-def _chosen(model: HubModel, commit: str, listed: Mapping[str, HubFile]) -> list[str]:
+def _hub_file(model: HubModel, listed: Any) -> HubFile:
+    """A file by whose listed size and digest it will be judged; one without a size is refused."""
+    name, lfs = listed.rfilename, listed.lfs
+    size, given, kind = listed.size, listed.blob_id, GIT
+    if lfs is not None:
+        size, given, kind = lfs.size, lfs.sha256, SHA256
+    if not isinstance(size, int) or size < 0:
+        raise _odd_listing(model, name, "size", size)
+    digest = None if given is None else parse_digest(str(given))
+    if given is not None and (digest is None or digest.kind != kind):
+        raise _odd_listing(model, name, "digest", given)
+    return HubFile(name, size, digest)
+
+
+def _odd_listing(model: HubModel, name: str, what: str, given: object) -> ModelNotFoundError:
+    has = f"no {what}" if given is None else f"{quoted(given)} as the {what}"
+    return ModelNotFoundError(
+        f"The Hub lists {has} of {model.repository}/{name}, so what comes could not be checked; "
+        "it was not fetched. See whether HF_ENDPOINT, or a proxy, is a Hub."
+    )
+
+
+def _chosen(model: HubModel, commit: str, listed: Mapping[str, Any]) -> list[str]:
     """The names of the files that are read; an index is fetched to know which these are."""
     ggufs = [name for name in listed if name.endswith(".gguf")]
     if model.file:
@@ -160,7 +190,7 @@ def _chosen(model: HubModel, commit: str, listed: Mapping[str, HubFile]) -> list
         return [model.file]
     index = None
     if INDEX_NAME in listed:
-        index = _read_index(_Plan(model, commit, (listed[INDEX_NAME],)))
+        index = _read_index(_Plan(model, commit, (_hub_file(model, listed[INDEX_NAME]),)))
     weights = hub_cache.weight_files(listed, index)
     if not weights and ggufs:
         raise ModelNotFoundError(
@@ -182,14 +212,12 @@ def _chosen(model: HubModel, commit: str, listed: Mapping[str, HubFile]) -> list
 
 
 def _read_index(plan: _Plan) -> str:
-    if plan.missing:
-        _check_room([plan])
-        _fetch(plan, is_quiet=True)
     file = plan.files[0]
+    if not plan.folder.is_linked(plan.commit, file):
+        _check_room([plan])
+        _fetch(plan, is_index=True)
     try:
-        plan.folder.link(plan.commit, file)
-        path = plan.folder.path / "snapshots" / plan.commit / file.name
-        with path.open("rb") as stream:
+        with plan.folder.place(plan.commit, file).open("rb") as stream:
             return stream.read(MAX_JSON_BYTES).decode("utf-8", errors="replace")
     except OSError as error:
         raise ModelNotFoundError(_explain_disk(plan.model, error)) from None
@@ -197,62 +225,54 @@ def _read_index(plan: _Plan) -> str:
 
 def _check_room(plans: Sequence[_Plan]) -> None:
     """Refuse what the disk has no room for, before anything is fetched."""
-    needed = sum(plan.num_bytes - plan.num_here for plan in plans)
-    if not needed:
-        return
-    root = plans[0].folder.root
-    free = free_bytes(root)
-    if free is None or needed <= free:
-        return
-    names = " and ".join(plan.model.name for plan in plans)
-    raise CapacityError(
-        f"The disk has no room for {names}: {in_words(needed)} are to be fetched, "
-        f"{in_words(free)} are free in {root}, so {in_words(needed - free)} are missing. Remove a "
-        "model (`flashdraft list` shows what they take, `flashdraft rm` removes one), or set "
-        "HF_HOME to a folder on a larger disk."
-    )
+    needed = {plan.model.name: plan.num_bytes - plan.num_here for plan in plans if plan.missing}
+    if needed:
+        check_room(" and ".join(needed), sum(needed.values()), plans[0].folder.root, "HF_HOME")
 
 
 # -- the fetch ---------------------------------------------------------------------------------
 
 
-def _fetch(plan: _Plan, is_quiet: bool = False) -> None:
-    """Have every file of a plan in the cache; one process at a time does that."""
+def _fetch(plan: _Plan, is_index: bool = False) -> None:
+    """Have every file of a plan in the cache, under its name; one process at a time does that.
+
+    An index is fetched quietly and for itself: its model is not found before the rest is there.
+    """
     name, folder = plan.model.name, plan.folder
     waiting = f"Another process fetches {name} or removes it; waiting until it has ended."
     try:
-        (folder.path / "blobs").mkdir(parents=True, exist_ok=True)
         with locks.held(folder.lock, lambda: say(waiting)):
-            if not plan.missing:  # the other process had it too
+            missing = plan.missing  # nothing, where the other process had it too
+            if missing:
+                (folder.path / "blobs").mkdir(parents=True, exist_ok=True)
+                folder.note_use(name, is_used=False, begun=plan.begun)
+                _fetch_missing(plan, is_quiet=is_index)
+            if is_index:
+                folder.link(plan.commit, plan.files[0])
                 return
-            folder.note_use(name, is_used=False)
-            meter = FetchMeter(name, plan.num_bytes, plan.num_here)
-            if not is_quiet:
-                _announce(plan)
-            try:
-                _transfer(plan, meter)
-            except KeyboardInterrupt:
-                meter.close()
-                came = f"{in_words(meter.num_here)} of {in_words(meter.total)}"
-                say(f"Interrupted; {came} of {name} are kept. The same command goes on from there.")
-                raise
-            finally:
-                meter.close()
-            if not is_quiet:
-                say(f"Fetched {name}: {in_words(meter.num_come)} in {meter.describe_time()}.")
+            folder.show(plan.commit, plan.files)
+            if missing:
+                folder.note_use(name, is_fetched=True, is_used=False)
     except OSError as error:
         raise ModelNotFoundError(_explain_disk(plan.model, error)) from None
 
 
-def _show(plan: _Plan) -> None:
-    """Give the files their names, if they have not got them; a cache may be read-only then."""
-    if plan.folder.shows(plan.commit, plan.files):
-        return
+def _fetch_missing(plan: _Plan, is_quiet: bool) -> None:
+    name = plan.model.name
+    meter = FetchMeter(name, plan.num_bytes, plan.num_here)
+    if not is_quiet:
+        _announce(plan)
     try:
-        with locks.held(plan.folder.lock, lambda: None):
-            plan.folder.show(plan.commit, plan.files)
-    except OSError as error:
-        raise ModelNotFoundError(_explain_disk(plan.model, error)) from None
+        _transfer(plan, meter)
+    except KeyboardInterrupt:
+        meter.close()
+        came = f"{in_words(meter.num_here)} of {in_words(meter.total)}"
+        say(f"Interrupted; {came} of {name} are kept. The same command goes on from there.")
+        raise
+    finally:
+        meter.close()
+    if not is_quiet:
+        say(f"Fetched {name}: {in_words(meter.num_come)} in {meter.describe_time()}.")
 
 
 def _announce(plan: _Plan) -> None:
@@ -261,6 +281,10 @@ def _announce(plan: _Plan) -> None:
     say(f"Fetching {plan.model.name}: {in_words(plan.num_bytes)} in {files}{here}.")
     if plan.licence:
         say(f"Its licence is {plan.licence}: {licence_page(plan.model.repository)}")
+    unchecked = [file.name for file in plan.files if file.digest is None]
+    if unchecked:
+        more = f" and {len(unchecked) - 1} others" if len(unchecked) > 1 else ""
+        say(f"Warning: the Hub lists no digest of {unchecked[0]}{more}; only sizes are checked.")
 
 
 def _transfer(plan: _Plan, meter: FetchMeter) -> None:
@@ -269,7 +293,9 @@ def _transfer(plan: _Plan, meter: FetchMeter) -> None:
     listener = Listener(meter.add, stop.is_set)
     files = sorted(plan.missing, key=lambda file: file.num_bytes)
     with ThreadPoolExecutor(_WORKERS) as pool:
-        tasks = [pool.submit(_fetch_one, plan, file, listener) for file in files]
+        tasks = [
+            pool.submit(_fetch_one, plan, file, listener) for file in files if not _is_huge(file)
+        ]
         try:
             done, _ = wait(tasks, return_when=FIRST_EXCEPTION)
         finally:
@@ -279,13 +305,20 @@ def _transfer(plan: _Plan, meter: FetchMeter) -> None:
     for problem in problems:
         if problem is not None and not isinstance(problem, Stopped):
             raise problem
+    for file in filter(_is_huge, files):  # in this thread: the client hears of Ctrl-C in no other
+        _fetch_one(plan, file, listener)
+
+
+def _is_huge(file: HubFile) -> bool:
+    """Whether the Hub has another way for it, which its client alone knows."""
+    return file.num_bytes > constants.MAX_HTTP_DOWNLOAD_SIZE
 
 
 def _fetch_one(plan: _Plan, file: HubFile, listener: Listener) -> None:
     model, folder = plan.model, plan.folder
-    is_huge = file.num_bytes > constants.MAX_HTTP_DOWNLOAD_SIZE
+    is_huge = _is_huge(file)
     try:
-        if is_huge:  # the Hub has another way for these, which its client knows; it keeps no part
+        if is_huge:  # the client keeps no part
             huggingface_hub.hf_hub_download(model.repository, file.name, revision=plan.commit)
             listener.on_bytes(file.num_bytes)
             return

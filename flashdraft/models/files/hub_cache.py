@@ -15,7 +15,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +33,7 @@ _PREFIX = "models--"
 _NOTE = "flashdraft.json"
 _PART = ".flashdraft.incomplete"  # the client counts *.incomplete among what may be removed
 _COMMIT = re.compile(r"[0-9a-f]{40}")
+_BLOB = re.compile(r"(unchecked-)?[0-9a-f]{40,64}")
 _MAX_NOTE_BYTES = 100_000
 
 
@@ -50,6 +51,7 @@ class Use(NamedTuple):
     name: str
     fetched: float | None  # None: not by us, or not to its end
     used: float | None
+    blobs: tuple[str, ...] = ()  # of one file, whose fetch began: no link shows them yet
 
 
 @dataclass(frozen=True)
@@ -111,11 +113,18 @@ class HubFolder:
 
     def has(self, commit: str, file: HubFile) -> bool:
         """Whether a file is there, in its full size."""
-        link = self.path / "snapshots" / commit / file.name
-        return any(
-            path.is_file() and path.stat().st_size == file.num_bytes
-            for path in (link, self.blob(commit, file))
-        )
+        blob = self.blob(commit, file)
+        is_kept = blob.is_file() and blob.stat().st_size == file.num_bytes
+        return is_kept or self.is_linked(commit, file)
+
+    def place(self, commit: str, file: HubFile) -> Path:
+        """Where the snapshot shows it."""
+        return self.path / "snapshots" / commit / file.name
+
+    def is_linked(self, commit: str, file: HubFile) -> bool:
+        """Whether the snapshot shows it, in its full size."""
+        link = self.place(commit, file)
+        return link.is_file() and link.stat().st_size == file.num_bytes
 
     def num_here(self, commit: str, file: HubFile) -> int:
         """How many bytes of it are there."""
@@ -131,9 +140,9 @@ class HubFolder:
 
     def link(self, commit: str, file: HubFile) -> None:
         """Have the snapshot show a file whose content is there."""
-        link = self.path / "snapshots" / commit / file.name
-        if link.is_file() and link.stat().st_size == file.num_bytes:
+        if self.is_linked(commit, file):
             return
+        link = self.place(commit, file)
         link.parent.mkdir(parents=True, exist_ok=True)
         made = link.with_name(f".{link.name}.{os.getpid()}.link")  # the lock keeps others out
         made.unlink(missing_ok=True)
@@ -142,11 +151,8 @@ class HubFolder:
 
     def shows(self, commit: str, files: Collection[HubFile]) -> bool:
         """Whether a commit is the one that is found, with all these files."""
-        folder = self.path / "snapshots" / commit
-        return self._snapshot() == folder and all(
-            (folder / file.name).is_file() and (folder / file.name).stat().st_size == file.num_bytes
-            for file in files
-        )
+        is_found = self._snapshot() == self.path / "snapshots" / commit
+        return is_found and all(self.is_linked(commit, file) for file in files)
 
     def show(self, commit: str, files: Collection[HubFile]) -> None:
         """Make a commit, whose files are all there, the one that is found."""
@@ -156,20 +162,22 @@ class HubFolder:
         ref.parent.mkdir(parents=True, exist_ok=True)
         write_whole(ref, commit)
 
-    def num_bytes(self, file: str = "") -> int:
+    def num_bytes(self, name: str, file: str = "") -> int:
         """What it takes on the disk; links count for nothing."""
         if file:
-            return sum(path.stat().st_size for path in self.contents(file))
+            return sum(path.stat().st_size for path in self.contents(name, file))
         return sum(
             path.lstat().st_size
             for path in self.path.rglob("*")
             if path.is_file() and not path.is_symlink()
         )
 
-    def contents(self, file: str) -> set[Path]:
-        """What one file's links show, as far as it lies in this folder."""
+    def contents(self, name: str, file: str) -> set[Path]:
+        """What one file's links show and what its fetches began, as far as it lies in here."""
         blobs = (self.path / "blobs").resolve()
+        begun = (blob for use in self.uses() if use.name == name for blob in use.blobs)
         found = {path.resolve() for path in self.links(file)}
+        found.update(path for blob in begun for path in blobs.glob(f"{blob}*"))  # and parts of it
         return {path for path in found if path.parent == blobs and path.is_file()}
 
     def links(self, file: str = "") -> list[Path]:
@@ -179,21 +187,38 @@ class HubFolder:
             return [one / file for one in snapshots if (one / file).is_symlink()]
         return [path for one in snapshots for path in one.rglob("*") if not path.is_dir()]
 
-    def is_unfinished(self) -> bool:
-        """Whether a fetch of ours waits to be continued."""
-        return any((self.path / "blobs").glob(f"*{_PART}"))
+    def has_content(self) -> bool:
+        """Whether anything of it came, whole or not."""
+        return any((self.path / "blobs").glob("*"))
 
-    def remove(self, name: str, file: str = "") -> None:
-        """Remove it all, or one file where other files are there too."""
-        if file and self.find(file) is not None:
-            for path in [*self.contents(file), *self.links(file)]:
-                path.unlink()
-            self.forget_use(name)
-            if self.links() or self.uses():
-                return
-        with suppress(OSError):
-            (self.path / "refs" / constants.DEFAULT_REVISION).unlink()  # nobody finds half of it
-        shutil.rmtree(self.path)
+    def remove(self, name: str, file: str = "") -> int:
+        """Remove it all, or one file where other things are there too; what was freed, in bytes."""
+        if not self.path.is_dir():  # it went with the last of its files
+            return 0
+        freed = self._remove_file(name, file) if file else self.num_bytes(name)
+        if not file or not self._is_needed():
+            with suppress(OSError):
+                (self.path / "refs" / constants.DEFAULT_REVISION).unlink()  # no one finds half
+            shutil.rmtree(self.path)
+        return freed
+
+    def _remove_file(self, name: str, file: str) -> int:
+        """Remove one file, but no content that others show too."""
+        links = self.links(file)
+        needed = {path.resolve() for path in self.links() if path not in links}
+        for use in self.uses():
+            if use.name != name and ":" in use.name:
+                needed |= self.contents(use.name, use.name.partition(":")[2])
+        contents = self.contents(name, file) - needed
+        freed = sum(path.stat().st_size for path in contents)
+        for path in [*links, *contents]:
+            path.unlink()
+        self.forget_use(name)
+        return freed
+
+    def _is_needed(self) -> bool:
+        """Whether anything is in it."""
+        return bool(self.links() or self.uses()) or self.has_content()
 
     # -- what flashdraft used ------------------------------------------------------------------
 
@@ -205,7 +230,12 @@ class HubFolder:
                 return []
             content = json.loads(note.read_text(encoding="utf-8"))
             return [
-                Use(name, _time(times.get("fetched")), _time(times.get("used")))
+                Use(
+                    name,
+                    _time(times.get("fetched")),
+                    _time(times.get("used")),
+                    _blobs(times.get("blobs")),
+                )
                 for name, times in content["models"].items()
                 if name.partition(":")[0] == self.repository
                 and ".." not in Path(name.partition(":")[2]).parts
@@ -214,12 +244,18 @@ class HubFolder:
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return []
 
-    def note_use(self, name: str, is_fetched: bool = False, is_used: bool = True) -> None:
-        """Note that a model of this repository is used, or is fetched whole."""
+    def note_use(
+        self, name: str, is_fetched: bool = False, is_used: bool = True, begun: Iterable[str] = ()
+    ) -> None:
+        """Note that a model of this repository is used, is fetched whole, or which blobs begin."""
         now = time.time()
         uses = {use.name: use for use in self.uses()}
         old = uses.get(name, Use(name, None, None))
-        uses[name] = Use(name, now if is_fetched else old.fetched, now if is_used else old.used)
+        blobs = tuple(dict.fromkeys([*old.blobs, *begun]))
+        if is_fetched:  # what an earlier version's fetch left stays noted
+            blobs = tuple(blob for blob in blobs if (self.path / "blobs" / (blob + _PART)).exists())
+        fetched, used = now if is_fetched else old.fetched, now if is_used else old.used
+        uses[name] = Use(name, fetched, used, blobs)
         self._write_uses(uses.values())
 
     def forget_use(self, name: str) -> None:
@@ -227,7 +263,11 @@ class HubFolder:
         self._write_uses([use for use in self.uses() if use.name != name])
 
     def _write_uses(self, uses: Collection[Use]) -> None:
-        models = {use.name: {"fetched": use.fetched, "used": use.used} for use in uses}
+        models = {
+            use.name: {"fetched": use.fetched, "used": use.used}
+            | ({"blobs": use.blobs} if use.blobs else {})
+            for use in uses
+        }
         with suppress(OSError):  # a cache that cannot be written is used all the same
             write_whole(self.path / _NOTE, json.dumps({"models": models}) + "\n")
 
@@ -274,3 +314,9 @@ def local_weights(folder: Path) -> list[Path]:
 
 def _time(value: object) -> float | None:
     return float(value) if isinstance(value, int | float) else None
+
+
+def _blobs(value: object) -> tuple[str, ...]:
+    """Names of blobs, as a note has them; nothing that leads elsewhere."""
+    names = value if isinstance(value, list) else []
+    return tuple(name for name in names if isinstance(name, str) and _BLOB.fullmatch(name))

@@ -14,7 +14,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from flashdraft.errors import printable
+from flashdraft.errors import CapacityError, printable
 
 _REDRAWN_S, _REPEATED_S = 0.2, 30.0  # on a terminal, and where lines stay
 _UNITS = ((10**9, "GB", 1), (10**6, "MB", 0), (10**3, "kB", 0), (1, "bytes", 0))
@@ -39,6 +39,18 @@ def free_bytes(folder: Path) -> int | None:
         with suppress(OSError):
             return shutil.disk_usage(place).free
     return None
+
+
+def check_room(names: str, needed: int, folder: Path, variable: str) -> None:
+    """Refuse what the disk of a folder, which an environment variable names, has no room for."""
+    free = free_bytes(folder)
+    if free is not None and free < needed:
+        raise CapacityError(
+            f"The disk has no room for {names}: fetching takes {in_words(needed)}, "
+            f"{in_words(free)} are free in {folder}, so {in_words(needed - free)} are missing. "
+            "Remove a model (`flashdraft list` shows what they take, `flashdraft rm` removes one), "
+            f"or set {variable} to a folder on a larger disk."
+        )
 
 
 def say(text: str) -> None:

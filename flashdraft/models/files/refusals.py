@@ -70,6 +70,17 @@ def explain(repository: str, file: str, given: Exception) -> str:
     )
 
 
+def explain_briefly(given: Exception) -> str:
+    """What the Hub did instead of answering, as the end of a sentence about it."""
+    refusal = _Refusal.of(given)
+    if refusal.status is not None:
+        return f"answered with status {refusal.status}"
+    if is_unreachable(refusal.error):
+        return "cannot be reached"
+    text = " ".join(str(refusal.error).split()).rstrip(".")
+    return f"could not be asked ({type(refusal.error).__name__}: {text[:200]})"
+
+
 def is_unreachable(error: BaseException) -> bool:
     """Whether nobody answered: the network failed, or is switched off."""
     if isinstance(error, hub_errors.LocalEntryNotFoundError | ConnectionError | TimeoutError):

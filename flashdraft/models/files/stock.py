@@ -7,12 +7,12 @@ fetched or used, or knows by name; what others keep there is left alone. It fetc
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from flashdraft.errors import FlashdraftError, RequestError, did_you_mean, quoted
+from flashdraft.errors import FlashdraftError, RequestError, did_you_mean, printable, quoted
 from flashdraft.models.files import digests, locks
 from flashdraft.models.files.hub_cache import HubFolder, Use, hub_folders
 from flashdraft.models.files.packaged import PackagedModel, cache_folder
@@ -51,15 +51,14 @@ def _packaged(packaged: Mapping[str, PackagedModel]) -> Iterator[CachedModel]:
 
 def _of_hub(known: Iterable[str]) -> Iterator[CachedModel]:
     uses = {use.name: use for folder in hub_folders() for use in folder.uses()}
-    for name in {*uses, *known}:
-        uses.setdefault(name, Use(name, None, None))
-    for name, use in sorted(uses.items()):
+    for name in sorted({*uses, *known}):
+        use = uses.get(name, Use(name, None, None))
         repository, _, file = name.partition(":")
         folder = HubFolder(repository)
         with suppress(OSError):
             is_whole = folder.find(file) is not None
-            if is_whole or folder.is_unfinished():
-                size = folder.num_bytes(file if is_whole else "")
+            if is_whole or (name in uses and folder.has_content()):
+                size = folder.num_bytes(name, file)
                 yield CachedModel(name, HUB, folder.path, size, is_whole, use.fetched, use.used)
 
 
@@ -92,6 +91,12 @@ def find_cached(name: str, models: Iterable[CachedModel]) -> CachedModel:
             f"{quoted(name)} is no model's name; models of our cache are removed by name, and "
             f"nothing by its path. {_LISTED}."
         )
+    files = [one for one in named if one.startswith(f"{name}:")]
+    if files:
+        raise RequestError(
+            f"Of {quoted(name)} single files are here, which are removed by their names: "
+            f"{', '.join(map(printable, files))}. {_LISTED}."
+        )
     folder = HubFolder(name.partition(":")[0])
     if "/" in name and folder.path.is_dir():
         raise RequestError(
@@ -103,52 +108,76 @@ def find_cached(name: str, models: Iterable[CachedModel]) -> CachedModel:
     )
 
 
-def remove_cached(model: CachedModel, packaged: Mapping[str, PackagedModel]) -> int:
-    """Remove a model; what was freed, in bytes."""
-    if model.path.is_symlink():
+def remove_cached(
+    models: Iterable[CachedModel], packaged: Mapping[str, PackagedModel]
+) -> list[tuple[str, int]]:
+    """Remove models, all of them or, where one is a link or is being fetched, none.
+
+    What was removed, files before the repositories that they are of, with the bytes freed.
+    """
+    chosen = sorted(dict.fromkeys(models), key=lambda model: ":" not in model.name)
+    for model in chosen:
+        if model.path.is_symlink():
+            raise RequestError(
+                f"{model.name} is a link, {model.path}, to {model.path.resolve()}, which is no "
+                "place of ours; nothing was removed. Remove the link by hand if it is yours."
+            )
+    removed: list[tuple[str, int]] = []
+    with ExitStack() as stack:
+        ours: set[Path] = set()
+        for model in chosen:
+            with _in_words(model, removed):
+                _hold(model, packaged, ours, stack)
+        for model in chosen:
+            with _in_words(model, removed):
+                removed.append((model.name, _remove(model)))
+    return removed
+
+
+def _hold(
+    model: CachedModel, packaged: Mapping[str, PackagedModel], ours: set[Path], stack: ExitStack
+) -> None:
+    """Take the lock of a model, unless it is among ours; RequestError if another process has it."""
+    if model.source == EXPORT:
+        return
+    lock, others = _lock(model, packaged), []
+    if model.source == HUB:  # the client has a lock for each file
+        others = [path for path in lock.parent.glob("*.lock") if path != lock]
+    is_free = lock in ours or stack.enter_context(locks.held_if_free(lock))
+    if not is_free or any(map(locks.is_held, others)):
         raise RequestError(
-            f"{model.name} is a link, {model.path}, to {model.path.resolve()}, which is no place "
-            "of ours; nothing was removed. Remove the link by hand if it is yours."
+            f"{model.name} is being fetched by another process; nothing was removed. Wait until it "
+            "has ended, or end it first."
         )
-    try:
-        if model.source == HUB:
-            return _remove_of_hub(model)
-        if model.source == PACKAGE:
-            lock = packaged[model.name].lock
-            return _remove_alone(model, lock, lambda: _remove_file(model.path))
+    ours.add(lock)
+
+
+def _lock(model: CachedModel, packaged: Mapping[str, PackagedModel]) -> Path:
+    if model.source == PACKAGE:
+        return packaged[model.name].lock
+    return HubFolder(model.name.partition(":")[0]).lock
+
+
+def _remove(model: CachedModel) -> int:
+    """Remove a model that nobody else is at; what was freed, in bytes."""
+    if model.source == HUB:
+        repository, _, file = model.name.partition(":")
+        return HubFolder(repository).remove(model.name, file)
+    if model.source == PACKAGE:
+        digests.forget(model.path)
+        model.path.unlink()
+    else:
         shutil.rmtree(model.path)
-        return model.num_bytes
-    except OSError as error:
-        raise FlashdraftError(
-            f"{model.name} cannot be removed from {model.path}: {error.strerror or error}. See to "
-            "whom its files belong."
-        ) from None
-
-
-def _remove_of_hub(model: CachedModel) -> int:
-    repository, _, file = model.name.partition(":")
-    folder = HubFolder(repository)
-    others = [lock for lock in folder.locks.glob("*.lock") if lock != folder.lock]
-    if any(map(locks.is_held, others)):
-        raise _busy(model)
-    return _remove_alone(model, folder.lock, lambda: folder.remove(model.name, file))
-
-
-def _remove_alone(model: CachedModel, lock: Path, remove: Callable[[], None]) -> int:
-    with locks.held_if_free(lock) as is_ours:
-        if not is_ours:
-            raise _busy(model)
-        remove()
     return model.num_bytes
 
 
-def _busy(model: CachedModel) -> RequestError:
-    return RequestError(
-        f"{model.name} is being fetched by another process; nothing was removed. Wait until it has "
-        "ended, or end it first."
-    )
-
-
-def _remove_file(path: Path) -> None:
-    digests.forget(path)
-    path.unlink()
+@contextmanager
+def _in_words(model: CachedModel, removed: Iterable[tuple[str, int]]) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        before = ", ".join(name for name, _ in removed)
+        raise FlashdraftError(
+            f"{model.name} cannot be removed from {model.path}: {error.strerror or error}. See to "
+            "whom its files belong." + (f" Removed before it: {before}." if before else "")
+        ) from None

@@ -21,6 +21,7 @@ from flashdraft.models.files.digests import Digest, new_hash
 
 _WAITS_S = (1.0, 2.0, 4.0, 8.0)  # before asking again, as long as nothing comes
 _MAX_REDIRECTS = 5
+_MAX_RESTARTS = 2  # of a file whose server does not continue
 _REDIRECTS = (301, 302, 303, 307, 308)
 _BLOCK_BYTES = 1 << 20
 _RANGE_REFUSED = 416
@@ -53,6 +54,7 @@ class _Part:
         self._wanted, self._listener = wanted, listener
         self._file = path.open("ab+")  # appends wherever reading was
         self.num_bytes, self._hash = 0, self._new_hash()
+        self.num_restarts = 0
         self._read()
 
     def _new_hash(self) -> Any:
@@ -78,6 +80,7 @@ class _Part:
 
     def restart(self) -> None:
         """Forget it all."""
+        self.num_restarts += 1
         self._file.truncate(0)
         self._listener.on_bytes(-self.num_bytes)
         self.num_bytes, self._hash = 0, self._new_hash()
@@ -119,8 +122,9 @@ def _complete(came: _Part, wanted: Wanted, headers: Mapping[str, str], listener:
     num_idle = 0
     if came.num_bytes > wanted.num_bytes:
         came.restart()
+    furthest = came.num_bytes  # ever: what comes again is no progress
     while came.num_bytes < wanted.num_bytes:
-        before = came.num_bytes
+        num_restarts = came.num_restarts
         try:
             for block in _blocks(came, wanted.url, headers):
                 if listener.is_stopped():
@@ -133,7 +137,10 @@ def _complete(came: _Part, wanted: Wanted, headers: Mapping[str, str], listener:
             problem = lost.reason
         if came.num_bytes >= wanted.num_bytes:
             return
-        num_idle = 0 if came.num_bytes > before else num_idle + 1
+        if came.num_restarts > num_restarts and not came.num_bytes:
+            continue  # that was no answer: all of it is asked for, before anything is given up
+        num_idle = 0 if came.num_bytes > furthest else num_idle + 1
+        furthest = max(furthest, came.num_bytes)
         if num_idle > len(_WAITS_S):
             raise problem
         _wait(_WAITS_S[max(num_idle - 1, 0)], listener)
@@ -162,11 +169,11 @@ def _blocks(came: _Part, url: str, headers: Mapping[str, str]) -> Iterator[bytes
     try:
         with _answer(url, headers, start) as response:
             if response.status_code == _RANGE_REFUSED and start:
-                came.restart()
+                _start_over(came)
                 return
             hf_raise_for_status(response)
             if start and not _continues(response, start):
-                came.restart()
+                _start_over(came)
                 if response.status_code != 200:  # some other piece: ask for all of it
                     return
             yield from response.iter_bytes()
@@ -178,6 +185,12 @@ def _blocks(came: _Part, url: str, headers: Mapping[str, str]) -> Iterator[bytes
         raise  # of the disk; the network's errors are none
     except Exception as error:  # the network's have no base that every version of the client has
         raise _LostError(error) from error
+
+
+def _start_over(came: _Part) -> None:
+    if came.num_restarts >= _MAX_RESTARTS:
+        raise ConnectionError("the answers break off, and are not continued where they did")
+    came.restart()
 
 
 @contextmanager

@@ -93,7 +93,7 @@ def test_why_a_pull_fails(hub: FakeHub, capsys: Captured, monkeypatch: pytest.Mo
     assert f"accept its licence at https://huggingface.co/{DRAFTER} and set HF_TOKEN" in err
     monkeypatch.setattr(meter.shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
     code, _, err = ask(capsys, "pull", NAME)
-    assert code == 2 and "no room for org/name: 78 kB are to be fetched, 1 kB are free" in err
+    assert code == 2 and "no room for org/name: fetching takes 78 kB, 1 kB are free" in err
     assert ask(capsys, "pull", "org/other")[0] == 2
 
 
@@ -171,6 +171,26 @@ def test_an_unfinished_fetch_is_listed(hub: FakeHub, capsys: Captured) -> None:
     assert listed(capsys) == {} and not HubFolder(NAME).path.exists()
 
 
+def test_a_target_is_here_though_its_drafter_failed(hub: FakeHub, capsys: Captured) -> None:
+    hub.models[DRAFTER] = {"config.json": b"{}", "model.safetensors": b"w" * 50}
+    hub.refusals[DRAFTER] = 403, {"X-Error-Code": "GatedRepo"}
+    assert ask(capsys, "pull", TARGET)[0] == 2
+    rows = listed(capsys)
+    assert rows[TARGET]["is_whole"] and rows[TARGET]["fetched"]
+    assert HubFolder(TARGET).find() is not None
+    assert ask(capsys, "rm", TARGET)[0] == 0
+    assert not HubFolder(TARGET).path.exists()
+
+
+def test_whole_blobs_without_names_are_unfinished(hub: FakeHub, capsys: Captured) -> None:
+    sources.resolve_source(NAME)
+    (HubFolder(NAME).path / "refs" / "main").unlink()  # as if it was killed before the end
+    row = listed(capsys)[NAME]
+    assert not row["is_whole"] and row["num_bytes"] > 77_000
+    assert ask(capsys, "rm", NAME)[0] == 0
+    assert not HubFolder(NAME).path.exists()
+
+
 def test_what_other_programs_fetched_is_not_ours(hub: FakeHub, capsys: Captured) -> None:
     for name in (NAME, TARGET):
         sources.resolve_source(name)
@@ -213,6 +233,56 @@ def test_one_file_of_several(hub: FakeHub, capsys: Captured) -> None:
     assert listed(capsys).keys() == {"org/files:q8.gguf"}
     assert ask(capsys, "rm", "org/files:q8.gguf")[0] == 0
     assert not HubFolder("org/files").path.exists()
+
+
+def test_an_unfinished_file_goes_without_its_siblings(hub: FakeHub, capsys: Captured) -> None:
+    hub.add("org/files", **{"q4.gguf": b"GGUF" * 1000, "q8.gguf": b"GGUF" * 2000})
+    assert ask(capsys, "pull", "org/files:q4.gguf")[0] == 0
+    hub.cuts = [3000] + [0] * 5
+    assert ask(capsys, "pull", "org/files:q8.gguf")[0] == 2
+    rows = listed(capsys)
+    assert rows["org/files:q4.gguf"]["num_bytes"] == 4000 and rows["org/files:q4.gguf"]["is_whole"]
+    assert rows["org/files:q8.gguf"]["num_bytes"] == 3000
+    assert not rows["org/files:q8.gguf"]["is_whole"]
+    assert ask(capsys, "rm", "org/files:q8.gguf")[1] == "Removed org/files:q8.gguf: 3 kB freed.\n"
+    assert listed(capsys).keys() == {"org/files:q4.gguf"}
+    assert HubFolder("org/files").find("q4.gguf") is not None
+    assert len([*HubFolder("org/files").path.glob("blobs/*")]) == 1
+
+
+def test_a_file_begun_alone_takes_its_folder_along(hub: FakeHub, capsys: Captured) -> None:
+    hub.add("org/files", **{"q8.gguf": b"GGUF" * 2000})
+    hub.cuts = [3000] + [0] * 5
+    assert ask(capsys, "pull", "org/files:q8.gguf")[0] == 2
+    assert ask(capsys, "rm", "org/files:q8.gguf")[0] == 0
+    assert not HubFolder("org/files").path.exists()
+
+
+def test_content_that_another_file_shows_stays(hub: FakeHub, capsys: Captured) -> None:
+    hub.add("org/files", **{"q4.gguf": b"GGUF" * 1000, "same.gguf": b"GGUF" * 1000})
+    for file in ("q4", "same"):
+        sources.resolve_source(f"org/files:{file}.gguf")
+    assert "0 bytes freed" in ask(capsys, "rm", "org/files:q4.gguf")[1]
+    path = HubFolder("org/files").find("same.gguf")
+    assert path is not None and path.read_bytes() == b"GGUF" * 1000
+    assert "4 kB freed" in ask(capsys, "rm", "org/files:same.gguf")[1]
+    assert not HubFolder("org/files").path.exists()
+
+
+@pytest.mark.parametrize("blobs", [["../../../mine"], ["*"], 5, [1], None])
+def test_a_note_of_blobs_that_lead_out(
+    hub: FakeHub, capsys: Captured, tmp_path: Path, blobs: Any
+) -> None:
+    hub.add("org/files", **{"q4.gguf": b"GGUF" * 1000, "q8.gguf": b"GGUF" * 2000})
+    for file in ("q4", "q8"):
+        sources.resolve_source(f"org/files:{file}.gguf")
+    (tmp_path / "mine").write_text("keep")
+    note = HubFolder("org/files").path / "flashdraft.json"
+    content = json.loads(note.read_text())
+    content["models"]["org/files:q4.gguf"]["blobs"] = blobs
+    note.write_text(json.dumps(content))
+    assert ask(capsys, "rm", "org/files:q4.gguf")[0] == 0
+    assert (tmp_path / "mine").exists() and HubFolder("org/files").find("q8.gguf") is not None
 
 
 @pytest.mark.parametrize(
@@ -274,6 +344,64 @@ def test_not_while_it_is_fetched(hub: FakeHub, capsys: Captured, lock: str) -> N
     assert code == 2 and "org/name is being fetched by another process" in err
     assert HubFolder(NAME).find() is not None
     assert ask(capsys, "rm", NAME)[0] == 0
+
+
+@pytest.mark.parametrize("lock", ["flashdraft.lock", "abc.lock"])
+def test_all_or_none_where_one_is_fetched(hub: FakeHub, capsys: Captured, lock: str) -> None:
+    for name in (NAME, TARGET):
+        sources.resolve_source(name)
+    with locks.held(HubFolder(TARGET).locks / lock, lambda: None):
+        code, out, err = ask(capsys, "rm", NAME, TARGET)
+    assert (code, out) == (2, "") and f"{TARGET} is being fetched" in err
+    assert HubFolder(NAME).find() is not None and HubFolder(TARGET).find() is not None
+    assert ask(capsys, "rm", NAME, TARGET)[0] == 0
+
+
+def test_all_or_none_where_one_is_a_link(hub: FakeHub, capsys: Captured, tmp_path: Path) -> None:
+    for name in (NAME, TARGET):
+        sources.resolve_source(name)
+    HubFolder(TARGET).path.rename(tmp_path / "elsewhere")
+    HubFolder(TARGET).path.symlink_to(tmp_path / "elsewhere")
+    code, out, err = ask(capsys, "rm", NAME, TARGET)
+    assert (code, out) == (2, "") and "nothing was removed" in err
+    assert HubFolder(NAME).find() is not None
+
+
+@pytest.mark.parametrize("is_first", [False, True])
+def test_a_model_named_twice_and_by_its_repository(
+    hub: FakeHub, capsys: Captured, is_first: bool
+) -> None:
+    hub.add("org/files", **{"q4.gguf": b"GGUF" * 1000})
+    for name in ("org/files", "org/files:q4.gguf"):
+        sources.resolve_source(name)
+    names = ["org/files", "org/files:q4.gguf", "org/files"]
+    code, out, _ = ask(capsys, "rm", *names[is_first:])
+    assert code == 0 and len(out.splitlines()) == 2 and "org/files:q4.gguf: 4 kB freed" in out
+    assert listed(capsys) == {} and not HubFolder("org/files").path.exists()
+
+
+def test_a_repository_of_which_files_are_here(hub: FakeHub, capsys: Captured) -> None:
+    hub.add("org/files", **{"q4.gguf": b"GGUF" * 1000})
+    sources.resolve_source("org/files:q4.gguf")
+    code, _, err = ask(capsys, "rm", "org/files")
+    assert code == 2 and "removed by their names: org/files:q4.gguf" in err
+
+
+def test_what_cannot_be_removed_says_what_was(
+    hub: FakeHub, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in (NAME, TARGET):
+        sources.resolve_source(name)
+    remove = HubFolder.remove
+
+    def refuse(folder: HubFolder, name: str, file: str) -> int:
+        if name == TARGET:
+            raise PermissionError(13, "Permission denied")
+        return remove(folder, name, file)
+
+    monkeypatch.setattr(HubFolder, "remove", refuse)
+    code, _, err = ask(capsys, "rm", NAME, TARGET)
+    assert code == 2 and f"{TARGET} cannot be removed" in err and f"before it: {NAME}." in err
 
 
 def test_packaged_models_and_exports(

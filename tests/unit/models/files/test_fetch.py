@@ -7,7 +7,7 @@ import json
 import re
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 import huggingface_hub
 import pytest
 from huggingface_hub import constants
+from huggingface_hub import errors as hub_errors
 
 from flashdraft.errors import CapacityError, CheckpointError, ModelNotFoundError
 from flashdraft.models.files import hub as hub_module
@@ -126,22 +127,68 @@ def test_one_gguf_file(hub: FakeHub) -> None:
     assert len([*HubFolder("org/gguf").path.glob("blobs/*")]) == 1
 
 
-def test_a_file_without_a_digest_is_judged_by_its_size(
-    hub: FakeHub, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def relist(hub: FakeHub, monkeypatch: pytest.MonkeyPatch, change: Callable[[Any], None]) -> None:
+    """Have each file listed otherwise."""
     listing = hub.listing
 
-    def without(repository: str) -> bytes:
+    def changed(repository: str) -> bytes:
         content = json.loads(listing(repository))
         for one in content["siblings"]:
-            one.pop("lfs", None)
-            one["blobId"] = None
+            change(one)
         return json.dumps(content).encode()
 
-    monkeypatch.setattr(hub, "listing", without)
+    monkeypatch.setattr(hub, "listing", changed)
+
+
+def test_a_file_without_a_digest_is_judged_by_its_size(
+    hub: FakeHub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def without(one: Any) -> None:
+        one.pop("lfs", None)
+        one["blobId"] = None
+
+    relist(hub, monkeypatch, without)
     folder = fetch()
     assert (folder / SHARD).read_bytes() == hub.models[NAME][SHARD]
     assert (folder / SHARD).resolve().name.startswith("unchecked-")
+    said = capsys.readouterr().err
+    assert said.count("Warning") == 1
+    assert "lists no digest of config.json and 4 others; only sizes are checked" in said
+
+
+@pytest.mark.parametrize("name", [INDEX, SHARD])
+@pytest.mark.parametrize(("size", "words"), [(None, "lists no size of"), (-5, "lists -5 as the")])
+def test_a_file_without_a_size_is_refused(
+    hub: FakeHub, monkeypatch: pytest.MonkeyPatch, name: str, size: int | None, words: str
+) -> None:
+    def without(one: Any) -> None:
+        if one["rfilename"] in (name, "README.md"):  # which nobody reads
+            one["size"] = size
+            if "lfs" in one:
+                one["lfs"]["size"] = size
+
+    relist(hub, monkeypatch, without)
+    said = refused()
+    assert words in said and f"of {NAME}/{name}, so what comes could not be checked" in said
+    assert HubFolder(NAME).find() is None and not hub.weights_asked()
+
+
+@pytest.mark.parametrize("digest", ["", "x" * 64, "A" * 64, "../" * 10, "0" * 63, "0" * 40, "None"])
+def test_a_digest_that_is_none_is_refused(
+    hub: FakeHub, monkeypatch: pytest.MonkeyPatch, digest: str
+) -> None:
+    def odd(one: Any) -> None:
+        if "lfs" in one:
+            one["lfs"]["sha256"] = digest
+
+    relist(hub, monkeypatch, odd)
+    assert f"as the digest of {NAME}/{SHARD}, so what comes could not" in refused()
+    assert not hub.weights_asked()
+
+
+def test_a_small_file_has_the_digest_of_git(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    relist(hub, monkeypatch, lambda one: one.update(blobId="0" * 64))
+    assert "as the digest of" in refused()
 
 
 def test_files_over_the_limit_of_http_are_left_to_the_client(
@@ -159,6 +206,23 @@ def test_files_over_the_limit_of_http_are_left_to_the_client(
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", through_client)
     assert (fetch() / SHARD).read_bytes() == hub.models[NAME][SHARD]
     assert asked == [SHARD]
+
+
+def test_the_client_is_interrupted_as_we_are(
+    hub: FakeHub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    threads = []
+
+    def interrupted(*_: Any, **__: Any) -> str:
+        threads.append(threading.current_thread())
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(constants, "MAX_HTTP_DOWNLOAD_SIZE", 50_000)
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        fetch()
+    assert threads == [threading.main_thread()]  # no other hears of a signal
+    assert "Interrupted; 897 bytes of 78 kB of org/name are kept" in capsys.readouterr().err
 
 
 # -- going on, and what is wrong ---------------------------------------------------------------
@@ -196,6 +260,26 @@ def test_a_connection_that_breaks_is_taken_up_again(hub: FakeHub) -> None:
     hub.cuts = [20_000, 10_000]
     assert (fetch() / SHARD).read_bytes() == hub.models[NAME][SHARD]
     assert hub.weights_asked() == [None, "bytes=20000-", "bytes=30000-"]
+
+
+@pytest.mark.parametrize("way", ["ignores_range", "wrong_range", "refuses_range"])
+@pytest.mark.parametrize("step", [0, 100])
+def test_a_server_that_never_continues_is_given_up(hub: FakeHub, way: str, step: int) -> None:
+    setattr(hub, way, True)
+    hub.cuts = [20_000 + step * number for number in range(200)]
+    said = refused()
+    assert "connection to the Hugging Face Hub was lost, with 20 kB of 77 kB of" in said
+    assert len(hub.weights_asked()) < 10 and parts()[0].stat().st_size >= 20_000
+    hub.cuts = []
+    assert (fetch() / SHARD).read_bytes() == hub.models[NAME][SHARD]
+
+
+def test_what_comes_again_is_no_progress(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transfer, "_MAX_RESTARTS", 1000)
+    hub.ignores_range = True
+    hub.cuts = [20_000] * 200
+    refused()
+    assert len(hub.weights_asked()) < 10
 
 
 def test_a_server_out_of_order_is_asked_again(hub: FakeHub) -> None:
@@ -255,7 +339,7 @@ def test_room_is_looked_for_before(
 ) -> None:
     monkeypatch.setattr(meter.shutil, "disk_usage", lambda _: SimpleNamespace(free=30_000))
     said = refused(CapacityError)
-    assert f"no room for {NAME}: 78 kB are to be fetched, 30 kB are free in {tmp_path}" in said
+    assert f"no room for {NAME}: fetching takes 78 kB, 30 kB are free in {tmp_path}" in said
     assert "so 48 kB are missing" in said and "`flashdraft rm`" in said and "HF_HOME" in said
     assert not hub.weights_asked()
     leave_part(hub.models[NAME][SHARD][:60_000])  # what is here already needs none
@@ -265,7 +349,9 @@ def test_room_is_looked_for_before(
 def test_room_is_for_both_of_a_pair(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     hub.add("org/draft")
     monkeypatch.setattr(meter.shutil, "disk_usage", lambda _: SimpleNamespace(free=100_000))
-    with pytest.raises(CapacityError, match="room for org/name and org/draft: 155 kB"):
+    with pytest.raises(
+        CapacityError, match="room for org/name and org/draft: fetching takes 155 kB"
+    ):
         fetch_from_hub(HubModel(NAME), HubModel("org/draft"))
     assert not hub.weights_asked()
 
@@ -311,41 +397,102 @@ def test_no_such_model_and_no_such_file(hub: FakeHub) -> None:
     assert "has no file 'q4_1.gguf'. Did you mean q4_0.gguf?" in said
 
 
-def test_no_network(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_network(
+    hub: FakeHub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = fetch()
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    capsys.readouterr()
     assert fetch() == folder  # what is whole is used
+    assert capsys.readouterr().err == (
+        "Nothing new is known of org/name: the Hugging Face Hub cannot be reached. The stored "
+        "commit cccccccccccc is used.\n"
+    )
     (folder / SHARD).unlink()
     assert "not on this machine and the Hugging Face Hub cannot be reached" in refused()
     assert bytes_on_disk(NAME) is None
 
 
-def test_a_hub_that_refuses_does_not_keep_from_what_is_there(hub: FakeHub) -> None:
+def test_offline_is_quiet_where_it_was_asked_for(
+    hub: FakeHub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = fetch()
-    hub.listing_refusal = 503, {}
+    capsys.readouterr()
+
+    def offline(*_: Any, **__: Any) -> Any:
+        raise hub_errors.OfflineModeIsEnabled("as HF_HUB_OFFLINE=1 does")
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", offline)
     assert fetch() == folder
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("status", [401, 403, 404, 429, 503])
+def test_a_hub_that_refuses_does_not_keep_from_what_is_there(
+    hub: FakeHub, capsys: pytest.CaptureFixture[str], status: int
+) -> None:
+    folder = fetch()
+    hub.add("org/files", **{"q4.gguf": b"GGUF"})
+    file = fetch("org/files", "q4.gguf")
+    capsys.readouterr()
+    hub.listing_refusal = status, {}
+    assert fetch() == folder
+    assert fetch("org/files", "q4.gguf") == file
+    first, second = capsys.readouterr().err.splitlines()
+    assert f"of org/name: the Hugging Face Hub answered with status {status}. The" in first
+    assert "org/files:q4.gguf" in second and "stored commit cccccccccccc is used." in second
+
+
+def test_a_hub_out_of_order_has_its_status_told(hub: FakeHub) -> None:
+    hub.listing_refusal = 503, {}
     assert "(status 503)" in refused(name="org/other")
 
 
 # -- together, and interrupted -----------------------------------------------------------------
 
 
-def test_two_at_once_fetch_once(hub: FakeHub, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.fixture
+def is_waiting(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Set once a fetch says that it waits for another process."""
+    event = threading.Event()
+
+    def hear(text: str) -> None:
+        if text.startswith("Another process fetches org/name or removes it; waiting"):
+            event.set()
+
+    monkeypatch.setattr(hub_module, "say", hear)
+    return event
+
+
+def test_two_at_once_fetch_once(hub: FakeHub, is_waiting: threading.Event) -> None:
     hub.hold = threading.Event()
     found: list[Path] = []
     both = [threading.Thread(target=lambda: found.append(fetch())) for _ in range(2)]
     both[0].start()
     assert hub.is_holding.wait(30)
     both[1].start()
-    said = ""
-    while "Another process fetches org/name or removes it; waiting" not in said:
-        said += capsys.readouterr().err
+    assert is_waiting.wait(30)
     hub.hold.set()
     for one in both:
         one.join(30)
     assert found[0] == found[1] and len(hub.weights_asked()) == 1
     assert (found[0] / SHARD).read_bytes() == hub.models[NAME][SHARD]
     assert not locks.is_held(HubFolder(NAME).lock)
+
+
+def test_a_fetch_that_waited_for_a_removal(hub: FakeHub, is_waiting: threading.Event) -> None:
+    fetch()
+    hub.commits[NAME] = "d" * 40
+    hub.models[NAME]["tokenizer.json"] = b'{"new": 1}'
+    found: list[Path] = []
+    waiting = threading.Thread(target=lambda: found.append(fetch()))
+    with locks.held(HubFolder(NAME).lock, lambda: None):
+        waiting.start()
+        assert is_waiting.wait(30)
+        HubFolder(NAME).remove(NAME)
+    waiting.join(30)
+    assert {path.name for path in found[0].iterdir()} == NEEDED
+    assert (found[0] / SHARD).read_bytes() == hub.models[NAME][SHARD]
 
 
 def test_an_interrupted_fetch_says_how_to_go_on(

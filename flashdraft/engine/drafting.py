@@ -42,12 +42,12 @@ class HostDrafting:
     def draft(self, works: Sequence[Work], stats: StepStats) -> list[Draft | None]:
         """What is verified for every work; None = nothing."""
         begin = time.perf_counter()
-        lives = [self._live_of(work) for work in works]
-        fixed = [work.sequence.request.verify for work in works]
         num_rows = sum(work.num_tokens for work in works)
         if self._rests(works):
             self._policy.expect([], [], len(works), num_rows, stats)
             return [None] * len(works)
+        lives = [self._live_of(work) for work in works]
+        fixed = [work.sequence.request.verify for work in works]
         drafts = [self._look_up(work, live) for work, live in zip(works, lives, strict=True)]
         num_decoding = sum(work.is_decode for work in works)
         if self._proposer is not None:

@@ -7,19 +7,14 @@ from typing import Any
 
 import pytest
 
+from tests.e2e import test_api_clients
 from tests.e2e.test_api_clients import CALLS, CHAT_TOOLS, EVERYTHING, KEY, USER, Live
 from tests.unit.server.scripted import MODEL
 
 ollama = pytest.importorskip("ollama")
 
 
-@pytest.fixture(scope="module")
-def live() -> Iterator[Live]:
-    server = Live()
-    try:
-        yield server
-    finally:
-        server.stop()
+live = test_api_clients.live
 
 
 @pytest.fixture

@@ -63,8 +63,10 @@ class StepGuide:
         return [*self.decoding, *self._waking]
 
     def look_ahead(self) -> None:
-        """Wait for the steps before, and have the masks that no draft changes."""
-        self.masks({})
+        """Wait for the steps before, and have the first masks, which no draft changes."""
+        for guided in self.decoding.values():
+            if guided.history is not None:
+                guided.constraint.masks(guided.history, ())
 
     def fit(self, slot: int, found: Draft | Candidates) -> Draft:
         """A draft, or what a drafter offers for one, as the slot's grammar has it; as long."""

@@ -6,7 +6,7 @@ Knows no API's shape: a tool is OpenAI's function tool, a form is a schema, a pa
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from flashdraft.errors import RequestError
 from flashdraft.server.answering.serving import Serving
 from flashdraft.server.http.body_structure import MAX_CHOICES, MAX_TOOLS
 from flashdraft.server.http.errors import FieldError
+from flashdraft.server.http.fields import FunctionDefinition
 from flashdraft.text import exact_json
 
 Tool = Mapping[str, Any]
@@ -168,6 +169,20 @@ def _with_open_objects(tool: Tool) -> Tool:
         **tool,
         "function": {**function, "parameters": open_objects(function.get("parameters"))},
     }
+
+
+def function_tools(functions: Iterable[FunctionDefinition]) -> tuple[Tool, ...]:
+    """Functions as chat templates want their tools."""
+    return tuple(
+        {"type": "function", "function": function.model_dump(exclude_none=True)}
+        for function in functions
+    )
+
+
+def check_function_tools(serving: Serving, tool_use: ToolUse) -> None:
+    """The same for tools whose schemas stand where OpenAI's chat and Ollama have them."""
+    places = [f"tools[{n}].function.parameters" for n in range(len(tool_use.tools))]
+    check_tools(serving, tool_use, places)
 
 
 def check_tools(serving: Serving, tool_use: ToolUse, places: Sequence[str]) -> None:

@@ -8,7 +8,8 @@ from flashdraft.core import GrammarSpec
 from flashdraft.server.answering.constraints import (
     ToolUse,
     answer_grammar,
-    check_tools,
+    check_function_tools,
+    function_tools,
     json_schema_grammar,
 )
 from flashdraft.server.answering.questions import (
@@ -124,13 +125,8 @@ def _form(serving: Serving, body: OllamaRequest) -> GrammarSpec | None:
 
 
 def _tool_use(serving: Serving, body: OllamaChatRequest) -> ToolUse:
-    tools = tuple(
-        {"type": "function", "function": tool.function.model_dump(exclude_none=True)}
-        for tool in body.tools or ()
-    )
-    tool_use = ToolUse(tools)
-    places = [f"tools[{number}].function.parameters" for number in range(len(tools))]
-    check_tools(serving, tool_use, places)
+    tool_use = ToolUse(function_tools(tool.function for tool in body.tools or ()))
+    check_function_tools(serving, tool_use)
     return tool_use
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -47,7 +47,7 @@ class OllamaWriter:
     def whole(self, question: Question, answer: CollectedAnswer) -> dict[str, Any]:
         """The whole answer."""
         said, thought = answer.text("content"), answer.text("reasoning")
-        made = self._part(said, thought, _calls(answer.calls), answer.tokens)
+        made = self._part(said, thought, _calls(answer.calls), self._shown(answer.tokens))
         return {**made, **self._end(question, answer)}
 
     def lines(
@@ -75,13 +75,18 @@ class OllamaWriter:
             ended = [c.block for c in changes if c.change == "end" and c.block.kind == "call"]
             calls = _calls(ended, num_calls)
             num_calls += len(calls)
-            if texts["content"] or texts["reasoning"] or calls or self._shown(part.tokens):
-                made = self._part(texts["content"], texts["reasoning"], calls, part.tokens)
+            shown = self._shown(part.tokens)
+            if texts["content"] or texts["reasoning"] or calls or shown:
+                made = self._part(texts["content"], texts["reasoning"], calls, shown)
                 yield line({**made, "done": False})
         yield line({**self._part("", "", []), **self._end(question, answer)})
 
     def _part(
-        self, said: str, thought: str, calls: list[dict[str, Any]], tokens: Iterable[Token] = ()
+        self,
+        said: str,
+        thought: str,
+        calls: list[dict[str, Any]],
+        shown: Sequence[dict[str, Any]] = (),
     ) -> dict[str, Any]:
         content: dict[str, Any] = {"content" if self._is_chat else "response": said}
         if thought:
@@ -90,7 +95,6 @@ class OllamaWriter:
             content["tool_calls"] = calls
         made: dict[str, Any] = {"model": self._model, "created_at": stamp(datetime.now(UTC))}
         made |= {"message": {"role": "assistant", **content}} if self._is_chat else content
-        shown = self._shown(tokens)
         return {**made, "logprobs": shown} if shown else made
 
     def _shown(self, tokens: Iterable[Token]) -> list[dict[str, Any]]:

@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from flashdraft.server.answering.constraints import Tool, ToolUse, check_tools
+from flashdraft.server.answering.constraints import (
+    ToolUse,
+    check_function_tools,
+    function_tools,
+)
 from flashdraft.server.answering.questions import (
     ChatInput,
     Question,
@@ -15,7 +19,6 @@ from flashdraft.server.answering.questions import (
 )
 from flashdraft.server.answering.serving import Serving
 from flashdraft.server.http.errors import FieldError
-from flashdraft.server.http.fields import FunctionTool
 from flashdraft.server.openai.chat_fields import (
     AssistantMessage,
     ChatRequest,
@@ -33,7 +36,7 @@ async def chat_questions(serving: Serving, body: ChatRequest) -> list[Question]:
     if body.top_logprobs and not body.logprobs:
         raise FieldError("top_logprobs", "top_logprobs is set without logprobs; set both.")
     tool_use = _tool_use(body)
-    check_chat_tools(serving, tool_use)
+    check_function_tools(serving, tool_use)
     form = output_form(serving, body)
     thinking = None if body.reasoning_effort is None else body.reasoning_effort != "none"
     switches = thinking_switches(serving, thinking, body.chat_template_kwargs)
@@ -73,22 +76,8 @@ def _first(newer: int | None, older: int | None) -> int | None:
 def _tool_use(body: ChatRequest) -> ToolUse:
     choice = body.tool_choice
     name = choice.function.name if isinstance(choice, NamedTool) else choice
-    tools = chat_tools(body.tools)
+    tools = function_tools(tool.function for tool in body.tools or ())
     return ToolUse(tools, name or "auto", body.parallel_tool_calls is not False)
-
-
-def chat_tools(given: Sequence[FunctionTool] | None) -> tuple[Tool, ...]:
-    """The tools as chat templates want them."""
-    return tuple(
-        {"type": "function", "function": tool.function.model_dump(exclude_none=True)}
-        for tool in given or ()
-    )
-
-
-def check_chat_tools(serving: Serving, tool_use: ToolUse) -> None:
-    """Tools of the chat API within the limits."""
-    places = [f"tools[{n}].function.parameters" for n in range(len(tool_use.tools))]
-    check_tools(serving, tool_use, places)
 
 
 def chat_messages(given: Sequence[Message]) -> list[dict[str, Any]]:

@@ -9,7 +9,11 @@ from fastapi import APIRouter
 from fastapi.responses import Response
 
 from flashdraft.errors import RequestError
-from flashdraft.server.answering.constraints import ToolUse
+from flashdraft.server.answering.constraints import (
+    ToolUse,
+    check_function_tools,
+    function_tools,
+)
 from flashdraft.server.answering.questions import ChatInput, conversation_ids
 from flashdraft.server.answering.serving import Serving
 from flashdraft.server.http.errors import (
@@ -20,7 +24,7 @@ from flashdraft.server.http.errors import (
 )
 from flashdraft.server.http.fields import Body, FunctionTool, Many
 from flashdraft.server.openai.chat_fields import Message
-from flashdraft.server.openai.chat_input import chat_messages, chat_tools, check_chat_tools
+from flashdraft.server.openai.chat_input import chat_messages
 
 MAX_TOKENIZED = 2 * 1024 * 1024  # characters
 
@@ -92,8 +96,8 @@ async def _tokens(serving: Serving, body: TokenizeRequest) -> Many[int]:
                 f"prompt has {len(body.prompt)} characters; at most {MAX_TOKENIZED} are tokenized.",
             )
         return await serving.tokenize(body.prompt, body.add_special_tokens)
-    tool_use = ToolUse(chat_tools(body.tools))
-    check_chat_tools(serving, tool_use)
+    tool_use = ToolUse(function_tools(tool.function for tool in body.tools or ()))
+    check_function_tools(serving, tool_use)
     conversation = ChatInput(
         chat_messages(body.messages or []),
         add_generation_prompt=body.add_generation_prompt,

@@ -21,6 +21,8 @@ from flashdraft.engine.policy.verify import BUCKET_EDGES, MIN_GAIN, Survival
 
 MAX_GAP_S = 0.085  # between two tokens of a request, while little waits
 LONGEST_GAP_S = 0.116  # and however much does
+FAR_CONTEXT = 8192  # of a prompt's rows: beyond it their times rise as they are learned,
+FAR_MARGIN = 0.95  # so that a step takes longer than is known of it
 MANY_WAITING = 6144  # tokens that double the limit
 PATIENCE_S = 0.25  # in which what waits should be computed
 MIN_ROWS = 32  # of prompts, in any case: they move on
@@ -125,6 +127,7 @@ class StepPolicy:
         worth = row_s / min(map(_pace, alone.values()))  # of a row, in tokens
         waiting = sum(prompts)
         limit = min(MAX_GAP_S * (1.0 + waiting / MANY_WAITING), LONGEST_GAP_S)
+        limit *= FAR_MARGIN if context >= FAR_CONTEXT else 1.0
         found = {
             rows: [
                 self._beside(options, one, size, waiting, context)

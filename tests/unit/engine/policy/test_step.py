@@ -7,6 +7,8 @@ import pytest
 from flashdraft.engine.drafts import BLOCK_SOURCE, NGRAM_SOURCE
 from flashdraft.engine.policy.costs import GPU_COSTS, CostModel, DraftCost
 from flashdraft.engine.policy.step import (
+    FAR_CONTEXT,
+    FAR_MARGIN,
     LONGEST_GAP_S,
     MAX_GAP_S,
     MIN_ROWS,
@@ -186,6 +188,15 @@ def test_what_waits_makes_steps_longer_up_to_a_limit():
     one, many = policy.choose(options(8), [900]), policy.choose(options(8), [900] * 8)
     assert one.prompt_rows < many.prompt_rows
     assert one.seconds <= 1.3 * MAX_GAP_S and many.seconds <= LONGEST_GAP_S
+
+
+def test_far_into_a_prompt_a_step_keeps_a_margin():
+    policy = timed(h200, h200)
+    fine = options(8, sizes=tuple(range(256, 2048, 16)))
+    near = policy.choose(fine, [65536], FAR_CONTEXT - 1)
+    far = policy.choose(fine, [65536], FAR_CONTEXT)
+    assert FAR_MARGIN * LONGEST_GAP_S < near.seconds <= LONGEST_GAP_S
+    assert far.seconds <= FAR_MARGIN * LONGEST_GAP_S
 
 
 def test_where_all_have_to_wait_prompts_move_on():

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from flashdraft.kernels.advance import advance
 from flashdraft.kernels.draw import host, reference
 from flashdraft.kernels.interface import (
     Choice,
@@ -23,6 +24,8 @@ from flashdraft.kernels.interface import (
     PagedKeys,
     Residual,
     SlotSettings,
+    SlotStates,
+    Verified,
 )
 from flashdraft.kernels.kinds import Activation, Scheme
 from flashdraft.kernels.quantized import Matrix, Quantized, join_floats
@@ -126,6 +129,16 @@ class ComposedKernels(Kernels):
         if self.device.type == "cpu":
             return host.draw(logits, settings, rows, self.argmax)
         return reference.draw(logits, settings, rows)
+
+    def advance(
+        self,
+        slots: SlotStates,
+        step: Verified,
+        lines: Tensor,
+        history: Tensor | None,
+        is_given: bool,
+    ) -> None:
+        advance(slots, step, lines, history, is_given)
 
     def pack_experts(self, weight: Matrix) -> list[Any]:
         if isinstance(weight, Quantized):  # one at a time: all of them in floats may not fit

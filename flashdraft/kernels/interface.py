@@ -15,7 +15,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from flashdraft.kernels.draw.rule import Draw as Draw  # for those who implement this
+from flashdraft.kernels.advance import SlotStates as SlotStates  # for those who implement this
+from flashdraft.kernels.advance import Verified as Verified
+from flashdraft.kernels.draw.rule import Draw as Draw
 from flashdraft.kernels.draw.rule import DrawnRows as DrawnRows
 from flashdraft.kernels.draw.rule import SlotSettings as SlotSettings
 from flashdraft.kernels.kinds import Activation, Scheme
@@ -327,6 +329,17 @@ class Kernels(Protocol):
 
         The same on every backend. On a device nothing waits for it, and a graph can hold it.
         """
+        ...
+
+    def advance(
+        self,
+        slots: SlotStates,
+        step: Verified,
+        lines: Tensor,
+        history: Tensor | None,
+        is_given: bool,
+    ) -> None:
+        """Let every slot go on behind a step: advance.py. A graph can hold it."""
         ...
 
     def finish_logits(

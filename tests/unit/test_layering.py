@@ -28,8 +28,9 @@ ORDER = {
     " | scheduler, validate | draft | live | drafting, step | engine",
     "external": "command, pairs, processes, tensor_rules, vllm_plugin"
     " | checkpoint_rules, launch, versions | memory | sglang, vllm",
-    "kernels": "draw, kinds | quantized | interface | composed | cpu, torch_backend | cuda, select",
-    "kernels.cuda": "driver, overlap, plan | dense, draw | attention, dense_backend, loss"
+    "kernels": "draw, kinds | advance, quantized | interface | composed | cpu, torch_backend"
+    " | cuda, select",
+    "kernels.cuda": "driver, overlap, plan | advance, dense, draw | attention, dense_backend, loss"
     ", quantized | experts | quantized_backend | expert_backend | backend",
     "models": "config | files, rope | compressed_tensors, gguf, tables"
     " | other_formats, sources, tokenizer, weights | layers, stored"

@@ -35,19 +35,10 @@ class TokenHistory:
         first = MARGIN + start
         self._tokens[slot, first : first + tokens.shape[0]] = tokens
 
-    def append(self, lengths: Tensor, tokens: Tensor, counts: Tensor) -> None:
-        """Write the first `counts` tokens of every slot behind its anchor, which is at `lengths`.
-
-        lengths and counts [num_slots], tokens [num_slots, width]; what comes after the last
-        position there is is dropped.
-        """
-        num_slots, width = tokens.shape
-        behind_first = self._tokens[:num_slots, MARGIN + 1 :]
-        nowhere = behind_first.shape[1] - 1
-        places = _count_up(width, tokens.device)
-        columns = lengths.unsqueeze(1) + places
-        columns.masked_fill_(places >= counts.unsqueeze(1), nowhere).clamp_(max=nowhere)
-        behind_first.scatter_(1, columns, tokens.to(torch.int32))
+    @property
+    def behind_first(self) -> Tensor:
+        """What a step appends to: every token but the first, and a column for what is dropped."""
+        return self._tokens[:, MARGIN + 1 :]
 
     def put(self, slots: Tensor, positions: Tensor, tokens: Tensor) -> None:
         """Write one token of each of these slots."""

@@ -47,13 +47,6 @@ def lay_out_rows(
     return RowLayout(tokens, positions, query_start, owner)
 
 
-def pad_rows(values: Tensor, query_start: Tensor, width: int) -> Tensor:
-    """Flat rows as [num_seqs, width]; what lies behind a sequence's last row is of any value."""
-    columns = count_up(width, values.device)
-    index = query_start[:-1].to(torch.int64).unsqueeze(1) + columns
-    return values[index.clamp(max=values.shape[0] - 1)]
-
-
 # Constants are made once and kept for good: in a captured step they would be made anew every time,
 # and a graph goes on reading them. A step's first run makes them, which is never the captured one.
 

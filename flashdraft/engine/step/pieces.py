@@ -21,18 +21,12 @@ from flashdraft.engine.draft.block import BlockProposer
 from flashdraft.engine.draft.lookup import TokenHistory, look_up
 from flashdraft.engine.sampling.accept import Acceptance
 from flashdraft.engine.step.exchange import Exchange
-from flashdraft.engine.step.layout import count_up, lay_out_rows, pad_rows
-from flashdraft.engine.step.result import (
-    SCORE_COLUMNS,
-    StepRecord,
-    num_columns,
-    pack_lines,
-    pack_scores,
-)
+from flashdraft.engine.step.layout import count_up, lay_out_rows
+from flashdraft.engine.step.result import SCORE_COLUMNS, StepRecord, empty_lines, pack_scores
 from flashdraft.engine.step.shape import MANY_ROWS, MIXED_ROWS, PromptChunk, StepShape
 from flashdraft.engine.step.shares import Shares, share_rows
 from flashdraft.engine.step.slots import Slots
-from flashdraft.kernels.draw.rule import DrawnRows
+from flashdraft.kernels.interface import DrawnRows, Verified
 from flashdraft.models.layers import ForwardBatch, Target
 
 AcceptFunction = Callable[[Tensor, Tensor, Tensor, int], Acceptance]
@@ -136,7 +130,7 @@ class StepPieces:
             max_batch, width, num_masks, config.vocab_size, self._device, slots.send
         )
         self._samples = integers(num_decoded + nobody)
-        self.lines = integers(max_batch * num_columns(width))
+        self.lines = empty_lines(max_batch, width, self._device)
         self.scores = integers(num_decoded + max_batch, SCORE_COLUMNS)
 
     # -- draft ---------------------------------------------------------------------------------
@@ -324,45 +318,23 @@ class StepPieces:
     def _advance(self, shape: StepShape) -> None:
         """Keep the accepted prefix of every slot, write it down, and go on from there."""
         num_rows, width, slots = shape.num_rows, self.max_width, self.slots
-        drafts, confidence = self.exchange.drafts, self.exchange.confidence
+        exchange, query_start = self.exchange, self._query_start
         samples = self._samples[: num_rows + 1 + width]
         samples[num_rows:] = -1
-        tokens, query_start = self._tokens[: num_rows + 1 + width], self._query_start
-        starts = query_start[:-1].to(torch.int64)
-        rows_of = query_start[1:].to(torch.int64) - starts
-        verified = (rows_of - 1).clamp(min=0)
-        accepted, bonus, drawn = torch.zeros_like(starts), samples[starts], samples
+        drawn = samples
         if width:
+            tokens = self._tokens[: num_rows + 1 + width]
             tokens[num_rows:] = -2
             drawn = samples.clone()
             accepted, bonus = self._accept_rows(samples, tokens, query_start, 1 + width)
-            accepted = accepted.clamp(min=0)  # who has no rows accepts none
-        if width and not shape.is_given:
-            # rows that belong to nobody are somebody's: they count for nothing
-            most = (confidence > 0).cumprod(1).sum(1)
-            most = torch.where(slots.limits < 0, most, torch.minimum(most, slots.limits))
-            verified = torch.minimum(verified, most)
-            is_cut = accepted > verified
-            accepted = torch.minimum(accepted, verified)
-            bonus = torch.where(is_cut, drawn[starts + accepted], samples[starts + accepted])
-        spoken = bonus.unsqueeze(1)
-        if width:
-            spoken = pad_rows(samples, query_start, 1 + width)
-            spoken = spoken.scatter(1, accepted.unsqueeze(1), bonus.unsqueeze(1))
-        numbers = [accepted, verified, rows_of, self.exchange.sources]
-        lines = pack_lines(numbers, spoken, drafts, confidence)
-        self.lines[: lines.numel()] = lines.flatten()
-        alive = slots.alive
-        counts = (accepted + 1) * alive
-        if self._captured or slots.settings.any_penalised:
-            slots.settings.count(count_up(slots.count, self._device), spoken, counts)
-        if slots.history is not None:
-            slots.history.append(slots.lengths, spoken, counts)
-        # where there is no token the host ends the request
-        slots.anchors.copy_(torch.where(alive > 0, bonus.clamp(min=0), slots.anchors))
-        slots.lengths.add_(counts)
-        if not shape.is_given:  # the host sees the end before it launches another
-            alive.mul_(~slots.is_over(spoken, accepted + 1, slots.lengths))
+        else:
+            bonus = samples[query_start[:-1]]
+            accepted = torch.zeros_like(bonus)
+        drafts = exchange.drafts, exchange.confidence, exchange.sources
+        step = Verified(samples, drawn, query_start, accepted, bonus, *drafts)
+        history = None if slots.history is None else slots.history.behind_first
+        kernels = self._target.kernels
+        kernels.advance(slots.states, step, self.lines, history, shape.is_given)
 
     def wake(self, shape: StepShape, chunks: Sequence[PromptChunk]) -> Tensor:
         """The first tokens of the answers to prompts that end."""
@@ -425,10 +397,8 @@ class StepPieces:
         receive: Callable[[Tensor], Tensor],
     ) -> StepRecord:
         """What a step writes down, on its way to the host."""
-        columns = num_columns(self.max_width)
-        lines = self.lines[: shape.batch * columns].view(shape.batch, columns)
         return StepRecord(
-            receive(lines),
+            receive(self.lines[: shape.batch]),
             receive(first_tokens),
             None if scores is None else receive(scores),
             shape.width,

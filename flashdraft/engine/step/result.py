@@ -20,6 +20,7 @@ from torch import Tensor
 from flashdraft.core import TokenLogprob
 from flashdraft.engine.draft.guided import Candidates
 from flashdraft.engine.drafts import DEVICE_SOURCES
+from flashdraft.kernels.advance import num_columns
 from flashdraft.kernels.draw.rule import MAX_TOP, Draw
 
 SCORE_COLUMNS = 2 + 2 * MAX_TOP
@@ -96,7 +97,7 @@ class StepResult(NamedTuple):
 class StepRecord:
     """What a step wrote down, on the host once the step is done."""
 
-    lines: Tensor  # [batch, num_columns(the most draft tokens)]
+    lines: Tensor  # of the batch, as empty_lines makes them
     first_tokens: Tensor  # [num_woken]
     scores: Tensor | None  # [rows of all slots, then num_woken; SCORE_COLUMNS]
     width: int  # draft tokens that were filled in
@@ -118,19 +119,9 @@ class StepRecord:
         return StepResult(slots, woken, prompts)
 
 
-def num_columns(width: int) -> int:
-    """Of a slot's line."""
-    return 4 + (1 + width) + 2 * width
-
-
-def pack_lines(
-    numbers: Sequence[Tensor], samples: Tensor, drafts: Tensor, confidence: Tensor
-) -> Tensor:
-    """A line for each slot: [slots, num_columns(width)] int64.
-
-    The numbers are of draft tokens accepted, of those verified, of rows, and of the source.
-    """
-    return torch.cat([torch.stack(list(numbers), 1), samples, drafts, _words(confidence)], dim=1)
+def empty_lines(num_slots: int, width: int, device: torch.device) -> Tensor:
+    """A line for each slot, of so many draft tokens at most."""
+    return torch.zeros(num_slots, num_columns(width), dtype=torch.int64, device=device)
 
 
 def pack_scores(draw: Draw) -> Tensor:

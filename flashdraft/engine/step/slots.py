@@ -16,6 +16,7 @@ from torch import Tensor
 
 from flashdraft.engine.draft.lookup import TokenHistory
 from flashdraft.engine.streams import Staging
+from flashdraft.kernels.advance import SlotStates
 from flashdraft.kernels.draw.rule import SlotRequest, SlotSettings
 
 UPLOADS_IN_FLIGHT = 64
@@ -59,6 +60,17 @@ class Slots:
         self._stops = torch.full((count, NUM_STOPS), -1, dtype=torch.int64, device=device)
         self._stops_from = torch.zeros(count, dtype=torch.int64, device=device)
         self.settings = SlotSettings.allocate(count, vocab_size, device)
+        self.states = SlotStates(
+            self.anchors,
+            self.lengths,
+            self.alive,
+            self.limits,
+            self.ends,
+            self._stops_from,
+            self._stops,
+            self.settings.flags,
+            self.settings.facts,
+        )
         self._uploads = Staging(device, UPLOADS_IN_FLIGHT)
 
     def load(self, slot: int, state: SlotState) -> None:
@@ -89,17 +101,6 @@ class Slots:
         is_last &= lengths >= self._stops_from[slots]
         is_last |= lengths + 1 >= self.ends[slots]
         self.alive.index_copy_(0, slots, (~is_last).to(torch.int32))
-
-    def is_over(self, tokens: Tensor, counts: Tensor, lengths: Tensor) -> Tensor:
-        """Whose answer has ended with the first counts [slots] of its new tokens [slots, width].
-
-        lengths [slots] count the tokens that the cache holds with them.
-        """
-        place = torch.arange(tokens.shape[1], device=tokens.device)
-        position = (lengths - counts + 1).unsqueeze(1) + place
-        stops = tokens.unsqueeze(2).eq(self._stops.unsqueeze(1)).any(2)
-        stops &= (place < counts.unsqueeze(1)) & (position >= self._stops_from.unsqueeze(1))
-        return stops.any(1) | (lengths + 1 >= self.ends)
 
     def move(self, order: Sequence[int]) -> None:
         """Lay the slots out anew: slot i becomes what slot order[i] was."""

@@ -26,6 +26,8 @@ from flashdraft.kernels.interface import (
     PagedKeys,
     Residual,
     SlotSettings,
+    SlotStates,
+    Verified,
 )
 from flashdraft.kernels.kinds import Activation, Scheme
 from flashdraft.kernels.quantized import Matrix, Quantized, join_floats
@@ -235,6 +237,17 @@ class TritonKernels(ComposedKernels):
     def draw(self, logits: Tensor, settings: SlotSettings, rows: DrawnRows) -> Draw:
         with self._on_device():
             return dense_backend.draw(logits, settings, rows)
+
+    def advance(
+        self,
+        slots: SlotStates,
+        step: Verified,
+        lines: Tensor,
+        history: Tensor | None,
+        is_given: bool,
+    ) -> None:
+        with self._on_device():
+            dense_backend.advance(slots, step, lines, history, is_given)
 
     def finish_logits(
         self,

@@ -1,15 +1,16 @@
-"""What the CUDA backend does with weights in floats, and with logits."""
+"""What the CUDA backend does with weights in floats, with logits, and with what is drawn."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+from flashdraft.kernels.cuda import advance as going_on
 from flashdraft.kernels.cuda.dense.linear import multiply_rows
 from flashdraft.kernels.cuda.dense.logits import finish_logits
 from flashdraft.kernels.cuda.draw import rows as drawing
 from flashdraft.kernels.cuda.plan import DeviceLimits, plan_exact_linear, plan_linear
-from flashdraft.kernels.interface import Draw, DrawnRows, SlotSettings
+from flashdraft.kernels.interface import Draw, DrawnRows, SlotSettings, SlotStates, Verified
 
 EXACT_ROWS = 1024
 
@@ -39,3 +40,10 @@ def finish(
 def draw(logits: Tensor, settings: SlotSettings, rows: DrawnRows) -> Draw:
     """`Kernels.draw`."""
     return drawing.draw(logits, settings, rows)
+
+
+def advance(
+    slots: SlotStates, step: Verified, lines: Tensor, history: Tensor | None, is_given: bool
+) -> None:
+    """`Kernels.advance`."""
+    going_on.advance(slots, step, lines, history, is_given)

@@ -181,12 +181,7 @@ class SlotSettings:
 
     def count(self, slots: Tensor, tokens: Tensor, num_tokens: Tensor) -> None:
         """Count committed tokens [n, width]: of slots[i] [n] int64 the first num_tokens[i]."""
-        place = torch.arange(tokens.shape[1], device=tokens.device)
-        wanted = (self.flags[slots] & PENALISED).ne(0)
-        counts = (place < num_tokens.unsqueeze(1)) & wanted.unsqueeze(1)
-        counts &= (tokens >= 0) & (tokens < self.vocab_size)
-        where = slots.unsqueeze(1) * self.vocab_size + tokens * counts
-        self.facts.view(-1).index_add_(0, where.flatten(), counts.flatten().to(torch.int32))
+        count_tokens(self.flags, self.facts, slots, tokens, num_tokens)
 
     def move(
         self, sources: Sequence[int], targets: Sequence[int], send: Send | None = None
@@ -209,6 +204,19 @@ class SlotSettings:
                 table.index_copy_(0, target, table[source])
         for target, flag in zip(targets, flags, strict=True):
             self.host_flags[target] = flag
+
+
+def count_tokens(
+    flags: Tensor, facts: Tensor, slots: Tensor, tokens: Tensor, num_tokens: Tensor
+) -> None:
+    """`SlotSettings.count`, of its flags and its facts."""
+    vocab_size = facts.shape[1]
+    place = torch.arange(tokens.shape[1], device=tokens.device)
+    wanted = (flags[slots] & PENALISED).ne(0)
+    counts = (place < num_tokens.unsqueeze(1)) & wanted.unsqueeze(1)
+    counts &= (tokens >= 0) & (tokens < vocab_size)
+    where = slots.unsqueeze(1) * vocab_size + tokens * counts
+    facts.view(-1).index_add_(0, where.flatten(), counts.flatten().to(torch.int32))
 
 
 _COLUMNS = {

@@ -89,6 +89,15 @@ def load_raw(look: tl.tensor, row: tl.tensor, ids: tl.tensor, vocab_size: tl.ten
 
 
 @triton.jit
+def is_adjusted(look: tl.tensor, row: tl.tensor, MASKED: tl.constexpr) -> tl.tensor:
+    """Whether `adjust` may change anything in a row."""
+    changes = tl.load(look.flags + tl.load(look.owner + row)) != 0
+    if MASKED:
+        changes = changes | (tl.load(look.mask_of + row) >= 0)
+    return changes
+
+
+@triton.jit
 def adjust(
     look: tl.tensor,
     row: tl.tensor,

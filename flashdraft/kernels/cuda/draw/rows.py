@@ -2,10 +2,11 @@
 # mypy: disallow-untyped-decorators=False
 """The draw of many rows at once, each by its own slot's settings (kernels/draw/rule.py). CUDA only.
 
-Ten launches, whatever the rows want; a program with nothing to do for its row ends at once.
+Eleven launches, whatever the rows want; a program with nothing to do for its row ends at once.
 
-1. `_scan` reads the logits: the largest of every part of SUB tokens, raw and adjusted, and the sum
-   of powers. For greedy rows this is all.
+1. `_scan` reads the logits: the largest of every part of SUB tokens, and the sum of powers. For
+   greedy rows this is all. `_readjust` finds the largest anew in rows whose logits are adjusted,
+   apart from it: what adjusts takes so many registers that few programs would scan side by side.
 2. `_settle` puts a row's parts together, and decides how it goes on. With a small top-k, the k-th
    largest of the parts' largest is a value that at least k tokens reach, and seldom many more.
 3. `_weigh`, three times: with top-p alone, or a large top-k alone, the row's pieces are measured
@@ -50,6 +51,7 @@ from flashdraft.kernels.cuda.draw.arithmetic import (
 from flashdraft.kernels.cuda.draw.look import (
     Look,
     adjust,
+    is_adjusted,
     least_key,
     load_raw,
     load_scaled,
@@ -80,7 +82,7 @@ NUM_BITS = tl.constexpr(arithmetic.NUM_BITS)
 
 
 class DrawPlan(NamedTuple):
-    """How a row is cut."""
+    """How a row is cut, in powers of two."""
 
     sub: int = 256  # tokens in a part
     parts: int = 8  # in a block, which is what a program looks at together
@@ -103,7 +105,7 @@ class Notes(NamedTuple):
 
     maxima: Tensor  # [rows, parts] float32, of adjusted logits
     raw_maxima: Tensor  # [rows, parts] float32
-    sums: Tensor  # [rows, blocks] float32: of exp(raw - the block's largest)
+    sums: Tensor  # [rows, pieces] float32: of exp(raw - the piece's largest)
     peak: Tensor  # float32: the largest adjusted logit
     noise: Tensor  # float32: of the first token that has it
     key: Tensor  # int64: of the row's noise
@@ -143,17 +145,19 @@ def draw(
     share = {**cut, "BLOCKS": plan.blocks}
     whole = {**cut, "WHOLE": triton.next_power_of_2(num_blocks)}
     joined = {"PIECES": triton.next_power_of_2(num_pieces)}
-    _scan[pieces](look, notes, vocab_size, **share, **shared)
-    _settle[each](look, notes, drawn, vocab_size, **whole, MAX_PICKED=plan.max_picked, **shared)
+    less = _without_look(shared)
+    _scan[pieces](look, notes, vocab_size, **share, **less)
+    _readjust[pieces](look, notes, vocab_size, **share, **shared)
+    picked = {"MAX_PICKED": plan.max_picked}
+    _settle[each](look, notes, drawn, vocab_size, **share, **joined, **picked, **shared)
     for turn in range(ROUNDS.value):
         block = {"BLOCK": min(plan.weigh_block, plan.block), "TURN": turn}
         _weigh[pieces](look, notes, vocab_size, **share, **room, **joined, **block, **shared)
     _gather[pieces](look, notes, vocab_size, **share, **room, **joined, **shared)
-    _pick[each](look, notes, drawn, vocab_size, **room, **_without_look(shared))
+    _pick[each](look, notes, drawn, vocab_size, **room, **less)
     wide = shared | {"num_warps": 8}
     _search[each](look, notes, vocab_size, **room, BLOCK=plan.search_block, **wide)
     _contest[pieces](look, notes, vocab_size, **share, **shared)
-    less = _without_look(shared)
     _conclude[each](look, notes, drawn, vocab_size, num_pieces, **whole, **joined, **less)
     return drawn
 
@@ -183,7 +187,7 @@ def _make_notes(
     return Notes(
         maxima=make(torch.float32, num_blocks * plan.parts),
         raw_maxima=make(torch.float32, num_blocks * plan.parts),
-        sums=make(torch.float32, num_blocks),
+        sums=make(torch.float32, num_pieces),
         peak=make(torch.float32),
         noise=make(torch.float32),
         key=make(torch.int64),
@@ -207,24 +211,43 @@ def _scan(
     SUB: tl.constexpr,
     PARTS: tl.constexpr,
     BLOCKS: tl.constexpr,
+) -> None:
+    row = tl.program_id(0).to(tl.int64)
+    num_parts = tl.cdiv(vocab_size, SUB * PARTS) * PARTS
+    parts = tl.program_id(1) * (BLOCKS * PARTS) + tl.arange(0, BLOCKS * PARTS)
+    ids = parts[:, None] * SUB + tl.arange(0, SUB)[None, :]
+    raw = load_raw(look, row, ids, vocab_size)  # all at once: nothing waits for anything else
+    maxima = tl.max(raw, 1)
+    places, there = row * num_parts + parts, parts < num_parts
+    tl.store(notes.raw_maxima + places, maxima, mask=there)
+    tl.store(notes.maxima + places, maxima, mask=there)
+    peak = tl.max(maxima, 0)
+    powers = tl.exp(raw - tl.where(tl.abs(peak) == float("inf"), 0.0, peak))
+    total = tl.sum(tl.sum(powers, 1), 0)
+    tl.store(notes.sums + row * tl.num_programs(1) + tl.program_id(1), total)
+
+
+@triton.jit
+def _readjust(
+    look: Look,
+    notes: Notes,
+    vocab_size: tl.tensor,
+    SUB: tl.constexpr,
+    PARTS: tl.constexpr,
+    BLOCKS: tl.constexpr,
     WIDTH: tl.constexpr,
     MASKED: tl.constexpr,
 ) -> None:
     row = tl.program_id(0).to(tl.int64)
-    num_blocks = tl.cdiv(vocab_size, SUB * PARTS)
-    first = tl.program_id(1) * BLOCKS
-    for block in range(first, tl.minimum(first + BLOCKS, num_blocks)):
-        parts = block * PARTS + tl.arange(0, PARTS)
-        ids = parts[:, None] * SUB + tl.arange(0, SUB)[None, :]
-        raw = load_raw(look, row, ids, vocab_size)
-        raw_maxima = tl.max(raw, 1)
-        x = adjust(look, row, raw, ids, vocab_size, WIDTH, MASKED)
-        places = row * num_blocks * PARTS + parts
-        tl.store(notes.raw_maxima + places, raw_maxima)
-        tl.store(notes.maxima + places, tl.max(x, 1))
-        peak = tl.max(raw_maxima, 0)
-        powers = tl.exp(raw - tl.where(tl.abs(peak) == float("inf"), 0.0, peak))
-        tl.store(notes.sums + row * num_blocks + block, tl.sum(tl.sum(powers, 1), 0))
+    if is_adjusted(look, row, MASKED):
+        num_blocks = tl.cdiv(vocab_size, SUB * PARTS)
+        first = tl.program_id(1) * BLOCKS
+        for block in range(first, tl.minimum(first + BLOCKS, num_blocks)):
+            parts = block * PARTS + tl.arange(0, PARTS)
+            ids = parts[:, None] * SUB + tl.arange(0, SUB)[None, :]
+            raw = load_raw(look, row, ids, vocab_size)
+            x = adjust(look, row, raw, ids, vocab_size, WIDTH, MASKED)
+            tl.store(notes.maxima + row * num_blocks * PARTS + parts, tl.max(x, 1))
 
 
 @triton.jit
@@ -235,21 +258,22 @@ def _settle(
     vocab_size: tl.tensor,
     SUB: tl.constexpr,
     PARTS: tl.constexpr,
-    WHOLE: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    PIECES: tl.constexpr,
     MAX_PICKED: tl.constexpr,
     WIDTH: tl.constexpr,
     MASKED: tl.constexpr,
 ) -> None:
     row = tl.program_id(0).to(tl.int64)
-    num_blocks = tl.cdiv(vocab_size, SUB * PARTS)
-    num_parts = num_blocks * PARTS
-    blocks = tl.arange(0, WHOLE)
-    places = blocks[:, None] * PARTS + tl.arange(0, PARTS)[None, :]
+    num_parts = tl.cdiv(vocab_size, SUB * PARTS) * PARTS
+    num_pieces = tl.cdiv(vocab_size, SUB * PARTS * BLOCKS)
+    pieces = tl.arange(0, PIECES)
+    places = pieces[:, None] * (BLOCKS * PARTS) + tl.arange(0, BLOCKS * PARTS)[None, :]
     there = places < num_parts
     start = row * num_parts
     maxima = tl.load(notes.maxima + start + places, mask=there, other=float("-inf"))
     raw = tl.load(notes.raw_maxima + start + places, mask=there, other=float("-inf"))
-    sums = tl.load(notes.sums + row * num_blocks + blocks, mask=blocks < num_blocks, other=0.0)
+    sums = tl.load(notes.sums + row * num_pieces + pieces, mask=pieces < num_pieces, other=0.0)
     peaks = tl.max(raw, 1)
     raw_peak = tl.max(peaks, 0)
     peak = tl.max(tl.max(maxima, 1), 0)

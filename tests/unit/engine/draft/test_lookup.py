@@ -11,6 +11,7 @@ from torch import Tensor
 from flashdraft.engine.draft import lookup, ngram
 from flashdraft.engine.draft.lookup import MARGIN, TokenHistory, look_up
 from flashdraft.engine.draft.ngram import NgramIndex
+from flashdraft.kernels.advance import append_tokens
 
 CPU = torch.device("cpu")
 VOCAB_SIZE = 64
@@ -139,7 +140,7 @@ def test_nothing_depends_on_what_the_tensors_hold() -> None:
     tokens, confidence = look_up(
         history.until(20), counts, 6, torch.empty(VOCAB_SIZE, dtype=torch.bool, device=device)
     )
-    history.append(counts, tokens, counts)
+    append_tokens(history.behind_first, counts, tokens, counts)
     history.move(counts)
     assert tokens.shape == confidence.shape == (4, 6)
 
@@ -153,7 +154,7 @@ def test_a_history_grows_as_its_texts_do() -> None:
         counts = [min(rng.randint(0, width), 120 - len(text)) for text in texts]
         tokens = torch.tensor([[rng.randrange(3) for _ in range(width)] for _ in texts])
         lengths = torch.tensor([len(text) - 1 for text in texts], dtype=torch.int32)
-        history.append(lengths, tokens, torch.tensor(counts))
+        append_tokens(history.behind_first, lengths, tokens, torch.tensor(counts))
         for text, row, count in zip(texts, tokens.tolist(), counts, strict=True):
             text += row[:count]
         if rng.random() < 0.3:
@@ -169,9 +170,9 @@ def test_what_is_not_counted_is_written_nowhere() -> None:
     history = hold([[1, 2, 3], [4, 5, 6]], 5)
     before = history.until(5).clone()
     drafts = torch.tensor([[7, 8, 9, 9, 9], [7, 8, 9, 9, 9]])
-    history.append(torch.tensor([0, 2]), drafts, torch.tensor([0, 0]))
+    append_tokens(history.behind_first, torch.tensor([0, 2]), drafts, torch.tensor([0, 0]))
     assert torch.equal(history.until(5), before)
-    history.append(torch.tensor([0, 2]), drafts, torch.tensor([1, 5]))
+    append_tokens(history.behind_first, torch.tensor([0, 2]), drafts, torch.tensor([1, 5]))
     assert history.until(5)[:, MARGIN:].tolist() == [[1, 7, 3, -1, -1], [4, 5, 6, 7, 8]]
     assert bool((history.until(0) == -1).all())
 
@@ -182,6 +183,8 @@ def test_a_slot_is_loaded_in_parts_and_a_few_slots_change_places() -> None:
     history.load(1, 1, torch.tensor([5, 6, 7]))
     history.move(torch.tensor([1, 0]))
     assert history.until(4)[:, MARGIN:].tolist() == [[2, 5, 6, 7], [1, 1, -1, -1], [3, 3, -1, -1]]
-    history.append(torch.tensor([3]), torch.tensor([[9]]), torch.tensor([1]))  # no room
+    append_tokens(
+        history.behind_first, torch.tensor([3]), torch.tensor([[9]]), torch.tensor([1])
+    )  # no room
     assert history.until(4)[:, MARGIN:].tolist() == [[2, 5, 6, 7], [1, 1, -1, -1], [3, 3, -1, -1]]
     assert history.until(4).data_ptr() == address, "a captured step goes on reading it"

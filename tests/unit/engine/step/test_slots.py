@@ -9,6 +9,7 @@ import torch
 
 from flashdraft.core import SamplingParams
 from flashdraft.engine.step.slots import NEVER, NUM_STOPS, Slots, SlotState
+from flashdraft.kernels.advance import is_over
 from flashdraft.kernels.draw.rule import SlotRequest
 
 CPU = torch.device("cpu")
@@ -27,7 +28,8 @@ def over(slots, tokens, count):
     """Whether slot 1 has ended with the first `count` of these tokens."""
     spoken = torch.tensor([[2] * len(tokens), tokens, [2] * len(tokens)])
     counts = torch.tensor([1, count, 1])
-    return bool(slots.is_over(spoken, counts, slots.lengths + counts.to(torch.int32))[1])
+    ahead = slots.states._replace(lengths=slots.lengths + counts.to(torch.int32))
+    return bool(is_over(ahead, spoken, counts)[1])
 
 
 def test_a_stop_token_ends_a_slot_if_it_is_committed():
@@ -75,7 +77,8 @@ def test_slots_move_with_all_they_have():
     assert slots.limits.tolist() == [4, -1, -1] and slots.anchors.tolist() == [9, 0, 0]
     spoken = torch.tensor([[3], [3], [3]])
     counts = torch.ones(3, dtype=torch.int64)
-    assert slots.is_over(spoken, counts, slots.lengths + 1).tolist() == [True, False, False]
+    ahead = slots.states._replace(lengths=slots.lengths + 1)
+    assert is_over(ahead, spoken, counts).tolist() == [True, False, False]
 
 
 def test_more_stop_tokens_than_fit_are_left_to_the_host():

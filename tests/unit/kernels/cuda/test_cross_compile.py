@@ -242,6 +242,13 @@ def draw(num_rows: int, vocab_size: int, dtype: torch.dtype, plain: bool = False
     kernels(dtype).draw(make(num_rows, vocab_size, dtype=dtype), settings, rows)
 
 
+def go_on(width: int, is_given: bool) -> None:
+    from tests.advanced import make_step
+
+    step = make_step(0, 8, width, is_given, looks_up=True).copied(torch.device("meta"))
+    kernels().advance(*step)
+
+
 def explicit() -> BlockMask:
     return BlockMask(explicit=make(1, 16, 16, dtype=torch.bool))
 
@@ -270,6 +277,8 @@ CASES: dict[str, Case] = {
     "loss over 262144, capped": lambda: lose(262144, 30.0),
     "logits of 262144, capped": lambda: finish(262144, BF16, 30.0, True),
     "logits of 100003": lambda: finish(100003, FP32, None, False),
+    "slots that go on": lambda: go_on(15, is_given=False),
+    "slots that go on without drafts": lambda: go_on(0, is_given=True),
     "draw over 262144": lambda: draw(16, 262144, FP32),
     "draw over 262144, half": lambda: draw(1, 262144, BF16, plain=True),
     "draw over 100003": lambda: draw(64, 100003, FP32, plain=True),

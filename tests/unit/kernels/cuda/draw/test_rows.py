@@ -23,8 +23,8 @@ from tests.interpreted import collect, judge, report
 
 PLANS: dict[str, dict[str, int]] = {
     "small": {"sub": 16, "parts": 4, "blocks": 2, "room": 32, "max_picked": 9, "search_block": 128},
-    "roomy": {"sub": 8, "parts": 8, "blocks": 5, "room": 512, "max_picked": 9, "search_block": 512},
-    "tight": {"sub": 8, "parts": 8, "blocks": 3, "room": 4, "max_picked": 9, "search_block": 512},
+    "roomy": {"sub": 8, "parts": 8, "blocks": 8, "room": 512, "max_picked": 9, "search_block": 512},
+    "tight": {"sub": 8, "parts": 8, "blocks": 4, "room": 4, "max_picked": 9, "search_block": 512},
 }
 SAMPLED = {"temperature": 1.0, "min_p": 0.0, "logprobs": None}
 

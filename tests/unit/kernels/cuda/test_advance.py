@@ -1,0 +1,51 @@
+"""How slots go on, as one kernel in Triton's interpreter against the rule in torch."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from flashdraft.kernels import advance as rule
+from tests.advanced import make_step
+from tests.interpreted import collect, judge, report
+
+NUM_SEEDS = 12
+
+
+def check(width: int, is_given: bool, looks_up: bool) -> None:
+    from flashdraft.kernels.cuda.backend import TritonKernels
+
+    kernels = TritonKernels(torch.device("cpu"), torch.float32)
+    for seed in range(NUM_SEEDS):
+        step = make_step(seed, 1 + seed, width, is_given, looks_up)
+        expected, found = step.copied(), step.copied()
+        rule.advance(*expected)
+        kernels.advance(*found)
+        for one, other in zip(found.written, expected.written, strict=True):
+            assert torch.equal(one, other), (seed, one, other)
+        assert not torch.equal(found.lines, step.lines)
+
+
+CHECKS: dict[str, Callable[[], None]] = {
+    f"{width} drafted{', given' * given}{', looked up' * looks}": (
+        lambda w=width, g=given, h=looks: check(w, g, h)
+    )
+    for width, given, looks in itertools.product((0, 1, 7, 15), (False, True), (False, True))
+}
+
+
+@pytest.fixture(scope="module")
+def failures() -> dict[str, str]:
+    return collect(__file__)
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_interpreted(name: str, failures: dict[str, str]) -> None:
+    judge(failures[name])
+
+
+if __name__ == "__main__":  # in the interpreter's process
+    report(CHECKS)

@@ -22,7 +22,7 @@ from flashdraft.engine.policy.verify import BUCKET_EDGES, MIN_GAIN, Survival
 MAX_GAP_S = 0.085  # between two tokens of a request, while little waits
 LONGEST_GAP_S = 0.116  # and however much does
 FAR_CONTEXT = 8192  # of a prompt's rows: beyond it their times rise as they are learned,
-FAR_MARGIN = 0.95  # so that a step takes longer than is known of it
+FAR_MARGIN = 0.93  # so that a step takes longer than is known of it
 MANY_WAITING = 6144  # tokens that double the limit
 PATIENCE_S = 0.25  # in which what waits should be computed
 MIN_ROWS = 32  # of prompts, in any case: they move on

@@ -18,6 +18,7 @@ from flashdraft.chat.grammar.forms import form_grammar
 from flashdraft.chat.grammar.gemma4 import GemmaCallGrammar
 from flashdraft.chat.grammar.hermes import HermesCallGrammar
 from flashdraft.chat.grammar.tools import CallGrammar, tool_grammar
+from flashdraft.chat.prompted_tools import knows_calls
 from flashdraft.chat.schema.reading import tool_functions
 from flashdraft.core import GrammarSpec
 from flashdraft.models.tokenizer import Tokenizer
@@ -31,7 +32,8 @@ class AnswerFormat:
 
     tokenizer: Tokenizer
     marks: AnswerMarks | None  # None: it marks neither thoughts nor calls
-    call_grammar: CallGrammar | None  # None: it has no format for calls that is known here
+    call_grammar: CallGrammar
+    told_marks: AnswerMarks | None = None  # where the prompt tells of tools: with calls' marks
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> AnswerFormat:
@@ -39,15 +41,11 @@ class AnswerFormat:
         if gemma4.knows(tokenizer):
             marks = gemma4.answer_marks(tokenizer)
             return cls(tokenizer, marks, GemmaCallGrammar(tokenizer))
-        marks = hermes.answer_marks(tokenizer)
-        if MarkKind.CALL in marks.spellings:
-            return cls(tokenizer, marks, HermesCallGrammar(tokenizer, marks.spellings))
-        return cls(tokenizer, marks if marks.spellings else None, None)
-
-    @property
-    def supports_tools(self) -> bool:
-        """Whether the model has a format for tool calls that is known here."""
-        return self.call_grammar is not None
+        own, told = hermes.answer_marks(tokenizer), hermes.answer_marks(tokenizer, is_told=True)
+        calls = HermesCallGrammar(tokenizer, told.spellings)
+        if knows_calls(tokenizer):
+            return cls(tokenizer, own, calls)
+        return cls(tokenizer, own if own.spellings else None, calls, told)
 
     @property
     def marks_thoughts(self) -> bool:
@@ -78,9 +76,10 @@ class AnswerFormat:
         self, prompt_ids: Sequence[int], tools: Sequence[Mapping[str, Any]] | None
     ) -> ResponseParser:
         """The parser of one answer; without tools a call is content, as the model wrote it."""
-        if self.marks is None:
+        marks = self.told_marks if tools and self.told_marks is not None else self.marks
+        if marks is None:
             return PlainParser()
-        return MarkedParser(self.marks, tool_functions(tools), self.open_thought(prompt_ids))
+        return MarkedParser(marks, tool_functions(tools), self.open_thought(prompt_ids))
 
     def tool_grammar(
         self,

@@ -38,7 +38,7 @@ class CallGrammar(Protocol):
 
 
 def tool_grammar(
-    calls: CallGrammar | None,
+    calls: CallGrammar,
     tools: Sequence[Mapping[str, Any]],
     choice: str,
     parallel: bool,
@@ -49,15 +49,9 @@ def tool_grammar(
 
     "auto" leaves the answer free until it begins a call; there, tools that are not `strict` take
     any arguments. `is_open`: the prompt left a thought open. Without `thinking` a call that must
-    come has no other thought before it, which could take all the answer's tokens. Without `calls`,
-    the grammar of the model's format, it is refused.
+    come has no other thought before it, which could take all the answer's tokens.
     """
     functions = _chosen(tools, choice)
-    if calls is None:
-        raise RequestError(
-            "The model has no format for tool calls that is known here, so a call cannot be "
-            "forced; leave tool_choice at auto or none."
-        )
     text = calls.text(
         functions, is_free=choice == AUTO, parallel=parallel, is_open=is_open, thinking=thinking
     )

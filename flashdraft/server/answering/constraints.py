@@ -128,18 +128,10 @@ def answer_grammar(
     answer_format = serving.answer_format
     thinks = answer_format.thinks_by_default if thinking is None else thinking
     grammar = calls = None
-    knows_calls = answer_format.supports_tools
-    if tool_use.is_forced and not knows_calls:
-        raise FieldError(
-            "tool_choice",
-            "tool_choice asks for a call, and this model has no format for calls that is known "
-            'here; use "auto" or "none".',
-        )
     tools = tool_use.tools
     if serving.settings.open_objects:
         tools = tuple(map(_with_open_objects, tools))
-    # a model that never calls keeps to every schema: clients set strict without being asked
-    is_strict = tool_use.is_strict and knows_calls
+    is_strict = tool_use.is_strict
     if tool_use.is_forced or is_strict or form is not None:
         check_multiples(tool_use.offered)
     if tool_use.is_forced or (is_strict and form is None):
@@ -147,7 +139,7 @@ def answer_grammar(
             tools, tool_use.choice, tool_use.parallel, prompt_ids, thinks
         )
     elif form is not None:
-        if tool_use.offered and knows_calls:
+        if tool_use.offered:
             calls = answer_format.tool_grammar(
                 tools, "required", tool_use.parallel, prompt_ids, thinks
             )

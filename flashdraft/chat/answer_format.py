@@ -18,7 +18,6 @@ from flashdraft.chat.grammar.forms import form_grammar
 from flashdraft.chat.grammar.gemma4 import GemmaCallGrammar
 from flashdraft.chat.grammar.hermes import HermesCallGrammar
 from flashdraft.chat.grammar.tools import CallGrammar, tool_grammar
-from flashdraft.chat.prompted_tools import knows_calls
 from flashdraft.chat.schema.reading import tool_functions
 from flashdraft.core import GrammarSpec
 from flashdraft.models.tokenizer import Tokenizer
@@ -43,7 +42,7 @@ class AnswerFormat:
             return cls(tokenizer, marks, GemmaCallGrammar(tokenizer))
         own, told = hermes.answer_marks(tokenizer), hermes.answer_marks(tokenizer, is_told=True)
         calls = HermesCallGrammar(tokenizer, told.spellings)
-        if knows_calls(tokenizer):
+        if MarkKind.CALL in own.spellings:
             return cls(tokenizer, own, calls)
         return cls(tokenizer, own if own.spellings else None, calls, told)
 

@@ -11,9 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from flashdraft.chat.answers import gemma4, hermes
+from flashdraft.chat.answers import hermes
 from flashdraft.chat.answers.marks import MarkKind
-from flashdraft.models.tokenizer import Tokenizer
 from flashdraft.text import exact_json
 
 _CALL, _END_CALL = (hermes.CALL_SPELLINGS[mark] for mark in (MarkKind.CALL, MarkKind.END_CALL))
@@ -26,11 +25,6 @@ To call one, write nothing but its name and its arguments, like this:
 What it returns comes in the next message. Without a need for a function, answer as usual."""
 _RETURNED = "<tool_response>\n{text}\n</tool_response>"
 _GAP = "\n\n"
-
-
-def knows_calls(tokenizer: Tokenizer) -> bool:
-    """Whether the model has a format for calls that is known here."""
-    return gemma4.knows(tokenizer) or MarkKind.CALL in hermes.known_spellings(tokenizer)
 
 
 def ignores_tools(template: str) -> bool:

@@ -19,7 +19,7 @@ CALL_SPELLINGS = {MarkKind.CALL: "<tool_call>", MarkKind.END_CALL: "</tool_call>
 _ARGUMENTS = ("arguments", "parameters")
 
 
-def known_spellings(tokenizer: Tokenizer) -> dict[MarkKind, str]:
+def _spellings(tokenizer: Tokenizer) -> dict[MarkKind, str]:
     """The marks that the model knows: tokens of its own, or words of its template."""
     known: dict[MarkKind, str] = {}
     for pair in (THINK_SPELLINGS, CALL_SPELLINGS):
@@ -36,7 +36,7 @@ def answer_marks(tokenizer: Tokenizer, is_told: bool = False) -> AnswerMarks:
 
     `is_told`: the prompt says how calls are marked, whatever the model knows.
     """
-    known = known_spellings(tokenizer) | (CALL_SPELLINGS if is_told else {})
+    known = _spellings(tokenizer) | (CALL_SPELLINGS if is_told else {})
     tokens = {
         index: mark
         for mark, text in known.items()

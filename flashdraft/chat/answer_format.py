@@ -1,6 +1,6 @@
 """How one model writes its answers, found out once per tokenizer and passed on.
 
-This is the one place where a format is chosen. Everything else about thoughts and calls asks the
+The format itself is chosen in families.py. Everything else about thoughts and calls asks the
 `AnswerFormat`: what reads an answer as it streams, and which grammar an answer must follow.
 """
 
@@ -10,13 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flashdraft.chat.answers import gemma4, hermes
 from flashdraft.chat.answers.deltas import PlainParser, ResponseParser
 from flashdraft.chat.answers.machine import MarkedParser
 from flashdraft.chat.answers.marks import AnswerMarks, MarkKind
+from flashdraft.chat.families import family_of
 from flashdraft.chat.grammar.forms import form_grammar
-from flashdraft.chat.grammar.gemma4 import GemmaCallGrammar
-from flashdraft.chat.grammar.hermes import HermesCallGrammar
 from flashdraft.chat.grammar.tools import CallGrammar, tool_grammar
 from flashdraft.chat.schema.reading import tool_functions
 from flashdraft.core import GrammarSpec
@@ -37,14 +35,7 @@ class AnswerFormat:
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> AnswerFormat:
         """Find out which format a tokenizer's model has."""
-        if gemma4.knows(tokenizer):
-            marks = gemma4.answer_marks(tokenizer)
-            return cls(tokenizer, marks, GemmaCallGrammar(tokenizer))
-        own, told = hermes.answer_marks(tokenizer), hermes.answer_marks(tokenizer, is_told=True)
-        calls = HermesCallGrammar(tokenizer, told.spellings)
-        if MarkKind.CALL in own.spellings:
-            return cls(tokenizer, own, calls)
-        return cls(tokenizer, own if own.spellings else None, calls, told)
+        return cls(tokenizer, *family_of(tokenizer))
 
     @property
     def marks_thoughts(self) -> bool:

@@ -2,8 +2,9 @@
 
 The functions stand in the system message, a call is Hermes' `<tool_call>{json}</tool_call>` as
 text, and what a function returned is the user's next message. A grammar makes sure that a call that
-must come is one (grammar/hermes.py); what is free is read back as it is for Hermes. A template that
-writes tools in a format that is not known here is left to do so; calls of it can be forced.
+must come is one (grammar/hermes.py); what is free is read back as it is for Hermes, and without
+marks where an answer begins with a call, since models forget them. A template that writes tools in
+a format that is not known here is left to do so; calls of it can be forced.
 """
 
 from __future__ import annotations

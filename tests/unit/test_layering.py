@@ -22,7 +22,7 @@ ORDER = {
     " | engine | chat | llm | server, bench, train, external | cli | __main__",
     "bench": "accuracy, plan, tasks | doctor, results | run | report | traffic",
     "chat": "messages, sampling, schema | answers | prompted_tools | grammar, templates"
-    " | answer_format",
+    " | families | answer_format",
     "cli": "clients, files, parser, statistics | arguments, conversation, display | answer, model"
     " | bench, flags | commands",
     "engine": "config, drafts, output, sequence, streams | cache, policy, sampling"

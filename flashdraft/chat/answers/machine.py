@@ -7,6 +7,9 @@ format expects it, because an answer may as well speak of it.
 Malformed answers never raise. A call whose head cannot be read (no name, no arguments) is given
 back as content, marks included; once its arguments have begun, it is a call, and they are closed
 into valid JSON however it ends.
+
+Some models call without marks: an object that begins an answer, or follows a call, is held back
+until its reader can tell whether it is a call, and not a character longer.
 """
 
 from __future__ import annotations
@@ -29,10 +32,12 @@ from flashdraft.chat.answers.marks import AnswerMarks, CallReader, MarkKind
 _NEWLINES = "\r\n"
 _MAX_LEADING_SPACE = 1024  # longer white space at the answer's start is content
 _AFTER_CALL = " \t\r\n}]),;"  # what may stand between a call's last bracket and its end mark
+_BARE = ("{", "[")  # what a call without marks begins with
 
 
 class _State(Enum):
     START = auto()  # nothing but white space so far
+    FRESH = auto()  # the same after a thought or a call, where a call without marks may stand
     CONTENT = auto()
     LABEL = auto()  # at a thought's beginning, where its label may stand
     REASONING = auto()
@@ -62,9 +67,12 @@ class MarkedParser:
         self._call: CallReader | None = None
         self._raw: list[str] = []  # the call's own text, until it is known to be one
         self._num_calls = 0
+        self._new_bare_call = marks.new_bare_call if functions else None
+        self._fresh = _State.CONTENT if self._new_bare_call is None else _State.FRESH
         call_marks = (MarkKind.CALL,) if functions else ()
         self._live = {
             _State.START: {**marks.openings, **marks.text_marks(*call_marks)},
+            _State.FRESH: marks.text_marks(*call_marks),
             _State.CONTENT: marks.text_marks(*call_marks),
             _State.LABEL: marks.text_marks(MarkKind.END_THINK),
             _State.REASONING: marks.text_marks(MarkKind.END_THINK),
@@ -88,7 +96,8 @@ class MarkedParser:
                 self._drain(is_final=False)
             elif piece in self._marks.tokens:
                 mark = self._marks.tokens[piece]
-                if self._state is _State.START and mark in (MarkKind.THINK, MarkKind.CALL):
+                is_start = self._state in (_State.START, _State.FRESH)
+                if is_start and mark in (MarkKind.THINK, MarkKind.CALL):
                     self._text = self._text.strip()
                 self._drain(is_final=True)
                 self._take_mark(mark)
@@ -155,9 +164,14 @@ class MarkedParser:
         if is_open:
             return None
         if spelling is None:
+            space = self._text[position:begin]
+            if self._skips_newlines:
+                space = space.lstrip(_NEWLINES)
+            if self._begins_bare_call(begin, space):
+                return begin
             self._state = _State.CONTENT
             return position
-        mark = self._live[_State.START][spelling]
+        mark = self._live[self._state][spelling]
         self._take_mark(mark)
         if mark is MarkKind.THINK and spelling != self._marks.spellings[mark]:
             self._state = _State.REASONING  # the opening was the label itself
@@ -213,6 +227,9 @@ class MarkedParser:
                 self._take_mark(self._live[_State.CALL][spelling])
                 return position + len(spelling)
         end = call.feed(self._text, position)
+        if call.failed:
+            self._give_back()
+            return position  # read again: content may have marks
         if not self._begun:
             self._raw.append(self._text[position:end])
         self._show_call()
@@ -227,7 +244,8 @@ class MarkedParser:
             return position + len(spelling)
         if self._text[position] in _AFTER_CALL:
             return position + 1
-        self._state = _State.CONTENT
+        if not self._begins_bare_call(position, ""):
+            self._state = _State.CONTENT
         return position
 
     # Marks
@@ -240,7 +258,7 @@ class MarkedParser:
             case MarkKind.END_THINK:
                 if self._state in (_State.LABEL, _State.REASONING):
                     self._leave()
-                    self._state = _State.CONTENT
+                    self._state = self._fresh
             case MarkKind.CALL:
                 self._leave()
                 self._begin_call()
@@ -250,7 +268,7 @@ class MarkedParser:
                     self._skips_newlines = self._state is not _State.RAW
                     if self._state is _State.RAW:
                         self._emit_content(self._marks.spellings[mark])
-                    self._state = _State.CONTENT
+                    self._state = _State.CONTENT if self._state is _State.RAW else self._fresh
             case MarkKind.QUOTE:
                 if self._call is not None:
                     if not self._begun:
@@ -286,6 +304,15 @@ class MarkedParser:
         else:
             self._state = _State.CALL
             self._call = self._marks.new_call(self._functions)
+
+    def _begins_bare_call(self, position: int, space: str) -> bool:
+        """Whether what stands here may be a call without marks; `space` before it is its own."""
+        if self._new_bare_call is None or self._text[position : position + 1] not in _BARE:
+            return False
+        self._raw = [space]
+        self._state = _State.CALL
+        self._call = self._new_bare_call(self._functions)
+        return True
 
     def _give_back(self) -> None:
         """What was read of a call is content after all."""
@@ -338,6 +365,7 @@ class MarkedParser:
 _Step = Callable[[MarkedParser, int, bool], int | None]
 _STEPS: dict[_State, _Step] = {
     _State.START: MarkedParser._read_start,
+    _State.FRESH: MarkedParser._read_start,
     _State.CONTENT: MarkedParser._read_content,
     _State.RAW: MarkedParser._read_content,
     _State.LABEL: MarkedParser._read_label,

@@ -15,6 +15,9 @@ from flashdraft.errors import RequestError
 
 REQUIRED = "required"
 AUTO = "auto"
+# Text that cannot be read as a call without marks: after white space, of which Python knows more
+# than regular expressions, no bracket. Not empty.
+NO_BARE_CALL = r"(?s:[\s\x1c-\x1f]+|[\s\x1c-\x1f]*[^\s\x1c-\x1f{\[].*)"
 
 
 class CallGrammar(Protocol):

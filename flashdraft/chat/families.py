@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from flashdraft.chat.answers import gemma4, hermes
+from flashdraft.chat.answers import gemma4, hermes, llama3
 from flashdraft.chat.answers.marks import AnswerMarks, MarkKind
 from flashdraft.chat.grammar.gemma4 import GemmaCallGrammar
 from flashdraft.chat.grammar.hermes import HermesCallGrammar
+from flashdraft.chat.grammar.llama3 import Llama3CallGrammar
 from flashdraft.chat.grammar.tools import CallGrammar
 from flashdraft.models.tokenizer import Tokenizer
 
@@ -24,6 +25,8 @@ def family_of(tokenizer: Tokenizer) -> Family:
     """Find out which format a tokenizer's model has."""
     if gemma4.knows(tokenizer):
         return Family(gemma4.answer_marks(tokenizer), GemmaCallGrammar(tokenizer))
+    if llama3.knows(tokenizer):
+        return Family(llama3.answer_marks(tokenizer), Llama3CallGrammar(tokenizer))
     own = hermes.answer_marks(tokenizer)
     if MarkKind.CALL in own.spellings:
         return Family(own, HermesCallGrammar(tokenizer, own.spellings))

@@ -38,7 +38,7 @@ TOOLS = [tool("get_weather", CITY, required=["city"]), tool("now")]
 
 def matcher(tokenizer: Tokenizer, spec: GrammarSpec) -> Any:
     assert spec.kind == "lark"
-    ends = [tokenizer.token_id(name) for name in ("<eos>", "<|im_end|>")]
+    ends = [tokenizer.token_id(name) for name in ("<eos>", "<|im_end|>", "<|eot_id|>")]
     library = llguidance.LLTokenizer(
         tokenizer.to_json(), eos_token=[end for end in ends if end is not None]
     )

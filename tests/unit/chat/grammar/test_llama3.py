@@ -14,7 +14,7 @@ from flashdraft.core import GrammarSpec
 from flashdraft.errors import RequestError
 from tests.unit.chat.chat_factory import CHATML_MARKS, byte_tokenizer, tool
 from tests.unit.chat.grammar.test_tools import TOOLS, accepts, allowed_tokens, hermes_call, matcher
-from tests.unit.chat.llama3_factory import LLAMA3_MARKS, LLAMA3_TEMPLATE, llama3_tokenizer
+from tests.unit.chat.llama3_factory import LLAMA3_TEMPLATE, llama3_tokenizer
 from tests.unit.chat.test_answer_format import read
 
 LLAMA3 = llama3_tokenizer()
@@ -164,7 +164,3 @@ def test_told_models_make_no_bare_call_after_another() -> None:
     first = hermes_call("now")
     assert accepts(TOLD, spec, f"{first}\n{first} and so on")
     assert not accepts(TOLD, spec, first + '\n{"name": "get_weather", "arguments": {}}')
-
-
-def test_marks_of_the_factory_are_special() -> None:
-    assert all(LLAMA3.token_id(mark) in LLAMA3.special_ids for mark in LLAMA3_MARKS)

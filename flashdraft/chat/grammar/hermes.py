@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from flashdraft.chat.answers.marks import MarkKind
+from flashdraft.chat.grammar.marked import Call, MarkedAnswers
 from flashdraft.chat.schema.json_rule import FIXED, JsonGrammar
 from flashdraft.chat.schema.rules import lark_text
 from flashdraft.errors import RequestError
@@ -18,8 +19,7 @@ class HermesCallGrammar:
 
     def __init__(self, tokenizer: Tokenizer, spellings: Mapping[MarkKind, str]) -> None:
         """`spellings` are the marks that the model knows, those of calls among them."""
-        self._spellings = spellings
-        self._ids = {mark: tokenizer.token_id(text) for mark, text in spellings.items()}
+        self._answers = MarkedAnswers(tokenizer, spellings)
 
     def text(
         self,
@@ -37,38 +37,14 @@ class HermesCallGrammar:
             head = json.dumps({"name": name}, ensure_ascii=False)[:-1] + ', "arguments": '
             calls.append(f"{lark_text(head)} arguments{number}")
             where = f"the parameters of the tool {name!r:.60}"
-            lines.append(f"arguments{number}: {rules.body(_arguments_schema(name, schema), where)}")
-        lines += rules.lines
-        lines.append(f'call: "\\n" ({" | ".join(calls)}) "}}\\n" {self._mark(MarkKind.END_CALL)}')
-        start = ""
-        if MarkKind.THINK in self._spellings:
-            lines.append(f"thought: {self._mark(MarkKind.THINK)} thoughts")
-            lines.append(self._until("thoughts", MarkKind.END_THINK))
-            start = "thoughts " if is_open else "thought? " if thinking or is_free else ""
-        begin = self._mark(MarkKind.CALL)
-        more = f'("\\n" {begin} call)*' if parallel else ""
-        if is_free:
-            lines.append(self._until("lead", MarkKind.CALL))
-            lines.append("rest: /(?s:.*)/")
-            body = "(lead call)* rest" if parallel else "(lead call | rest)"
-        else:
-            body = f"SPACE? {begin} call {more}"
-            lines.append("SPACE: /\\n{1,4}/")
-        return "\n".join([f"start: {start}{body}", *lines])
-
-    def _mark(self, mark: MarkKind) -> str:
-        """A mark as the token that it is, special or not, else as text."""
-        index = self._ids[mark]
-        return json.dumps(self._spellings[mark]) if index is None else f"<[{index}]>"
-
-    def _until(self, rule: str, mark: MarkKind) -> str:
-        """A rule for free text up to a mark, the mark included."""
-        if self._ids[mark] is None:
-            return f"{rule}[lazy]: /(?s:.*){self._spellings[mark].replace('/', chr(92) + '/')}/"
-        return f"{rule}: /(?s:.+)/? {self._mark(mark)}"
+            lines.append(f"arguments{number}: {rules.body(arguments_schema(name, schema), where)}")
+        call = Call(f'({" | ".join(calls)}) "}}"', [*lines, *rules.lines])
+        return self._answers.text(
+            call, is_free=is_free, parallel=parallel, is_open=is_open, thinking=thinking
+        )
 
 
-def _arguments_schema(name: str, schema: Any) -> dict[str, Any]:
+def arguments_schema(name: str, schema: Any) -> dict[str, Any]:
     """The schema of an object."""
     if schema is None:
         return {"type": "object"}

@@ -10,13 +10,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flashdraft.chat.answers import gemma4, hermes
+from flashdraft.chat.answers import gemma4, hermes, qwen3_coder
 from flashdraft.chat.answers.deltas import PlainParser, ResponseParser
 from flashdraft.chat.answers.machine import MarkedParser
 from flashdraft.chat.answers.marks import AnswerMarks, MarkKind
 from flashdraft.chat.grammar.forms import form_grammar
 from flashdraft.chat.grammar.gemma4 import GemmaCallGrammar
 from flashdraft.chat.grammar.hermes import HermesCallGrammar
+from flashdraft.chat.grammar.qwen3_coder import QwenCallGrammar
 from flashdraft.chat.grammar.tools import CallGrammar, tool_grammar
 from flashdraft.chat.prompted_tools import knows_calls
 from flashdraft.chat.schema.reading import tool_functions
@@ -41,6 +42,9 @@ class AnswerFormat:
         if gemma4.knows(tokenizer):
             marks = gemma4.answer_marks(tokenizer)
             return cls(tokenizer, marks, GemmaCallGrammar(tokenizer))
+        if qwen3_coder.knows(tokenizer):
+            marks = qwen3_coder.answer_marks(tokenizer)
+            return cls(tokenizer, marks, QwenCallGrammar(tokenizer, marks.spellings))
         own, told = hermes.answer_marks(tokenizer), hermes.answer_marks(tokenizer, is_told=True)
         calls = HermesCallGrammar(tokenizer, told.spellings)
         if knows_calls(tokenizer):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from flashdraft.chat.answers import gemma4, hermes, llama3
+from flashdraft.chat.answers import gemma4, hermes, llama3, qwen3_coder
 from flashdraft.chat.answers.marks import AnswerMarks, MarkKind
 from flashdraft.chat.grammar.gemma4 import GemmaCallGrammar
 from flashdraft.chat.grammar.hermes import HermesCallGrammar
 from flashdraft.chat.grammar.llama3 import Llama3CallGrammar
+from flashdraft.chat.grammar.qwen3_coder import QwenCallGrammar
 from flashdraft.chat.grammar.tools import CallGrammar
 from flashdraft.models.tokenizer import Tokenizer
 
@@ -27,6 +28,9 @@ def family_of(tokenizer: Tokenizer) -> Family:
         return Family(gemma4.answer_marks(tokenizer), GemmaCallGrammar(tokenizer))
     if llama3.knows(tokenizer):
         return Family(llama3.answer_marks(tokenizer), Llama3CallGrammar(tokenizer))
+    if qwen3_coder.knows(tokenizer):
+        marks = qwen3_coder.answer_marks(tokenizer)
+        return Family(marks, QwenCallGrammar(tokenizer, marks.spellings))
     own = hermes.answer_marks(tokenizer)
     if MarkKind.CALL in own.spellings:
         return Family(own, HermesCallGrammar(tokenizer, own.spellings))

@@ -70,15 +70,16 @@ class MarkedParser:
         self._new_bare_call = marks.new_bare_call if functions else None
         self._fresh = _State.CONTENT if self._new_bare_call is None else _State.FRESH
         call_marks = (MarkKind.CALL,) if functions else ()
+        unmarked = dict.fromkeys(marks.unmarked_calls, MarkKind.CALL) if functions else {}
         self._live = {
-            _State.START: {**marks.openings, **marks.text_marks(*call_marks)},
-            _State.FRESH: marks.text_marks(*call_marks),
-            _State.CONTENT: marks.text_marks(*call_marks),
+            _State.START: {**marks.openings, **marks.text_marks(*call_marks), **unmarked},
+            _State.FRESH: {**marks.text_marks(*call_marks), **unmarked},
+            _State.CONTENT: {**marks.text_marks(*call_marks), **unmarked},
             _State.LABEL: marks.text_marks(MarkKind.END_THINK),
             _State.REASONING: marks.text_marks(MarkKind.END_THINK),
             _State.CALL: marks.text_marks(*call_marks, MarkKind.END_CALL),
-            _State.AFTER_CALL: marks.text_marks(*call_marks, MarkKind.END_CALL),
-            _State.RAW: marks.text_marks(*call_marks, MarkKind.END_CALL),
+            _State.AFTER_CALL: {**marks.text_marks(*call_marks, MarkKind.END_CALL), **unmarked},
+            _State.RAW: {**marks.text_marks(*call_marks, MarkKind.END_CALL), **unmarked},
         }
         self._label = marks.label
         if thought is not None:
@@ -172,10 +173,10 @@ class MarkedParser:
             self._state = _State.CONTENT
             return position
         mark = self._live[self._state][spelling]
-        self._take_mark(mark)
+        reached = self._take_spelling(spelling, begin)
         if mark is MarkKind.THINK and spelling != self._marks.spellings[mark]:
             self._state = _State.REASONING  # the opening was the label itself
-        return begin + len(spelling)
+        return reached
 
     def _read_content(self, position: int, is_final: bool) -> int | None:
         end, spelling = self._find_mark(position, is_final)
@@ -186,8 +187,7 @@ class MarkedParser:
         self._emit_content(text)
         if spelling is None:
             return end if end > position else None
-        self._take_mark(self._live[self._state][spelling])
-        return end + len(spelling)
+        return self._take_spelling(spelling, end)
 
     def _read_label(self, position: int, is_final: bool) -> int | None:
         rest = self._text[position:]
@@ -240,8 +240,7 @@ class MarkedParser:
         if is_open:
             return None
         if spelling is not None:
-            self._take_mark(self._live[_State.AFTER_CALL][spelling])
-            return position + len(spelling)
+            return self._take_spelling(spelling, position)
         if self._text[position] in _AFTER_CALL:
             return position + 1
         if not self._begins_bare_call(position, ""):
@@ -249,6 +248,16 @@ class MarkedParser:
         return position
 
     # Marks
+
+    def _take_spelling(self, spelling: str, place: int) -> int:
+        """Take a mark that is text; where to read on."""
+        if spelling not in self._marks.unmarked_calls:
+            self._take_mark(self._live[self._state][spelling])
+            return place + len(spelling)
+        self._leave()
+        self._raw, self._state = [], _State.CALL
+        self._call = self._marks.unmarked_calls[spelling](self._functions)
+        return place  # what it begins with is the call's own
 
     def _take_mark(self, mark: MarkKind) -> None:
         match mark:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from flashdraft.chat.answers.marks import MarkKind
-from flashdraft.chat.grammar.tools import NO_BARE_CALL
+from flashdraft.chat.grammar.marked import Call, MarkedAnswers
 from flashdraft.chat.schema.json_rule import FIXED, JsonGrammar
 from flashdraft.chat.schema.rules import lark_text
 from flashdraft.errors import RequestError
@@ -24,9 +24,7 @@ class HermesCallGrammar:
 
         `reads_bare`: calls without marks are read too; free text must not look like one.
         """
-        self._reads_bare = reads_bare
-        self._spellings = spellings
-        self._ids = {mark: tokenizer.token_id(text) for mark, text in spellings.items()}
+        self._answers = MarkedAnswers(tokenizer, spellings, reads_bare)
 
     def text(
         self,
@@ -42,34 +40,10 @@ class HermesCallGrammar:
         for name, rule in rules.items():
             head = json.dumps({"name": name}, ensure_ascii=False)[:-1] + ', "arguments": '
             calls.append(f"{lark_text(head)} {rule}")
-        lines.append(f'call: "\\n" ({" | ".join(calls)}) "}}\\n" {self._mark(MarkKind.END_CALL)}')
-        start = ""
-        if MarkKind.THINK in self._spellings:
-            lines.append(f"thought: {self._mark(MarkKind.THINK)} thoughts")
-            lines.append(self._until("thoughts", MarkKind.END_THINK))
-            start = "thoughts " if is_open else "thought? " if thinking or is_free else ""
-        begin = self._mark(MarkKind.CALL)
-        more = f'("\\n" {begin} call)*' if parallel else ""
-        if is_free:
-            text = NO_BARE_CALL if self._reads_bare else "(?s:.+)"
-            lines.append(self._until("lead", MarkKind.CALL, text))
-            lines.append(f"rest: /{text}/?")
-            body = "(lead call)* rest" if parallel else "(lead call | rest)"
-        else:
-            body = f"SPACE? {begin} call {more}"
-            lines.append("SPACE: /\\n{1,4}/")
-        return "\n".join([f"start: {start}{body}", *lines])
-
-    def _mark(self, mark: MarkKind) -> str:
-        """A mark as the token that it is, special or not, else as text."""
-        index = self._ids[mark]
-        return json.dumps(self._spellings[mark]) if index is None else f"<[{index}]>"
-
-    def _until(self, rule: str, mark: MarkKind, text: str = "(?s:.+)") -> str:
-        """A rule for free text up to a mark, the mark included."""
-        if self._ids[mark] is None:
-            return f"{rule}[lazy]: /(?:{text})?{self._spellings[mark].replace('/', chr(92) + '/')}/"
-        return f"{rule}: /{text}/? {self._mark(mark)}"
+        call = Call(f'({" | ".join(calls)}) "}}"', lines)
+        return self._answers.text(
+            call, is_free=is_free, parallel=parallel, is_open=is_open, thinking=thinking
+        )
 
 
 def arguments_rules(functions: Mapping[str, Any]) -> tuple[dict[str, str], list[str]]:
@@ -78,11 +52,11 @@ def arguments_rules(functions: Mapping[str, Any]) -> tuple[dict[str, str], list[
     for number, (name, schema) in enumerate(functions.items()):
         names[name] = f"arguments{number}"
         where = f"the parameters of the tool {name!r:.60}"
-        lines.append(f"{names[name]}: {grammar.body(_arguments_schema(name, schema), where)}")
+        lines.append(f"{names[name]}: {grammar.body(arguments_schema(name, schema), where)}")
     return names, [*lines, *grammar.lines]
 
 
-def _arguments_schema(name: str, schema: Any) -> dict[str, Any]:
+def arguments_schema(name: str, schema: Any) -> dict[str, Any]:
     """The schema of an object."""
     if schema is None:
         return {"type": "object"}

@@ -81,9 +81,11 @@ class AnswerFormat:
     ) -> GrammarSpec:
         """The grammar of an answer that calls tools; see grammar/tools.py for what they mean.
 
-        `prompt_ids` tell whether the prompt left a thought open.
+        `prompt_ids` tell whether the prompt left a thought open. A model that was only told of
+        calls makes one: nothing has taught it to end a list of them, and a cut one ends loops.
         """
         is_open = self.open_thought(prompt_ids) is not None
+        parallel = parallel and self.told_marks is None
         return tool_grammar(self.call_grammar, tools, choice, parallel, is_open, thinking)
 
     def form_grammar(

@@ -50,13 +50,18 @@ def tool_grammar(
 ) -> GrammarSpec:
     """The grammar of an answer that makes a call: of any tool ("required") or of the one named.
 
+    One that is named is called once, whatever `parallel` says: who names it waits for one call.
     "auto" leaves the answer free until it begins a call; there, tools that are not `strict` take
     any arguments. `is_open`: the prompt left a thought open. Without `thinking` a call that must
     come has no other thought before it, which could take all the answer's tokens.
     """
     functions = _chosen(tools, choice)
     text = calls.text(
-        functions, is_free=choice == AUTO, parallel=parallel, is_open=is_open, thinking=thinking
+        functions,
+        is_free=choice == AUTO,
+        parallel=parallel and choice in (AUTO, REQUIRED),
+        is_open=is_open,
+        thinking=thinking,
     )
     return GrammarSpec("lark", text)
 

@@ -15,7 +15,7 @@ from flashdraft.chat.answers.machine import MarkedParser
 from flashdraft.chat.answers.marks import AnswerMarks, MarkKind
 from flashdraft.chat.families import family_of
 from flashdraft.chat.grammar.forms import form_grammar
-from flashdraft.chat.grammar.tools import CallGrammar, tool_grammar
+from flashdraft.chat.grammar.tools import AUTO, CallGrammar, tool_grammar
 from flashdraft.chat.schema.reading import tool_functions
 from flashdraft.core import GrammarSpec
 from flashdraft.models.tokenizer import Tokenizer
@@ -82,10 +82,11 @@ class AnswerFormat:
         """The grammar of an answer that calls tools; see grammar/tools.py for what they mean.
 
         `prompt_ids` tell whether the prompt left a thought open. A model that was only told of
-        calls makes one: nothing has taught it to end a list of them, and a cut one ends loops.
+        calls and must make one makes one: nothing has taught it to end a list of them, and where
+        its tokens end it, clients end their loops.
         """
         is_open = self.open_thought(prompt_ids) is not None
-        parallel = parallel and self.told_marks is None
+        parallel = parallel and (choice == AUTO or self.told_marks is None)
         return tool_grammar(self.call_grammar, tools, choice, parallel, is_open, thinking)
 
     def form_grammar(

@@ -19,9 +19,9 @@ from flashdraft.text import exact_json
 _CALL, _END_CALL = (hermes.CALL_SPELLINGS[mark] for mark in (MarkKind.CALL, MarkKind.END_CALL))
 _TOLD = f"""You may call these functions, each described by a JSON object:
 {{functions}}
-To call one, write nothing but its name and its arguments, like this:
+To call one, write nothing but its name and an object with its arguments, as JSON:
 {_CALL}
-{{{{"name": "a function's name", "arguments": {{{{"an argument's name": "its value"}}}}}}}}
+{{{{"name": NAME, "arguments": ARGUMENTS}}}}
 {_END_CALL}
 What it returns comes in the next message. Without a need for a function, answer as usual."""
 _RETURNED = "<tool_response>\n{text}\n</tool_response>"

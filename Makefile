@@ -5,6 +5,8 @@
 #   make test     check, then every test; CI runs exactly this. Where vLLM for the CPU cannot be
 #                 installed (no build, no network) it says so
 #   make test-vllm  the tests against a real vLLM alone, in an environment of its own (2 GB)
+#   make clients  the clients of other projects, at exact versions, against a server: installs them
+#                 (1.4 GB, in .clients; node 20 or newer), and fails where they cannot be had
 #   make wheel    a wheel in dist/ for every machine of this architecture, its contents checked; with
 #                 a manylinux tag where auditwheel and patchelf are installed
 #   make format   rewrite the sources in the one format
@@ -22,7 +24,7 @@ STAMP := $(VENV)/.stamp
 NATIVE := $(wildcard flashdraft/kernels/cpu/native/*.[ch])
 PROMPT := Write a Python function that reverses a string, and explain how it works.
 
-.PHONY: setup demo check test test-vllm wheel format clean
+.PHONY: setup demo check test test-vllm clients wheel format clean
 
 setup: $(STAMP)
 
@@ -58,6 +60,10 @@ test: check
 test-vllm: setup
 	$(BIN)/python -m tests.vllm.make_environment
 	$(BIN)/pytest -m vllm tests/vllm
+
+clients: setup
+	$(BIN)/python -m tests.clients.make_environment
+	$(BIN)/pytest tests/clients
 
 # Without build/, where what was deleted from the source lives on.
 wheel: setup

@@ -1,6 +1,6 @@
 """How one model writes its answers, found out once per tokenizer and passed on.
 
-This is the one place where a format is chosen. Everything else about thoughts and calls asks the
+The format itself is chosen in families.py. Everything else about thoughts and calls asks the
 `AnswerFormat`: what reads an answer as it streams, and which grammar an answer must follow.
 """
 
@@ -10,14 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flashdraft.chat.answers import gemma4, hermes
 from flashdraft.chat.answers.deltas import PlainParser, ResponseParser
 from flashdraft.chat.answers.machine import MarkedParser
 from flashdraft.chat.answers.marks import AnswerMarks, MarkKind
+from flashdraft.chat.families import family_of
 from flashdraft.chat.grammar.forms import form_grammar
-from flashdraft.chat.grammar.gemma4 import GemmaCallGrammar
-from flashdraft.chat.grammar.hermes import HermesCallGrammar
-from flashdraft.chat.grammar.tools import CallGrammar, tool_grammar
+from flashdraft.chat.grammar.tools import AUTO, CallGrammar, tool_grammar
 from flashdraft.chat.schema.reading import tool_functions
 from flashdraft.core import GrammarSpec
 from flashdraft.models.tokenizer import Tokenizer
@@ -31,23 +29,13 @@ class AnswerFormat:
 
     tokenizer: Tokenizer
     marks: AnswerMarks | None  # None: it marks neither thoughts nor calls
-    call_grammar: CallGrammar | None  # None: it has no format for calls that is known here
+    call_grammar: CallGrammar
+    told_marks: AnswerMarks | None = None  # where the prompt tells of tools: with calls' marks
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> AnswerFormat:
         """Find out which format a tokenizer's model has."""
-        if gemma4.knows(tokenizer):
-            marks = gemma4.answer_marks(tokenizer)
-            return cls(tokenizer, marks, GemmaCallGrammar(tokenizer))
-        marks = hermes.answer_marks(tokenizer)
-        if MarkKind.CALL in marks.spellings:
-            return cls(tokenizer, marks, HermesCallGrammar(tokenizer, marks.spellings))
-        return cls(tokenizer, marks if marks.spellings else None, None)
-
-    @property
-    def supports_tools(self) -> bool:
-        """Whether the model has a format for tool calls that is known here."""
-        return self.call_grammar is not None
+        return cls(tokenizer, *family_of(tokenizer))
 
     @property
     def marks_thoughts(self) -> bool:
@@ -78,9 +66,10 @@ class AnswerFormat:
         self, prompt_ids: Sequence[int], tools: Sequence[Mapping[str, Any]] | None
     ) -> ResponseParser:
         """The parser of one answer; without tools a call is content, as the model wrote it."""
-        if self.marks is None:
+        marks = self.told_marks if tools and self.told_marks is not None else self.marks
+        if marks is None:
             return PlainParser()
-        return MarkedParser(self.marks, tool_functions(tools), self.open_thought(prompt_ids))
+        return MarkedParser(marks, tool_functions(tools), self.open_thought(prompt_ids))
 
     def tool_grammar(
         self,
@@ -92,9 +81,12 @@ class AnswerFormat:
     ) -> GrammarSpec:
         """The grammar of an answer that calls tools; see grammar/tools.py for what they mean.
 
-        `prompt_ids` tell whether the prompt left a thought open.
+        `prompt_ids` tell whether the prompt left a thought open. A model that was only told of
+        calls and must make one makes one: nothing has taught it to end a list of them, and where
+        its tokens end it, clients end their loops.
         """
         is_open = self.open_thought(prompt_ids) is not None
+        parallel = parallel and (choice == AUTO or self.told_marks is None)
         return tool_grammar(self.call_grammar, tools, choice, parallel, is_open, thinking)
 
     def form_grammar(

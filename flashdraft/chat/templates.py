@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from flashdraft.chat.messages import Message, check_messages, check_tools
+from flashdraft.chat.prompted_tools import ignores_tools, prompt_tools
 from flashdraft.errors import RequestError, quoted
 from flashdraft.models.tokenizer import Tokenizer
 from flashdraft.text.protocol import MAX_CHARS
@@ -68,12 +69,15 @@ def _variables(
     """What a template is given."""
     if tokenizer.chat_template is None:
         raise RequestError("The model has no chat template; use generate with a plain prompt.")
+    checked, offered = check_messages(messages), check_tools(tools)
+    if ignores_tools(tokenizer.chat_template):
+        checked, offered = prompt_tools(checked, offered, tokenizer.chat_template), None
     return {
         "documents": None,
         **_check_extra(extra or {}, allowed),
         **tokenizer.special_tokens,
-        "messages": check_messages(messages),
-        "tools": check_tools(tools),
+        "messages": checked,
+        "tools": offered,
         "add_generation_prompt": add_generation_prompt,
     }
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -12,26 +11,18 @@ from typing import Any
 import anthropic
 import openai
 import pytest
-import uvicorn
 from pydantic import BaseModel
 
 from flashdraft.errors import EngineLostError, QueueFullError
-from flashdraft.server.answering.serving import Serving
-from flashdraft.server.app import create_app
-from flashdraft.server.settings import ServerSettings
-from flashdraft.server.telemetry.metrics import Metrics
+from tests.e2e.live_server import KEY, LiveServer
 from tests.unit.server.scripted import (
     CALL,
     MODEL,
     OTHER_CALL,
     THOUGHT,
     WEATHER,
-    ScriptedEngine,
-    Step,
-    make_tokenizer,
 )
 
-KEY = "test-key"
 USER: Any = [{"role": "user", "content": "hi"}]
 CHAT_TOOLS: Any = [{"type": "function", "function": {"name": "get_weather", "parameters": WEATHER}}]
 FLAT_TOOLS: Any = [{"type": "function", "name": "get_weather", "parameters": WEATHER}]
@@ -47,41 +38,18 @@ class Weather(BaseModel):
     days: int
 
 
-class Live:
-    """A server in a thread, and clients for it."""
+class Live(LiveServer):
+    """A live server, and clients for it."""
 
     def __init__(self) -> None:
-        tokenizer = make_tokenizer()
-        self.engine = ScriptedEngine(tokenizer, ["x"])
-        self.metrics = Metrics()
-        self.settings = ServerSettings(api_key=KEY)
-        serving = Serving(self.engine, tokenizer, self.settings, self.metrics)
-        app = create_app(serving, sink=lambda line: None)
-        self.server = uvicorn.Server(
-            uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error")
-        )
-        self.thread = threading.Thread(target=self.server.run, daemon=True)
-        self.thread.start()
-        until = time.monotonic() + 20
-        while not self.server.started and time.monotonic() < until:
-            time.sleep(0.01)
-        port = self.server.servers[0].sockets[0].getsockname()[1]
-        self.url = f"http://127.0.0.1:{port}"
+        super().__init__()
         self.openai = openai.OpenAI(base_url=f"{self.url}/v1", api_key=KEY, max_retries=0)
         self.anthropic = anthropic.Anthropic(base_url=self.url, api_key=KEY, max_retries=0)
 
     def stop(self) -> None:
         self.openai.close()
         self.anthropic.close()
-        self.server.should_exit = True
-        self.thread.join(10)
-
-    def play(self, *scripts: Step) -> ScriptedEngine:
-        """Give the engine a new script."""
-        self.engine.scripts = list(scripts)
-        self.engine.requests.clear()
-        self.engine.cancelled.clear()
-        return self.engine
+        super().stop()
 
 
 @pytest.fixture(scope="module")

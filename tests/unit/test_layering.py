@@ -21,7 +21,8 @@ ORDER = {
     "": "children, errors, files, interrupts, svg | core | killable | text | kernels | models"
     " | engine | chat | llm | server, bench, train, external | cli | __main__",
     "bench": "accuracy, plan, tasks | doctor, results | run | report | traffic",
-    "chat": "messages, sampling, schema | answers, templates | grammar | answer_format",
+    "chat": "messages, sampling, schema | answers | prompted_tools | grammar, templates"
+    " | families | answer_format",
     "cli": "clients, files, parser, statistics | arguments, conversation, display | answer, model"
     " | bench, flags | commands",
     "engine": "config, drafts, output, sequence, streams | cache, policy, sampling"

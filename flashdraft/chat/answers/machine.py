@@ -7,6 +7,9 @@ format expects it, because an answer may as well speak of it.
 Malformed answers never raise. A call whose head cannot be read (no name, no arguments) is given
 back as content, marks included; once its arguments have begun, it is a call, and they are closed
 into valid JSON however it ends.
+
+Some models call without marks: an object that begins an answer, or follows a call, is held back
+until its reader can tell whether it is a call, and not a character longer.
 """
 
 from __future__ import annotations
@@ -29,10 +32,12 @@ from flashdraft.chat.answers.marks import AnswerMarks, CallReader, MarkKind
 _NEWLINES = "\r\n"
 _MAX_LEADING_SPACE = 1024  # longer white space at the answer's start is content
 _AFTER_CALL = " \t\r\n}]),;"  # what may stand between a call's last bracket and its end mark
+_BARE = ("{", "[")  # what a call without marks begins with
 
 
 class _State(Enum):
     START = auto()  # nothing but white space so far
+    FRESH = auto()  # the same after a thought or a call, where a call without marks may stand
     CONTENT = auto()
     LABEL = auto()  # at a thought's beginning, where its label may stand
     REASONING = auto()
@@ -62,15 +67,19 @@ class MarkedParser:
         self._call: CallReader | None = None
         self._raw: list[str] = []  # the call's own text, until it is known to be one
         self._num_calls = 0
+        self._new_bare_call = marks.new_bare_call if functions else None
+        self._fresh = _State.CONTENT if self._new_bare_call is None else _State.FRESH
         call_marks = (MarkKind.CALL,) if functions else ()
+        unmarked = dict.fromkeys(marks.unmarked_calls, MarkKind.CALL) if functions else {}
         self._live = {
-            _State.START: {**marks.openings, **marks.text_marks(*call_marks)},
-            _State.CONTENT: marks.text_marks(*call_marks),
+            _State.START: {**marks.openings, **marks.text_marks(*call_marks), **unmarked},
+            _State.FRESH: {**marks.text_marks(*call_marks), **unmarked},
+            _State.CONTENT: {**marks.text_marks(*call_marks), **unmarked},
             _State.LABEL: marks.text_marks(MarkKind.END_THINK),
             _State.REASONING: marks.text_marks(MarkKind.END_THINK),
             _State.CALL: marks.text_marks(*call_marks, MarkKind.END_CALL),
-            _State.AFTER_CALL: marks.text_marks(*call_marks, MarkKind.END_CALL),
-            _State.RAW: marks.text_marks(*call_marks, MarkKind.END_CALL),
+            _State.AFTER_CALL: {**marks.text_marks(*call_marks, MarkKind.END_CALL), **unmarked},
+            _State.RAW: {**marks.text_marks(*call_marks, MarkKind.END_CALL), **unmarked},
         }
         self._label = marks.label
         if thought is not None:
@@ -88,7 +97,8 @@ class MarkedParser:
                 self._drain(is_final=False)
             elif piece in self._marks.tokens:
                 mark = self._marks.tokens[piece]
-                if self._state is _State.START and mark in (MarkKind.THINK, MarkKind.CALL):
+                is_start = self._state in (_State.START, _State.FRESH)
+                if is_start and mark in (MarkKind.THINK, MarkKind.CALL):
                     self._text = self._text.strip()
                 self._drain(is_final=True)
                 self._take_mark(mark)
@@ -155,13 +165,18 @@ class MarkedParser:
         if is_open:
             return None
         if spelling is None:
+            space = self._text[position:begin]
+            if self._skips_newlines:
+                space = space.lstrip(_NEWLINES)
+            if self._begins_bare_call(begin, space):
+                return begin
             self._state = _State.CONTENT
             return position
-        mark = self._live[_State.START][spelling]
-        self._take_mark(mark)
+        mark = self._live[self._state][spelling]
+        reached = self._take_spelling(spelling, begin)
         if mark is MarkKind.THINK and spelling != self._marks.spellings[mark]:
             self._state = _State.REASONING  # the opening was the label itself
-        return begin + len(spelling)
+        return reached
 
     def _read_content(self, position: int, is_final: bool) -> int | None:
         end, spelling = self._find_mark(position, is_final)
@@ -172,8 +187,7 @@ class MarkedParser:
         self._emit_content(text)
         if spelling is None:
             return end if end > position else None
-        self._take_mark(self._live[self._state][spelling])
-        return end + len(spelling)
+        return self._take_spelling(spelling, end)
 
     def _read_label(self, position: int, is_final: bool) -> int | None:
         rest = self._text[position:]
@@ -213,6 +227,9 @@ class MarkedParser:
                 self._take_mark(self._live[_State.CALL][spelling])
                 return position + len(spelling)
         end = call.feed(self._text, position)
+        if call.failed:
+            self._give_back()
+            return position  # read again: content may have marks
         if not self._begun:
             self._raw.append(self._text[position:end])
         self._show_call()
@@ -223,14 +240,24 @@ class MarkedParser:
         if is_open:
             return None
         if spelling is not None:
-            self._take_mark(self._live[_State.AFTER_CALL][spelling])
-            return position + len(spelling)
+            return self._take_spelling(spelling, position)
         if self._text[position] in _AFTER_CALL:
             return position + 1
-        self._state = _State.CONTENT
+        if not self._begins_bare_call(position, ""):
+            self._state = _State.CONTENT
         return position
 
     # Marks
+
+    def _take_spelling(self, spelling: str, place: int) -> int:
+        """Take a mark that is text; where to read on."""
+        if spelling not in self._marks.unmarked_calls:
+            self._take_mark(self._live[self._state][spelling])
+            return place + len(spelling)
+        self._leave()
+        self._raw, self._state = [], _State.CALL
+        self._call = self._marks.unmarked_calls[spelling](self._functions)
+        return place  # what it begins with is the call's own
 
     def _take_mark(self, mark: MarkKind) -> None:
         match mark:
@@ -240,7 +267,7 @@ class MarkedParser:
             case MarkKind.END_THINK:
                 if self._state in (_State.LABEL, _State.REASONING):
                     self._leave()
-                    self._state = _State.CONTENT
+                    self._state = self._fresh
             case MarkKind.CALL:
                 self._leave()
                 self._begin_call()
@@ -250,7 +277,7 @@ class MarkedParser:
                     self._skips_newlines = self._state is not _State.RAW
                     if self._state is _State.RAW:
                         self._emit_content(self._marks.spellings[mark])
-                    self._state = _State.CONTENT
+                    self._state = _State.CONTENT if self._state is _State.RAW else self._fresh
             case MarkKind.QUOTE:
                 if self._call is not None:
                     if not self._begun:
@@ -286,6 +313,15 @@ class MarkedParser:
         else:
             self._state = _State.CALL
             self._call = self._marks.new_call(self._functions)
+
+    def _begins_bare_call(self, position: int, space: str) -> bool:
+        """Whether what stands here may be a call without marks; `space` before it is its own."""
+        if self._new_bare_call is None or self._text[position : position + 1] not in _BARE:
+            return False
+        self._raw = [space]
+        self._state = _State.CALL
+        self._call = self._new_bare_call(self._functions)
+        return True
 
     def _give_back(self) -> None:
         """What was read of a call is content after all."""
@@ -338,6 +374,7 @@ class MarkedParser:
 _Step = Callable[[MarkedParser, int, bool], int | None]
 _STEPS: dict[_State, _Step] = {
     _State.START: MarkedParser._read_start,
+    _State.FRESH: MarkedParser._read_start,
     _State.CONTENT: MarkedParser._read_content,
     _State.RAW: MarkedParser._read_content,
     _State.LABEL: MarkedParser._read_label,

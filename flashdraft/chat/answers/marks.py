@@ -54,6 +54,12 @@ class AnswerMarks:
     # marks at the answer's start alone
     openings: Mapping[str, MarkKind] = field(default_factory=dict)
     label: str = ""  # what a thought begins with that is no part of it
+    # a reader of calls that stand without marks where an answer begins; None: there are none
+    new_bare_call: Callable[[Mapping[str, Any]], CallReader] | None = None
+    # what a call whose mark was forgotten begins with, and the reader of such a call
+    unmarked_calls: Mapping[str, Callable[[Mapping[str, Any]], CallReader]] = field(
+        default_factory=dict
+    )
 
     def text_marks(self, *marks: MarkKind) -> dict[str, MarkKind]:
         """Those of the marks that are plain text, by spelling."""

@@ -15,6 +15,9 @@ from flashdraft.errors import RequestError
 
 REQUIRED = "required"
 AUTO = "auto"
+# Text that cannot be read as a call without marks: after white space, of which Python knows more
+# than regular expressions, no bracket. Not empty.
+NO_BARE_CALL = r"(?s:[\s\x1c-\x1f]+|[\s\x1c-\x1f]*[^\s\x1c-\x1f{\[].*)"
 
 
 class CallGrammar(Protocol):
@@ -38,7 +41,7 @@ class CallGrammar(Protocol):
 
 
 def tool_grammar(
-    calls: CallGrammar | None,
+    calls: CallGrammar,
     tools: Sequence[Mapping[str, Any]],
     choice: str,
     parallel: bool,
@@ -47,19 +50,18 @@ def tool_grammar(
 ) -> GrammarSpec:
     """The grammar of an answer that makes a call: of any tool ("required") or of the one named.
 
+    One that is named is called once, whatever `parallel` says: who names it waits for one call.
     "auto" leaves the answer free until it begins a call; there, tools that are not `strict` take
     any arguments. `is_open`: the prompt left a thought open. Without `thinking` a call that must
-    come has no other thought before it, which could take all the answer's tokens. Without `calls`,
-    the grammar of the model's format, it is refused.
+    come has no other thought before it, which could take all the answer's tokens.
     """
     functions = _chosen(tools, choice)
-    if calls is None:
-        raise RequestError(
-            "The model has no format for tool calls that is known here, so a call cannot be "
-            "forced; leave tool_choice at auto or none."
-        )
     text = calls.text(
-        functions, is_free=choice == AUTO, parallel=parallel, is_open=is_open, thinking=thinking
+        functions,
+        is_free=choice == AUTO,
+        parallel=parallel and choice in (AUTO, REQUIRED),
+        is_open=is_open,
+        thinking=thinking,
     )
     return GrammarSpec("lark", text)
 

@@ -52,7 +52,7 @@ def open_objects(schema: Any) -> Any:
     """The schema with `additionalProperties: true` where it does not say: no object is closed."""
     if not isinstance(schema, Mapping):
         return schema
-    made = _with_inner(schema, lambda _, inner: open_objects(inner))
+    made = with_inner(schema, lambda _, inner: open_objects(inner))
     return {"additionalProperties": True, **made} if "properties" in made else made
 
 
@@ -112,7 +112,7 @@ class _Closing:
         is_kept = place is _Place.KEPT or _describes_twice(schema)
         inside = _Place.KEPT if is_kept else _Place.CLOSED
         places = {**_DEFINED, "allOf": place, "anyOf": place, "oneOf": place}
-        made = _with_inner(schema, lambda key, inner: self._value(inner, places.get(key, inside)))
+        made = with_inner(schema, lambda key, inner: self._value(inner, places.get(key, inside)))
         if place is not _Place.CLOSED and "$ref" in schema:
             made["$ref"] = self._version(schema["$ref"], place)
         return {**made, "additionalProperties": False} if ends else made
@@ -183,7 +183,7 @@ class _Closing:
             )
 
 
-def _with_inner(schema: Mapping[str, Any], change: Callable[[str, Any], Any]) -> dict[str, Any]:
+def with_inner(schema: Mapping[str, Any], change: Callable[[str, Any], Any]) -> dict[str, Any]:
     """A schema with what `change` makes of those right inside, by the word they stand in."""
     made: dict[str, Any] = {}
     for key, value in schema.items():

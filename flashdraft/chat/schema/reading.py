@@ -119,6 +119,11 @@ class Shape:
         """The place of the whole value."""
         return cls([schema], schema)
 
+    def names(self) -> set[str]:
+        """The properties that an object has here, as far as they are declared."""
+        found = (schema.get("properties") for schema in self._alternatives)
+        return {name for names in found if isinstance(names, Mapping) for name in names}
+
     def property(self, name: str) -> Shape:
         """The place of an object's property."""
         found = []

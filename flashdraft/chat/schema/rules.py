@@ -130,7 +130,7 @@ class SchemaRules:
         return self._rules[key]
 
     def _new_value(self, schema: Mapping[str, Any], where: str, depth: int) -> str:
-        if "$ref" in schema and not _others(schema, {"$ref"}):
+        if "$ref" in schema and not other_words(schema, {"$ref"}):
             return self._reference(schema["$ref"], where, depth)
         whole = self._syntax.whole(self, schema)
         if whole is not None:
@@ -262,7 +262,7 @@ class SchemaRules:
         return f'"{{" {syntax.gap} ({pair} ({syntax.comma} {pair})* {syntax.gap})? "}}"'
 
     def _refuse_others(self, schema: Mapping[str, Any], known: set[str], where: str) -> None:
-        others = _others(schema, known)
+        others = other_words(schema, known)
         if others:
             raise RequestError(
                 f"{where} uses {', '.join(others)}, which a grammar cannot follow here; leave it "
@@ -313,6 +313,7 @@ def counts(schema: Mapping[str, Any], low: str, high: str, where: str) -> tuple[
     return least, most
 
 
-def _others(schema: Mapping[str, Any], known: set[str]) -> list[str]:
+def other_words(schema: Mapping[str, Any], known: set[str]) -> list[str]:
+    """The words of a schema that bind its values, beside those that are known."""
     others = map(str, schema.keys() - known - _PASSED_OVER)
     return sorted(name for name in others if not name.startswith("x-"))

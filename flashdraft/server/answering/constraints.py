@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flashdraft.chat.grammar.compiler import check_multiples
+from flashdraft.chat.schema.bounding import bound_values
 from flashdraft.chat.schema.closing import open_objects
 from flashdraft.chat.schema.json_rule import FIXED, JsonGrammar
 from flashdraft.chat.schema.reading import is_deeper_than
@@ -128,18 +129,13 @@ def answer_grammar(
     answer_format = serving.answer_format
     thinks = answer_format.thinks_by_default if thinking is None else thinking
     grammar = calls = None
-    knows_calls = answer_format.supports_tools
-    if tool_use.is_forced and not knows_calls:
-        raise FieldError(
-            "tool_choice",
-            "tool_choice asks for a call, and this model has no format for calls that is known "
-            'here; use "auto" or "none".',
-        )
     tools = tool_use.tools
     if serving.settings.open_objects:
         tools = tuple(map(_with_open_objects, tools))
-    # a model that never calls keeps to every schema: clients set strict without being asked
-    is_strict = tool_use.is_strict and knows_calls
+    if answer_format.told_marks is not None:  # nothing has taught the model to end a call
+        limit = serving.sampling_defaults["max_tokens"]
+        tools = tuple(_with_bounds(tool, limit) for tool in tools)
+    is_strict = tool_use.is_strict
     if tool_use.is_forced or is_strict or form is not None:
         check_multiples(tool_use.offered)
     if tool_use.is_forced or (is_strict and form is None):
@@ -147,7 +143,7 @@ def answer_grammar(
             tools, tool_use.choice, tool_use.parallel, prompt_ids, thinks
         )
     elif form is not None:
-        if tool_use.offered and knows_calls:
+        if tool_use.offered:
             calls = answer_format.tool_grammar(
                 tools, "required", tool_use.parallel, prompt_ids, thinks
             )
@@ -169,6 +165,13 @@ def _with_open_objects(tool: Tool) -> Tool:
         **tool,
         "function": {**function, "parameters": open_objects(function.get("parameters"))},
     }
+
+
+def _with_bounds(tool: Tool, max_tokens: int) -> Tool:
+    """A tool whose texts and lists end, in the grammar; the prompt has them as they came."""
+    function = tool["function"]
+    bounded = bound_values(function.get("parameters"), max_tokens)
+    return {**tool, "function": {**function, "parameters": bounded}}
 
 
 def function_tools(functions: Iterable[FunctionDefinition]) -> tuple[Tool, ...]:

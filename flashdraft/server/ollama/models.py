@@ -86,7 +86,7 @@ def _details(serving: Serving) -> dict[str, Any]:
 
 def _description(serving: Serving, name: str) -> dict[str, Any]:
     answer_format = serving.answer_format
-    able = {"completion": True, "tools": answer_format.supports_tools}
+    able = {"completion": True, "tools": True}
     able["thinking"] = answer_format.marks_thoughts
     defaults = {_OPTIONS.get(name, name): x for name, x in serving.sampling_defaults.items()}
     return {

@@ -258,15 +258,24 @@ def test_the_format_is_told_by_tokenizer_and_template() -> None:
     plain = byte_tokenizer(["<|im_end|>"], [])
     text = "<think>x</think><tool_call>{}"
     assert read(plain, text) == [Content(text)]
-    assert not AnswerFormat.of(plain).supports_tools
     template = "{{ '<think>' }}{{ '</think>' }}"
     thinking = byte_tokenizer(["<|im_end|>"], [], template)
     assert read(thinking, text) == [Reasoning("x"), Content("<tool_call>{}")]
-    assert not AnswerFormat.of(thinking).supports_tools
     template += "<tool_call></tool_call>"
     calling = byte_tokenizer(["<|im_end|>"], [], template)
     assert read(calling, f"<tool_call>{CITY}</tool_call>") == called(0, "get_weather", city="Łódź")
-    assert all(AnswerFormat.of(one).supports_tools for one in (calling, GEMMA4, QWEN3, SPECIAL))
+
+
+def test_a_model_that_is_told_of_tools_writes_calls_as_text() -> None:
+    plain = byte_tokenizer(["<|im_end|>"], [])
+    text = f"Let me see. <tool_call>\n{CITY}\n</tool_call>"
+    assert read(plain, text) == [Content("Let me see. "), *called(0, "get_weather", city="Łódź")]
+    assert read(plain, text, tools=None) == [Content(text)]
+    thinking = byte_tokenizer(["<|im_end|>"], [], "{{ '<think>' }}{{ '</think>' }}")
+    assert read(thinking, f"<think>hm</think>{text[12:]}") == [
+        Reasoning("hm"),
+        *called(0, "get_weather", city="Łódź"),
+    ]
 
 
 def test_special_tokens_without_a_meaning_leave_no_trace() -> None:

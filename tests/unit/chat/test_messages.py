@@ -158,7 +158,7 @@ def test_content_that_is_null_stays_null() -> None:
 
 def test_content_that_is_absent_stays_absent() -> None:
     absent = {name: value for name, value in SAYS_NOTHING.items() if name != "content"}
-    defined = "{% for m in messages %}{{ m.content is defined }},{% endfor %}"
+    defined = "{% for m in messages %}{{ m.content is defined }},{{ m.tool }}{% endfor %}"
     assert run(defined, [USER, absent]) == "True,False,"
     assert run(defined, [USER, SAYS_NOTHING]) == "True,True,"
 
@@ -169,8 +169,9 @@ def test_content_that_is_absent_stays_absent() -> None:
 def test_null_is_the_empty_text_where_the_template_fails_or_prints_it(said: str) -> None:
     template = "{% for m in messages %}" + said + ";{% endfor %}"
     thought = {"role": "assistant", "content": None, "reasoning_content": "hm"}
-    assert run(template, [USER, SAYS_NOTHING]) == "Hi;;"
     assert run(template, [USER, thought]) == "Hi;;"
+    knows_tools = "{{ tools }}" + template
+    assert run(knows_tools, [USER, SAYS_NOTHING]) == "NoneHi;;"
     del thought["content"]
     assert run(template, [USER, thought]) == "Hi;;"
 

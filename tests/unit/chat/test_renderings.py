@@ -6,6 +6,7 @@ import pytest
 
 from tests.unit.chat.renderings.comparison import (
     EXPECTED,
+    PROMPTED,
     REASONS,
     REFUSED,
     TEMPLATES,
@@ -27,7 +28,9 @@ def test_there_is_much_to_compare(found: list[Outcome]) -> None:
     print(counts)
     assert counts["templates"] >= 25 and counts["conversations"] >= 20
     assert counts["compared"] == counts["templates"] * counts["conversations"]
-    assert counts["equal_texts"] > counts["compared"] // 2  # few refusals: most say something
+    told = counts["by_reason"][PROMPTED]["renderings"]
+    # few refusals: most of what the template itself can say, it says
+    assert counts["equal_texts"] > (counts["compared"] - told) // 2
 
 
 def test_every_difference_has_its_reason(found: list[Outcome]) -> None:

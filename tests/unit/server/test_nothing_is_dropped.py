@@ -138,7 +138,7 @@ def test_what_clients_send_back_is_taken() -> None:
 
 
 def without_calls() -> Scripted:
-    """A server of a model whose calls have no known format."""
+    """A server of a model that has no format for calls of its own."""
     server = Scripted(allow_hosts=("*",))
     tokenizer = Tokenizer(make_tiny_tokenizer(), special_tokens={}, chat_template=CHAT_TEMPLATE)
     server.engine = ScriptedEngine(tokenizer, ["the quick"])
@@ -148,19 +148,35 @@ def without_calls() -> Scripted:
     return server
 
 
-@pytest.mark.parametrize("choice", [None, "auto", "none"])
-def test_strict_changes_nothing_for_a_model_that_never_calls(choice: str | None) -> None:
+@pytest.mark.parametrize(
+    "choice",
+    [None, "auto", "required", {"type": "function", "function": {"name": "get_weather"}}],
+)
+def test_a_model_without_calls_is_told_of_tools(choice: Any) -> None:
     server = without_calls()
     response = server.post(CHAT, chat(tools=[TOOL], tool_choice=choice))
     assert response.status_code == 200, response.text
+    assert "get_weather" in server.prompt() and "<tool_call>" in server.prompt()
+    grammar = server.engine.requests[0].grammar  # TOOL is strict: its calls keep to the schema
+    assert grammar is not None and "get_weather" in grammar.text
+
+
+def test_tools_that_may_not_be_called_are_not_told() -> None:
+    server = without_calls()
+    response = server.post(CHAT, chat(tools=[TOOL], tool_choice="none"))
+    assert response.status_code == 200, response.text
     assert server.engine.requests[0].grammar is None
+    assert "get_weather" not in server.prompt()
 
 
-@pytest.mark.parametrize(
-    "choice", ["required", {"type": "function", "function": {"name": "get_weather"}}]
-)
-def test_a_call_that_cannot_be_forced_is_refused_by_name(choice: Any) -> None:
-    response = without_calls().post(CHAT, chat(tools=[TOOL], tool_choice=choice))
-    assert response.status_code == 400
-    error = response.json()["error"]
-    assert error["param"] == "tool_choice" and '"auto" or "none"' in error["message"]
+def test_texts_of_a_model_that_is_told_end_in_the_grammar_alone() -> None:
+    """Else a small model goes on until its tokens are used up, and the call is cut."""
+    server = without_calls()
+    free = {"type": "object", "properties": {"note": {"type": "string"}}, "required": ["note"]}
+    tool = {"type": "function", "function": {"name": "keep", "parameters": free}}
+    response = server.post(CHAT, chat(tools=[tool], tool_choice="required"))
+    assert response.status_code == 200, response.text
+    grammar = server.engine.requests[0].grammar
+    limit = server.serving.sampling_defaults["max_tokens"] // 2
+    assert grammar is not None and f'"maxLength":{limit}' in grammar.text.replace(" ", "")
+    assert "maxLength" not in server.prompt()

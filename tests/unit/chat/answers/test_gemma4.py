@@ -111,7 +111,7 @@ def test_its_grammar_takes_what_the_template_writes(gemma4: Tokenizer) -> None:
     spec = AnswerFormat.of(gemma4).tool_grammar(TOOLS, "get_weather", True)
     source = llguidance.LLMatcher.grammar_from_lark(spec.text)
     good = '<|tool_call>call:get_weather{city:<|"|>Łódź 🙂<|"|>,days:3}<tool_call|>'
-    for text, fits in ((good, True), (good * 2, True), (good.replace("days:3", "days:x"), False)):
+    for text, fits in ((good, True), (good * 2, False), (good.replace("days:3", "days:x"), False)):
         matcher = llguidance.LLMatcher(library, source, log_level=0)
         assert not matcher.is_error(), matcher.get_error()
         ids = gemma4.encode(text)

@@ -38,7 +38,7 @@ TOOLS = [tool("get_weather", CITY, required=["city"]), tool("now")]
 
 def matcher(tokenizer: Tokenizer, spec: GrammarSpec) -> Any:
     assert spec.kind == "lark"
-    ends = [tokenizer.token_id(name) for name in ("<eos>", "<|im_end|>")]
+    ends = [tokenizer.token_id(name) for name in ("<eos>", "<|im_end|>", "<|eot_id|>")]
     library = llguidance.LLTokenizer(
         tokenizer.to_json(), eos_token=[end for end in ends if end is not None]
     )
@@ -319,9 +319,13 @@ def test_refused_choices(tokenizer: Tokenizer) -> None:
         AnswerFormat.of(tokenizer).tool_grammar([scalar], "required", True)
 
 
-def test_a_model_without_calls_cannot_be_forced() -> None:
-    with pytest.raises(RequestError, match="no format for tool calls"):
-        AnswerFormat.of(byte_tokenizer(CHATML_MARKS, [])).tool_grammar(TOOLS, "required", True)
+def test_a_model_without_calls_is_forced_to_those_it_was_told_of() -> None:
+    plain = byte_tokenizer(CHATML_MARKS, [])
+    spec = AnswerFormat.of(plain).tool_grammar(TOOLS, "required", True)
+    assert accepts(plain, spec, hermes_call("get_weather", city="x"))
+    assert not accepts(plain, spec, "Hello")
+    assert not accepts(plain, spec, hermes_call("get_weather", days=2))
+    assert not accepts(plain, spec, "<think>hm</think>" + hermes_call("now"))
 
 
 def allowed_tokens(found: Any, size: int) -> list[int]:

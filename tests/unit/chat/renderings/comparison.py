@@ -20,6 +20,7 @@ import transformers
 from tokenizers import models
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from flashdraft.chat.prompted_tools import ignores_tools, prompt_tools
 from flashdraft.chat.templates import render_chat
 from flashdraft.errors import RequestError
 from flashdraft.models.tokenizer import Tokenizer
@@ -31,6 +32,7 @@ TEMPLATES = {
     for path in sorted(Path(__file__).parent.glob("*.jinja"))
 }
 KEPT_NULL = "kept null"  # holds for every template
+PROMPTED = "prompted tools"  # holds for every template that has no word for tools
 _FIRST_PLACEHOLDER = 770_001
 
 
@@ -151,6 +153,11 @@ def _fold(messages: Messages) -> Messages:
 
 
 REASONS = {
+    PROMPTED: Reason(
+        "The template has no word for tools, and drops them, their calls and what came of them; "
+        "they are told as text.",
+        lambda messages: messages,  # the tools are changed too: see compare
+    ),
     "part names": Reason(
         "The Responses API's input_text and output_text are text; templates know that name alone.",
         _each(_name_parts),
@@ -298,6 +305,11 @@ def compare(template: str, text: str, conversation: str, allowed: tuple[str, ...
     if ours == theirs:
         return Outcome(template, conversation, ours, theirs, ())
     reasons = []
+    if conversation not in REFUSED and ignores_tools(text):
+        told = prompt_tools(given.messages, given.tools, text)
+        if told != given.messages:
+            reasons.append(PROMPTED)
+            given = given._replace(messages=told, tools=None)
     messages: Messages | None = given.messages
     for name in ("refused",) if conversation in REFUSED else allowed:
         changed = None if messages is None else REASONS[name].change(messages)
@@ -374,21 +386,21 @@ EXPECTED: dict[str, tuple[str, ...]] = {
     "arguments_printed": ("developer", "parts", "object of arguments"),
     "arguments_text_or_json": ("developer", "parts"),
     "call_as_json": ("developer", "parts", "null", "text of arguments"),
-    "call_blocks": ("developer", "parts", "null"),
-    "chatml": ("developer", "parts", "absent", "null"),
-    "dated": ("developer", "parts", "absent", "null"),
+    "call_blocks": ("developer", "parts"),
+    "chatml": ("developer", "parts", "null"),
+    "dated": ("developer", "parts", "null"),
     "developer_and_channels": ("parts", "null", "text of arguments"),
     "groups_results_by_neighbours": ("developer", "parts"),
     "joins_parts_by_a_filter": ("part names", "developer"),
-    "loop_controls": ("developer", "parts", "null"),
+    "loop_controls": ("developer", "parts"),
     "marks_generation": ("developer", "parts", "null"),
-    "methods_and_filters": ("developer", "parts", "absent", "null"),
+    "methods_and_filters": ("developer", "parts", "null"),
     "reads_parts": ("developer", "text of arguments"),
     "reads_parts_alone": ("part names", "developer", "null", "text"),
     "reads_parts_of_some_roles": ("part names", "parts of the system"),
-    "reads_the_first_part": ("developer", "parts of answers and the system", "absent", "null"),
+    "reads_the_first_part": ("developer", "parts of answers and the system", "null"),
     "results_in_the_callers_message": ("developer", "parts", "text of arguments", "results"),
-    "spaces": ("parts", "null"),
+    "spaces": ("parts",),
     "system_in_the_first_question": ("part names", "developer", "parts of the system"),
     "tests_for_absence": ("developer", "parts"),
     "tests_for_none": ("developer", "parts", "absent", "object of arguments"),
@@ -396,5 +408,5 @@ EXPECTED: dict[str, tuple[str, ...]] = {
     "thoughts_of_the_last_turn": ("developer", "parts"),
     "tools_by_macro": ("developer", "parts", "null"),
     "tools_indented": ("developer", "parts", "absent"),
-    "trims_content": ("developer", "parts", "null"),
+    "trims_content": ("developer", "parts"),
 }

@@ -13,7 +13,7 @@ PACKAGE = ROOT / "flashdraft"
 
 MAX_MODULES = 15  # side by side in a folder
 MAX_IMPORTS = 12  # of modules of ours, by one
-WIDE = {"engine.engine"}  # until its two loops are one
+WIDE = {"engine.engine"}  # it joins the parts
 
 # A room of a folder imports what stands to its left in the folder's line; rooms between two bars do
 # not know each other.

@@ -12,7 +12,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from flashdraft.engine.sampling.accept import Acceptance
+from flashdraft.kernels.accept import Acceptance
 from flashdraft.kernels.composed import compose_mixture
 from flashdraft.kernels.interface import Kernels, Mixture, Residual
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from flashdraft.core import SamplingParams
-from flashdraft.engine.sampling.accept import accept_ragged
-from flashdraft.kernels.advance import SlotStates, Verified, num_columns
+from flashdraft.kernels.accept import accept_ragged
+from flashdraft.kernels.advance import Decided, SlotStates, Verified, num_columns
 from flashdraft.kernels.draw.rule import SlotRequest, SlotSettings
 
 VOCABULARY = 40
@@ -30,8 +30,10 @@ class Step(NamedTuple):
     def copied(self, device: torch.device | None = None) -> Step:
         """The same, of which nothing is shared."""
 
-        def copy(tensors: Any) -> Any:
-            return type(tensors)(*(one.to(device or one.device, copy=True) for one in tensors))
+        def copy(value: Any) -> Any:
+            if isinstance(value, Tensor):
+                return value.to(device or value.device, copy=True)
+            return value if value is None else type(value)(*map(copy, value))
 
         history = self.history
         if history is not None:  # as it lies: behind columns of something else
@@ -48,7 +50,14 @@ class Step(NamedTuple):
         return [*self.slots[:3], self.slots.facts, self.lines, *history]
 
 
-def make_step(seed: int, num_slots: int, width: int, is_given: bool, looks_up: bool) -> Step:
+def make_step(
+    seed: int,
+    num_slots: int,
+    width: int,
+    is_given: bool,
+    looks_up: bool,
+    is_decided: bool = False,
+) -> Step:
     """Rows that were drawn and agree with drafts here and there; some slots sleep or have none."""
     random = np.random.default_rng(seed)
 
@@ -72,11 +81,11 @@ def make_step(seed: int, num_slots: int, width: int, is_given: bool, looks_up: b
     drafts = integers(0, VOCABULARY, num_slots, width)
     confidence = torch.from_numpy(random.random((num_slots, width))).to(torch.float32)
     confidence[integers(0, 12, num_slots, width) == 0] = 0.0
-    accepted, bonus = torch.zeros(num_slots, dtype=torch.int64), samples[query_start[:-1].long()]
-    if width:
-        accepted, bonus = accept_ragged(samples, tokens, query_start, 1 + width)
-    drawn = samples.clone()
-    drawn[:num_rows] = integers(0, VOCABULARY, num_rows)  # what somebody else decided otherwise
+    decided = None
+    if is_decided:  # otherwise than what was drawn
+        drawn = samples.clone()
+        drawn[:num_rows] = integers(0, VOCABULARY, num_rows)
+        decided = Decided(accept_ragged(samples, tokens, query_start, 1 + width), drawn)
     stops = integers(0, VOCABULARY, num_slots, NUM_STOPS)
     stops[:, 2:] = -1
     lengths = integers(1, POSITIONS, num_slots).to(torch.int32)
@@ -93,6 +102,6 @@ def make_step(seed: int, num_slots: int, width: int, is_given: bool, looks_up: b
         settings.facts,
     )
     sources = integers(0, 2, num_slots)
-    verified = Verified(samples, drawn, query_start, accepted, bonus, drafts, confidence, sources)
+    verified = Verified(samples, tokens, query_start, drafts, confidence, sources, decided)
     lines = torch.zeros(num_slots, num_columns(width), dtype=torch.int64)
     return Step(slots, verified, lines, history if looks_up else None, is_given)

@@ -26,7 +26,6 @@ from flashdraft.engine.policy.costs import GPU_COSTS, CostModel
 from flashdraft.engine.policy.step import StepPolicy
 from flashdraft.engine.policy.times import StepTimes
 from flashdraft.engine.policy.verify import VerifyPolicy
-from flashdraft.engine.sampling.accept import accept_ragged
 from flashdraft.engine.sampling.grammar import Constraint, GrammarCompiler
 from flashdraft.engine.sampling.process import RequestSampler
 from flashdraft.engine.scheduler import Scheduler, Work
@@ -66,7 +65,7 @@ class Engine:
         new_decoder: Callable[[], TextDecoder] | None = None,
         proposer: Proposer | None = None,
         grammar_compiler: GrammarCompiler | None = None,
-        accept: AcceptFunction = accept_ragged,
+        accept: AcceptFunction | None = None,
     ) -> None:
         self.config = config or EngineConfig()
         self.target = target

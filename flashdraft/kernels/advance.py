@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from flashdraft.kernels.accept import Acceptance, accept_ragged
 from flashdraft.kernels.draw.rule import count_tokens
 
 
@@ -29,17 +30,23 @@ class SlotStates(NamedTuple):
     facts: Tensor  # and its table, in which committed tokens are counted
 
 
+class Decided(NamedTuple):
+    """What somebody decided about acceptance."""
+
+    acceptance: Acceptance
+    drawn: Tensor  # the samples before that
+
+
 class Verified(NamedTuple):
     """What a step found out. Rows of nobody stand behind the others: one sequence's, all -1."""
 
     samples: Tensor  # [rows + 1 + width] int64: the target's tokens, -1 where there is none
-    drawn: Tensor  # the same before anybody decided otherwise
+    tokens: Tensor  # the same of what the target ran over; those of nobody are anything
     query_start: Tensor  # [slots + 1] int32: who has no rows begins behind all others
-    accepted: Tensor  # [slots] int64: draft tokens that the target agrees with
-    bonus: Tensor  # [slots] int64: its token behind them
     drafts: Tensor  # [slots, width] int64
     confidence: Tensor  # [slots, width] float32, 0 where nothing was drafted
     sources: Tensor  # [slots] int64
+    decided: Decided | None = None  # without, the target agrees where its token is the drafted one
 
     @property
     def width(self) -> int:
@@ -76,7 +83,13 @@ def advance(
     starts = step.query_start[:-1].to(torch.int64)
     rows_of = step.query_start[1:].to(torch.int64) - starts
     verified = (rows_of - 1).clamp(min=0)
-    accepted, bonus = step.accepted.clamp(min=0), step.bonus  # who has no rows accepts none
+    if step.decided is not None:
+        accepted, bonus = step.decided.acceptance
+        drawn = step.decided.drawn
+    else:
+        accepted, bonus = accept_ragged(samples, step.tokens, step.query_start, 1 + width)
+        drawn = samples
+    accepted = accepted.clamp(min=0)  # who has no rows accepts none
     if width and not is_given:
         # rows that belong to nobody are somebody's: they count for nothing
         most = (step.confidence > 0).cumprod(1).sum(1)
@@ -84,7 +97,7 @@ def advance(
         verified = torch.minimum(verified, most)
         is_cut = accepted > verified
         accepted = torch.minimum(accepted, verified)
-        bonus = torch.where(is_cut, step.drawn[starts + accepted], samples[starts + accepted])
+        bonus = torch.where(is_cut, drawn[starts + accepted], samples[starts + accepted])
     place = torch.arange(1 + width, device=samples.device)
     spoken = samples[(starts.unsqueeze(1) + place).clamp(max=samples.shape[0] - 1)]
     spoken = spoken.scatter(1, accepted.unsqueeze(1), bonus.unsqueeze(1))

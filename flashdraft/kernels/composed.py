@@ -16,18 +16,22 @@ from flashdraft.kernels.advance import advance
 from flashdraft.kernels.draw import host, reference
 from flashdraft.kernels.interface import (
     Choice,
+    DraftedSlots,
     Draw,
     DrawnRows,
     Heads,
     Kernels,
     Mixture,
     PagedKeys,
+    PassRows,
     Residual,
     SlotSettings,
     SlotStates,
+    SlotTables,
     Verified,
 )
 from flashdraft.kernels.kinds import Activation, Scheme
+from flashdraft.kernels.layout import lay_out, share_rows
 from flashdraft.kernels.quantized import Matrix, Quantized, join_floats
 
 
@@ -129,6 +133,19 @@ class ComposedKernels(Kernels):
         if self.device.type == "cpu":
             return host.draw(logits, settings, rows, self.argmax)
         return reference.draw(logits, settings, rows)
+
+    def share_rows(self, drafted: DraftedSlots, num_rows: int) -> Tensor:
+        return share_rows(drafted, num_rows)
+
+    def lay_out(
+        self,
+        slots: SlotTables,
+        drafts: Tensor,
+        counts: Tensor | None,
+        num_rows: int,
+        rows: PassRows,
+    ) -> None:
+        lay_out(slots, drafts, counts, num_rows, rows)
 
     def advance(
         self,

@@ -21,6 +21,9 @@ from flashdraft.kernels.draw.rule import Draw as Draw
 from flashdraft.kernels.draw.rule import DrawnRows as DrawnRows
 from flashdraft.kernels.draw.rule import SlotSettings as SlotSettings
 from flashdraft.kernels.kinds import Activation, Scheme
+from flashdraft.kernels.layout import DraftedSlots as DraftedSlots
+from flashdraft.kernels.layout import PassRows as PassRows
+from flashdraft.kernels.layout import SlotTables as SlotTables
 from flashdraft.kernels.quantized import Matrix
 
 Choice = tuple[Tensor, Tensor]  # [num_rows, k]: experts (int64), and their shares (float32)
@@ -329,6 +332,21 @@ class Kernels(Protocol):
 
         The same on every backend. On a device nothing waits for it, and a graph can hold it.
         """
+        ...
+
+    def share_rows(self, drafted: DraftedSlots, num_rows: int) -> Tensor:
+        """How many of so many rows each slot has: layout.py. A graph can hold it."""
+        ...
+
+    def lay_out(
+        self,
+        slots: SlotTables,
+        drafts: Tensor,
+        counts: Tensor | None,
+        num_rows: int,
+        rows: PassRows,
+    ) -> None:
+        """Fill in the first rows of a pass: layout.py. A graph can hold it."""
         ...
 
     def advance(

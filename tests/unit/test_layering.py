@@ -13,7 +13,7 @@ PACKAGE = ROOT / "flashdraft"
 
 MAX_MODULES = 15  # side by side in a folder
 MAX_IMPORTS = 12  # of modules of ours, by one
-WIDE = {"engine.engine"}  # until its two loops are one
+WIDE = {"engine.engine"}  # it joins the parts
 
 # A room of a folder imports what stands to its left in the folder's line; rooms between two bars do
 # not know each other.
@@ -29,10 +29,11 @@ ORDER = {
     " | scheduler, validate | draft | live | drafting, step | engine",
     "external": "command, pairs, processes, tensor_rules, vllm_plugin"
     " | checkpoint_rules, launch, versions | memory | sglang, vllm",
-    "kernels": "draw, kinds | advance, quantized | interface | composed | cpu, torch_backend"
-    " | cuda, select",
-    "kernels.cuda": "driver, overlap, plan | advance, dense, draw | attention, dense_backend, loss"
-    ", quantized | experts | quantized_backend | expert_backend | backend",
+    "kernels": "accept, draw, kinds, layout | advance, quantized | interface | composed"
+    " | cpu, torch_backend | cuda, select",
+    "kernels.cuda": "driver, overlap, plan | advance, dense, draw, layout"
+    " | attention, dense_backend, loss, quantized | experts | quantized_backend"
+    " | expert_backend | backend",
     "models": "config | files, rope | compressed_tensors, gguf, tables"
     " | other_formats, sources, tokenizer, weights | layers, stored"
     " | drafter, gemma4, llama, loading, stream_decoder | registry | pairs",

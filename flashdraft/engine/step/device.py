@@ -17,7 +17,6 @@ from torch import Tensor
 
 from flashdraft.engine.cache.storage import KVCache
 from flashdraft.engine.draft.block import BlockProposer
-from flashdraft.engine.sampling.accept import accept_ragged
 from flashdraft.engine.step.guide import StepGuide
 from flashdraft.engine.step.host_pieces import HostPieces
 from flashdraft.engine.step.pieces import AcceptFunction, StepLimits, StepPieces
@@ -91,13 +90,13 @@ class DeviceSteps:
         proposer: BlockProposer | None,
         cache: KVCache,
         limits: StepLimits,
-        accept: AcceptFunction,
+        accept: AcceptFunction | None,
     ) -> None:
         self._target, self._device = target, target.kernels.device
         self.max_length = limits.max_length
         self.graphs: Graphs[tuple[object, ...]] = Graphs(self._device)
         captures = self.graphs.captures
-        is_host = limits.is_at_once and self._device.type == "cpu" and accept is accept_ragged
+        is_host = limits.is_at_once and self._device.type == "cpu" and accept is None
         pieces = HostPieces if is_host else StepPieces
         self.pieces = pieces(target, proposer, cache, limits, accept, captures)
         self.slots, self.max_width = self.pieces.slots, self.pieces.max_width

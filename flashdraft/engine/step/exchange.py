@@ -15,9 +15,9 @@ from torch import Tensor
 from flashdraft.engine.draft.guided import Candidates
 from flashdraft.engine.drafts import BLOCK_SOURCE, DEVICE_SOURCES, Draft
 from flashdraft.engine.step.guide import StepGuide
-from flashdraft.engine.step.layout import count_up
 from flashdraft.engine.step.result import SCORE_COLUMNS, read_candidates
 from flashdraft.engine.step.shape import StepShape
+from flashdraft.kernels.layout import count_up
 
 
 class Exchange:

@@ -12,14 +12,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from flashdraft.engine.cache.storage import Rows
 from flashdraft.engine.step.pieces import StepPieces
 from flashdraft.engine.step.result import SlotResult, StepRecord
 from flashdraft.engine.step.shape import StepShape
-from flashdraft.kernels.draw.rule import DrawnRows
+from flashdraft.kernels.interface import DrawnRows, PassRows
 
 
 @dataclass(frozen=True)
@@ -42,10 +41,14 @@ class HostPieces(StepPieces):
         self._np_anchors, self._np_lengths = slots.anchors.numpy(), slots.lengths.numpy()
         self._np_alive, self._np_tables = slots.alive.numpy(), slots.tables.numpy()
         self._np_counts, self._np_drafts = exchange.counts.numpy(), exchange.drafts.numpy()
-        self._np_tokens, self._np_samples = self._tokens.numpy(), self._samples.numpy()
-        self._np_owner, self._np_positions = self._owner.numpy(), self._positions.numpy()
-        self._np_start, self._np_nowhere = self._query_start.numpy(), self._nowhere.numpy()
-        self._tables: dict[int, list[Tensor]] = {}  # of the first slots, by how many, by pool
+        self._np_samples = self._samples.numpy()
+        self._np_tokens, self._np_owner, self._np_positions = (
+            one.numpy() for one in self._rows[:3]
+        )
+        self._np_places, self._np_start = (one.numpy() for one in self._rows[4:])
+        self._np_nowhere = self._tables.nowhere.unsqueeze(1).numpy()
+        # of the first slots, by how many, by pool
+        self._first_tables: dict[int, list[Tensor]] = {}
         self._results: list[SlotResult] = []
 
     def _lay_out(self, shape: StepShape) -> None:
@@ -61,33 +64,29 @@ class HostPieces(StepPieces):
         if shape.width:
             drafts = self._np_drafts[owner, np.maximum(place - 1, 0)]
             tokens = np.where(place > 0, drafts, tokens)
+        positions = self._np_lengths[owner] + place
         self._np_tokens[:num_rows], self._np_owner[:num_rows] = tokens, owner
-        self._np_positions[:num_rows] = self._np_lengths[owner] + place
+        self._np_positions[:num_rows] = positions
+        page, offset = np.divmod(positions, self._cache.page_size)
+        pages = np.where(
+            self._np_alive[owner] > 0, self._np_tables[:, owner, page], self._np_nowhere
+        )
+        self._np_places[:, :num_rows] = pages * self._cache.page_size + offset
         self._np_start[:] = num_rows
         self._np_start[0], self._np_start[1 : batch + 1] = 0, ends
 
-    def _place(
-        self, owner: Tensor, positions: Tensor, query_start: Tensor, batch: int, width: int
-    ) -> Rows:
-        places = [torch.from_numpy(one) for one in self._find_places(owner, positions)]
-        if batch not in self._tables:
-            self._tables[batch] = list(self.slots.tables[:, :batch])
-        lengths, tables = self.slots.lengths[:batch], self._tables[batch]
-        views = self._cache.views(query_start, lengths, tables, places, width, self.end)
-        return Rows(positions, self.end, views, [])
-
-    def _places_of(self, owner: Tensor, positions: Tensor) -> Tensor:
-        return torch.from_numpy(self._find_places(owner, positions))
-
-    def _find_places(self, owner: Tensor, positions: Tensor) -> NDArray[np.int64]:
-        who, where = owner.numpy(), positions.numpy()
-        page, offset = np.divmod(where, self._cache.page_size)
-        pages = np.where(self._np_alive[who] > 0, self._np_tables[:, who, page], self._np_nowhere)
-        return np.ascontiguousarray(pages * self._cache.page_size + offset, dtype=np.int64)
+    def _place(self, rows: PassRows, num_rows: int, batch: int, width: int) -> Rows:
+        if batch not in self._first_tables:
+            self._first_tables[batch] = list(self.slots.tables[:, :batch])
+        places = [torch.from_numpy(one[:num_rows]) for one in self._np_places]
+        lengths, start = self.slots.lengths[:batch], rows.query_start[: batch + 1]
+        tables = self._first_tables[batch]
+        views = self._cache.views(start, lengths, tables, places, width, self.end)
+        return Rows(rows.positions[:num_rows], self.end, views, [])
 
     def draw(self, shape: StepShape) -> None:
         num_rows = shape.num_rows
-        owner, positions = self._owner[:num_rows], self._np_positions[:num_rows]
+        owner, positions = self._rows.owner[:num_rows], self._np_positions[:num_rows]
         rows = DrawnRows(owner, torch.from_numpy(positions + 1), totals=self._has_totals)
         is_masked = self.exchange.is_masked
         if is_masked or self.slots.settings.any_penalised:  # what a row follows matters

@@ -19,14 +19,14 @@ from torch import Tensor
 from flashdraft.engine.cache.storage import KVCache, Rows
 from flashdraft.engine.draft.block import BlockProposer
 from flashdraft.engine.draft.lookup import TokenHistory, look_up
-from flashdraft.engine.sampling.accept import Acceptance
 from flashdraft.engine.step.exchange import Exchange
-from flashdraft.engine.step.layout import count_up, lay_out_rows
 from flashdraft.engine.step.result import SCORE_COLUMNS, StepRecord, empty_lines, pack_scores
 from flashdraft.engine.step.shape import MANY_ROWS, MIXED_ROWS, PromptChunk, StepShape
-from flashdraft.engine.step.shares import Shares, share_rows
+from flashdraft.engine.step.shares import Shares
 from flashdraft.engine.step.slots import Slots
-from flashdraft.kernels.interface import DrawnRows, Verified
+from flashdraft.kernels.accept import Acceptance
+from flashdraft.kernels.advance import Decided
+from flashdraft.kernels.interface import DrawnRows, PassRows, SlotTables, Verified
 from flashdraft.models.layers import ForwardBatch, Target
 
 AcceptFunction = Callable[[Tensor, Tensor, Tensor, int], Acceptance]
@@ -67,12 +67,15 @@ class StepPieces:
         proposer: BlockProposer | None,
         cache: KVCache,
         limits: StepLimits,
-        accept: AcceptFunction,
+        accept: AcceptFunction | None,
         captured: bool,
     ) -> None:
-        """`captured` pieces do the same whatever a step is about."""
+        """`captured` pieces do the same whatever a step is about.
+
+        `accept` decides about acceptance in the target's place.
+        """
         self._target, self._proposer, self._cache = target, proposer, cache
-        self._device, self._accept_rows = target.kernels.device, accept
+        self._device, self._decide = target.kernels.device, accept
         self._num_layers = len(target.config.layers)
         self._captured, self.max_chunks = captured, limits.max_chunks
         self.max_width = proposer.max_drafts if proposer is not None else limits.most_given
@@ -88,8 +91,16 @@ class StepPieces:
             self._device,
             history,
         )
-        # where rows of nobody are written to
-        self._nowhere = torch.tensor(cache.scratch_pages, device=self._device).unsqueeze(1)
+        slots = self.slots
+        self._tables = SlotTables(
+            slots.anchors,
+            slots.lengths,
+            slots.alive,
+            slots.ends,
+            slots.tables,
+            torch.tensor(cache.scratch_pages, device=self._device),
+            cache.page_size,
+        )
         self.shares = Shares(self._device)
         self._make_buffers(limits)
         self.end = limits.max_length  # positions of the pass that is laid out end before it
@@ -110,17 +121,18 @@ class StepPieces:
         max_batch, width, nobody = limits.max_batch, self.max_width, 1 + self.max_width
         num_decoded = max_batch * (1 + width)
         max_rows = max(num_decoded + limits.max_prompt_rows, MIXED_ROWS[-1])
-        self._tokens = integers(max_rows + nobody)
-        self._owner, self._positions = integers(num_decoded), integers(max_rows)
-        self._query_start = integers(max_batch + 1, dtype=torch.int32)
-        # of prompts: who writes where, and one more sequence, whose rows fill up what is left
         slots = self.slots
-        self._places = integers(slots.num_pools, max_rows)
+        self._rows = PassRows.allocate(max_rows + nobody, max_batch, slots.num_pools, self._device)
+        if self._proposer is not None:
+            self._blocks = PassRows.allocate(num_decoded, max_batch, slots.num_pools, self._device)
+            mask = self._proposer.drafter.config.mask_token_id
+            self._masks = torch.full((max_batch, width), mask, device=self._device)
+        # of prompts: one sequence more, whose rows fill up what is left
         self._chunk_start = integers(self.max_chunks + 2, dtype=torch.int32)
         self._chunk_lengths = integers(self.max_chunks + 1, dtype=torch.int32)
         shape = slots.num_pools, self.max_chunks + 1, slots.max_pages
         self._chunk_tables = integers(*shape, dtype=torch.int32)
-        self._chunk_tables[:] = self._nowhere.to(torch.int32).unsqueeze(1)
+        self._chunk_tables[:] = self._tables.nowhere.to(torch.int32).view(-1, 1, 1)
         config, kernels = self._target.config, self._target.kernels
         self.hidden = torch.zeros(
             max_rows, config.hidden_size, dtype=kernels.dtype, device=self._device
@@ -145,9 +157,8 @@ class StepPieces:
             found, surety = self._look_up(self.slots.history, batch, width)
             is_found = torch.ones_like(sources, dtype=torch.bool)
             if self._proposer is not None:  # the draft from which more tokens are expected
-                is_found = self.shares.survival(surety, sources + 1).sum(1) > self.shares.survival(
-                    confidence, sources
-                ).sum(1)
+                expected = self.shares.expected
+                is_found = expected(surety, sources + 1) > expected(confidence, sources)
                 found = torch.where(is_found.unsqueeze(1), found, drafts)
                 surety = torch.where(is_found.unsqueeze(1), surety, confidence)
             drafts, confidence = found, surety
@@ -165,23 +176,21 @@ class StepPieces:
     def _drafts_of(self, shape: StepShape) -> tuple[Tensor, Tensor]:
         assert self._proposer is not None
         batch, width, drafter = shape.batch, shape.width, self._proposer.drafter
-        anchors, lengths = self.slots.anchors[:batch], self.slots.lengths[:batch]
         # a drafter that was not trained on cut blocks drafts worse in them
         masked = width if drafter.config.any_width else self.max_width
-        mask = anchors.new_full((batch, masked), drafter.config.mask_token_id)
-        blocks = torch.cat([anchors.unsqueeze(1), mask], dim=1)
-        layout = lay_out_rows(blocks, lengths, None, batch * (1 + masked))
-        placed = self._place(layout.owner, layout.positions, layout.query_start, batch, 1 + masked)
-        hidden = self._proposer.run_blocks(layout.tokens, placed)
-        wanted = hidden.view(batch, 1 + masked, -1)[:, 1 : 1 + width].contiguous()
-        wanted = wanted.view(batch * width, -1)
-        place = count_up(1 + width, self._device)[1:]
-        positions = (lengths.unsqueeze(1) + place).flatten()
-        owner = count_up(batch, self._device).repeat_interleave(width)
+        num_rows, rows = batch * (1 + masked), self._blocks
+        masks = self._masks.view(-1)[: batch * masked].view(batch, masked)
+        self._target.kernels.lay_out(self._tables.first(batch), masks, None, num_rows, rows)
+        placed = self._place(rows, num_rows, batch, 1 + masked)
+        hidden = self._proposer.run_blocks(rows.tokens[:num_rows], placed)
+        wanted, owner, positions = (
+            one[:num_rows].view(batch, 1 + masked, -1)[:, 1 : 1 + width].flatten(0, 1)
+            for one in (hidden, rows.owner, rows.positions)
+        )
         logits = self._proposer.widen(drafter.logits(self._target, wanted))
         # penalties are those of what is committed
-        rows = self.describe_free(owner, positions)
-        drawn = self._target.kernels.draw(logits, self.slots.settings.for_drafts, rows)
+        drawn_rows = self.describe_free(owner.view(-1), positions.view(-1))
+        drawn = self._target.kernels.draw(logits, self.slots.settings.for_drafts, drawn_rows)
         tokens, chance = drawn.tokens, (drawn.logit - drawn.log_total).exp()
         self.exchange.offer(pack_scores(drawn).view(batch, width, -1))
         confidence = chance.nan_to_num(0.0).view(batch, width)
@@ -193,27 +202,21 @@ class StepPieces:
         """The target's pass over anchors and draft tokens."""
         self._lay_out(shape)
         num_rows = shape.num_rows
-        placed = self._place(
-            self._owner[:num_rows],
-            self._positions[:num_rows],
-            self._query_start[: shape.batch + 1],
-            shape.batch,
-            min(1 + self.max_width, num_rows) if shape.width else 1,
-        )
-        self.hidden[:num_rows] = self._forward(self._tokens[:num_rows], placed)
+        width = min(1 + self.max_width, num_rows) if shape.width else 1
+        placed = self._place(self._rows, num_rows, shape.batch, width)
+        self.hidden[:num_rows] = self._forward(self._rows.tokens[:num_rows], placed)
 
     def lay_out_before_chunks(self, shape: StepShape) -> None:
         """The rows of those who decode, in a pass with chunks of prompts behind."""
-        num_rows = shape.num_rows
-        self._query_start.zero_()
         if shape.batch:
             self._lay_out(shape)
-            owner, positions = self._owner[:num_rows], self._positions[:num_rows]
-            self._places[:, :num_rows] = self._places_of(owner, positions)
+        else:
+            self._rows.query_start.zero_()
 
     def verify_mixed(self, num_rows: int, num_slots: int, end: int) -> None:
         """The target's pass over whatever is laid out; only the first slots may decode."""
-        slots, places = self.slots, self._places[:, :num_rows]
+        slots, rows = self.slots, self._rows
+        places = rows.places[:, :num_rows]
         views = self._cache.views(
             self._chunk_start,
             self._chunk_lengths,
@@ -224,7 +227,7 @@ class StepPieces:
         )
         if num_slots:
             few = self._cache.views(
-                self._query_start[: num_slots + 1],
+                rows.query_start[: num_slots + 1],
                 slots.lengths[:num_slots],
                 slots.tables[:, :num_slots],
                 places,
@@ -232,8 +235,8 @@ class StepPieces:
                 end,
             )
             views = [one.followed_by(other) for one, other in zip(few, views, strict=True)]
-        placed = Rows(self._positions[:num_rows], self.end, views, [])
-        self.hidden[:num_rows] = self._forward(self._tokens[:num_rows], placed)
+        placed = Rows(rows.positions[:num_rows], self.end, views, [])
+        self.hidden[:num_rows] = self._forward(rows.tokens[:num_rows], placed)
 
     def lay_out_chunks(self, first: int, size: int, chunks: Sequence[PromptChunk]) -> None:
         """The rows of prompts, from `first` on, and those of nobody up to `size`."""
@@ -256,29 +259,23 @@ class StepPieces:
         sent = self.slots.send(np.concatenate(parts).astype(np.int64))
         cuts = np.cumsum([len(part) for part in parts])[:-1].tolist()
         tokens, positions, owner, own, lengths, query_start = sent.tensor_split(cuts)
-        end = int(ends[-1])
-        self._tokens[first:end] = tokens
-        self._tokens[end:size] = 0
-        self._positions[first:size] = positions
+        end, rows = int(ends[-1]), self._rows
+        rows.tokens[first:end] = tokens
+        rows.tokens[end:size] = 0
+        rows.positions[first:size] = positions
         page_size, tables = self._cache.page_size, self.slots.tables
         pages = tables[:, owner, positions[: end - first] // page_size].to(torch.int64)
-        self._places[:, first:end] = pages * page_size + positions[: end - first] % page_size
-        self._places[:, end:size] = self._nowhere * page_size
+        rows.places[:, first:end] = pages * page_size + positions[: end - first] % page_size
+        rows.places[:, end:size] = self._tables.nowhere.unsqueeze(1) * page_size
         self._chunk_start.copy_(query_start)
         self._chunk_lengths[: self.max_chunks] = lengths
         self._chunk_tables[:, : self.max_chunks] = tables[:, own]
 
     def _lay_out(self, shape: StepShape) -> None:
         """The rows of the target's pass: which tokens, where, for whom."""
-        batch, num_rows = shape.batch, shape.num_rows
-        anchors, lengths = self.slots.anchors[:batch], self.slots.lengths[:batch]
-        blocks = torch.cat([anchors.unsqueeze(1), self.exchange.drafts[:batch]], dim=1)
-        rows = lay_out_rows(blocks, lengths, self._share(shape), num_rows)
-        self._tokens[:num_rows] = rows.tokens
-        self._owner[:num_rows] = rows.owner
-        self._positions[:num_rows] = rows.positions
-        self._query_start.fill_(num_rows)  # slots that take no part have no rows
-        self._query_start[: batch + 1] = rows.query_start
+        batch, counts = shape.batch, self._share(shape)
+        slots, drafts = self._tables.first(batch), self.exchange.drafts[:batch]
+        self._target.kernels.lay_out(slots, drafts, counts, shape.num_rows, self._rows)
 
     def _share(self, shape: StepShape) -> Tensor | None:
         """Rows of every slot; None where all have a whole block."""
@@ -287,8 +284,9 @@ class StepPieces:
             return 1 + exchange.counts[:batch]
         if shape.num_rows == batch * (1 + self.max_width):
             return None
-        survival = self.shares.survival(exchange.confidence[:batch], exchange.sources[:batch])
-        return share_rows(survival, shape.num_rows, slots.limits[:batch], slots.alive[:batch])
+        first = (exchange.confidence, exchange.sources, slots.limits, slots.alive)
+        drafted = self.shares.drafted(*(one[:batch] for one in first))
+        return self._target.kernels.share_rows(drafted, shape.num_rows)
 
     def _forward(self, tokens: Tensor, placed: Rows) -> Tensor:
         """The target's hidden rows; the drafter's context of the same rows is written too."""
@@ -306,32 +304,28 @@ class StepPieces:
 
     def draw(self, shape: StepShape) -> None:
         """A token from every row, the accepted prefix of every slot, and where it goes on."""
-        num_rows, slots = shape.num_rows, self.slots
-        owner, positions = self._owner[:num_rows], self._positions[:num_rows]
-        # draft tokens that a row follows; those of nobody follow any
-        behind = (positions - slots.lengths[owner]).clamp(0, self.max_width)
-        rows = self._describe(owner, positions + 1, behind)
-        chosen = self._choose(self.hidden[:num_rows], rows, slice(0, num_rows))
+        # rows that nobody laid out are as they were in another step
+        num_rows, (_, *rows, _, _) = shape.num_rows, self._rows
+        owner, positions, behind = (one[:num_rows] for one in rows)
+        described = self._describe(owner, positions + 1, behind)
+        chosen = self._choose(self.hidden[:num_rows], described, slice(0, num_rows))
         self._samples[:num_rows] = chosen
         self._advance(shape)
 
     def _advance(self, shape: StepShape) -> None:
         """Keep the accepted prefix of every slot, write it down, and go on from there."""
         num_rows, width, slots = shape.num_rows, self.max_width, self.slots
-        exchange, query_start = self.exchange, self._query_start
+        exchange, query_start, decided = self.exchange, self._rows.query_start, None
         samples = self._samples[: num_rows + 1 + width]
+        tokens = self._rows.tokens[: num_rows + 1 + width]
         samples[num_rows:] = -1
-        drawn = samples
-        if width:
-            tokens = self._tokens[: num_rows + 1 + width]
+        if self._decide is not None and width:
             tokens[num_rows:] = -2
             drawn = samples.clone()
-            accepted, bonus = self._accept_rows(samples, tokens, query_start, 1 + width)
-        else:
-            bonus = samples[query_start[:-1]]
-            accepted = torch.zeros_like(bonus)
+            acceptance = self._decide(samples, tokens, query_start, 1 + width)
+            decided = Decided(Acceptance(*acceptance), drawn)
         drafts = exchange.drafts, exchange.confidence, exchange.sources
-        step = Verified(samples, drawn, query_start, accepted, bonus, *drafts)
+        step = Verified(samples, tokens, query_start, *drafts, decided)
         history = None if slots.history is None else slots.history.behind_first
         kernels = self._target.kernels
         kernels.advance(slots.states, step, self.lines, history, shape.is_given)
@@ -407,22 +401,9 @@ class StepPieces:
 
     # -- where rows go -------------------------------------------------------------------------
 
-    def _place(
-        self, owner: Tensor, positions: Tensor, query_start: Tensor, batch: int, width: int
-    ) -> Rows:
-        """Rows of the first slots."""
+    def _place(self, rows: PassRows, num_rows: int, batch: int, width: int) -> Rows:
+        """Rows of the first slots, at most `width` of each."""
         tables, lengths = self.slots.tables[:, :batch], self.slots.lengths[:batch]
-        places = self._places_of(owner, positions)
-        views = self._cache.views(query_start, lengths, tables, places, width, self.end)
-        return Rows(positions, self.end, views, [])
-
-    def _places_of(self, owner: Tensor, positions: Tensor) -> Tensor:
-        """Where keys and values go: to the page of nobody where no page need be.
-
-        That is behind a sequence's end, and in slots that do not decode.
-        """
-        size, slots = self._cache.page_size, self.slots
-        pages = slots.tables[:, owner, positions // size].to(torch.int64)
-        is_kept = (slots.alive[owner] > 0) & (positions < slots.ends[owner])
-        pages = torch.where(is_kept, pages, self._nowhere)
-        return pages * size + (positions % size).unsqueeze(0)
+        places, start = rows.places[:, :num_rows], rows.query_start[: batch + 1]
+        views = self._cache.views(start, lengths, tables, places, width, self.end)
+        return Rows(rows.positions[:num_rows], self.end, views, [])

@@ -7,6 +7,8 @@ In torch it is some sixty launches of a few numbers each, which a small model's 
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -17,15 +19,33 @@ from flashdraft.kernels.draw import rule
 PENALISED = tl.constexpr(rule.PENALISED)
 
 
+class _Step(NamedTuple):
+    """`Verified`, flat; the last three are unread where nobody decided."""
+
+    samples: Tensor
+    tokens: Tensor
+    query_start: Tensor
+    drafts: Tensor
+    confidence: Tensor
+    sources: Tensor
+    accepted: Tensor
+    bonus: Tensor
+    drawn: Tensor
+
+
 def advance(
     slots: SlotStates, step: Verified, lines: Tensor, history: Tensor | None, is_given: bool
 ) -> None:
     """`Kernels.advance`."""
     width, num_stops = step.width, slots.stops.shape[1]
-    assert all(one.is_contiguous() for one in (*slots, *step, lines))
+    decided = [step.samples] * 3
+    if step.decided is not None:
+        decided = [*step.decided.acceptance, step.decided.drawn]
+    flat = _Step(*step[:-1], *decided)
+    assert all(one.is_contiguous() for one in (*slots, *flat, lines))
     _advance[(slots.anchors.shape[0],)](
         slots,
-        step,
+        flat,
         lines,
         lines if history is None else history,  # unread without
         0 if history is None else history.stride(0),
@@ -38,6 +58,7 @@ def advance(
         STOPS=triton.next_power_of_2(num_stops),
         HAS_HISTORY=history is not None,
         IS_GIVEN=is_given,
+        IS_DECIDED=step.decided is not None,
         num_warps=1,
     )
 
@@ -45,7 +66,7 @@ def advance(
 @triton.jit
 def _advance(
     slots: SlotStates,
-    step: Verified,
+    step: _Step,
     lines: tl.tensor,
     history: tl.tensor,
     history_stride: tl.tensor,
@@ -58,15 +79,24 @@ def _advance(
     STOPS: tl.constexpr,
     HAS_HISTORY: tl.constexpr,
     IS_GIVEN: tl.constexpr,
+    IS_DECIDED: tl.constexpr,
 ) -> None:
     slot = tl.program_id(0)
     start = tl.load(step.query_start + slot).to(tl.int64)
     num_rows = tl.load(step.query_start + slot + 1).to(tl.int64) - start
     verified = tl.maximum(num_rows - 1, 0)
-    accepted = tl.maximum(tl.load(step.accepted + slot), 0)
-    bonus = tl.load(step.bonus + slot)
     place = tl.arange(0, SPOKEN)
     drafted = place < WIDTH
+    spoken = tl.load(step.samples + start + place, mask=place <= WIDTH, other=-1)
+    if IS_DECIDED:
+        accepted = tl.maximum(tl.load(step.accepted + slot), 0)
+        bonus = tl.load(step.bonus + slot)
+    else:
+        behind = place < verified
+        tokens = tl.load(step.tokens + start + 1 + place, mask=behind, other=-2)
+        # the first place where the target says something else, or nothing was drafted
+        accepted = tl.min(tl.where(behind & (spoken == tokens), SPOKEN, place), 0).to(tl.int64)
+        bonus = tl.load(step.samples + start + accepted)
     confidence = tl.load(step.confidence + slot * WIDTH + place, mask=drafted, other=0.0)
     if WIDTH > 0 and not IS_GIVEN:
         # rows that belong to nobody are somebody's: they count for nothing
@@ -81,7 +111,6 @@ def _advance(
             tl.load(step.drawn + start + accepted),
         )
         bonus = tl.where(is_cut, own, agreed)
-    spoken = tl.load(step.samples + start + place, mask=place <= WIDTH, other=-1)
     spoken = tl.where(place == accepted, bonus, spoken)
     line = lines + slot * COLUMNS
     tl.store(line, accepted)

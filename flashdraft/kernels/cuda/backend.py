@@ -19,14 +19,17 @@ from flashdraft.kernels.cuda.plan import LEAST_FP8_CAPABILITY, DeviceLimits
 from flashdraft.kernels.cuda.quantized_backend import is_packed
 from flashdraft.kernels.interface import (
     Choice,
+    DraftedSlots,
     Draw,
     DrawnRows,
     Heads,
     Mixture,
     PagedKeys,
+    PassRows,
     Residual,
     SlotSettings,
     SlotStates,
+    SlotTables,
     Verified,
 )
 from flashdraft.kernels.kinds import Activation, Scheme
@@ -237,6 +240,21 @@ class TritonKernels(ComposedKernels):
     def draw(self, logits: Tensor, settings: SlotSettings, rows: DrawnRows) -> Draw:
         with self._on_device():
             return dense_backend.draw(logits, settings, rows)
+
+    def share_rows(self, drafted: DraftedSlots, num_rows: int) -> Tensor:
+        with self._on_device():
+            return dense_backend.share_rows(drafted, num_rows)
+
+    def lay_out(
+        self,
+        slots: SlotTables,
+        drafts: Tensor,
+        counts: Tensor | None,
+        num_rows: int,
+        rows: PassRows,
+    ) -> None:
+        with self._on_device():
+            dense_backend.lay_out(slots, drafts, counts, num_rows, rows)
 
     def advance(
         self,

@@ -6,11 +6,21 @@ import torch
 from torch import Tensor
 
 from flashdraft.kernels.cuda import advance as going_on
+from flashdraft.kernels.cuda import layout
 from flashdraft.kernels.cuda.dense.linear import multiply_rows
 from flashdraft.kernels.cuda.dense.logits import finish_logits
 from flashdraft.kernels.cuda.draw import rows as drawing
 from flashdraft.kernels.cuda.plan import DeviceLimits, plan_exact_linear, plan_linear
-from flashdraft.kernels.interface import Draw, DrawnRows, SlotSettings, SlotStates, Verified
+from flashdraft.kernels.interface import (
+    DraftedSlots,
+    Draw,
+    DrawnRows,
+    PassRows,
+    SlotSettings,
+    SlotStates,
+    SlotTables,
+    Verified,
+)
 
 EXACT_ROWS = 1024
 
@@ -40,6 +50,18 @@ def finish(
 def draw(logits: Tensor, settings: SlotSettings, rows: DrawnRows) -> Draw:
     """`Kernels.draw`."""
     return drawing.draw(logits, settings, rows)
+
+
+def share_rows(drafted: DraftedSlots, num_rows: int) -> Tensor:
+    """`Kernels.share_rows`."""
+    return layout.share_rows(drafted, num_rows)
+
+
+def lay_out(
+    slots: SlotTables, drafts: Tensor, counts: Tensor | None, num_rows: int, rows: PassRows
+) -> None:
+    """`Kernels.lay_out`."""
+    layout.lay_out(slots, drafts, counts, num_rows, rows)
 
 
 def advance(

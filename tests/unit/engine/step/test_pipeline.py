@@ -18,7 +18,6 @@ import torch
 from flashdraft.core import FinishReason, GrammarSpec, Request, SamplingParams
 from flashdraft.engine.config import CacheOptions, EngineConfig
 from flashdraft.engine.engine import Engine
-from flashdraft.engine.sampling.accept import Acceptance
 from flashdraft.engine.sequence import Sequence
 from flashdraft.engine.step import prepare
 from flashdraft.engine.step.device import DeviceSteps
@@ -26,6 +25,7 @@ from flashdraft.engine.step.result import SlotResult, pack_scores
 from flashdraft.engine.step.seats import Seat
 from flashdraft.engine.step.shape import MIXED_ROWS
 from flashdraft.engine.streams import MOST_GRAPHS, Graphs
+from flashdraft.kernels.accept import Acceptance
 from flashdraft.kernels.draw.rule import MAX_TOP, Draw
 from tests import zoo
 

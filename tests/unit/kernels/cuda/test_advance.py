@@ -15,12 +15,12 @@ from tests.interpreted import collect, judge, report
 NUM_SEEDS = 12
 
 
-def check(width: int, is_given: bool, looks_up: bool) -> None:
+def check(width: int, is_given: bool, looks_up: bool, is_decided: bool = False) -> None:
     from flashdraft.kernels.cuda.backend import TritonKernels
 
     kernels = TritonKernels(torch.device("cpu"), torch.float32)
     for seed in range(NUM_SEEDS):
-        step = make_step(seed, 1 + seed, width, is_given, looks_up)
+        step = make_step(seed, 1 + seed, width, is_given, looks_up, is_decided)
         expected, found = step.copied(), step.copied()
         rule.advance(*expected)
         kernels.advance(*found)
@@ -34,6 +34,10 @@ CHECKS: dict[str, Callable[[], None]] = {
         lambda w=width, g=given, h=looks: check(w, g, h)
     )
     for width, given, looks in itertools.product((0, 1, 7, 15), (False, True), (False, True))
+}
+CHECKS |= {
+    f"{width} drafted{', given' * given}, decided": lambda w=width, g=given: check(w, g, True, True)
+    for width, given in itertools.product((0, 15), (False, True))
 }
 
 

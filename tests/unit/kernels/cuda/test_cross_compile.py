@@ -249,6 +249,20 @@ def go_on(width: int, is_given: bool) -> None:
     kernels().advance(*step)
 
 
+def lay_out(num_slots: int, width: int) -> None:
+    from flashdraft.kernels.layout import DraftedSlots, SlotTables
+    from tests.laid_out import make_drafted, make_rows, make_slots
+
+    meta = torch.device("meta")
+    drafted = DraftedSlots(*(one.to(meta) for one in make_drafted(0, num_slots, width)))
+    *tensors, page_size = make_slots(0, num_slots, 2)
+    slots = SlotTables(*(one.to(meta) for one in tensors), page_size)
+    counts = kernels().share_rows(drafted, num_slots)
+    drafts = make(num_slots, width, dtype=torch.int64)
+    for one in (None, counts):
+        kernels().lay_out(slots, drafts, one, num_slots, make_rows(99, num_slots, 2, meta))
+
+
 def explicit() -> BlockMask:
     return BlockMask(explicit=make(1, 16, 16, dtype=torch.bool))
 
@@ -277,6 +291,9 @@ CASES: dict[str, Case] = {
     "loss over 262144, capped": lambda: lose(262144, 30.0),
     "logits of 262144, capped": lambda: finish(262144, BF16, 30.0, True),
     "logits of 100003": lambda: finish(100003, FP32, None, False),
+    "rows of one slot": lambda: lay_out(1, 15),
+    "rows of 32 slots": lambda: lay_out(32, 15),
+    "rows without drafts": lambda: lay_out(8, 0),
     "slots that go on": lambda: go_on(15, is_given=False),
     "slots that go on without drafts": lambda: go_on(0, is_given=True),
     "draw over 262144": lambda: draw(16, 262144, FP32),

@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from flashdraft.engine.sampling.accept import accept, accept_ragged
+from flashdraft.kernels.accept import accept, accept_ragged
 
 
 def naive(samples: list[int], drafts: list[int]) -> tuple[int, int]:

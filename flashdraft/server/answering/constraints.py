@@ -121,10 +121,12 @@ def answer_grammar(
     form: GrammarSpec | None,
     prompt_ids: Sequence[int],
     thinking: bool | None = None,
+    max_tokens: int | None = None,
 ) -> GrammarSpec | None:
     """The one grammar of an answer: that of its form, of the calls it may or must make, or both.
 
-    Where it says nothing of `thinking`, the model does as it is used to.
+    Where it says nothing of `thinking`, the model does as it is used to. In `max_tokens`, if they
+    are fewer than usual, a call should end.
     """
     answer_format = serving.answer_format
     thinks = answer_format.thinks_by_default if thinking is None else thinking
@@ -133,7 +135,8 @@ def answer_grammar(
     if serving.settings.open_objects:
         tools = tuple(map(_with_open_objects, tools))
     if answer_format.told_marks is not None:  # nothing has taught the model to end a call
-        limit = serving.sampling_defaults["max_tokens"]
+        usual: int = serving.sampling_defaults["max_tokens"]
+        limit = usual if max_tokens is None else min(usual, max_tokens)
         tools = tuple(_with_bounds(tool, limit) for tool in tools)
     is_strict = tool_use.is_strict
     if tool_use.is_forced or is_strict or form is not None:

@@ -121,13 +121,12 @@ async def chat_question(
                 "thought can stand; leave out the one or the other.",
             )
         prompt_ids = await conversation_ids(serving, conversation, tool_use.offered)
+        params = sampling(serving, prompt_ids, given)
         thinking = conversation.switches.get("enable_thinking")
         grammar = None
         if form is not None or tool_use.tools:  # in a thread: all tools together may be long
-            grammar = await asyncio.to_thread(
-                answer_grammar, serving, tool_use, form, prompt_ids, thinking
-            )
-        params = sampling(serving, prompt_ids, given)
+            parts = tool_use, form, prompt_ids, thinking, params.max_tokens
+            grammar = await asyncio.to_thread(answer_grammar, serving, *parts)
     return Question(prompt_ids, params, tool_use, grammar, verify)
 
 

@@ -20,7 +20,7 @@ QUESTION = "Name three colours."
 WEATHER_QUESTION = "What is the weather in Paris for the next 2 days?"
 PERSON_QUESTION = "Ada Lovelace is 36 years old. Who is it?"
 WEATHER = "cloudy, 12 degrees"
-MAX_TOKENS = 96  # the answer ends before: some clients refuse one that was cut
+MAX_TOKENS = 256  # the answer ends before: some clients refuse one that was cut
 MAX_FORM_TOKENS = 200  # enough for a call or a form to end
 
 FUNCTION = {

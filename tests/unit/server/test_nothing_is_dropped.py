@@ -169,14 +169,16 @@ def test_tools_that_may_not_be_called_are_not_told() -> None:
     assert "get_weather" not in server.prompt()
 
 
-def test_texts_of_a_model_that_is_told_end_in_the_grammar_alone() -> None:
+@pytest.mark.parametrize("max_tokens", [None, 200, 100_000])
+def test_texts_of_a_model_that_is_told_end_in_the_grammar_alone(max_tokens: int | None) -> None:
     """Else a small model goes on until its tokens are used up, and the call is cut."""
     server = without_calls()
     free = {"type": "object", "properties": {"note": {"type": "string"}}, "required": ["note"]}
     tool = {"type": "function", "function": {"name": "keep", "parameters": free}}
-    response = server.post(CHAT, chat(tools=[tool], tool_choice="required"))
+    more = {} if max_tokens is None else {"max_tokens": max_tokens}
+    response = server.post(CHAT, chat(tools=[tool], tool_choice="required", **more))
     assert response.status_code == 200, response.text
     grammar = server.engine.requests[0].grammar
-    limit = server.serving.sampling_defaults["max_tokens"] // 2
+    limit = min(server.serving.sampling_defaults["max_tokens"], max_tokens or 100_000) // 2
     assert grammar is not None and f'"maxLength":{limit}' in grammar.text.replace(" ", "")
     assert "maxLength" not in server.prompt()

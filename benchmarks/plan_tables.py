@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.marked import replace_between
-from benchmarks.plan_cpu import RESULTS, card_of
+from benchmarks.plan_cpu import RESULTS, card_of, summary
 from flashdraft.bench.plan.choices import Choice, Choices, choose
 from flashdraft.bench.plan.gpus import GB, Card, find_card
 from flashdraft.bench.plan.pairs import TARGETS, find_pair
@@ -31,6 +31,11 @@ ROOT = Path(__file__).parents[1]
 README, PAGE = ROOT / "README.md", ROOT / "docs" / "choosing.md"
 BEGIN = "<!-- which model on which card: written by python -m benchmarks.plan_tables -->"
 END = "<!-- end of which model on which card -->"
+CHECKED_HERE = (
+    "How near that is on this CPU: decode steps of the default pair, to which two of the formula's "
+    "constants were\nfitted, and of a model with layers of Qwen3 4B and random weights, beside the "
+    "prediction."
+)
 GPUS = ("rtx3090", "rtx4090", "rtx5090", "rtxpro6000", "h200")
 
 
@@ -47,7 +52,8 @@ def page_section(cpu: Mapping[str, Any]) -> str:
         command = "flashdraft plan" if choices.card.is_cpu else f"flashdraft plan --gpu {name}"
         parts += [f"### {choices.card.title}", "", "```console", f"$ {command}"]
         parts += [*describe(choices, breaks=False), "```", ""]
-    return "\n".join([*parts, _source(cpu, "../"), "", ""])
+    parts += [_source(cpu, "../"), "", f"{CHECKED_HERE} {summary(cpu)}"]
+    return "\n".join([*parts, "", ""])
 
 
 def readme_section(cpu: Mapping[str, Any]) -> str:
@@ -115,8 +121,8 @@ def _speed(one: Choice) -> str:
 def _source(cpu: Mapping[str, Any], to_root: str) -> str:
     card, file = cpu["card"], f"{to_root}benchmarks/results/{RESULTS.name}"
     return (
-        f"CPU: {card['title']}, {card['memory_gb']:.0f} GB; its kernels were timed on "
-        f"{cpu['environment']['date']} ([file]({file}), `{cpu['environment']['command']}`)."
+        f"CPU: {card['title']}, {card['memory_gb']:.0f} GB, its kernels timed on "
+        f"{cpu['environment']['date']}: `python -m benchmarks.plan_cpu` ([file]({file}))."
     )
 
 

@@ -8,7 +8,10 @@ import pytest
 
 from benchmarks import plan_tables
 from benchmarks.plan_tables import BEGIN, END, GPUS, main, page_section, read_cpu, readme_section
+from flashdraft.bench.plan.choices import choose
+from flashdraft.bench.plan.gpus import custom_card
 from flashdraft.bench.plan.pairs import TARGETS
+from flashdraft.cli.choices import as_json
 
 
 def test_both_are_up_to_date() -> None:
@@ -41,3 +44,13 @@ def test_every_card_and_every_model_is_there_and_modelled_figures_say_so() -> No
     speeds = [line for line in page.splitlines() if "→" in line and "plain" not in line]
     assert len(speeds) > 2 * len(GPUS)
     assert all(line.endswith(("modelled", "checked")) for line in speeds)
+
+
+def test_every_field_of_the_json_is_documented() -> None:
+    fields = plan_tables.PAGE.read_text(encoding="utf-8").partition("## As JSON")[2]
+    found = as_json(choose(custom_card(20, 1.0)))
+    assert found["pairs"] and found["do_not_fit"]
+    inner = [found["card"], *found["pairs"][:1], *found["do_not_fit"]]
+    inner += [found["pairs"][0][name] for name in ("memory_gb", "accepted_length", "one")]
+    names = {*found, *(name for one in inner for name in one)}
+    assert [name for name in sorted(names) if name not in fields] == []

@@ -258,11 +258,13 @@ def weight_bytes(size: TargetSize, form: StoredFormat) -> float:
 
 
 def loading_bytes(size: TargetSize, form: StoredFormat) -> float:
-    """What a CPU takes for a moment beside the weights: the head three times in floats, as packed.
+    """What a CPU takes for a moment beside the weights, as it packs the head: copies in floats.
 
-    It is the largest matrix of most models. On a GPU this is within what the cache gets later.
+    The head is the largest matrix of most models, and its table one of the copies where it has
+    none. On a GPU this is within what the cache gets later.
     """
-    return 3 * 4 * size.head if form.is_cpu else 0.0
+    num_copies = 3 if size.table else 2
+    return 4.0 * num_copies * size.head if form.is_cpu else 0.0
 
 
 def drafter_bytes(size: DrafterSize | None, form: StoredFormat) -> float:

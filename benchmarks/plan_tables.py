@@ -13,6 +13,7 @@ import argparse
 import difflib
 import json
 import sys
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,9 +34,10 @@ BEGIN = "<!-- which model on which card: written by python -m benchmarks.plan_ta
 END = "<!-- end of which model on which card -->"
 CHECKED_HERE = (
     "How near that is on this CPU: decode steps of the default pair, to which two of the formula's "
-    "constants were\nfitted, and of a model with layers of Qwen3 4B and random weights, beside the "
+    "constants were fitted, and of a model with layers of Qwen3 4B and random weights, beside the "
     "prediction."
 )
+WIDTH = 128
 GPUS = ("rtx3090", "rtx4090", "rtx5090", "rtxpro6000", "h200")
 
 
@@ -52,7 +54,7 @@ def page_section(cpu: Mapping[str, Any]) -> str:
         command = "flashdraft plan" if choices.card.is_cpu else f"flashdraft plan --gpu {name}"
         parts += [f"### {choices.card.title}", "", "```console", f"$ {command}"]
         parts += [*describe(choices, breaks=False), "```", ""]
-    parts += [_source(cpu, "../"), "", f"{CHECKED_HERE} {summary(cpu)}"]
+    parts += [_source(cpu, "../"), "", *textwrap.wrap(f"{CHECKED_HERE} {summary(cpu)}", WIDTH)]
     return "\n".join([*parts, "", ""])
 
 
@@ -122,7 +124,7 @@ def _source(cpu: Mapping[str, Any], to_root: str) -> str:
     card, file = cpu["card"], f"{to_root}benchmarks/results/{RESULTS.name}"
     return (
         f"CPU: {card['title']}, {card['memory_gb']:.0f} GB, its kernels timed on "
-        f"{cpu['environment']['date']}: `python -m benchmarks.plan_cpu` ([file]({file}))."
+        f"{cpu['environment']['date']}:\n`python -m benchmarks.plan_cpu` ([file]({file}))."
     )
 
 

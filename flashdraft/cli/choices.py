@@ -226,12 +226,9 @@ def _misfit_line(one: Misfit) -> str:
     if one.needs_bytes is None:
         most = one.pair.target.max_position
         return f"{one.pair.model} takes {most:,} tokens at most."
-    line = (
-        f"{one.pair.model} does not fit: in {one.form_name} it needs {one.needs_bytes / GB:.1f} GB"
-    )
-    if not one.cards:
-        return f"{line}."
-    return f"{line}. The smallest GPU for it is the {one.cards[0].title}."
+    line = f"{one.pair.model} does not fit: it needs {one.needs_bytes / GB:.1f} GB "
+    line += one.form_name if one.pair.stored else f"in {one.form_name}"
+    return f"{line}. The {one.cards[0].title} would hold it." if one.cards else f"{line}."
 
 
 def _is_slow(choices: Choices) -> bool:

@@ -25,8 +25,17 @@ from flashdraft.kernels.cpu import levels
 CPU_EFFICIENCY = Efficiency(1.0, 0.6, kernel_us=21.0, is_measured=False, unpacks=False)
 _OUTPUTS, _INPUTS = 8192, 16384  # a weight of 128 MiB, more than nearly every cache holds
 _ROWS, _REPEATS = 16, 4
-_LIMITS = ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory/memory.limit_in_bytes")
-_USED = ("sys/fs/cgroup/memory.current", "sys/fs/cgroup/memory/memory.usage_in_bytes")
+# a container's memory by both versions of cgroups: its limit, what is used, and of that files that
+# are only kept because there is room
+_CGROUPS = (
+    ("sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
+    (
+        "sys/fs/cgroup/memory",
+        "memory.limit_in_bytes",
+        "memory.usage_in_bytes",
+        "total_inactive_file",
+    ),
+)
 
 
 class KernelSpeed(NamedTuple):
@@ -62,14 +71,15 @@ def with_speed(card: Card) -> Card:
 
 def memory(root: Path) -> tuple[int, int]:
     """Bytes of memory in all and unused, as the system and this process's limits have them."""
-    lines = (root / "proc/meminfo").read_text(encoding="ascii").splitlines()
-    known = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines if ":" in line}
-    total = known["MemTotal"]
-    free = known.get("MemAvailable", total)
-    for limit, used in zip(_LIMITS, _USED, strict=True):
-        most, now = _number(root / limit), _number(root / used)
+    known = _table(root / "proc/meminfo")
+    total = 1024 * known["MemTotal"] if known else _pages()
+    free = 1024 * known["MemAvailable"] if "MemAvailable" in known else total
+    for folder, limit, used, kept in _CGROUPS:
+        most = _number(root / folder / limit)
         if most is not None and most < total:
-            total, free = most, min(free, max(0, most - (now or 0)))
+            spare = _table(root / folder / "memory.stat").get(kept, 0)
+            taken = (_number(root / folder / used) or 0) - spare
+            total, free = most, min(free, max(0, most - taken))
     return total, free
 
 
@@ -133,3 +143,17 @@ def _number(path: Path) -> int | None:
     except OSError:
         return None
     return int(text) if text.isdigit() else None
+
+
+def _table(path: Path) -> dict[str, int]:
+    """The numbers of a file of the system, by name; empty where there is none."""
+    try:
+        lines = path.read_text(encoding="ascii").splitlines()
+    except OSError:
+        return {}
+    words = [line.replace(":", " ").split() for line in lines]
+    return {one[0]: int(one[1]) for one in words if len(one) > 1 and one[1].isdigit()}
+
+
+def _pages() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -72,8 +72,8 @@ def test_what_the_figures_rest_on_is_said() -> None:
 
 def test_what_does_not_fit_says_where_it_would() -> None:
     text = " ".join(" ".join(describe(choose(custom_card(12, 0.4)))).split())
-    assert f"{DENSE} does not fit: in int4, fp8 head it needs 24." in text
-    assert "The smallest GPU for it is the RTX 4090 (24 GB)." in text
+    assert f"{DENSE} does not fit: it needs 24." in text
+    assert "GB in int4, fp8 head. The RTX 4090 (24 GB) would hold it." in text
     nothing = list(describe(choose(custom_card(0.5, 0.4))))
     assert sum("does not fit" in line for line in nothing) == 5
     assert not any("recommended" in line or "$" in line for line in nothing)

@@ -38,20 +38,36 @@ def test_memory_is_what_the_system_says(tmp_path: Path) -> None:
     assert memory(made(tmp_path)) == (16_384_000_000, 12_288_000_000)
 
 
+def test_memory_is_known_where_the_system_says_little(tmp_path: Path) -> None:
+    total, free = memory(tmp_path / "none")
+    assert total == free > 0
+    assert memory(made(tmp_path, **{"proc/meminfo": "MemTotal: 1000 kB\n"})) == (1024000, 1024000)
+
+
 @pytest.mark.parametrize(
-    ("limit", "used"),
+    ("folder", "limit", "used", "kept"),
     [
-        ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory.current"),
+        ("sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
         (
-            "sys/fs/cgroup/memory/memory.limit_in_bytes",
-            "sys/fs/cgroup/memory/memory.usage_in_bytes",
+            "sys/fs/cgroup/memory",
+            "memory.limit_in_bytes",
+            "memory.usage_in_bytes",
+            "total_inactive_file",
         ),
     ],
 )
-def test_a_container_has_what_it_was_given(tmp_path: Path, limit: str, used: str) -> None:
-    files = {limit: f"{4 * GB}\n", used: f"{GB}\n"}
-    assert memory(made(tmp_path, **files)) == (4 * GB, 3 * GB)
-    assert memory(made(tmp_path, **{limit: f"{4 * GB}", used: f"{5 * GB}"})) == (4 * GB, 0)
+def test_a_container_has_what_it_was_given(
+    tmp_path: Path, folder: str, limit: str, used: str, kept: str
+) -> None:
+    limit, used = f"{folder}/{limit}", f"{folder}/{used}"
+    files = {limit: f"{4 * GB}\n", used: f"{2 * GB}\n"}
+    assert memory(made(tmp_path, **files)) == (4 * GB, 2 * GB)
+    # files that were read and are still kept make room when it is needed
+    assert memory(made(tmp_path, **{f"{folder}/memory.stat": f"anon 1\n{kept} {GB}\n"})) == (
+        4 * GB,
+        3 * GB,
+    )
+    assert memory(made(tmp_path, **{used: f"{9 * GB}"})) == (4 * GB, 0)
     for text in ("max", str(2**63)):  # no limit
         assert memory(made(tmp_path, **{limit: text})) == (16_384_000_000, 12_288_000_000)
 

@@ -23,8 +23,8 @@ ORDER = {
     "bench": "accuracy, plan, tasks | doctor, results | run | report | traffic",
     "chat": "messages, sampling, schema | answers | prompted_tools | grammar, templates"
     " | families | answer_format",
-    "cli": "clients, files, parser, statistics | arguments, conversation, display | answer, model"
-    " | bench, flags | commands",
+    "cli": "choices, clients, files, parser, statistics | arguments, conversation, display, plan"
+    " | answer, model | bench, flags | commands",
     "engine": "config, drafts, output, sequence, streams | cache, policy, sampling"
     " | scheduler, validate | draft | live | drafting, step | engine",
     "external": "command, pairs, processes, tensor_rules, vllm_plugin"
@@ -56,6 +56,8 @@ TORCH_FREE = {
     "models/stored.py",
     "text/child.py",
     "cli/__init__.py",
+    "cli/choices.py",
+    "cli/plan.py",
     "cli/commands/connect.py",
     "cli/commands/models.py",
     "cli/commands/plan.py",

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from flashdraft.bench.doctor.probe import Patient
-from flashdraft.bench.plan.gpus import RUNTIME_BYTES, this_machine
+from flashdraft.bench.plan.gpus import RUNTIME_BYTES
+from flashdraft.bench.plan.machine import this_machine
 from flashdraft.bench.plan.pairs import find_pair
 from flashdraft.bench.plan.plan import make_plan
 from flashdraft.errors import FlashdraftError

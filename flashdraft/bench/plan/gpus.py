@@ -1,22 +1,22 @@
 """Cards by name: memory, bandwidth and arithmetic, and how much of them a step gets in practice.
 
 Memory is what the driver reports, bandwidth and arithmetic are the data sheets'. Knows nothing of
-models. Used by `flashdraft plan`.
+models, nor of the machine at hand (machine.py). Used by `flashdraft plan`.
 """
 
 from __future__ import annotations
 
 import math
-import os
 import re
 from dataclasses import dataclass, replace
 
-from flashdraft.bench.plan.driver import current_device
 from flashdraft.errors import RequestError, did_you_mean
 
 GB = 10**9
+TERA = 1e12
 MIB = 2**20
 RUNTIME_BYTES = 7 * GB // 10  # a CUDA context and the kernels' code, before the first weight
+CPU_RUNTIME_BYTES = 9 * GB // 10  # Python, torch, the server and the tokenizer's processes
 _SAME_MEMORY = 0.1  # a card of this name but another size is another card
 
 
@@ -28,6 +28,7 @@ class Efficiency:
     arithmetic: float  # share of the matrix units' rate
     kernel_us: float  # per kernel of a captured step: its start and its tail
     is_measured: bool  # on a card of this class, or carried over from one that was
+    unpacks: bool = True  # weights in few bits, which takes time; else they are multiplied as such
 
 
 # fitted once to all rows of the H200 results together; 4.37 of 4.8 TB/s is what a plain sum reads
@@ -46,6 +47,11 @@ class Card:
     tflops: float | None = None  # bfloat16 matrix products, dense
     efficiency: Efficiency = _OTHERS
     is_cpu: bool = False
+
+    @property
+    def runtime_bytes(self) -> int:
+        """What the program takes of it before the first weight."""
+        return CPU_RUNTIME_BYTES if self.is_cpu else RUNTIME_BYTES
 
 
 @dataclass(frozen=True)
@@ -116,15 +122,6 @@ def custom_card(
     if bandwidth_tb_s is not None:
         base = replace(base, bandwidth_tb_s=bandwidth_tb_s)
     return base
-
-
-def this_machine() -> Card:
-    """The current GPU with the memory that is free on it now, or else the CPU."""
-    found = current_device()
-    if found is None:
-        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        return Card("this machine's CPU", total, total, is_cpu=True)
-    return recognise(found.name, found.total_bytes, found.free_bytes)
 
 
 def recognise(device_name: str, total: int, free: int) -> Card:

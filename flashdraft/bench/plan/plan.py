@@ -22,6 +22,7 @@ from flashdraft.bench.plan.sizes import (
     count_drafter,
     count_target,
     drafter_bytes,
+    loading_bytes,
     plan_cache,
     stored_formats,
     weight_bytes,
@@ -34,6 +35,7 @@ from flashdraft.errors import RequestError
 
 DEFAULT_CONTEXT = 8192
 MAX_CONCURRENCY = 1024  # no search goes beyond
+UNLIMITED_BYTES = 10**15
 # in the names of cards that have no fp8 instructions, which an fp8 cache needs: 8.9 and newer do
 _OLDER_CARDS = ("3090", "a6000", "a100")
 
@@ -66,6 +68,7 @@ class Plan:
     context: int
     concurrency: int
     fits: tuple[Fit, ...]
+    cache_gb: float | None = None  # asked for; None = the engine's own choice
 
     @property
     def best(self) -> Fit:
@@ -81,14 +84,18 @@ class Plan:
     @property
     def command(self) -> str | None:
         """What serves this load, as much of it at once as fits; None = not even one."""
-        if not self.num_at_once:
-            return None
-        words = ["flashdraft", "serve", self.pair.model]
-        if self.pair.draft != "auto":
-            words += ["--draft", self.pair.draft]
-        words += self.best.form.flags
-        words += ["--max-context", str(self.context), "--max-batch", str(self.num_at_once)]
-        return shlex.join(words)
+        return serve_command(self, self.num_at_once) if self.num_at_once else None
+
+
+def serve_command(plan: Plan, max_batch: int) -> str:
+    """What serves the pair in its best format, so many requests at once."""
+    words = ["flashdraft", "serve", plan.pair.model]
+    if plan.pair.draft != "auto":
+        words += ["--draft", plan.pair.draft]
+    words += plan.best.form.flags
+    words += [] if plan.cache_gb is None else ["--cache-gb", f"{plan.cache_gb:g}"]
+    words += ["--max-context", str(plan.context), "--max-batch", str(max_batch)]
+    return shlex.join(words)
 
 
 def make_plan(
@@ -109,7 +116,7 @@ def make_plan(
         )
     if not 1 <= concurrency <= MAX_CONCURRENCY:
         raise RequestError(f"--concurrency is {concurrency}; it must be 1 to {MAX_CONCURRENCY}.")
-    formats = _formats(pair, card)
+    formats = formats_of(pair, card)
     if cache.kv_dtype == "fp8":
         if not _reads_fp8(card):
             raise RequestError(
@@ -120,8 +127,8 @@ def make_plan(
     if cache.kv_keys == "rebuilt":
         _refuse_rebuilt_keys(pair, card)
         formats = [_with_rebuilt_keys(form) for form in formats]
-    fits = tuple(_fit(pair, card, form, context, concurrency) for form in formats)
-    return Plan(pair, card, context, concurrency, fits)
+    fits = tuple(_fit(pair, card, form, context, concurrency, cache.cache_gb) for form in formats)
+    return Plan(pair, card, context, concurrency, fits, cache.cache_gb)
 
 
 def advice(plan: Plan) -> list[str]:
@@ -136,7 +143,7 @@ def advice(plan: Plan) -> list[str]:
         found.append(f"--concurrency {best.max_concurrency}: the most at {plan.context:,} tokens")
     found += _smaller_caches(plan, wanted)
     for card in cards_by_memory():
-        form = _first_that_fits(plan, card, _formats(plan.pair, card))
+        form = _first_that_fits(plan, card, formats_of(plan.pair, card))
         if form is not None:
             found.append(f"a larger card: {wanted} in {form.name} fit on the {card.title}")
             break
@@ -171,7 +178,7 @@ def _smaller_caches(plan: Plan, wanted: str) -> list[str]:
     return [f"{flags}, {needs}: {load} fit in {most.form.name}"]
 
 
-def _formats(pair: Pair, card: Card) -> Sequence[StoredFormat]:
+def formats_of(pair: Pair, card: Card) -> Sequence[StoredFormat]:
     if card.is_cpu:
         return CPU_FORMATS
     return stored_formats(pair) if pair.stored else GPU_FORMATS
@@ -229,14 +236,22 @@ def break_even(plan: Plan, fit: Fit) -> float:
     return drafted.step_s / plain.step_s
 
 
-def _fit(pair: Pair, card: Card, form: StoredFormat, context: int, concurrency: int) -> Fit:
-    drafter = None if pair.drafter is None else count_drafter(pair.drafter)
-    weights = weight_bytes(count_target(pair.target), form)
-    drafting = drafter_bytes(drafter, form)
+def _fit(
+    pair: Pair,
+    card: Card,
+    form: StoredFormat,
+    context: int,
+    concurrency: int,
+    cache_gb: float | None = None,
+) -> Fit:
+    size = count_target(pair.target)
+    weights = weight_bytes(size, form)
+    drafting = drafter_bytes(None if pair.drafter is None else count_drafter(pair.drafter), form)
     left = card.free_bytes - weights - drafting
-    device, budget = "cuda", int(max(0.0, left) * GPU_SHARE)
-    if card.is_cpu:
-        device, budget = "cpu", int(min(max(0.0, left), DEFAULT_CPU_GB * GB))
+    if left < loading_bytes(size, form):
+        left = -1.0
+    device = "cpu" if card.is_cpu else "cuda"
+    budget = _cache_budget(card, left, cache_gb)
 
     def cache(length: int, batch: int) -> CachePlan:
         config = EngineConfig.for_device(
@@ -255,7 +270,7 @@ def _fit(pair: Pair, card: Card, form: StoredFormat, context: int, concurrency: 
         max_concurrency = _largest(1, MAX_CONCURRENCY, lambda batch: cache(context, batch).fits)
     plain = drafted = None
     batch = concurrency if found is not None and found.fits else max_concurrency
-    if batch and card.bandwidth_tb_s is not None:
+    if batch and card.bandwidth_tb_s is not None and form.is_predicted:
         plain = predict(pair, card, requests=batch, context=context, verify=0, form=form)
         if pair.accepted is not None:
             drafted = predict_best(pair, card, requests=batch, context=context, form=form)
@@ -270,6 +285,27 @@ def _fit(pair: Pair, card: Card, form: StoredFormat, context: int, concurrency: 
         plain=plain,
         drafted=drafted,
     )
+
+
+def needed_bytes(pair: Pair, card: Card, form: StoredFormat, context: int) -> int:
+    """Memory of such a card that one request of so many tokens takes, all counted."""
+    without_end = replace(card, free_bytes=UNLIMITED_BYTES)
+    fit = _fit(pair, without_end, form, context, 1, UNLIMITED_BYTES / GB)
+    assert fit.cache is not None
+    rest = float(fit.cache.needed_bytes)
+    if card.is_cpu:
+        rest = max(rest, loading_bytes(count_target(pair.target), form))
+    else:
+        rest /= GPU_SHARE
+    return int(card.runtime_bytes + fit.weights_bytes + fit.drafter_bytes + rest)
+
+
+def _cache_budget(card: Card, left: float, cache_gb: float | None) -> int:
+    """What the engine gives the cache of the memory that weights leave."""
+    if card.is_cpu:
+        return int(min(max(0.0, left), (cache_gb or DEFAULT_CPU_GB) * GB))
+    share = max(0.0, left) * GPU_SHARE
+    return int(share if cache_gb is None else min(max(0.0, left), cache_gb * GB))
 
 
 def _largest(low: int, high: int, fits: Callable[[int], bool]) -> int:

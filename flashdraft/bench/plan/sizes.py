@@ -64,6 +64,11 @@ class StoredFormat:
         return 32.0 if self.is_cpu else FLOAT
 
     @property
+    def is_predicted(self) -> bool:
+        """Whether a device's figures say how fast it is: a CPU's are of its 8-bit kernel."""
+        return not self.is_cpu or self.bits == 8
+
+    @property
     def is_measured(self) -> bool:
         """Whether steps were timed in it: the shares of bandwidth were fitted to these alone."""
         widths = (self.bits, self.head_bits, self.drafter_bits)
@@ -250,6 +255,16 @@ def weight_bytes(size: TargetSize, form: StoredFormat) -> float:
         table_bits = form.table_bits
     table = size.head if form.is_cpu else size.table
     return size.layer_bytes(form) + size.head_bytes(form) + (experts + table * table_bits) / 8
+
+
+def loading_bytes(size: TargetSize, form: StoredFormat) -> float:
+    """What a CPU takes for a moment beside the weights, as it packs the head: copies in floats.
+
+    The head is the largest matrix of most models, and its table one of the copies where it has
+    none. On a GPU this is within what the cache gets later.
+    """
+    num_copies = 3 if size.table else 2
+    return 4.0 * num_copies * size.head if form.is_cpu else 0.0
 
 
 def drafter_bytes(size: DrafterSize | None, form: StoredFormat) -> float:

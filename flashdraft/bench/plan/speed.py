@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from flashdraft.bench.plan.gpus import GB, Card, Efficiency
+from flashdraft.bench.plan.gpus import GB, TERA, Card, Efficiency
 from flashdraft.bench.plan.pairs import Pair, expected_length
 from flashdraft.bench.plan.sizes import (
     BF16,
@@ -37,7 +37,6 @@ FEW_BITS_KERNELS = {"layer": (5.4, 7.2), "expert layer": (7.9, 11.4)}  # for one
 FEW_BITS_KERNEL = 1.3  # times another's time
 SEVERAL_REQUESTS_KERNELS = 2  # more in a layer over few bits: attention is not one launch then
 VERIFY_LENGTHS = (1, 2, 3, 4, 5, 7, 10, 15)  # a request's mean, where steps may verify drafts
-TERA = 1e12
 
 
 @dataclass(frozen=True)
@@ -51,8 +50,10 @@ class Part:
 
     def share(self, use: Efficiency, rows: int) -> float:
         """Of the bandwidth, at which its bytes are read for a step of so many rows."""
+        if rows == 1 or not use.unpacks:
+            return use.bandwidth
         shares = [share for most, share in FEW_BITS_SHARES.items() if self.bits <= most]
-        return min(use.bandwidth, shares[0]) if shares and rows > 1 else use.bandwidth
+        return min([use.bandwidth, *shares[:1]])
 
 
 @dataclass(frozen=True)
@@ -172,7 +173,8 @@ def predict_best(
 
 
 def _is_in_few_bits(form: StoredFormat) -> bool:
-    return form.bits <= max(FEW_BITS_SHARES)
+    """Whether a layer has the fewer launches of a GPU's kernels over few bits."""
+    return form.bits <= max(FEW_BITS_SHARES) and not form.is_cpu
 
 
 def _count_kernels(pair: Pair, form: StoredFormat, requests: int, rows: int) -> float:
@@ -215,13 +217,16 @@ def _target_parts(
 def _drafter_parts(
     pair: Pair, form: StoredFormat, requests: int, context: int, rows: int
 ) -> list[Part]:
-    """One pass over every request's whole block, and the context made of the verified rows."""
+    """One pass over every request's whole block, and the context made of the verified rows.
+
+    On a CPU the block holds as many slots as will be verified.
+    """
     config = pair.drafter
     assert config is not None
     size, target = count_drafter(config), count_target(pair.target)
     item = drafter_bytes(size, form) / (size.total + size.copies)
     bits = form.drafter_bits if size.coded > 0 else FLOAT
-    block = requests * config.block_size
+    block = rows if form.is_cpu else requests * config.block_size
     body = size.total - size.own_head - size.fold
     fold = size.fold + size.copies
     head, head_bytes, head_bits = size.own_head, size.own_head * item, bits
@@ -246,17 +251,18 @@ def explain(step: Prediction, card: Card) -> list[str]:
     """The formula with this step's numbers in it, a line for each of its terms."""
     use = card.efficiency
     assert card.bandwidth_tb_s is not None
+    # a CPU's figures are thousandths, and its operations are of integers
+    scale, tera, work = (1e3, "G", "OP") if card.is_cpu else (1.0, "T", "FLOP")
+    bandwidth = f"{scale * card.bandwidth_tb_s:.4g} {tera}B/s"
     rate = "the card's rate is not known"
     if card.tflops is not None:
-        rate = f"{step.operations / TERA:.2f} TFLOP at {use.arithmetic:g} × {card.tflops:g} TFLOP/s"
+        done = f"{scale * step.operations / TERA:.2f} {tera}{work}"
+        rate = f"{done} at {use.arithmetic:g} × {scale * card.tflops:.4g} {tera}{work}/s"
     sizes: dict[float, float] = {}
     for part in step.parts:
         share = part.share(use, step.rows)
         sizes[share] = sizes.get(share, 0.0) + part.num_bytes
-    terms = [
-        f"{size / GB:.2f} GB ÷ ({share:g} × {card.bandwidth_tb_s:g} TB/s)"
-        for share, size in sizes.items()
-    ]
+    terms = [f"{size / GB:.2f} GB ÷ ({share:g} × {bandwidth})" for share, size in sizes.items()]
     each = f"{step.accepted_length:.2f} tokens" if step.verify else "1 token"
     times = f"{step.requests} × " if step.requests > 1 else ""
     kernel_us = 1e6 * step.kernels_s / step.num_kernels

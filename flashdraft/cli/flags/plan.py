@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
+from flashdraft.bench.plan.choices import DEFAULT_REQUESTS
 from flashdraft.bench.plan.plan import DEFAULT_CONTEXT
 from flashdraft.cli.arguments import add_cache_arguments, add_json_argument
 from flashdraft.cli.parser import Parser
-from flashdraft.models.sources import DEFAULT_MODEL
 
 
 def add_arguments(parser: Parser) -> None:
     """The flags of `plan`."""
     parser.description = (
         "Before loading anything: memory of weights, drafter and cache, what fits on "
-        "this or a named GPU and in which format, and the expected speed. Asks no network."
+        "this machine or a named GPU and in which format, and the expected speed. Without MODEL: "
+        "which of the known models fit, and the command that starts each. Asks no network."
     )
     parser.add_argument(
         "model",
         nargs="?",
-        default=DEFAULT_MODEL,
         metavar="MODEL",
-        help="a known name, a folder or a GGUF file (default: %(default)s)",
+        help="a known name, a folder or a GGUF file (default: all known ones, beside each other)",
     )
     parser.add_argument(
         "--draft",
@@ -39,9 +39,11 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--concurrency",
         type=int,
-        default=1,
         metavar="N",
-        help="answers written at once (default: %(default)s)",
+        help=f"answers written at once (default: 1, and {DEFAULT_REQUESTS} without MODEL)",
+    )
+    parser.add_argument(
+        "--cache-gb", type=float, metavar="GB", help="memory for keys and values, as serve takes it"
     )
     add_cache_arguments(parser)
     add_json_argument(parser)

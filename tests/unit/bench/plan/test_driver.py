@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from flashdraft.bench.plan import driver
-from flashdraft.bench.plan.gpus import this_machine
+from flashdraft.bench.plan.machine import this_machine
 from flashdraft.errors import FlashdraftError
 
 TOTAL, FREE = 143771 * 2**20, 100 * 10**9

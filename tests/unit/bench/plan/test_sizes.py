@@ -14,6 +14,7 @@ import torch
 from flashdraft.bench.plan.gpus import GB
 from flashdraft.bench.plan.pairs import DRAFTERS, TARGETS, Pair, find_pair
 from flashdraft.bench.plan.sizes import (
+    CPU_FORMATS,
     FP8,
     GPU_FORMATS,
     INT4,
@@ -23,6 +24,7 @@ from flashdraft.bench.plan.sizes import (
     count_drafter,
     count_target,
     drafter_bytes,
+    loading_bytes,
     plan_cache,
     stored_formats,
     weight_bytes,
@@ -119,6 +121,13 @@ def test_a_drafter_takes_what_it_took_on_the_card_and_a_byte_at_least(
     found = [drafter_bytes(size, form) / GB / measured for form in GPU_FORMATS]
     assert found == pytest.approx([1, 8.5 / 16, 8 / 16, 8.5 / 16, 8.5 / 16], abs=0.01)
     assert drafter_bytes(None, GPU_FORMATS[0]) == 0
+
+
+def test_a_cpu_takes_copies_of_the_head_while_it_packs() -> None:
+    for name, copies in (("Qwen/Qwen3-4B", 2), ("Qwen/Qwen3-8B", 3)):  # tied, and not
+        size = count_target(find_pair(name).target)
+        assert {loading_bytes(size, form) for form in CPU_FORMATS} == {4 * copies * size.head}
+        assert {loading_bytes(size, form) for form in GPU_FORMATS} == {0}
 
 
 def test_small_weights_stay_floats_on_a_gpu(tmp_path: Path) -> None:

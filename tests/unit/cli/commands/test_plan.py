@@ -10,6 +10,7 @@ from typing import Any
 import huggingface_hub
 import pytest
 
+from flashdraft.bench.plan.pairs import TARGETS
 from flashdraft.cli import build_parser
 from flashdraft.errors import FlashdraftError, RequestError
 
@@ -109,8 +110,44 @@ def test_drafters_without_a_known_length(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_this_machine_is_the_default(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run() == 0
+    assert run("smollm2-135m") == 0
     assert "Run: flashdraft serve smollm2-135m" in capsys.readouterr().out
+
+
+def test_without_a_model_all_known_ones_stand_beside_each_other(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert run("--gpu", "rtx5090") == 0
+    out = capsys.readouterr().out
+    assert "Models for RTX 5090 (32 GB): 33.5 of 34.2 GB usable, 1.792 TB/s" in out
+    assert all(name in out for name in TARGETS) and "\x1b" not in out
+    # in a pipe a command is one line, to be copied or read by another program
+    assert f"  $ flashdraft serve {DENSE} --quantize int4 --max-context 8192 --max-batch 8" in out
+    path = tmp_path / "choices.json"
+    words = ("--gpu", "rtx5090", "--context", "4096", "--concurrency", "4")
+    assert run(*words, "--json", str(path)) == 0
+    found = json.loads(path.read_text())
+    assert (found["context"], found["requests"], found["tokens_each"]) == (4096, 4, 1024)
+    assert found["recommended"] == DENSE
+
+
+def test_what_is_for_one_model_is_refused_without_one() -> None:
+    for words in (("--draft", "none"), ("--kv-keys", "rebuilt")):
+        with pytest.raises(RequestError, match=f"{words[0]} is '{words[1]}', which is for one"):
+            run("--gpu", "h200", *words)
+    assert run("--gpu", "h200", "--kv-dtype", "fp8") == 0
+    with pytest.raises(RequestError, match="--kv-dtype is fp8"):
+        run("--gpu", "rtx3090", "--kv-dtype", "fp8")
+
+
+def test_a_cache_as_large_as_serve_would_make_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(DENSE, "--gpu", "h200", "--cache-gb", "4") == 0
+    out = capsys.readouterr().out
+    assert "--cache-gb 4 --max-context 8192" in out and "ROOM: what --cache-gb says" in out
+    assert run(DENSE, "--gpu", "h200", "--cache-gb", "0.5") == 0
+    assert "It fits in no format" in capsys.readouterr().out
+    with pytest.raises(RequestError, match="cache_gb is -1"):
+        run(DENSE, "--gpu", "h200", "--cache-gb", "-1")
 
 
 def test_a_card_by_its_figures(capsys: pytest.CaptureFixture[str]) -> None:
@@ -129,6 +166,10 @@ def test_a_card_by_its_figures(capsys: pytest.CaptureFixture[str]) -> None:
         ((DENSE, "--gpu", "h200", "--concurrency", "0"), "--concurrency is 0; it must be 1 to"),
         ((DENSE, "--memory", "-4"), "--memory is -4; it must be above 0"),
         ((DENSE, "--memory", "4", "--bandwidth", "0"), "--bandwidth is 0"),
+        (("--gpu", "h20O"), "Did you mean"),
+        (("--gpu", "h200", "--context", "1"), "--context is 1"),
+        (("--gpu", "h200", "--concurrency", "0"), "--concurrency is 0"),
+        (("--gpu", "h200", "--concurrency", "5000"), "--concurrency is 5000"),
     ],
 )
 def test_bad_input_is_refused(words: tuple[str, ...], reason: str) -> None:

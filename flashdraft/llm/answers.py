@@ -1,4 +1,8 @@
-"""The answers to what was asked together, as their events come in."""
+"""The answers to what was asked together, as their events come in.
+
+Of several answers to one prompt the first is asked for first; the others follow with its second
+event: by then the prompt's pages are in the cache, the drafter's part of them too.
+"""
 
 from __future__ import annotations
 
@@ -25,29 +29,47 @@ class Answers:
         self._left = [len(one.requests) for one in asked]  # answers to come, per prompt
         self._place = {r.id: place for place, one in enumerate(asked) for r in one.requests}
         self._done: dict[str, Generation] = {}
-        self.waiting = set(self._place)  # for their last events
+        self._followers = {one.requests[0].id: one.requests[1:] for one in asked}
+        self._begun: set[str] = set()
+        self.waiting = set(self._followers)  # for their last events; followers when they are sent
         self.num_done = 0  # prompts whose answers are all there
 
     def __len__(self) -> int:
         return len(self._asked)
 
     @property
-    def requests(self) -> list[Request]:
-        """What the engine is asked, in order."""
-        return [request for one in self._asked for request in one.requests]
+    def first_requests(self) -> list[Request]:
+        """What the engine is asked at once, in order."""
+        return [one.requests[0] for one in self._asked]
 
-    def take(self, event: TokenEvent) -> None:
-        """Take the next event of any of the requests; a last one's `Generation` is completed."""
-        reader, generation = self._readers.get(event.request_id), event.generation
+    @property
+    def request_ids(self) -> tuple[str, ...]:
+        """Of all that the engine is asked sooner or later."""
+        return tuple(self._place)
+
+    def take(self, event: TokenEvent) -> Sequence[Request]:
+        """Take the next event of any of the requests; return those that follow now.
+
+        The `Generation` of a last event is completed.
+        """
+        followers: Sequence[Request] = ()
+        if event.request_id in self._begun or event.generation is not None:
+            followers = self._followers.pop(event.request_id, ())
+            self.waiting.update(request.id for request in followers)
+        self._begun.add(event.request_id)
+        reader = self._readers.get(event.request_id)
         if reader is not None:
             reader.take(event)
-        if generation is None:
-            return
+        if event.generation is not None:
+            self._end(event.request_id, event.generation, reader)
+        return followers
+
+    def _end(self, request_id: str, generation: Generation, reader: _ChatReader | None) -> None:
         if reader is not None:
             generation.parts = reader.parts()
-        self._done[event.request_id] = generation
-        self.waiting.discard(event.request_id)
-        place = self._place[event.request_id]
+        self._done[request_id] = generation
+        self.waiting.discard(request_id)
+        place = self._place[request_id]
         self._left[place] -= 1
         self.num_done += self._left[place] == 0
 

@@ -150,17 +150,17 @@ class AsyncLLM(LoadedModel):
 
     async def _run(self, ask: Callable[[], list[Asked]], use_tqdm: Choice) -> list[Generation]:
         answers, mailbox = Answers(await self._prepared(ask)), Mailbox()
-        ids = tuple(answers.waiting)
         try:
             with closing(AnswerBar(len(answers), use_tqdm)) as bar:
-                self._thread.submit(answers.requests, mailbox)
+                self._thread.submit(answers.first_requests, mailbox)
                 while answers.waiting:
                     event = await mailbox.get()
-                    answers.take(event)
+                    if followers := answers.take(event):
+                        self._thread.submit(followers, mailbox)
                     bar.take(event, answers.num_done)
         finally:
             if answers.waiting:
-                self._thread.cancel(ids)
+                self._thread.cancel(answers.request_ids)
         return answers.generations()
 
     async def _prepared(self, ask: Callable[[], list[Asked]]) -> list[Asked]:
@@ -238,14 +238,14 @@ class TokenStream:
         if self._mailbox is None or self._answers is None:
             asked = await self._llm._prepared(lambda: [self._ask()])
             self._answers, self._mailbox = Answers(asked), Mailbox()
-            self._llm._thread.submit(self._answers.requests, self._mailbox)
+            self._llm._thread.submit(self._answers.first_requests, self._mailbox)
         event = await self._mailbox.get()
         self._answers.take(event)
         return event
 
     def _leave(self) -> None:
         if self._answers is not None and not self._is_over:
-            self._llm._thread.cancel(tuple(self._answers.waiting))
+            self._llm._thread.cancel(self._answers.request_ids)
         self._is_over = True
 
 

@@ -136,7 +136,7 @@ class LLM(LoadedModel):
         settings = one_of(params, sampling_params)
         asked = self._asker.one(prompt, settings, grammar, tools, chat_template_kwargs, verify)
         answers, mailbox = Answers([asked]), deque[TokenEvent]()
-        with self._asking(answers.requests, mailbox):
+        with self._asking(answers, mailbox):
             while answers.waiting:
                 event = self._next_event(mailbox, answers.waiting)
                 answers.take(event)
@@ -162,26 +162,29 @@ class LLM(LoadedModel):
         answers, mailbox = Answers(asked), deque[TokenEvent]()
         with (
             contextlib.closing(AnswerBar(len(asked), use_tqdm)) as bar,
-            self._asking(answers.requests, mailbox),
+            self._asking(answers, mailbox),
         ):
             while answers.waiting:
                 event = self._next_event(mailbox, answers.waiting)
-                answers.take(event)
+                self._submit(answers.take(event), mailbox)
                 bar.take(event, answers.num_done)
         return answers.generations()
 
     @contextlib.contextmanager
-    def _asking(self, requests: Sequence[Request], mailbox: deque[TokenEvent]) -> Generator[None]:
-        """Requests of one call; those that are not done at its end are cancelled."""
+    def _asking(self, answers: Answers, mailbox: deque[TokenEvent]) -> Generator[None]:
+        """The requests of one call; those that are not done at its end are cancelled."""
         try:
-            for request in requests:
-                with self._lock:
-                    self.engine.submit(request)
-                    self._mailboxes[request.id] = mailbox
+            self._submit(answers.first_requests, mailbox)
             yield
         finally:
-            for request in requests:
-                self._abandon(request.id)
+            for request_id in answers.request_ids:
+                self._abandon(request_id)
+
+    def _submit(self, requests: Sequence[Request], mailbox: deque[TokenEvent]) -> None:
+        for request in requests:
+            with self._lock:
+                self.engine.submit(request)
+                self._mailboxes[request.id] = mailbox
 
     def _next_event(self, mailbox: deque[TokenEvent], waiting: Collection[str]) -> TokenEvent:
         """A call's next event, stepping the engine for everyone until there is one."""

@@ -1,7 +1,7 @@
 """flashdraft: a large language model on your own hardware, several times faster, same output.
 
-`LLM` is imported when it is first asked for: vLLM loads our plugin in each of its processes, and
-none of them needs our engine.
+`LLM` and `AsyncLLM` are imported when they are first asked for: vLLM loads our plugin in each of
+its processes, and none of them needs our engine.
 """
 
 import importlib
@@ -12,36 +12,45 @@ from flashdraft.core import (
     FinishReason,
     Generation,
     GenerationStats,
+    GrammarSpec,
     SamplingParams,
     TokenEvent,
     TokenLogprob,
+    ToolCall,
 )
 from flashdraft.errors import FlashdraftError
+from flashdraft.habits import import_hint
 
 if TYPE_CHECKING:
-    from flashdraft.llm import LLM
+    from flashdraft.llm import LLM, AsyncLLM
 
 __version__ = VERSION
 
 __all__ = [
     "LLM",
+    "AsyncLLM",
     "FinishReason",
     "FlashdraftError",
     "Generation",
     "GenerationStats",
+    "GrammarSpec",
     "SamplingParams",
     "TokenEvent",
     "TokenLogprob",
+    "ToolCall",
 ]
 
 
 if not TYPE_CHECKING:  # a type checker would take every misspelt name for an attribute
 
     def __getattr__(name: str) -> object:
-        if name == "LLM":
-            found = importlib.import_module("flashdraft.llm").LLM
+        if name in ("LLM", "AsyncLLM"):
+            found = getattr(importlib.import_module("flashdraft.llm"), name)
             globals()[name] = found  # it is not asked for again
             return found
+        if (hint := import_hint(name)) is not None:
+            # of an AttributeError `from flashdraft import …` would keep the type and drop the words
+            raise ImportError(hint)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import math
+import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, NamedTuple
+from itertools import pairwise
+from typing import Any, ClassVar, NamedTuple, Self
 
-from flashdraft.errors import RequestError
+from flashdraft.errors import RequestError, quoted
+from flashdraft.habits import ExplainsItems, explained_class
+from flashdraft.markup import answer_html
 
+MAX_ANSWERS = 1024  # to one prompt
 VERSION = "0.2.0"  # pyproject.toml reads it here
+_SHOWN = 60  # characters of a text in a repr
 
 
 class FinishReason(StrEnum):
@@ -45,10 +52,15 @@ _is_bias = _between(-1e6, 1e6)  # far beyond any logit, and no sum of two overfl
 
 # What every field of SamplingParams must satisfy, and how a message says it.
 _RULES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
-    ("max_tokens", lambda v: _is_int(v) and v >= 1, "an integer of at least 1"),
+    ("n", lambda v: _is_int(v) and 1 <= v <= MAX_ANSWERS, f"an integer from 1 to {MAX_ANSWERS}"),
+    (
+        "max_tokens",
+        lambda v: v is None or (_is_int(v) and v >= 1),
+        "an integer of at least 1, or None (to the end of the context)",
+    ),
     ("temperature", _between(0, 100), "a finite number between 0 (greedy) and 100"),
     ("top_p", lambda v: _is_finite(v) and 0 < v <= 1, "above 0 and at most 1"),
-    ("top_k", lambda v: _is_int(v) and v >= 0, "0 (off) or a positive integer"),
+    ("top_k", lambda v: _is_int(v) and v >= 0, "0 or -1 (off), or a positive integer"),
     ("min_p", _between(0, 1), "between 0 and 1"),
     (
         "repetition_penalty",
@@ -86,17 +98,23 @@ _RULES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
         lambda v: v is None or (_is_int(v) and 0 <= v <= 20),
         "None or an integer between 0 and 20",
     ),
+    (
+        "prompt_logprobs",
+        lambda v: v is None or (_is_int(v) and 0 <= v <= 20),
+        "None or an integer between 0 and 20",
+    ),
 )
 
 
+@explained_class("SamplingParams(…)")
 @dataclass(frozen=True)
 class SamplingParams:
     """How the next token is chosen and when to stop. The default is greedy."""
 
-    max_tokens: int = 256
+    max_tokens: int | None = 256  # None = to the end of the context
     temperature: float = 0.0
     top_p: float = 1.0
-    top_k: int = 0  # 0 = off
+    top_k: int = 0  # 0 = off, and so is -1
     min_p: float = 0.0
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
@@ -107,19 +125,29 @@ class SamplingParams:
     stop: Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
-    logprobs: int | None = None  # None = off; n = the chosen token's and the n most likely ones'
+    logprobs: int | None = None  # None = off; k = the chosen token's and the k most likely ones'
+    n: int = 1  # answers to each prompt; the engine sees one request for each
+    prompt_logprobs: int | None = None  # None = off; k = the prompt's tokens' and the k likeliest's
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
+        if type(self.top_k) is int and self.top_k == -1:
+            object.__setattr__(self, "top_k", 0)
         for name, holds, limit in _RULES:
             value = getattr(self, name)
             if not holds(value):
                 raise RequestError(f"{name} is {value!r}; it must be {limit}.")
-        if not (_is_int(self.min_tokens) and 0 <= self.min_tokens <= self.max_tokens):
+        most = math.inf if self.max_tokens is None else self.max_tokens
+        if not (_is_int(self.min_tokens) and 0 <= self.min_tokens <= most):
             raise RequestError(
                 f"min_tokens is {self.min_tokens!r}; it must be an integer between 0 and "
                 f"max_tokens ({self.max_tokens})."
+            )
+        if self.n > 1 and self.is_greedy:
+            raise RequestError(
+                f"n is {self.n} and temperature 0, which is greedy: all answers would be the same. "
+                "Set a temperature, or leave n out."
             )
 
     @property
@@ -127,15 +155,24 @@ class SamplingParams:
         return self.temperature == 0.0
 
 
+def answer_seeds(first: int | None, count: int) -> list[int]:
+    """The seeds of several answers to one prompt: first, first + 1, …; without a first a fresh one.
+
+    Each is within the 64 bits that a seed may have.
+    """
+    begin = random.getrandbits(62) if first is None else first
+    return [(begin + number + 2**63) % 2**64 - 2**63 for number in range(count)]
+
+
 GRAMMAR_KINDS = ("json_schema", "json_object", "regex", "choice", "lark")
 
 
 @dataclass(frozen=True)
 class GrammarSpec:
-    """What an answer's text must match; it is compiled where the engine runs.
+    """What an answer's text must match; made by `json`, `regex`, `choice` or `lark`.
 
-    `text` is the schema as JSON text, the regular expression, a JSON list of strings, or a Lark
-    grammar; it is empty for "json_object".
+    It is compiled where the engine runs. `text` is the schema as JSON text, the regular expression,
+    a JSON list of strings, or a Lark grammar; it is empty for "json_object".
     """
 
     kind: str
@@ -152,6 +189,52 @@ class GrammarSpec:
             raise RequestError(
                 f"The text of a {self.kind} grammar is {self.text!r:.200}; it {rule}."
             )
+
+    @classmethod
+    def json(cls, schema: Any = None) -> Self:
+        """JSON that fits a schema: a mapping, its JSON text, or a class with `model_json_schema`.
+
+        Such classes are pydantic's models. Without a schema any object will do. An object that
+        declares its properties ends after them, as in the server.
+        """
+        if schema is None:
+            return cls("json_object")
+        if hasattr(schema, "model_json_schema"):
+            schema = schema.model_json_schema()
+        if isinstance(schema, str):
+            return cls("json_schema", schema)
+        if not isinstance(schema, Mapping | bool):
+            raise RequestError(
+                f"The schema is {quoted(schema)}; it must be a mapping, its JSON text, or a class "
+                "with model_json_schema(), as pydantic's models have."
+            )
+        return cls("json_schema", _json_text("schema", schema))
+
+    @classmethod
+    def regex(cls, pattern: str) -> Self:
+        """A text that a regular expression matches from its beginning to its end."""
+        return cls("regex", pattern)
+
+    @classmethod
+    def choice(cls, choices: Sequence[str]) -> Self:
+        """One of several texts."""
+        if not _is_list(choices) or not all(isinstance(one, str) and one for one in choices):
+            raise RequestError(
+                f"choices is {quoted(choices)}; it must be a list of non-empty strings."
+            )
+        return cls("choice", _json_text("choices", list(choices)))
+
+    @classmethod
+    def lark(cls, grammar: str) -> Self:
+        """A text of a grammar in Lark's notation, whose first rule is `start`."""
+        return cls("lark", grammar)
+
+
+def _json_text(name: str, value: Any) -> str:
+    try:
+        return json.dumps(dict(value) if isinstance(value, Mapping) else value, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise RequestError(f"The {name} cannot be written as JSON: {error}.") from None
 
 
 @dataclass(frozen=True)
@@ -251,9 +334,40 @@ class GenerationStats:
         return self.decode_tokens / self.decode_s if self.decode_s > 0 else 0.0
 
 
-@dataclass
-class Generation:
-    """A finished answer. `token_ids` include the stop token, `text` does not."""
+class ToolCall(NamedTuple):
+    """A function that the model wants to have called."""
+
+    name: str
+    text: str  # its arguments as JSON
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The arguments as Python's values."""
+        try:
+            return json.loads(self.text)
+        except (ValueError, RecursionError) as error:
+            raise RequestError(
+                f"The arguments of {self.name} cannot be read: {error}; .text has them as written."
+            ) from None
+
+
+class ChatParts(NamedTuple):
+    """An answer of a chat, taken apart."""
+
+    content: str
+    reasoning: str
+    calls: tuple[ToolCall, ...]
+
+
+@dataclass(repr=False)
+class Generation(ExplainsItems):
+    """A finished answer. `token_ids` include the stop token, `text` does not.
+
+    `text` is everything that was written. After a chat `content` is what is meant for the reader,
+    `reasoning` what the model thought before, `calls` the functions it wants to have called.
+    """
+
+    _habits: ClassVar[str] = "generation.…"
 
     text: str
     token_ids: list[int]
@@ -264,6 +378,80 @@ class Generation:
     error: str | None = None
     # one for each token of the prompt, None for the first, which follows nothing
     prompt_logprobs: list[TokenLogprob | None] | None = None
+    others: list[Generation] = field(default_factory=list)  # with n > 1: the answers 2 to n
+    parts: ChatParts | None = None  # None: it is no chat's
+    text_ends: list[int] = field(default_factory=list)  # per token: where its text ends in `text`
+
+    @property
+    def content(self) -> str:
+        """The text without thoughts and calls."""
+        return self.text if self.parts is None else self.parts.content
+
+    @property
+    def reasoning(self) -> str:
+        """What the model thought before it answered; "" where it did not."""
+        return "" if self.parts is None else self.parts.reasoning
+
+    @property
+    def calls(self) -> tuple[ToolCall, ...]:
+        """The functions that the model wants to have called."""
+        return () if self.parts is None else self.parts.calls
+
+    def parsed(self, model: Any = None) -> Any:
+        """The content as JSON: Python's values, or an instance of a pydantic class."""
+        try:
+            value = json.loads(self.content)
+        except (ValueError, RecursionError) as error:
+            is_cut = self.finish_reason is FinishReason.LENGTH
+            remedy = "it was cut, raise max_tokens" if is_cut else "ask with GrammarSpec.json(…)"
+            raise RequestError(f"The answer is no JSON ({error}): {remedy}.") from None
+        if model is None:
+            return value
+        if not hasattr(model, "model_validate_json"):
+            raise RequestError(
+                f"parsed() was given {quoted(model)}; it takes a class with model_validate_json(), "
+                "as pydantic's models have, or nothing."
+            )
+        return model.model_validate_json(self.content)
+
+    @property
+    def pieces(self) -> list[tuple[str, bool | None]]:
+        """The text in pieces: (text, whether it was drafted), None where that is not known."""
+        if not self.text_ends:
+            return [(self.text, None)] if self.text else []
+        ends = [0, *(min(end, len(self.text)) for end in self.text_ends[:-1]), len(self.text)]
+        found: list[tuple[str, bool | None]] = []
+        for (begin, end), drafted in zip(pairwise(ends), self.drafted, strict=False):
+            text = self.text[begin:end]
+            if found and found[-1][1] is drafted:
+                found[-1] = (found[-1][0] + text, drafted)
+            elif text:
+                found.append((text, drafted))
+        return found
+
+    def __repr__(self) -> str:
+        shown = self.text if len(self.text) <= _SHOWN else self.text[:_SHOWN] + "…"
+        return f"Generation({shown!r}, {', '.join(self._facts())})"
+
+    def _repr_html_(self) -> str:
+        rest = [f"({number}) {one.text}" for number, one in enumerate(self.others, 2)]
+        later = [("\n\n" + text, None) for text in rest]
+        return answer_html([*self.pieces, *later], " · ".join(self._facts()))
+
+    def _facts(self) -> list[str]:
+        """Why it ended, and what it cost, in a few words each."""
+        stats, count = self.stats, len(self.token_ids)
+        facts = [self.finish_reason.value if self.error is None else f"error: {self.error}"]
+        facts.append(f"{count} token{'' if count == 1 else 's'}")
+        if stats.steps:
+            facts.append(f"{stats.mean_accepted_length:.2f} a step")
+        if stats.decode_s > 0:
+            facts.append(f"{stats.tokens_per_s:.0f} tok/s")
+        if self.calls:
+            facts.append(f"calls {', '.join(call.name for call in self.calls)}")
+        if self.others:
+            facts.append(f"and {len(self.others)} other{'' if len(self.others) == 1 else 's'}")
+        return facts
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,11 @@
 
 FlashdraftError
 ├── RequestError            the request itself is wrong (HTTP 400)
-│   └── ContextLengthError  prompt and answer do not fit the context (HTTP 400)
+│   ├── ContextLengthError  prompt and answer do not fit the context (HTTP 400)
+│   └── UnknownWordError    Python has no such keyword; a TypeError too
 ├── CapacityError           the machine has no room: memory, pages, time (HTTP 503)
 │   └── QueueFullError      too many requests wait already (HTTP 429)
-├── EngineLostError         the engine's process is not there to answer (HTTP 503)
+├── EngineLostError         the engine is not there to answer (HTTP 503)
 ├── ModelNotFoundError      no such model, folder or file, or no permission to fetch it
 ├── UnsupportedModelError   the model is known but uses a feature flashdraft does not implement
 ├── CheckpointError         the files are broken, incomplete or do not fit each other
@@ -28,6 +29,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     if _OTHER_NAMES.get(plain) in names:
         plain = _OTHER_NAMES[plain]
     begun = [name for name in names if name.startswith(plain) or name.endswith(plain)]
+    begun = [plain] if plain in names else begun
     found = begun[:_MAX_MEANT] if plain else []
     found = found or difflib.get_close_matches(plain, names, 1)
     return f" Did you mean {' or '.join(names[name] for name in found)}?" if found else ""
@@ -81,6 +83,10 @@ class ContextLengthError(RequestError):
     """The prompt, or prompt plus answer, is longer than the context."""
 
 
+class UnknownWordError(RequestError, TypeError):
+    """A call has a keyword that does not exist here; the message says what to type."""
+
+
 class CapacityError(FlashdraftError):
     """The machine has no room for this now."""
 
@@ -94,7 +100,7 @@ class QueueFullError(CapacityError):
 
 
 class EngineLostError(FlashdraftError):
-    """The engine's process died, is being started, or takes no more requests."""
+    """The engine died, is closed or is being started, and takes no more requests."""
 
     def __init__(self, message: str, retry_after_s: float | None = None) -> None:
         super().__init__(message)

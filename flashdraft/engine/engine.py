@@ -134,7 +134,9 @@ class Engine:
         if not params.ignore_eos:
             stop_ids |= frozenset(self.target.config.eos_token_ids)
         constraint = self._constraint(request, stop_ids)
-        limit = min(self.max_context, len(request.prompt_ids) + params.max_tokens)
+        limit = self.max_context
+        if params.max_tokens is not None:
+            limit = min(limit, len(request.prompt_ids) + params.max_tokens)
         sequence = RunningSequence(request, stop_ids, limit)
         decoder = self._new_decoder() if self._new_decoder is not None else None
         self._live[request.id] = Live(

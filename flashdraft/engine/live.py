@@ -118,6 +118,7 @@ class Live:
                 drafted=sequence.drafted,
                 error=ending.error,
                 prompt_logprobs=sequence.prompt_logprobs,
+                text_ends=self.output.ends,
             )
         return TokenEvent(
             request_id=sequence.request.id,

@@ -41,6 +41,7 @@ class TextOutput:
         self._special: list[tuple[int, int]] = []  # (where in the text, id), not yet shown
         self._num_shown = 0
         self._ended = False
+        self.ends: list[int] = []  # per token: how long the text was with it
 
     @property
     def text(self) -> str:
@@ -50,6 +51,7 @@ class TextOutput:
         """Take one token; True if it completes a stop string, which ends the text before it."""
         if self._decoder is not None and not self._ended:
             self._append(self._decoder.push_pieces((token,)), may_stop)
+        self.ends.append(len(self._text))
         return self._ended
 
     def finish(self) -> None:

@@ -26,8 +26,11 @@ def validate_request(request: Request, vocab_size: int, max_context: int) -> Non
         )
     if request.grammar is not None and not isinstance(request.grammar, GrammarSpec):
         raise RequestError(
-            f"grammar is {request.grammar!r:.200}; it must be None or a GrammarSpec."
+            f"grammar is {request.grammar!r:.200}; it must be None or a GrammarSpec, as "
+            "GrammarSpec.json(schema) makes one."
         )
+    if request.params.n != 1:
+        raise RequestError(f"n is {request.params.n}; a request of the engine has one answer.")
     validate_for_vocab(request.params, vocab_size)
 
 

@@ -7,7 +7,7 @@ import logging
 
 import torch
 
-from flashdraft.errors import RequestError
+from flashdraft.errors import RequestError, did_you_mean
 from flashdraft.kernels.cpu import backend as cpu_backend
 from flashdraft.kernels.interface import Kernels
 from flashdraft.kernels.kinds import AS_STORED, DTYPES, Scheme, WeightOptions
@@ -37,7 +37,8 @@ def select_kernels(
     never do. `weights`: what float weights become on a GPU.
     """
     if dtype not in DTYPES:
-        raise RequestError(f"dtype is {dtype!r}; it must be one of {', '.join(DTYPES)}.")
+        meant = did_you_mean(dtype, DTYPES) if isinstance(dtype, str) else ""
+        raise RequestError(f"dtype is {dtype!r}; it must be one of {', '.join(DTYPES)}.{meant}")
     schemes = weights.schemes()
     resolved = _resolve_device(device)
     if resolved.type == "cuda":

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import tokenizers
 
@@ -27,6 +27,7 @@ from flashdraft.errors import (
     quoted,
     shortened,
 )
+from flashdraft.habits import ExplainsCalls
 from flashdraft.killable.pool import (
     MIB,
     First,
@@ -57,8 +58,10 @@ _MAX_DEPTH = 500  # of lists and objects in each other; who writes and reads JSO
 _PANIC = "PanicException"  # of the library's native code; it is no Exception, and not exported
 
 
-class Tokenizer:
+class Tokenizer(ExplainsCalls):
     """A model's tokenizer: `encode`, `decode`, its special tokens and its chat template."""
+
+    _habits: ClassVar[str] = "llm.get_tokenizer().…"
 
     def __init__(
         self,

@@ -270,7 +270,7 @@ def test_no_cuda_device(folder, monkeypatch):
 
 
 def test_out_of_memory_while_loading(folder, monkeypatch):
-    for place in ("flashdraft.models.pairs.build_target", "flashdraft.llm.Engine"):
+    for place in ("flashdraft.models.pairs.build_target", "flashdraft.llm.loaded.Engine"):
         with monkeypatch.context() as patch:
             patch.setattr(place, lambda *a, **k: (_ for _ in ()).throw(torch.OutOfMemoryError("x")))
             with pytest.raises(CapacityError, match="does not fit.*smaller"):
@@ -294,7 +294,7 @@ def test_out_of_memory_while_loading(folder, monkeypatch):
         ("top_p", 0.0),
         ("top_p", 1.1),
         ("top_p", math.nan),
-        ("top_k", -1),
+        ("top_k", -2),
         ("min_p", math.nan),
         ("repetition_penalty", 0.0),
         ("presence_penalty", math.inf),

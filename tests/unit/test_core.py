@@ -14,10 +14,11 @@ NAN, INF = float("nan"), float("inf")
 NOT_NUMBERS = [NAN, INF, -INF, "1", None, True, [1.0]]
 
 BAD: dict[str, tuple[str, list[Any]]] = {
-    "max_tokens": ("at least 1", [0, -1, -(10**30), 1.0, NAN, INF, "5", None, True]),
+    "max_tokens": ("at least 1", [0, -1, -(10**30), 1.0, NAN, INF, "5", True]),
+    "n": ("from 1 to 1024", [0, -1, 1025, 1.0, NAN, "2", None, True]),
     "temperature": ("a finite number", NOT_NUMBERS),
     "top_p": ("above 0 and at most 1", [0.0, -0.1, 1.0001, 2, *NOT_NUMBERS]),
-    "top_k": ("0 (off) or a positive integer", [-1, 1.5, NAN, INF, "3", None, True]),
+    "top_k": ("0 or -1 (off), or a positive integer", [-2, 1.5, NAN, INF, "3", None, True]),
     "min_p": ("between 0 and 1", [-0.01, 1.01, *NOT_NUMBERS]),
     "presence_penalty": ("a finite number", NOT_NUMBERS),
     "frequency_penalty": ("a finite number", NOT_NUMBERS),
@@ -44,6 +45,7 @@ BAD: dict[str, tuple[str, list[Any]]] = {
     ),
     "ignore_eos": ("True or False", ["no", 0, None]),
     "logprobs": ("between 0 and 20", [-1, 21, 10**30, 1.0, NAN, "1", True]),
+    "prompt_logprobs": ("between 0 and 20", [-1, 21, 10**30, 1.0, NAN, "1", True]),
 }
 OUT_OF_RANGE: dict[str, tuple[str, list[Any]]] = {
     "temperature": ("between 0 (greedy) and 100", [-0.1, -1, 100.5, 1e308]),
@@ -52,7 +54,8 @@ OUT_OF_RANGE: dict[str, tuple[str, list[Any]]] = {
     "frequency_penalty": ("between -100 and 100", [-100.5, 101, 1e308, -1e308]),
 }
 GOOD: dict[str, list[Any]] = {
-    "max_tokens": [1, 2**40],
+    "max_tokens": [1, 2**40, None],
+    "n": [1],
     "temperature": [0, 0.0, -0.0, 1e-9, 1, 100, 100.0],
     "top_p": [1e-9, 0.5, 1, 1.0],
     "top_k": [0, 1, 10**9],
@@ -66,6 +69,7 @@ GOOD: dict[str, list[Any]] = {
     "stop_token_ids": [(), [0], (1, 2)],
     "logit_bias": [{}, {0: -100.0}, {5: 3, 7: 0.5}],
     "logprobs": [None, 0, 20],
+    "prompt_logprobs": [None, 0, 20],
     "ignore_eos": [True, False],
 }
 

@@ -18,11 +18,11 @@ WIDE = {"engine.engine"}  # it joins the parts
 # A room of a folder imports what stands to its left in the folder's line; rooms between two bars do
 # not know each other.
 ORDER = {
-    "": "children, errors, files, interrupts, svg | core | killable | text | kernels | models"
-    " | engine | chat | llm | server, bench, train, external | cli | __main__",
+    "": "children, errors, files, interrupts, markup, svg | habits | core | killable | text"
+    " | kernels | models | engine | chat | llm | server, bench, train, external | cli | __main__",
     "bench": "accuracy, plan, tasks | doctor, results | run | report | traffic",
     "chat": "messages, sampling, schema | answers | prompted_tools | grammar, templates"
-    " | families | answer_format",
+    " | families | answer_format | binding",
     "cli": "choices, clients, files, parser, statistics | arguments, conversation, display, plan"
     " | answer, model | bench, flags | commands",
     "engine": "config, drafts, output, sequence, streams | cache, policy, sampling"
@@ -48,6 +48,7 @@ TREES = {
 }
 TORCH_FREE = {
     "errors.py",
+    "habits.py",
     "core.py",
     "engine/scheduler.py",
     "engine/cache/pages.py",

@@ -147,7 +147,7 @@ class Chat:
 
     def _show_answer(self) -> ShownAnswer:
         context = self._llm.engine.max_context
-        room = min(self._params.max_tokens, context // 2)  # for the answer
+        room = min(self._params.max_tokens or context, context // 2)  # for the answer
         dropped = self._conversation.fit(self._count_tokens, context - room)
         if dropped:
             turns = "turn was" if dropped == 1 else f"{dropped} turns were"
@@ -170,7 +170,7 @@ class Chat:
         if answer.generation is None:
             return " · interrupted"
         if answer.generation.finish_reason is FinishReason.LENGTH:
-            if answer.num_tokens < self._params.max_tokens:
+            if answer.num_tokens < (self._params.max_tokens or self._llm.engine.max_context):
                 return " · cut short: the context is full"
             return f" · cut short: --max-tokens {self._params.max_tokens}"
         return "" if answer.text else " · empty answer"

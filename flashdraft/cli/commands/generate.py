@@ -130,7 +130,7 @@ def _compare(llm: LLM, prompt: Prompt, params: SamplingParams, screen: Screen) -
     def answer(settings: SamplingParams, verify: int | None) -> ShownAnswer:
         return show_answer(llm.stream(prompt, settings, verify), AnswerView(screen, echo=False))
 
-    warm_up = min(params.max_tokens, WARM_UP_TOKENS)
+    warm_up = min(params.max_tokens or WARM_UP_TOKENS, WARM_UP_TOKENS)
     answer(dataclasses.replace(params, max_tokens=warm_up), None)
     plain = answer(params, 0)
     drafted = answer(params, None)

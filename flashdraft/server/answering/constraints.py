@@ -1,4 +1,4 @@
-"""What an answer is bound to: the tools it may call, and the form its text must have.
+"""Tools and forms of texts within the server's limits, and the grammar an answer is bound to.
 
 Knows no API's shape: a tool is OpenAI's function tool, a form is a schema, a pattern or a list.
 """
@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from flashdraft.chat.binding import Tool, ToolUse, bound_grammar
 from flashdraft.chat.grammar.compiler import check_multiples
-from flashdraft.chat.schema.bounding import bound_values
 from flashdraft.chat.schema.closing import open_objects
 from flashdraft.chat.schema.json_rule import FIXED, JsonGrammar
 from flashdraft.chat.schema.reading import is_deeper_than
@@ -22,31 +21,6 @@ from flashdraft.server.http.body_structure import MAX_CHOICES, MAX_TOOLS
 from flashdraft.server.http.errors import FieldError
 from flashdraft.server.http.fields import FunctionDefinition
 from flashdraft.text import exact_json
-
-Tool = Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class ToolUse:
-    """Which tools the model is told of, and whether it must call one."""
-
-    tools: tuple[Tool, ...] = ()
-    choice: str = "auto"  # "auto", "none", "required", or a function's name
-    parallel: bool = True
-
-    @property
-    def offered(self) -> list[Tool] | None:
-        """The tools for the prompt and the parser."""
-        return list(self.tools) if self.tools and self.choice != "none" else None
-
-    @property
-    def is_forced(self) -> bool:
-        return self.choice not in ("auto", "none")
-
-    @property
-    def is_strict(self) -> bool:
-        """Whether a tool asks that calls of it follow its schema even where none is forced."""
-        return any(tool["function"].get("strict") for tool in self.offered or ())
 
 
 def check_schema(serving: Serving, schema: Any, where: str) -> str:
@@ -123,58 +97,26 @@ def answer_grammar(
     thinking: bool | None = None,
     max_tokens: int | None = None,
 ) -> GrammarSpec | None:
-    """The one grammar of an answer: that of its form, of the calls it may or must make, or both.
+    """The one grammar of an answer; see chat/binding.py.
 
-    Where it says nothing of `thinking`, the model does as it is used to. In `max_tokens`, if they
-    are fewer than usual, a call should end.
+    In `max_tokens`, if they are fewer than usual, a call should end.
     """
-    answer_format = serving.answer_format
-    thinks = answer_format.thinks_by_default if thinking is None else thinking
-    grammar = calls = None
-    tools = tool_use.tools
-    if serving.settings.open_objects:
-        tools = tuple(map(_with_open_objects, tools))
-    if answer_format.told_marks is not None:  # nothing has taught the model to end a call
-        usual: int = serving.sampling_defaults["max_tokens"]
-        limit = usual if max_tokens is None else min(usual, max_tokens)
-        tools = tuple(_with_bounds(tool, limit) for tool in tools)
-    is_strict = tool_use.is_strict
-    if tool_use.is_forced or is_strict or form is not None:
-        check_multiples(tool_use.offered)
-    if tool_use.is_forced or (is_strict and form is None):
-        grammar = answer_format.tool_grammar(
-            tools, tool_use.choice, tool_use.parallel, prompt_ids, thinks
-        )
-    elif form is not None:
-        if tool_use.offered:
-            calls = answer_format.tool_grammar(
-                tools, "required", tool_use.parallel, prompt_ids, thinks
-            )
-        grammar = answer_format.form_grammar(form, prompt_ids, thinks, calls)
+    usual: int = serving.sampling_defaults["max_tokens"]
+    grammar = bound_grammar(
+        serving.answer_format,
+        tool_use,
+        form,
+        prompt_ids,
+        thinking,
+        usual if max_tokens is None else min(usual, max_tokens),
+        serving.settings.open_objects,
+    )
     if grammar is not None and not serving.engine.info.supports_grammar:
         raise RequestError(
             "Constrained answers need the package llguidance, which the server does not have: "
             'pip install "flashdraft[serve]".'
         )
     return grammar
-
-
-def _with_open_objects(tool: Tool) -> Tool:
-    """A tool whose arguments may be more than it declares; a strict one stays as it is."""
-    function = tool["function"]
-    if function.get("strict"):
-        return tool
-    return {
-        **tool,
-        "function": {**function, "parameters": open_objects(function.get("parameters"))},
-    }
-
-
-def _with_bounds(tool: Tool, max_tokens: int) -> Tool:
-    """A tool whose texts and lists end, in the grammar; the prompt has them as they came."""
-    function = tool["function"]
-    bounded = bound_values(function.get("parameters"), max_tokens)
-    return {**tool, "function": {**function, "parameters": bounded}}
 
 
 def function_tools(functions: Iterable[FunctionDefinition]) -> tuple[Tool, ...]:

@@ -6,16 +6,16 @@ Knows no API's shape: messages are in the chat template's form, a tool is OpenAI
 from __future__ import annotations
 
 import asyncio
-import random
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from flashdraft.core import GrammarSpec, Request, SamplingParams
+from flashdraft.chat.binding import Tool, ToolUse
+from flashdraft.core import GrammarSpec, Request, SamplingParams, answer_seeds
 from flashdraft.errors import ContextLengthError, RequestError
-from flashdraft.server.answering.constraints import Tool, ToolUse, answer_grammar
+from flashdraft.server.answering.constraints import answer_grammar
 from flashdraft.server.answering.serving import Serving
 from flashdraft.server.http.body_structure import MAX_STOP_TOKEN_IDS
 from flashdraft.server.http.errors import FieldError, field_of
@@ -162,8 +162,6 @@ def sampling(
     """The settings of an answer: what the request says, else what the checkpoint recommends."""
     room = room_for_answer(serving, prompt_ids)
     chosen = {**serving.sampling_defaults, **{k: v for k, v in given.items() if v is not None}}
-    if chosen.get("top_k") == -1:  # how vLLM's clients switch it off
-        chosen["top_k"] = 0
     if given.get("max_tokens") is None:
         chosen["max_tokens"] = min(room, chosen["max_tokens"])
     chosen["stop"] = check_stop(serving, chosen.get("stop", ()))
@@ -222,12 +220,9 @@ def spread(serving: Serving, question: Question, n: int | None) -> list[Question
     count = 1 if n is None else n
     if not 1 <= count <= limit:
         raise FieldError("n", f"n is {count}; it must be from 1 to {limit}.")
-    given = question.params.seed
-    first = random.getrandbits(62) if given is None else given
-    seeds = [(first + number + 2**63) % 2**64 - 2**63 for number in range(count)]
     return [
         replace(question, params=replace(question.params, seed=seed), request_id=uuid.uuid4().hex)
-        for seed in seeds
+        for seed in answer_seeds(question.params.seed, count)
     ]
 
 

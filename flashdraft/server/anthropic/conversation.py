@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from flashdraft.chat.binding import ToolUse
 from flashdraft.core import GrammarSpec
-from flashdraft.server.answering.constraints import ToolUse, check_tools, json_schema_grammar
+from flashdraft.server.answering.constraints import check_tools, json_schema_grammar
 from flashdraft.server.answering.questions import (
     ChatInput,
     Question,

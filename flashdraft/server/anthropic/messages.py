@@ -7,8 +7,9 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
+from flashdraft.chat.answers.blocks import Block, BlockChange
 from flashdraft.server.answering.answers import AnswerPart, End, answers
-from flashdraft.server.answering.blocks import Block, BlockChange, CollectedAnswer, collect, new_id
+from flashdraft.server.answering.blocks import CollectedAnswer, collect, new_id
 from flashdraft.server.answering.questions import Question
 from flashdraft.server.answering.serving import Serving
 from flashdraft.server.answering.usage import TokenView, statistics

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from flashdraft.chat.binding import ToolUse
 from flashdraft.core import GrammarSpec
 from flashdraft.server.answering.constraints import (
-    ToolUse,
     answer_grammar,
     check_function_tools,
     function_tools,

@@ -11,8 +11,9 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from flashdraft.chat.answers.blocks import Block
 from flashdraft.server.answering.answers import AnswerPart, Token
-from flashdraft.server.answering.blocks import Block, CollectedAnswer, new_id
+from flashdraft.server.answering.blocks import CollectedAnswer, new_id
 from flashdraft.server.answering.logprobs import chat_logprobs
 from flashdraft.server.answering.questions import Question
 from flashdraft.server.answering.serving import Serving

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from flashdraft.chat.binding import ToolUse
 from flashdraft.server.answering.constraints import (
-    ToolUse,
     check_function_tools,
     function_tools,
 )

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from flashdraft.chat.binding import ToolUse
 from flashdraft.core import GrammarSpec
-from flashdraft.server.answering.constraints import ToolUse, answer_grammar
+from flashdraft.server.answering.constraints import answer_grammar
 from flashdraft.server.answering.questions import Question, room_for_answer, sampling, spread
 from flashdraft.server.answering.serving import Serving
 from flashdraft.server.http.body_structure import MAX_PROMPTS

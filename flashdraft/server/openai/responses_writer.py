@@ -6,8 +6,9 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any
 
+from flashdraft.chat.answers.blocks import Block, BlockChange
 from flashdraft.server.answering.answers import AnswerPart
-from flashdraft.server.answering.blocks import Block, BlockChange, CollectedAnswer, new_id
+from flashdraft.server.answering.blocks import CollectedAnswer, new_id
 from flashdraft.server.answering.logprobs import chat_logprobs
 from flashdraft.server.answering.questions import Question
 from flashdraft.server.answering.serving import Serving

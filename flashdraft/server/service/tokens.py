@@ -8,9 +8,9 @@ from typing import Any
 from fastapi import APIRouter
 from fastapi.responses import Response
 
+from flashdraft.chat.binding import ToolUse
 from flashdraft.errors import RequestError
 from flashdraft.server.answering.constraints import (
-    ToolUse,
     check_function_tools,
     function_tools,
 )

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
+from flashdraft.chat.binding import ToolUse
 from flashdraft.chat.grammar.compiler import LlguidanceCompiler
 from flashdraft.core import GrammarSpec
 from flashdraft.models.tokenizer import Tokenizer
-from flashdraft.server.answering.constraints import ToolUse, answer_grammar
+from flashdraft.server.answering.constraints import answer_grammar
 from flashdraft.server.answering.serving import Serving
 from flashdraft.server.settings import ServerSettings
 from tests.tiny import END_OF_TURN

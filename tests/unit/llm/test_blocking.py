@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import gc
+import json
 import re
 import shutil
 import subprocess
 import sys
 import threading
+import weakref
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from flashdraft import LLM, SamplingParams
-from flashdraft.core import FinishReason
-from flashdraft.errors import CapacityError, FlashdraftError, RequestError
+from flashdraft import LLM, Generation, GrammarSpec, SamplingParams
+from flashdraft.core import FinishReason, GenerationStats, TokenEvent, ToolCall
+from flashdraft.errors import CapacityError, EngineLostError, FlashdraftError, RequestError
+from flashdraft.llm.answers import Answers
 from tests.tiny import make_tiny_checkpoint, make_tiny_drafter
 
 OPTIONS = {"device": "cpu", "dtype": "float32", "cache_gb": 0.01}
@@ -374,3 +378,205 @@ def test_settings_of_another_kind_are_refused(plain, settings):
 def test_draft_none_may_be_spelled_out(folder):
     llm = LLM(str(folder), draft="none", **OPTIONS)
     assert llm.drafter_name is None and llm.engine.proposer is None
+
+
+# -- several answers -------------------------------------------------------------------------------
+
+
+def test_several_answers_are_those_of_the_seeds_one_by_one(llm, plain):
+    several = SamplingParams(max_tokens=12, ignore_eos=True, temperature=1.0, seed=5, n=3)
+    for one in (llm, plain):
+        for first in one.generate(["a fox", "a dog"], several):
+            assert len(first.others) == 2 and not any(other.others for other in first.others)
+    fox, dog = llm.generate(["a fox", "a dog"], several)
+    for first, prompt in ((fox, "a fox"), (dog, "a dog")):
+        alone = [llm.generate(prompt, replace(several, n=1, seed=seed))[0] for seed in (5, 6, 7)]
+        assert [outcome(one) for one in (first, *first.others)] == [outcome(one) for one in alone]
+    assert len({one.text for one in (fox, *fox.others)}) == 3
+    edge = llm.generate("a fox", replace(several, seed=2**63 - 1))[0]
+    assert outcome(edge.others[0]) == outcome(
+        llm.generate("a fox", replace(several, n=1, seed=-(2**63)))[0]
+    )
+
+
+def test_several_answers_share_the_prompts_pages(llm):
+    llm.engine.forget_prefixes()
+    long = SamplingParams(max_tokens=4, ignore_eos=True, temperature=1.0, n=4)
+    prompts = [list(range(5, 69)), list(range(105, 169))]
+    for first in llm.generate(prompts, long):
+        cached = [one.stats.cached_tokens for one in (first, *first.others)]
+        assert cached[0] == 0 and min(cached[1:]) >= 48, "they find the first one's pages"
+
+
+def test_several_greedy_answers_and_several_in_a_stream_are_refused(llm):
+    with pytest.raises(RequestError, match="n is 2 and temperature 0.*Set a temperature"):
+        SamplingParams(n=2)
+    with pytest.raises(RequestError, match="n is 2; a stream is one answer: use generate"):
+        next(llm.stream("a fox", SamplingParams(n=2, temperature=1.0)))
+
+
+def test_settings_by_the_other_name(llm):
+    assert outcome(llm.generate("a fox", sampling_params=SHORT)[0]) == outcome(
+        llm.generate("a fox", SHORT)[0]
+    )
+    assert outcome(llm.chat(MESSAGES, sampling_params=SAMPLED)) == outcome(
+        llm.chat(MESSAGES, SAMPLED)
+    )
+    *_, last = llm.stream("a fox", sampling_params=SHORT)
+    assert outcome(last.generation) == outcome(llm.generate("a fox", SHORT)[0])
+    with pytest.raises(RequestError, match="params and sampling_params are one thing"):
+        llm.generate("a fox", SHORT, sampling_params=SHORT)
+
+
+def test_without_max_tokens_an_answer_goes_to_the_end_of_the_context(llm, plain):
+    endless = SamplingParams(max_tokens=None, min_tokens=900, temperature=1.0, seed=1, top_k=-1)
+    (drafted,) = llm.generate([[5] * 1000], replace(endless, min_tokens=0, ignore_eos=True))
+    assert len(drafted.token_ids) == 24 and drafted.finish_reason is FinishReason.LENGTH
+    assert endless.top_k == 0 and endless.max_tokens is None
+    same = plain.generate([[5] * 1000], replace(endless, min_tokens=0, ignore_eos=True))
+    assert outcome(same[0]) == outcome(drafted)
+
+
+def test_logprobs_of_a_prompt(llm, plain):
+    params = SamplingParams(max_tokens=2, prompt_logprobs=2, logprobs=1)
+    for one in (llm, plain):
+        (generation,) = one.generate([[5, 6, 7]], params)
+        first, *rest = generation.prompt_logprobs
+        assert first is None and [len(token.top) for token in rest] == [2, 2]
+    assert llm.generate([[5, 6, 7]], SHORT)[0].prompt_logprobs is None
+
+
+# -- conversations ---------------------------------------------------------------------------------
+
+
+def test_many_conversations(llm):
+    other = [{"role": "user", "content": "a dog"}]
+    many = llm.chat([MESSAGES, other], [SHORT, SAMPLED])
+    assert [outcome(one) for one in many] == [
+        outcome(llm.chat(MESSAGES, SHORT)),
+        outcome(llm.chat(other, SAMPLED)),
+    ]
+    assert [type(one) for one in (llm.chat([other], SHORT), llm.chat(other, SHORT))] == [
+        list,
+        Generation,
+    ]
+    for wrong in ([[]], [other, []], [other, "x"]):
+        with pytest.raises(RequestError, match="messages must be a non-empty list"):
+            llm.chat(wrong, SHORT)
+
+
+CALL = '<tool_call>\n{"name": "look", "arguments": {"at": "the fox"}}\n</tool_call>'
+LOOK = {
+    "type": "function",
+    "function": {
+        "name": "look",
+        "parameters": {
+            "type": "object",
+            "properties": {"at": {"enum": ["the fox", "the dog"]}},
+            "required": ["at"],
+        },
+        "strict": True,
+    },
+}
+
+
+def test_calls_and_thoughts_stand_apart(llm):
+    """A grammar makes the random model write what a real one would."""
+    thought = GrammarSpec.regex("<think>the dog</think>a tree")
+    said = llm.chat(MESSAGES, SamplingParams(max_tokens=200), grammar=thought)
+    assert said.text == "<think>the dog</think>a tree" and said.calls == ()
+    call = GrammarSpec.choice([CALL])
+    answer = llm.chat(MESSAGES, SamplingParams(max_tokens=300), grammar=call)
+    assert answer.calls == () and answer.content == answer.text == CALL, "no tools were offered"
+    bound = llm._asker.chats([MESSAGES], SHORT, [LOOK], None, None)[0]
+    assert bound.requests[0].grammar is not None, "a strict tool binds the answer"
+
+
+def test_a_call_is_read_from_the_answer(llm):
+    asked = llm._asker.chats([MESSAGES], SHORT, [LOOK], None, None)
+    answers = Answers(asked)
+    (request,) = answers.first_requests
+    stats = GenerationStats()
+    whole = Generation(CALL, [1], FinishReason.STOP, stats)
+    answers.take(TokenEvent(request.id, (1,), CALL[:9], (True,), pieces=(CALL[:9],)))
+    assert answers.waiting == {request.id} and answers.num_done == 0
+    answers.take(
+        TokenEvent(request.id, (2,), CALL[9:], (True,), generation=whole, pieces=(CALL[9:],))
+    )
+    (found,) = answers.generations()
+    assert found.calls == (ToolCall("look", '{"at": "the fox"}'),) and not answers.waiting
+    assert found.calls[0].arguments == {"at": "the fox"}
+    assert found.content == "" and found.text == CALL and answers.num_done == 1
+
+
+def test_switches_reach_the_template(llm, folder, tmp_path):
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    config = json.loads((copy / "tokenizer_config.json").read_text())
+    config["chat_template"] += "{% if enable_thinking %}hmm{% endif %}"
+    (copy / "tokenizer_config.json").write_text(json.dumps(config))
+    other = LLM(copy, draft=None, **OPTIONS)
+    plain_ids = other.chat_prompt(MESSAGES)
+    switched = other.chat_prompt(MESSAGES, chat_template_kwargs={"enable_thinking": True})
+    assert switched == plain_ids + other.tokenizer.encode("hmm")
+    answer = other.chat(MESSAGES, SHORT, chat_template_kwargs={"enable_thinking": True})
+    assert answer.stats.prompt_tokens == len(switched)
+    with pytest.raises(RequestError, match="chat_template_kwargs is 5; it must be a mapping"):
+        other.chat(MESSAGES, chat_template_kwargs=5)
+    with pytest.raises(RequestError, match="are for conversations"):
+        other.stream("a fox", chat_template_kwargs={"enable_thinking": True}).__next__()
+
+
+# -- the end ---------------------------------------------------------------------------------------
+
+
+def test_close_frees_the_models_memory(folder, drafter_folder):
+    llm = LLM(str(folder), draft=str(drafter_folder), **OPTIONS)
+    llm.generate("a fox", SHORT)
+    stream = llm.stream("a fox", SHORT)
+    next(stream)
+    gone = [weakref.ref(one) for one in (llm.engine, llm.engine.target, llm.engine.cache)]
+    llm.close()
+    assert [one() for one in gone] == [None] * 3
+    with pytest.raises(EngineLostError, match="closed before the answer was complete"):
+        next(stream)
+    for use in (lambda: llm.generate("a fox"), lambda: llm.chat(MESSAGES), lambda: llm.engine):
+        with pytest.raises(EngineLostError, match="This LLM is closed; make a new one"):
+            use()
+    llm.close()
+    assert repr(llm).endswith(", closed)")
+
+
+def test_a_with_block_closes(folder):
+    with LLM(str(folder), draft=None, **OPTIONS) as llm:
+        assert llm.generate("a fox", SHORT)[0].token_ids
+    with pytest.raises(EngineLostError):
+        llm.generate("a fox", SHORT)
+
+
+def test_closing_ends_the_wait_of_another_thread(folder):
+    llm, errors = LLM(str(folder), draft=None, **OPTIONS), []
+
+    def wait():
+        try:
+            for _ in range(1000):
+                llm.generate("a fox", SamplingParams(max_tokens=900, ignore_eos=True))
+        except EngineLostError as error:
+            errors.append(str(error))
+
+    threads = [threading.Thread(target=wait) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    while not llm.engine.has_work:
+        pass
+    llm.close()
+    for thread in threads:
+        thread.join(60)
+    assert len(errors) == 2 and not any(thread.is_alive() for thread in threads)
+
+
+def test_reprs(llm, plain):
+    assert re.fullmatch(
+        r"LLM\('.*', draft='.*', device='cpu', dtype='float32', max_context=1024, max_batch=8\)",
+        repr(llm),
+    )
+    assert "draft=None" in repr(plain)

@@ -18,13 +18,13 @@ WIDE = {"engine.engine"}  # until its two loops are one
 # A room of a folder imports what stands to its left in the folder's line; rooms between two bars do
 # not know each other.
 ORDER = {
-    "": "children, errors, files, interrupts, svg | core | killable | text | kernels | models"
-    " | engine | chat | llm | server, bench, train, external | cli | __main__",
+    "": "children, errors, files, interrupts, status_line, svg | core | killable | text | kernels"
+    " | models | engine | chat | llm | server, bench, train, external | cli | __main__",
     "bench": "accuracy, plan, tasks | doctor, results | run | report | traffic",
     "chat": "messages, sampling, schema | answers | prompted_tools | grammar, templates"
     " | families | answer_format",
-    "cli": "clients, files, parser, statistics | arguments, conversation, display | answer, model"
-    " | bench, flags | commands",
+    "cli": "clients, files, input, parser, statistics | arguments, completion, display"
+    " | answer, model | bench, chat, flags | serving | commands",
     "engine": "config, drafts, output, sequence, streams | cache, policy, sampling"
     " | scheduler, validate | draft | live | drafting, step | engine",
     "external": "command, pairs, processes, tensor_rules, vllm_plugin"
@@ -55,6 +55,7 @@ TORCH_FREE = {
     "models/stored.py",
     "text/child.py",
     "cli/__init__.py",
+    "cli/commands/completion.py",
     "cli/commands/connect.py",
     "cli/commands/models.py",
     "cli/commands/plan.py",

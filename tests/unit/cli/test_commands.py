@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from flashdraft.cli import main
+from flashdraft.cli.chat.conversation import Conversation
+from flashdraft.cli.chat.session import Chat
+from flashdraft.cli.chat.talk import Talk
 from flashdraft.cli.commands import generate, models
-from flashdraft.cli.commands.chat import Chat
-from flashdraft.cli.conversation import Conversation
 from flashdraft.cli.display import Screen
 from flashdraft.core import (
     FinishReason,
@@ -94,7 +95,7 @@ class InterruptingStream(io.StringIO):
 def new_chat(llm: ScriptedLLM, out: io.StringIO | None = None, colours: bool = False) -> Chat:
     screen = Screen(out or io.StringIO(), io.StringIO(), colours, False, colours)
     model: Any = llm
-    return Chat(model, SamplingParams(), screen, Conversation())
+    return Chat(Talk(model, SamplingParams(), screen, Conversation()), screen)
 
 
 def notes(chat: Chat) -> str:
@@ -140,7 +141,7 @@ def test_a_second_ctrl_c_leaves_and_the_request_is_cancelled() -> None:
     chat = new_chat(llm, Impatient())
     with pytest.raises(KeyboardInterrupt):
         chat.take("count")
-    assert llm.num_cancelled == 1 and chat._conversation.turns == []
+    assert llm.num_cancelled == 1 and chat._talk.conversation.turns == []
 
 
 def test_a_failed_turn_is_not_history() -> None:
@@ -205,7 +206,7 @@ def test_colour_on_shows_a_legend_and_colours() -> None:
 def test_help_names_every_command() -> None:
     chat = new_chat(ScriptedLLM(["x"]))
     chat.take("/help")
-    for name in (*chat._commands, "exit"):
+    for name in (*chat._commands, "bye", "exit", "quit"):
         assert f"/{name}" in notes(chat)
 
 
@@ -235,7 +236,7 @@ def test_an_error_of_a_turn_names_flags(monkeypatch: pytest.MonkeyPatch) -> None
     screen = Screen(io.StringIO(), io.StringIO(), False, False, False)
     model: Any = llm
     flags = {"max_context": "--max-context"}
-    chat = Chat(model, SamplingParams(), screen, Conversation(), flags)
+    chat = Chat(Talk(model, SamplingParams(), screen, Conversation()), screen, flags)
     chat.talk_in_terminal()
     assert "too long; raise --max-context." in notes(chat)
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
-from flashdraft.cli.conversation import Conversation, Message, Turn
+from flashdraft.cli.chat.conversation import Conversation, Message, Turn
 
 
 def talk(count: int, system: str | None = None) -> Conversation:
@@ -57,14 +54,3 @@ def test_reset_keeps_the_system_prompt() -> None:
     conversation.reset()
     conversation.turns.append(Turn("new"))
     assert contents(conversation.prompt()) == ["be brief", "new"]
-
-
-def test_save_writes_the_whole_conversation(tmp_path: Path) -> None:
-    conversation = talk(3, "be brief")
-    conversation.fit(count_messages, 2)
-    conversation.save(tmp_path / "talk.json")
-    saved = json.loads((tmp_path / "talk.json").read_text(encoding="utf-8"))["messages"]
-    assert contents(saved) == ["be brief", "q0", "a0", "q1", "a1", "q2"]
-    conversation.save(tmp_path / "talk.md")
-    text = (tmp_path / "talk.md").read_text(encoding="utf-8")
-    assert text.startswith("## system\n\nbe brief\n\n## user\n\nq0\n")

@@ -54,3 +54,27 @@ def test_reset_keeps_the_system_prompt() -> None:
     conversation.reset()
     conversation.turns.append(Turn("new"))
     assert contents(conversation.prompt()) == ["be brief", "new"]
+
+
+def test_a_long_conversation_is_fitted_with_few_counts() -> None:
+    counted: list[int] = []
+
+    def count(messages: list[Message]) -> int:
+        counted.append(len(messages))
+        return len(messages)
+
+    conversation = talk(2000)
+    assert conversation.fit(count, 21) == 1989  # ten turns of two messages, and the question
+    assert len(conversation.prompt()) == 21
+    assert len(counted) < 15 and sum(counted[1:]) < 300  # the first count is of everything
+
+
+def test_fitting_finds_the_same_turns_as_leaving_out_one_by_one() -> None:
+    for count in range(1, 12):
+        for room in range(0, 25):
+            conversation = talk(count, "be brief")
+            left_out = 0
+            while left_out < count - 1 and 2 + 2 * (count - left_out - 1) > room:
+                left_out += 1
+            assert conversation.fit(count_messages, room) == left_out == conversation.num_left_out
+            assert conversation.fit(count_messages, room) == 0

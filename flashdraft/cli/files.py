@@ -112,7 +112,8 @@ def part_for_file(answer: str, path: Path) -> FilePart:
     if ours:
         text = ours[0].text
         which = "the code block" if len(ours) == 1 else f"the first of {len(ours)} code blocks"
-        says = f"{which} of the answer, {len(text.splitlines())} lines"
+        count = len(text.splitlines())
+        says = f"{which} of the answer, {count} line{'' if count == 1 else 's'}"
     else:
         text = answer
         says = "the whole answer"

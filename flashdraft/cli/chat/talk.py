@@ -25,6 +25,7 @@ class Talk:
         self.params = params
         self.conversation = conversation
         self.in_colours = False
+        self.more_room = "/set max-tokens"  # what gives an answer that was cut off more of it
         self._screen = screen
         self._last: ShownAnswer | None = None
         self._totals = Totals()
@@ -89,7 +90,7 @@ class Talk:
         if answer.generation is None:
             return " · interrupted"
         context = self.llm.engine.max_context
-        cut = describe_cut(answer.generation, self.params, context, "/set max-tokens")
+        cut = describe_cut(answer.generation, self.params, context, self.more_room)
         if cut is not None:
             return f" · cut off {cut.removesuffix('.')}"
         return "" if answer.text else " · empty answer"

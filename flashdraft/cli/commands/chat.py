@@ -30,6 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
     talk = Talk(llm, params, screen, Conversation(arguments.system))
     chat = Chat(talk, screen, arguments.flags)
     if question is not None:
+        talk.more_room = "--max-tokens"
         talk.ask(question)
         if talk.was_interrupted:
             raise KeyboardInterrupt

@@ -372,11 +372,14 @@ def test_run_asks_once_and_names_its_model_first(
         "flashdraft.cli.commands.chat.load_model", lambda given: asked.append(given.model) or llm
     )
     monkeypatch.setattr("sys.stdin", io.StringIO("notes\n"))
-    assert main(["run", "org/model", "why", "is", "it?", "--system", "be brief"]) == 0
+    llm.reason = FinishReason.LENGTH
+    words = ["why", "is", "it?", "--system", "be brief", "--max-tokens", "1"]
+    assert main(["run", "org/model", *words]) == 0
     assert asked == ["org/model"]
     assert [m["content"] for m in llm.prompts[0]] == ["be brief", "notes\n\nwhy is it?"]
     captured = capsys.readouterr()
     assert captured.out == "hi\n" and "1 token" in captured.err
+    assert "cut off by --max-tokens 1; --max-tokens 4 gives it more room" in captured.err
 
 
 def test_run_is_interrupted_with_130(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,13 @@ import difflib
 import reprlib
 from collections.abc import Iterable
 
-_OTHER_NAMES = {"gpu": "cuda", "fp32": "float32", "f32": "float32", "half": "float16"}
+_OTHER_NAMES = {  # by which other programs have it
+    **{"gpu": "cuda", "fp32": "float32", "f32": "float32", "half": "float16"},
+    **dict.fromkeys(("download", "fetch", "install"), "pull"),
+    **dict.fromkeys(("delete", "remove", "uninstall"), "rm"),
+    **{"ls": "list", "m": "model"},
+    **{"ask": "generate", "complete": "generate", "finetune": "train", "quit": "exit"},
+}
 _MAX_MEANT = 3
 _SHOWN = 160  # characters of others' text in a message
 

@@ -13,16 +13,18 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from typing import TextIO
 
 from flashdraft.cli.parser import Parser, in_flags, later
 from flashdraft.core import VERSION
 from flashdraft.errors import FlashdraftError
+from flashdraft.status_line import STATUS
 
 __all__ = ["build_parser", "main"]
 
 COMMANDS = {
     "generate": "answer one prompt",
-    "chat": "talk to a model",
+    "chat": "talk to a model, or ask it once",
     "serve": "serve a model over HTTP",
     "connect": "print or write the settings of common clients",
     "models": "list the models known by name, and the formats of weights",
@@ -35,7 +37,10 @@ COMMANDS = {
     "train": "train a drafter for a target",
     "synth": "let a model write prompts to train on",
     "export": "write a drafter in another layout, or check one",
+    "completion": "print what lets a shell complete all this",
 }
+OTHER_NAMES = {"chat": ["run"]}
+SLOW = {"generate", "chat", "serve", "bench", "doctor", "train", "synth"}  # they load torch
 EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 EXIT_PIPE_CLOSED = 141  # 128 + SIGPIPE
@@ -45,16 +50,18 @@ def build_parser() -> Parser:
     """The parser of the whole command line; every command leaves what runs it in `run`."""
     parser = Parser(
         prog="flashdraft",
-        description="Answers from a large language model, several times faster, same output.",
+        description="Answers from a large language model, several times faster, same output. For "
+        "Linux, on an NVIDIA GPU or a CPU. Not yet: a Mac, and models only partly on the GPU.",
     )
     parser.add_argument("--version", action="version", version=f"flashdraft {VERSION}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for name, text in COMMANDS.items():
-        command = commands.add_parser(name, help=text)
+        command = commands.add_parser(name, help=text, aliases=OTHER_NAMES.get(name, []))
         command.declare = partial(_declare, name)
+        command.is_slow = name in SLOW
         command.set_defaults(run=later(f"flashdraft.cli.commands.{name}"))
     for one in (parser, *commands.choices.values()):
-        one.commands = commands.choices
+        one.commands, one.root = commands.choices, parser
     return parser
 
 
@@ -74,6 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stdout.flush()
             return code
         except FlashdraftError as error:
+            STATUS.clear()
             print(f"flashdraft: error: {in_flags(error, flags)}", file=sys.stderr)
             return EXIT_ERROR
         except KeyboardInterrupt:
@@ -81,12 +89,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         except BrokenPipeError:
             _abandon_stdout()
             return EXIT_PIPE_CLOSED
+        finally:
+            STATUS.clear()
+
+
+class _BelowStatus(logging.StreamHandler[TextIO]):
+    """Writes lines; what is being loaded is taken away before."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        STATUS.clear()
+        super().emit(record)
 
 
 @contextmanager
 def _visible_warnings() -> Iterator[None]:
     """Show what the library logs, from warnings upwards, on stderr."""
-    handler = logging.StreamHandler(sys.stderr)
+    handler = _BelowStatus(sys.stderr)
     handler.setLevel(logging.WARNING)
     handler.setFormatter(logging.Formatter("flashdraft: %(message)s"))
     logger = logging.getLogger("flashdraft")

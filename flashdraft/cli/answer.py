@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from flashdraft.cli.display import AnswerView
-from flashdraft.core import FinishReason, Generation, GenerationStats, TokenEvent
+from flashdraft.core import FinishReason, Generation, GenerationStats, SamplingParams, TokenEvent
 from flashdraft.llm import failure_of
 
 
@@ -39,6 +39,21 @@ def show_answer(
             if is_stopped():
                 break
     return ShownAnswer(text, view.progress.num_tokens, view.progress.stats, None)
+
+
+def describe_cut(
+    generation: Generation, params: SamplingParams, context: int, more: str = "--max-tokens"
+) -> str | None:
+    """By what an answer was cut off, and what gives it more room; None if it came to its end."""
+    if generation.finish_reason is not FinishReason.LENGTH:
+        return None
+    limit = params.max_tokens
+    if limit is not None and len(generation.token_ids) >= limit:
+        return f"by --max-tokens {limit}; {more} {4 * limit} gives it more room."
+    return (
+        f"by the end of the context, {context} tokens for prompt and answer; shorten the prompt, "
+        "or raise --max-context where the model and the memory have more."
+    )
 
 
 def _finished(generation: Generation) -> ShownAnswer:

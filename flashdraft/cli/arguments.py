@@ -13,9 +13,10 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from flashdraft.chat.sampling import sampling_defaults
-from flashdraft.cli.parser import device, one_of
+from flashdraft.cli.parser import OneOf, device
 from flashdraft.core import SamplingParams
 from flashdraft.engine.config import DEFAULT_CACHE, KV_DTYPES, KV_KEYS, CacheOptions
+from flashdraft.errors import RequestError
 from flashdraft.kernels.kinds import AS_STORED, DTYPES, QUANTIZE, WeightOptions
 from flashdraft.models.config.recommended import SAMPLING_KEYS
 from flashdraft.models.sources import DEFAULT_MODEL
@@ -40,7 +41,7 @@ class Flag(NamedTuple):
     help: str
 
 
-_SAMPLING_FLAGS = {
+SAMPLING_FLAGS = {
     "max_tokens": Flag(int, "N", "longest answer, in tokens"),
     "temperature": Flag(float, "X", "0 is greedy"),
     "top_p": Flag(float, "X", "sample from the most likely tokens that make up this share"),
@@ -72,14 +73,33 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("verify", _verify_length, "N", "draft tokens to check per step, or auto")
     add("device", device, "DEVICE", "auto, cpu or cuda")
-    add("dtype", one_of("--dtype", DTYPES), "DTYPE", f"one of {', '.join(DTYPES)}")
+    add("dtype", OneOf("--dtype", DTYPES), "DTYPE", f"one of {', '.join(DTYPES)}")
     schemes = f"one of {', '.join(QUANTIZE)}; on a GPU"
-    weights, head = (one_of(flag, QUANTIZE) for flag in ("--quantize", "--quantize-head"))
+    weights, head = (OneOf(flag, QUANTIZE) for flag in ("--quantize", "--quantize-head"))
     add("quantize", weights, "SCHEME", f"what float weights become as they are loaded, {schemes}")
     add("quantize_head", head, "SCHEME", f"the same for the head, {schemes}")
     add("max_context", int, "N", "longest prompt plus answer, in tokens")
     add("cache_gb", float, "GB", "memory for keys and values")
     add_cache_arguments(group)
+
+
+def add_model_name(parser: argparse.ArgumentParser) -> None:
+    """The model as the first word of a command that has --model too."""
+    parser.add_argument(
+        "name",
+        nargs="?",
+        metavar="MODEL",
+        help=f"a known name, a Hub id, a folder or a GGUF file (default: {DEFAULT_MODEL})",
+    )
+
+
+def take_model_name(arguments: argparse.Namespace) -> str:
+    """The model that is named, by the first word or by --model; from here on in `model`."""
+    if arguments.name is not None:
+        if arguments.model not in (DEFAULT_MODEL, arguments.name):
+            raise RequestError(f"Two models are named, {arguments.name!r} and {arguments.model!r}.")
+        arguments.model = arguments.name
+    return str(arguments.model)
 
 
 def add_cache_arguments(parser: argparse._ActionsContainer) -> None:
@@ -92,7 +112,7 @@ def add_cache_arguments(parser: argparse._ActionsContainer) -> None:
         flag = "--" + name.replace("_", "-")
         parser.add_argument(
             flag,
-            type=one_of(flag, known),
+            type=OneOf(flag, known),
             default=getattr(CacheOptions, name),
             metavar=metavar,
             help=f"{what}, one of {', '.join(known)} (default: %(default)s)",
@@ -115,7 +135,7 @@ def add_quantize_arguments(parser: argparse.ArgumentParser) -> None:
     schemes = f"one of {', '.join(QUANTIZE)}; on a GPU"
     for flag, what in (("--quantize", "float weights"), ("--quantize-head", "head and its table")):
         text = f"what the target's {what} become on loading, {schemes}"
-        parser.add_argument(flag, type=one_of(flag, QUANTIZE), metavar="SCHEME", help=text)
+        parser.add_argument(flag, type=OneOf(flag, QUANTIZE), metavar="SCHEME", help=text)
 
 
 def add_device_arguments(parser: argparse.ArgumentParser, dtype_help: str | None = None) -> None:
@@ -126,7 +146,7 @@ def add_device_arguments(parser: argparse.ArgumentParser, dtype_help: str | None
     )
     parser.add_argument(
         "--dtype",
-        type=one_of("--dtype", DTYPES),
+        type=OneOf("--dtype", DTYPES),
         default="auto",
         metavar="DTYPE",
         help=dtype_help or f"one of {', '.join(DTYPES)}" + shown,
@@ -136,7 +156,7 @@ def add_device_arguments(parser: argparse.ArgumentParser, dtype_help: str | None
 def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
     """How the answer is chosen; the model's own settings are the default."""
     group = parser.add_argument_group("sampling")
-    for name, flag in _SAMPLING_FLAGS.items():
+    for name, flag in SAMPLING_FLAGS.items():
         default = getattr(SamplingParams, name)
         shown = "" if default is None else f" (default: {default})"
         if name in SAMPLING_KEYS:
@@ -179,7 +199,7 @@ def sampling_params(
     arguments: argparse.Namespace, base: SamplingParams | None = None
 ) -> SamplingParams:
     """`base`, by default greedy, with the flags that were given."""
-    names = (*_SAMPLING_FLAGS, "stop", "ignore_eos")
+    names = (*SAMPLING_FLAGS, "stop", "ignore_eos")
     given = {name: value for name, value in vars(arguments).items() if name in names}
     return dataclasses.replace(base or SamplingParams(), **given)
 

@@ -10,7 +10,6 @@ import os
 import shutil
 import sys
 import time
-import unicodedata
 from collections import deque
 from dataclasses import dataclass
 from itertools import groupby
@@ -20,6 +19,7 @@ from flashdraft.cli.statistics import Progress, describe_briefly
 from flashdraft.core import TokenEvent
 from flashdraft.models.stream_decoder import StreamDecoder
 from flashdraft.models.tokenizer import Tokenizer
+from flashdraft.status_line import cell_width, fitted, is_terminal
 
 REFRESH_S = 0.1  # of the live line
 _RESET, _DIM, _DRAFTED, _TARGET = "\x1b[0m", "\x1b[2m", "\x1b[36m", "\x1b[33m"
@@ -41,9 +41,7 @@ class Screen:
     @classmethod
     def detect(cls) -> Screen:
         """The process's own streams."""
-        is_dumb = os.environ.get("TERM") == "dumb"
-        out = sys.stdout.isatty() and not is_dumb
-        err = sys.stderr.isatty() and not is_dumb
+        out, err = is_terminal(sys.stdout), is_terminal(sys.stderr)
         has_colours = out and not os.environ.get("NO_COLOR")
         return cls(sys.stdout, sys.stderr, out, err, has_colours)
 
@@ -89,7 +87,7 @@ class LiveLine:
         """Keep account of the column that the answer has reached."""
         last = text.rpartition("\n")
         column, terminal = 0 if last[1] else self._column, shutil.get_terminal_size().columns
-        for width in map(_width, last[2]):
+        for width in map(cell_width, last[2]):
             if width == 2 and column % terminal == terminal - 1:
                 column += 1  # a wide character is not cut in two: it starts the next line
             column += width
@@ -104,7 +102,7 @@ class LiveLine:
             return
         self._drawn_at = now
         self._is_drawn = True
-        text = text[: width - 1]
+        text = fitted("", text, width - 1)
         if self._below:  # index and up: makes room at the screen's end and keeps the column
             self._err.write(f"\x1bD\x1b[A\x1b7\x1b[B\r\x1b[K{_DIM}{text}{_RESET}\x1b8")
         else:
@@ -175,11 +173,3 @@ class AnswerView:
         if self._echo and not self._ends_line:
             self._screen.write("\n")
             self._ends_line = True
-
-
-def _width(character: str) -> int:
-    if character == "\t":
-        return 8  # at most; where the line ends is all that matters, and only roughly
-    if unicodedata.combining(character):
-        return 0
-    return 2 if unicodedata.east_asian_width(character) in "WF" else 1

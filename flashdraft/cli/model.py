@@ -7,24 +7,26 @@ from dataclasses import asdict
 from pathlib import Path
 
 from flashdraft.cli.arguments import cache_options, weight_options
-from flashdraft.errors import RequestError
+from flashdraft.errors import RequestError, printable
 from flashdraft.llm import LLM
 from flashdraft.models.sources import default_drafter
+from flashdraft.status_line import STATUS
 
 
 def load_model(arguments: argparse.Namespace, max_batch: int = 1) -> LLM:
     """The model that the flags name; most commands ask it one thing at a time."""
-    return LLM(
-        arguments.model,
-        draft=None if arguments.draft == "none" else arguments.draft,
-        verify=arguments.verify,
-        device=arguments.device,
-        dtype=arguments.dtype,
-        max_context=arguments.max_context,
-        max_batch=max_batch,
-        **weight_options(arguments)._asdict(),
-        **asdict(cache_options(arguments)),
-    )
+    with STATUS.during(f"Loading {printable(arguments.model)} …"):
+        return LLM(
+            arguments.model,
+            draft=None if arguments.draft == "none" else arguments.draft,
+            verify=arguments.verify,
+            device=arguments.device,
+            dtype=arguments.dtype,
+            max_context=arguments.max_context,
+            max_batch=max_batch,
+            **weight_options(arguments)._asdict(),
+            **asdict(cache_options(arguments)),
+        )
 
 
 def describe_model(llm: LLM) -> str:

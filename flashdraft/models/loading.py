@@ -7,18 +7,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from re import Match
 from typing import TypeAlias
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from flashdraft.errors import CheckpointError, quoted
 from flashdraft.kernels.quantized import Matrix, Quantized, stack_experts, stack_rows
 from flashdraft.models.compressed_tensors import CompressedTensors
+from flashdraft.models.files.meter import ReadMeter
 from flashdraft.models.files.safetensors import SafetensorsFiles
 from flashdraft.models.gguf.reader import GGUFTensors
 from flashdraft.models.stored import Stored, TableKinds, open_stored
@@ -104,12 +104,5 @@ def open_checkpoint(path: Path) -> Checkpoint:
 def loading_progress(source: TensorSource, label: str) -> Iterator[Callable[[str], None]]:
     """A progress bar for `Weights(on_read=…)`, counted in values; silent off a terminal."""
     sizes = {name: math.prod(source.shape(name)) for name in source.names()}
-    with tqdm(
-        total=sum(sizes.values()),
-        desc=f"Loading {label}",
-        unit=" values",
-        unit_scale=True,
-        disable=None,  # off where stderr is no terminal
-        leave=False,
-    ) as bar:
-        yield lambda name: bar.update(sizes[name])
+    with closing(ReadMeter(label, sum(sizes.values()))) as meter:
+        yield lambda name: meter.add(sizes[name])

@@ -6,14 +6,13 @@ does). Run by `flashdraft models`, `pull`, `list`, `rm` and by everything that t
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from flashdraft.errors import ModelNotFoundError, RequestError
+from flashdraft.errors import ModelNotFoundError, RequestError, did_you_mean
 from flashdraft.models.config import quantization
 from flashdraft.models.files.hub import HubModel, bytes_on_disk, fetch_from_hub
 from flashdraft.models.files.packaged import PackagedModel, fetch_packaged
@@ -97,6 +96,11 @@ def resolve_sources(*names: str, is_use: bool = True) -> list[ModelSource]:
     return [_source(name, found[name], paths.get(name)) for name in names]
 
 
+def require_name(name: str) -> None:
+    """Refuse a name that stands for nothing; no network is asked."""
+    _find(name)
+
+
 def pull(model: str, draft: str) -> list[ModelSource]:
     """Fetch a model and the drafter that `draft` names: "auto" is the known one, if there is one.
 
@@ -136,12 +140,19 @@ def _find(name: str) -> ModelSource | PackagedModel | HubModel:
         and (file.endswith(".gguf") if ":" in name else not name.endswith(".gguf"))
     ):
         return HubModel(repository, file)
-    near = difflib.get_close_matches(name, _DESCRIPTIONS, n=1, cutoff=0.5)
     raise ModelNotFoundError(
         f"There is no model {name[:200]!r}: it is no folder, no .gguf file, no built-in name "
-        f"({', '.join(_PACKAGED)}) and no Hub id (org/name, or org/name:file.gguf)."
-        + (f" Did you mean {near[0]}?" if near else "")
+        f"({', '.join(_PACKAGED)}) and no Hub id (org/name, or org/name:file.gguf)." + _meant(name)
     )
+
+
+def _meant(name: str) -> str:
+    """What was meant, by the model's own name, without who publishes it."""
+    bases = {one.rpartition("/")[2]: one for one in _DESCRIPTIONS}
+    said = did_you_mean(name.rpartition("/")[2], bases)
+    for base, one in bases.items():
+        said = re.sub(rf" {re.escape(base)}(?= or |\?)", f" {one}", said)
+    return said
 
 
 def _source(

@@ -25,6 +25,7 @@ from flashdraft.server.process.life import WORKER_COMMAND
 from flashdraft.server.settings import ServerSettings
 from flashdraft.server.telemetry.logs import Sink, structured_logging, write_line
 from flashdraft.server.telemetry.metrics import Metrics
+from flashdraft.server.telemetry.text_lines import IN_WORDS, write_in_words
 
 FLUSH_S = 5  # for responses to reach their clients once the engine is done
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -67,15 +68,18 @@ async def serve(
     *,
     on_ready: Callable[[EngineInfo], None],
     on_stop: Callable[[bool], None],
-    sink: Sink = write_line,
+    log_in_words: bool = False,
     command: Sequence[str] = WORKER_COMMAND,
 ) -> None:
     """Serve until a signal, then drain; a second signal ends the process at once.
 
     Answers from the beginning, while the model is being loaded; raises why it cannot be, and when
     the engine has died too often. `on_stop` hears of the first signal, and whether the model was
-    loaded by then. `command` starts the engine's process.
+    loaded by then. `command` starts the engine's process. The log is lines of JSON, or with
+    `log_in_words` for people.
     """
+    sink: Sink = write_in_words if log_in_words else write_line
+    command = [*command, IN_WORDS] if log_in_words else command
     # Connections inherit it. asyncio sets it only where a socket names its protocol, and without it
     # an answer's second piece waits for the client to acknowledge the first: 40 ms.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 from flashdraft.errors import RequestError
 
+_EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
+LOG_FORMATS = ("auto", "text", "json")
 MIB = 1024 * 1024
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s*]+", re.IGNORECASE)
 
@@ -27,6 +29,7 @@ class ServerSettings:
     allow_origins: tuple[str, ...] = ()  # web pages of other origins that may ask
     served_model_names: tuple[str, ...] = ()  # what clients call the model, the first one leading
     log_prompts: bool = False
+    log_format: str = "auto"  # "text" for people, "json" for programs; auto asks the terminal
     open_objects: bool = False  # objects of schemas may have more than their properties
 
     max_body_bytes: int = 8 * MIB
@@ -94,6 +97,16 @@ class ServerSettings:
         value = getattr(self, name)
         if type(value) is not int or value < least:
             raise RequestError(f"{name} is {value!r}; it must be an integer of at least {least}.")
+
+
+def url_of(host: str, port: int) -> str:
+    """The address of a server that listens on a host."""
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def url_here(host: str, port: int) -> str:
+    """Where this machine finds what listens on a host, which may stand for all of them."""
+    return url_of(_EVERYWHERE.get(host, host), port)
 
 
 def is_loopback(host: str) -> bool:

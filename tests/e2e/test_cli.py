@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
+import http.client
 import io
 import json
 import os
@@ -10,6 +12,7 @@ import pty
 import re
 import select
 import signal
+import struct
 import subprocess
 import sys
 import termios
@@ -119,6 +122,15 @@ def test_raw_continues_the_prompt_as_it_is(run: Run, folder: str) -> None:
     assert code == 0 and json.loads(out)["token_ids"] == expected.token_ids
 
 
+def test_what_is_piped_in_is_the_prompt_or_goes_before_it(run: Run) -> None:
+    flags = ("--max-tokens", "12", "--ignore-eos", "--json")
+    typed = json.loads(run("generate", f"{PROMPT}\n\nSummarise:", *flags)[1])
+    for argv, stdin in ((["Summarise:"], PROMPT + "\n"), ([], f"{PROMPT}\n\nSummarise:\n")):
+        assert json.loads(run("generate", *argv, *flags, stdin=stdin)[1])["text"] == typed["text"]
+    code, out, err = run("generate")
+    assert code == 2 and out == "" and "The prompt is empty" in err
+
+
 def test_stop_and_system_reach_the_model(run: Run) -> None:
     flags = ("--max-tokens", "40", "--ignore-eos", "--json")
     plain = json.loads(run("generate", PROMPT, *flags)[1])
@@ -197,7 +209,10 @@ def test_ctrl_c_ends_generate_with_130(folder: str) -> None:
             fcntl.ioctl(reader, termios.FIONREAD, count)
         process.send_signal(signal.SIGINT)
         output.read()
-        assert process.stderr and b"Traceback" not in process.stderr.read()
+        assert process.stderr
+        said = process.stderr.read().decode()
+        assert "Traceback" not in said and "Interrupted.\n" in said
+        assert re.search(r"Interrupted\.\n.* on cpu · plain decoding\n\d+ token", said)
         assert process.wait(timeout=60) == 130
 
 
@@ -227,11 +242,11 @@ def test_an_error_ends_a_piped_chat(run: Run) -> None:
 
 
 @pytest.fixture
-def terminal() -> Iterator[Callable[[list[str]], Terminal]]:
+def terminal(tmp_path: Path) -> Iterator[Callable[..., Terminal]]:
     started: list[Terminal] = []
 
-    def start(argv: list[str]) -> Terminal:
-        started.append(Terminal(argv))
+    def start(argv: list[str], columns: int = 80, **variables: str) -> Terminal:
+        started.append(Terminal(argv, columns, tmp_path, **variables))
         return started[-1]
 
     yield start
@@ -242,11 +257,15 @@ def terminal() -> Iterator[Callable[[list[str]], Terminal]]:
 class Terminal:
     """A command in a pseudo-terminal, and somebody typing."""
 
-    def __init__(self, argv: list[str]) -> None:
-        self.seen = ""
+    def __init__(self, argv: list[str], columns: int, home: Path, **variables: str) -> None:
+        self.seen = self.shown = ""
         primary, secondary = pty.openpty()
-        environment = {**os.environ, "TERM": "xterm", "COLUMNS": "80"}
-        environment.pop("NO_COLOR", None)
+        fcntl.ioctl(secondary, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+        environment = {**os.environ, "TERM": "xterm", "FLASHDRAFT_HOME": str(home)}
+        for name in ("NO_COLOR", "COLUMNS"):
+            environment.pop(name, None)
+        environment |= variables
+        self.began = time.monotonic()
         self.process = subprocess.Popen(
             argv,
             stdin=secondary,
@@ -266,10 +285,25 @@ class Terminal:
         begin = time.monotonic()
         while not (match := re.search(pattern, self.seen)):
             assert time.monotonic() - begin < timeout, f"{pattern!r} is not in {self.seen!r}"
-            if select.select([self._primary], [], [], 0.2)[0]:
-                self.seen += os.read(self._primary, 4096).decode("utf-8", errors="replace")
+            self._read()
         seen, self.seen = self.seen[: match.end()], self.seen[match.end() :]
         return seen
+
+    def wait_to_end(self) -> str:
+        """Read until the command has ended; everything that was ever shown."""
+        with contextlib.suppress(OSError):  # the other end is closed
+            while self._read() or self.process.poll() is None:
+                assert time.monotonic() - self.began < 120
+        self.process.wait(timeout=60)
+        return self.shown
+
+    def _read(self) -> bool:
+        if not select.select([self._primary], [], [], 0.2)[0]:
+            return False
+        piece = os.read(self._primary, 1 << 16).decode("utf-8", errors="replace")
+        self.seen += piece
+        self.shown += piece
+        return True
 
     def close(self) -> None:
         self.process.kill()
@@ -277,7 +311,7 @@ class Terminal:
         os.close(self._primary)
 
 
-def test_chat_in_a_terminal(folder: str, terminal: Callable[[list[str]], Terminal]) -> None:
+def test_chat_in_a_terminal(folder: str, terminal: Callable[..., Terminal], tmp_path: Path) -> None:
     argv = [*COMMAND, "chat", "--model", folder, "--max-tokens", "900", "--ignore-eos"]
     user = terminal([*argv, "--max-context", "1000"])
     user.wait_for("/help lists commands")
@@ -295,8 +329,98 @@ def test_chat_in_a_terminal(folder: str, terminal: Callable[[list[str]], Termina
     user.type("/stats\n")
     user.wait_for(r"1 answer \(1 interrupted\)")
     user.wait_for("> ")
+    user.type('"""two\n')
+    user.wait_for(r"\.\.\. ")
+    user.process.send_signal(signal.SIGINT)
+    user.wait_for("What was begun is dropped")
+    user.wait_for("> ")
+    user.type("/set max-tokens 3\n")
+    user.wait_for("> ")
+    user.type('"""two\n')
+    user.wait_for(r"\.\.\. ")
+    user.type('lines"""\n')
+    user.wait_for(r"cut off by --max-tokens 3; /set max-tokens 12")
+    user.wait_for("> ")
     user.type("\x04")
     assert user.process.wait(timeout=60) == 0
+    history = tmp_path / "chat_history"
+    assert "/set max-tokens 3" in history.read_text() and history.stat().st_mode & 0o777 == 0o600
+
+
+def rows(shown: str) -> list[str]:
+    """What stood on the screen's rows, each time it was drawn, without colours and moves."""
+    return re.sub(r"\x1b(\[[\d;?]*[A-Za-z]|.)", "", shown).replace("\r", "\n").split("\n")
+
+
+@pytest.mark.parametrize("columns", [50, 80, 200])
+def test_what_is_loading_shows_at_once_and_fits(
+    folder: str, terminal: Callable[..., Terminal], columns: int
+) -> None:
+    argv = [*COMMAND, "generate", PROMPT, "--model", folder, "--max-tokens", "8", "--ignore-eos"]
+    user = terminal(argv, columns)
+    user.wait_for("Loading …")
+    before_torch = time.monotonic() - user.began
+    shown = user.wait_to_end()
+    loading = [row for row in rows(shown) if row.startswith("Loading")]
+    assert len(loading) >= 3 and "100%" in loading[-1]
+    assert all(len(row) < columns for row in loading)
+    assert before_torch < (time.monotonic() - user.began) / 2  # long before the model is there
+    assert shown.index("Loading") < shown.index("Cut off by --max-tokens 8")
+    last_drawn = shown.rindex("100%")
+    assert shown[last_drawn + 4 :].startswith("\r\x1b[K")  # and it is taken away again
+
+
+def test_no_colour_means_no_colour(folder: str, terminal: Callable[..., Terminal]) -> None:
+    argv = [*COMMAND, "generate", PROMPT, "--model", folder, "--max-tokens", "8"]
+    shown = terminal(argv, 80, NO_COLOR="1", TERM="dumb").wait_to_end()
+    assert "\x1b" not in shown and "Loading" not in shown and "8 tokens" in shown
+
+
+def test_a_pipe_gets_nothing_but_the_answer(folder: str) -> None:
+    argv = [*COMMAND, "generate", "--model", folder, "--max-tokens", "8", "--ignore-eos"]
+    done = subprocess.run(argv, input=PROMPT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and done.stdout.endswith("\n")
+    assert "Loading" not in done.stderr and "\x1b" not in done.stdout + done.stderr
+
+
+def test_without_a_prompt_a_terminal_is_told_at_once(terminal: Callable[..., Terminal]) -> None:
+    user = terminal([*COMMAND, "generate"], 200)
+    assert "flashdraft: error: There is no prompt. Type one: flashdraft" in user.wait_to_end()
+    assert user.process.returncode == 2
+
+
+def test_ctrl_c_in_a_terminal_still_shows_what_was_made(
+    folder: str, terminal: Callable[..., Terminal]
+) -> None:
+    argv = [*COMMAND, "generate", PROMPT, "--model", folder, "--ignore-eos", "--max-tokens", "900"]
+    user = terminal([*argv, "--draft", "none"], 80)
+    user.wait_for(r"\d+ tokens · .*tok/s")  # the live line
+    user.process.send_signal(signal.SIGINT)
+    user.wait_for(r"Interrupted\.\r\n.*\r\n\d+ tokens · .* accepted length")
+    user.wait_to_end()
+    assert user.process.returncode == 130
+
+
+def test_serve_in_a_terminal_is_for_people(folder: str, terminal: Callable[..., Terminal]) -> None:
+    user = terminal([*COMMAND, "serve", folder, "--port", "0", "--dtype", "float32"], 80)
+    user.wait_for(r"chat in a browser: http://127\.0\.0\.1:\d+/")
+    port = re.search(r":(\d+)/", user.shown)
+    assert port is not None and f"flashdraft connect --url http://127.0.0.1:{port[1]}" in (
+        user.wait_for("Ctrl-C")
+    )
+    connection = http.client.HTTPConnection("127.0.0.1", int(port[1]), timeout=60)
+    body = json.dumps({"prompt": PROMPT, "max_tokens": 4, "ignore_eos": True})
+    connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
+    assert connection.getresponse().read()
+    connection.request("GET", "/nothing%0A12:00:00%20%20GET%20/x%1b[2J")
+    connection.getresponse().read()
+    connection.close()
+    line = user.wait_for(r"POST /v1/completions  200  .* tokens.*accepted length \d\.\d\d")
+    assert "{" not in line
+    assert "\x1b[2J" not in user.wait_for(r"GET /nothing\\n12:00:00  GET /x\\x1b\[2J  404")
+    user.process.send_signal(signal.SIGINT)
+    assert "Finishing the running answers" in user.wait_to_end()
+    assert user.process.returncode == 0
 
 
 # -- the default model -------------------------------------------------------------------------

@@ -18,13 +18,14 @@ WIDE = {"engine.engine"}  # it joins the parts
 # A room of a folder imports what stands to its left in the folder's line; rooms between two bars do
 # not know each other.
 ORDER = {
-    "": "children, errors, files, interrupts, markup, svg | habits | core | killable | text"
-    " | kernels | models | engine | chat | llm | server, bench, train, external | cli | __main__",
+    "": "children, errors, files, interrupts, markup, status_line, svg | habits | core | killable"
+    " | text | kernels | models | engine | chat | llm | server, bench, train, external | cli"
+    " | __main__",
     "bench": "accuracy, plan, tasks | doctor, results | run | report | traffic",
     "chat": "messages, sampling, schema | answers | prompted_tools | grammar, templates"
     " | families | answer_format | binding",
-    "cli": "choices, clients, files, parser, statistics | arguments, conversation, display, plan"
-    " | answer, model | bench, flags | commands",
+    "cli": "choices, clients, files, input, parser, statistics | arguments, completion, display"
+    ", plan | answer, model | bench, chat, flags | serving | commands",
     "engine": "config, drafts, output, sequence, streams | cache, policy, sampling"
     " | scheduler, validate | draft | live | drafting, step | engine",
     "external": "command, pairs, processes, tensor_rules, vllm_plugin"
@@ -59,6 +60,7 @@ TORCH_FREE = {
     "cli/__init__.py",
     "cli/choices.py",
     "cli/plan.py",
+    "cli/commands/completion.py",
     "cli/commands/connect.py",
     "cli/commands/models.py",
     "cli/commands/plan.py",

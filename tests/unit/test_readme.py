@@ -60,7 +60,7 @@ def test_commands_exist() -> None:
     found = [argv for block in blocks(README, "sh") for argv in commands(block)]
     assert {argv[0] for argv in found} == {
         "generate",
-        "chat",
+        "run",
         "serve",
         "connect",
         "models",
@@ -73,6 +73,7 @@ def test_commands_exist() -> None:
         "train",
         "synth",
         "export",
+        "completion",
     }
     for argv in found + commands(MAKEFILE.replace("$(BIN)/", "")):
         parser.parse_args(argv)  # exits, and so fails, on what the command does not know

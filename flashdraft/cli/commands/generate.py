@@ -5,16 +5,16 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import random
-import sys
 from pathlib import Path
 from typing import Any
 
-from flashdraft.cli.answer import ShownAnswer, show_answer
+from flashdraft.cli.answer import ShownAnswer, describe_cut, show_answer
 from flashdraft.cli.arguments import model_sampling, sampling_params
 from flashdraft.cli.display import AnswerView, Screen
-from flashdraft.cli.files import STDOUT, check_writable, text_for_file, write_json, write_text
+from flashdraft.cli.files import STDOUT, check_writable, part_for_file, write_json, write_text
+from flashdraft.cli.input import read_prompt
 from flashdraft.cli.model import describe_model, load_model, require_template
-from flashdraft.cli.statistics import describe_fully
+from flashdraft.cli.statistics import describe_briefly, describe_fully
 from flashdraft.core import Generation, SamplingParams
 from flashdraft.errors import RequestError
 from flashdraft.llm import LLM, Prompt
@@ -27,21 +27,29 @@ def run(arguments: argparse.Namespace) -> int:
     """Answer the prompt."""
     sampling_params(arguments)  # a wrong flag is reported before the model is loaded
     _check(arguments)
-    text = _read_prompt(arguments)
+    text = read_prompt(arguments.prompt, as_it_is=arguments.raw)
     llm = load_model(arguments)
     params = sampling_params(arguments, model_sampling(llm.generation_config))
     prompt = _make_prompt(llm, text, arguments)
     screen = Screen.detect()
     if arguments.compare:
         return _compare(llm, prompt, params, screen)
-    echo = arguments.json is None and arguments.output is None
-    answer = show_answer(llm.stream(prompt, params), AnswerView(screen, echo))
+    view = AnswerView(screen, echo=arguments.json is None and arguments.output is None)
+    try:
+        answer = show_answer(llm.stream(prompt, params), view)
+    except KeyboardInterrupt:
+        _note_interruption(arguments, llm, view, screen)
+        raise
     assert answer.generation is not None  # nothing stops this stream but its end
     if arguments.output is not None:
-        write_text(arguments.output, text_for_file(answer.text, arguments.output))
-        screen.note(f"wrote {arguments.output}")
+        part = part_for_file(answer.text, arguments.output)
+        write_text(arguments.output, part.text)
+        screen.note(f"wrote {arguments.output}: {part.says}")
     if arguments.json is not None:
         write_json(arguments.json, as_json(answer.generation, params))
+    cut = describe_cut(answer.generation, params, llm.engine.max_context)
+    if cut is not None:
+        screen.note(f"Cut off {cut}")
     screen.note(f"{describe_model(llm)}\n{describe_fully(answer.num_tokens, answer.stats)}")
     return 0
 
@@ -98,18 +106,15 @@ def _check(arguments: argparse.Namespace) -> None:
             raise RequestError(f"-o and --json both name {arguments.json}; give them two files.")
 
 
-def _read_prompt(arguments: argparse.Namespace) -> str:
-    text: str = arguments.prompt
-    if text == "-":
-        try:
-            text = sys.stdin.read()
-        except UnicodeDecodeError as error:
-            raise RequestError(f"The prompt on stdin is not valid text: {error}.") from None
-        if not arguments.raw:
-            text = text.rstrip("\n")  # the newline that ends a piped line is not the user's word
-    if not text.strip():
-        raise RequestError("The prompt is empty; write something to answer.")
-    return text
+def _note_interruption(
+    arguments: argparse.Namespace, llm: LLM, view: AnswerView, screen: Screen
+) -> None:
+    """What came until Ctrl-C; half an answer is no file."""
+    files = [arguments.output] if arguments.output is not None else []
+    files += [arguments.json] if arguments.json not in (None, STDOUT) else []
+    kept = "".join(f" {file} is not written." for file in files)
+    made = describe_briefly(view.progress.num_tokens, view.progress.stats)
+    screen.note(f"Interrupted.{kept}\n{describe_model(llm)}\n{made}")
 
 
 def _make_prompt(llm: LLM, text: str, arguments: argparse.Namespace) -> Prompt:

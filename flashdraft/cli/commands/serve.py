@@ -1,6 +1,6 @@
 """`flashdraft serve [MODEL]`: the HTTP server, for OpenAI and Anthropic clients and browsers.
 
-With `--engine vllm` or `sglang` it is theirs, and serve_external.py starts it.
+With `--engine vllm` or `sglang` it is theirs, and serving/external.py starts it.
 """
 
 from __future__ import annotations
@@ -14,16 +14,23 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from flashdraft.cli.arguments import KEY_VARIABLE, NATIVE, cache_options, weight_options
-from flashdraft.cli.commands import serve_external
+from flashdraft.cli.arguments import (
+    KEY_VARIABLE,
+    NATIVE,
+    cache_options,
+    take_model_name,
+    weight_options,
+)
 from flashdraft.cli.display import Screen
+from flashdraft.cli.serving import external, notes
 from flashdraft.engine.config import EngineConfig
-from flashdraft.errors import FlashdraftError, RequestError
+from flashdraft.errors import FlashdraftError, RequestError, printable
 from flashdraft.interrupts import terminate_as_interrupt
 from flashdraft.models.pairs import find_drafter
-from flashdraft.models.sources import DEFAULT_MODEL, resolve_sources
+from flashdraft.models.sources import resolve_sources
 from flashdraft.models.tokenizer import Tokenizer
 from flashdraft.server.settings import ServerSettings
+from flashdraft.status_line import STATUS
 
 ENDING = "Finishing the running answers; the same signal again ends at once."
 NOT_LOADED = "Stopped before the model was loaded."
@@ -31,7 +38,7 @@ NOT_LOADED = "Stopped before the model was loaded."
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve until a signal comes."""
-    model = _model_name(arguments)
+    model = take_model_name(arguments)
     settings = ServerSettings(
         host=arguments.host,
         port=arguments.port,
@@ -42,20 +49,23 @@ def run(arguments: argparse.Namespace) -> int:
         served_model_names=tuple(arguments.served_model_name) or (_public_name(model),),
         max_queue=arguments.max_queue,
         log_prompts=arguments.log_prompts,
+        log_format=arguments.log_format,
         open_objects=arguments.open_objects,
     )
     _check_values(arguments)
     if arguments.engine != NATIVE:
-        return serve_external.run(arguments, model, settings, lambda: _free_port(settings))
-    serve_external.refuse_engine_flags(arguments)
-    launch = _load_server()
+        return external.run(arguments, model, settings, lambda: _free_port(settings))
+    external.refuse_engine_flags(arguments)
     screen = Screen.detect()
+    with STATUS.during("Loading the server …"):
+        launch = _load_server()
     try:
         # what is wrong with a port or a flag is better known before the model is loaded
         with _listen(settings) as listener, terminate_as_interrupt():
-            address = _address(listener)
-            path = _fetch(model, arguments.draft)
-            tokenizer = _load_tokenizer(model, path)
+            address = notes.address_of(listener)
+            with STATUS.during(f"Loading {printable(model)} …"):
+                path = _fetch(model, arguments.draft)
+                tokenizer = _load_tokenizer(model, path)
             screen.note(f"Loading {model} …")
             asyncio.run(
                 launch.serve(
@@ -63,7 +73,8 @@ def run(arguments: argparse.Namespace) -> int:
                     settings,
                     _llm_arguments(arguments, model),
                     tokenizer,
-                    on_ready=lambda info: screen.note(f"Serving {model} on {address}"),
+                    log_in_words=notes.is_log_in_words(settings, screen),
+                    on_ready=lambda _: notes.say_ready(model, address, settings, screen),
                     on_stop=lambda is_loaded: screen.note(ENDING if is_loaded else NOT_LOADED),
                 )
             )
@@ -85,14 +96,6 @@ def _check_values(arguments: argparse.Namespace) -> None:
         given["verify"] = arguments.verify
     given = {name: value for name, value in given.items() if value is not None}
     EngineConfig(cache=cache_options(arguments), **given)
-
-
-def _model_name(arguments: argparse.Namespace) -> str:
-    if arguments.name is None or arguments.name == arguments.model:
-        return str(arguments.model)
-    if arguments.model != DEFAULT_MODEL:
-        raise RequestError(f"Two models are named, {arguments.name!r} and {arguments.model!r}.")
-    return str(arguments.name)
 
 
 def _public_name(model: str) -> str:
@@ -157,8 +160,3 @@ def _listen(settings: ServerSettings) -> socket.socket:
 def _free_port(settings: ServerSettings) -> int:
     with _listen(settings) as listener:
         return int(listener.getsockname()[1])
-
-
-def _address(listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

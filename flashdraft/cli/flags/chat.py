@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
-from flashdraft.cli.arguments import add_model_arguments, add_sampling_arguments
+from flashdraft.cli.arguments import (
+    add_model_arguments,
+    add_model_name,
+    add_sampling_arguments,
+    take_model_name,
+)
 from flashdraft.cli.parser import Parser
+from flashdraft.models.sources import require_name
 
 
 def add_arguments(parser: Parser) -> None:
     """The flags of `chat`."""
-    parser.description = "Talk to a model. /help lists what else can be typed; Ctrl-D leaves."
+    parser.description = (
+        "Talk to a model. /help lists what else can be typed; Ctrl-D leaves. With PROMPT it is "
+        "answered once. `flashdraft run` is the same command."
+    )
+    parser.check = lambda arguments: require_name(take_model_name(arguments))
+    add_model_name(parser)
+    parser.add_argument(
+        "prompt",
+        nargs="*",
+        metavar="PROMPT",
+        help="answer this and leave; what is piped in goes before it",
+    )
     add_sampling_arguments(parser)
     add_model_arguments(parser)

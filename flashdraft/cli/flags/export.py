@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from flashdraft.cli.arguments import add_json_argument
-from flashdraft.cli.parser import Parser, one_of
+from flashdraft.cli.parser import OneOf, Parser
 from flashdraft.kernels.kinds import QUANTIZE
 from flashdraft.models.drafter.config import LAYOUTS
 
@@ -37,7 +37,7 @@ def add_arguments(parser: Parser) -> None:
     for flag, what in (("--quantize", "weights"), ("--quantize-head", "head")):
         parser.add_argument(
             flag,
-            type=one_of(flag, QUANTIZE),
+            type=OneOf(flag, QUANTIZE),
             metavar="SCHEME",
             help=f"what the target's {what} will be held in, as in training: one of "
             f"{', '.join(QUANTIZE)}",

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 
-from flashdraft.cli.arguments import KEY_VARIABLE, NATIVE, add_model_arguments
+from flashdraft.cli.arguments import KEY_VARIABLE, NATIVE, add_model_arguments, add_model_name
 from flashdraft.cli.parser import Parser
 from flashdraft.external.versions import ENGINES
-from flashdraft.models.sources import DEFAULT_MODEL
-from flashdraft.server.settings import ServerSettings
+from flashdraft.server.settings import LOG_FORMATS, ServerSettings
 
 
 def add_arguments(parser: Parser) -> None:
@@ -19,12 +18,7 @@ def add_arguments(parser: Parser) -> None:
     )
     parser.epilog = "What follows -- goes to the outside engine as it is."
     parser.takes_rest = True
-    parser.add_argument(
-        "name",
-        nargs="?",
-        metavar="MODEL",
-        help=f"a known name, a Hub id, a folder or a GGUF file (default: {DEFAULT_MODEL})",
-    )
+    add_model_name(parser)
     add_model_arguments(parser)
     parser.add_argument(
         "--max-batch",
@@ -69,6 +63,13 @@ def _add_server_arguments(parser: argparse.ArgumentParser) -> None:
         default=ServerSettings.max_queue,
         metavar="N",
         help="requests that may wait; one more is refused (default: %(default)s)",
+    )
+    group.add_argument(
+        "--log-format",
+        choices=LOG_FORMATS,
+        default=ServerSettings.log_format,
+        help="text for people, json for programs, auto by whether stdout is a terminal (default: "
+        "%(default)s)",
     )
     group.add_argument(
         "--log-prompts", action="store_true", help="log what clients send, word for word"

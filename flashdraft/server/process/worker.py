@@ -34,7 +34,9 @@ from flashdraft.killable.frames import FrameReader, Message, WireError, pack
 from flashdraft.llm import LLM
 from flashdraft.server.process.grammar_queue import CompiledRequest, GrammarQueue
 from flashdraft.server.process.wire import BEAT_S, event_to_dict, request_from_dict, step_to_dict
-from flashdraft.server.telemetry.logs import structured_logging, write_line
+from flashdraft.server.telemetry.logs import Sink, structured_logging, write_line
+from flashdraft.server.telemetry.text_lines import IN_WORDS, write_in_words
+from flashdraft.status_line import STATUS
 
 SEND_TIMEOUT_S = 60.0  # the front reads all the time: if it does not, it hangs
 ORPHAN_GRACE_S = 5.0  # for the loop to see by itself that the front has gone
@@ -239,14 +241,17 @@ def main() -> int:
     """The process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches both: the front decides
     try:
-        descriptor, arguments = int(sys.argv[1]), json.loads(sys.argv[2])
-    except (IndexError, ValueError):
-        print("usage: python -m flashdraft.server.process.worker FD ARGUMENTS", file=sys.stderr)
+        *options, number, text = sys.argv[1:]
+        descriptor, arguments = int(number), json.loads(text)
+    except ValueError:
+        usage = f"python -m flashdraft.server.process.worker [{IN_WORDS}] FD ARGUMENTS"
+        print(f"usage: {usage}", file=sys.stderr)
         return 2
     connection = socket.socket(fileno=descriptor)
     threading.Thread(target=_end_with_front, args=(descriptor,), daemon=True).start()
     logging.captureWarnings(True)
-    with structured_logging(_write_line):
+    write = write_in_words if IN_WORDS in options else write_line
+    with structured_logging(lambda line: _write_line(line, write)):
         try:
             return serve(connection, arguments)
         except Exception:
@@ -254,9 +259,10 @@ def main() -> int:
             return EXIT_FAILED
 
 
-def _write_line(content: dict[str, Any]) -> None:
+def _write_line(content: dict[str, Any], write: Sink) -> None:
     """A line of the log, on stdout: for this process that is the front's stderr."""
-    write_line({**content, "process": "engine"})
+    STATUS.clear()
+    write({**content, "process": "engine"})
 
 
 def _end_with_front(descriptor: int) -> None:

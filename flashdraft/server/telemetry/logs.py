@@ -1,5 +1,6 @@
 """Structured logs: one JSON object a line for every request, on stdout. No prompts unless asked.
-What modules and libraries have to say (Python's logging) becomes such lines too.
+What modules and libraries have to say (Python's logging) becomes such lines too. In words they are
+text_lines.py's.
 
 A request's record travels in a context variable, so that whoever learns something about it (the
 engine's client: tokens and times) can write it down without being handed the record.
@@ -62,14 +63,18 @@ class RequestRecord:
         if self.route is None:
             content["path"] = self.path[:MAX_LOGGED_PATH]
         if self.generations:
+            steps, decoded = (sum(getattr(s, n) for s in stats) for n in ("steps", "decode_tokens"))
+            decode_s = max(one.decode_s for one in stats)
             content |= {
                 "prompt_tokens": stats[0].prompt_tokens,
                 "cached_tokens": stats[0].cached_tokens,
                 "completion_tokens": sum(len(g.token_ids) for g in self.generations),
                 "finish_reasons": [g.finish_reason.value for g in self.generations],
-                "steps": sum(one.steps for one in stats),
+                "steps": steps,
                 "drafted": sum(one.drafted for one in stats),
                 "accepted": sum(one.accepted for one in stats),
+                "tokens_per_s": round(decoded / decode_s, 2) if decode_s > 0 else 0.0,
+                "mean_accepted_length": round(decoded / steps, 4) if steps else 0.0,
             }
         for name in ("ttft_s", "error", "body"):
             value = getattr(self, name)

@@ -88,7 +88,7 @@ def test_verify_takes_auto_or_a_number(capsys: pytest.CaptureFixture[str]) -> No
     assert "neither 'auto' nor a number" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("argv", [(), ("bake",), ("generate",), ("generate", "x", "--temp", "1")])
+@pytest.mark.parametrize("argv", [(), ("bake",), ("pull",), ("generate", "x", "--temp", "1")])
 def test_wrong_usage_exits_with_2(argv: tuple[str, ...]) -> None:
     with pytest.raises(SystemExit) as exit_:
         main(argv)
@@ -124,7 +124,7 @@ def test_an_output_that_cannot_be_written_is_refused_before_the_model_loads(
     tmp_path: object, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for flag in ("-o", "--json"):
-        argv = ("generate", "x", "--model", "no-such-model", flag, f"{tmp_path}/none/x.html")
+        argv = ("generate", "x", "--model", "org/none", flag, f"{tmp_path}/none/x.html")
         assert main(argv) == 2
         assert "there is no folder" in capsys.readouterr().err
 

@@ -7,15 +7,17 @@ import json
 import logging
 import signal
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from flashdraft.cli import main
+from flashdraft.cli.chat.conversation import Conversation
+from flashdraft.cli.chat.session import Chat
+from flashdraft.cli.chat.talk import Talk
 from flashdraft.cli.commands import generate, models
-from flashdraft.cli.commands.chat import Chat
-from flashdraft.cli.conversation import Conversation
 from flashdraft.cli.display import Screen
 from flashdraft.core import (
     FinishReason,
@@ -56,6 +58,7 @@ class ScriptedLLM:
         self.params: list[SamplingParams] = []
         self.num_cancelled = 0
         self.error: str | None = None
+        self.reason = FinishReason.STOP
 
     def chat_prompt(self, messages: list[dict[str, str]]) -> Any:
         return [dict(message) for message in messages]
@@ -68,7 +71,7 @@ class ScriptedLLM:
         words = self.plain_words if verify == 0 else self.words
         stats = GenerationStats(steps=len(words), decode_tokens=len(words), decode_s=1.0)
         stats.histogram = {1: len(words)}
-        reason = FinishReason.STOP if self.error is None else FinishReason.ERROR
+        reason = self.reason if self.error is None else FinishReason.ERROR
         ids = [ord(word[0]) for word in words]
         try:
             for word, token in zip(words, ids, strict=True):
@@ -94,7 +97,7 @@ class InterruptingStream(io.StringIO):
 def new_chat(llm: ScriptedLLM, out: io.StringIO | None = None, colours: bool = False) -> Chat:
     screen = Screen(out or io.StringIO(), io.StringIO(), colours, False, colours)
     model: Any = llm
-    return Chat(model, SamplingParams(), screen, Conversation())
+    return Chat(Talk(model, SamplingParams(), screen, Conversation()), screen)
 
 
 def notes(chat: Chat) -> str:
@@ -140,7 +143,7 @@ def test_a_second_ctrl_c_leaves_and_the_request_is_cancelled() -> None:
     chat = new_chat(llm, Impatient())
     with pytest.raises(KeyboardInterrupt):
         chat.take("count")
-    assert llm.num_cancelled == 1 and chat._conversation.turns == []
+    assert llm.num_cancelled == 1 and chat._talk.conversation.turns == []
 
 
 def test_a_failed_turn_is_not_history() -> None:
@@ -178,10 +181,120 @@ def test_commands_change_the_conversation() -> None:
     assert not chat.take("/exit")
 
 
-@pytest.mark.parametrize("line", ["/nope", "/colour", "/colour red", "/save", "/colour on"])
+WRONG = ("/nope", "/colour", "/colour red", "/save", "/colour on", "/load", "/set x 1", "/set seed")
+FILES = ("~nobody-here/x.json", "x" * 300, ".", "none/x.json")
+
+
+@pytest.mark.parametrize(
+    "line", [*WRONG, *(f"/{word} {name}" for word in ("save", "load") for name in FILES)]
+)
 def test_wrong_commands_are_errors(line: str) -> None:
     with pytest.raises(RequestError):
         new_chat(ScriptedLLM(["x"])).take(line)
+
+
+@pytest.mark.parametrize("line", ["/bye", "/exit", "/quit", " /bye "])
+def test_leaving_has_several_names(line: str) -> None:
+    assert not new_chat(ScriptedLLM(["x"])).take(line)
+
+
+def test_a_mistyped_command_is_answered_with_what_was_meant() -> None:
+    for typed, meant in (("/quti", "quit"), ("/tempe", None), ("/sav x", "save")):
+        with pytest.raises(RequestError) as error:
+            new_chat(ScriptedLLM(["x"])).take(typed)
+        assert (f"Did you mean {meant}?" in str(error.value)) == (meant is not None)
+        assert "/help" in str(error.value)
+
+
+def test_a_text_of_several_lines_is_one_question() -> None:
+    llm = ScriptedLLM(["ok"])
+    chat = new_chat(llm)
+    for line in ('"""', "one", "/exit", 'three"""', "four \\", "five"):
+        assert chat.take(line)
+    questions = [m["content"] for m in llm.prompts[-1] if m["role"] == "user"]
+    assert questions == ["one\n/exit\nthree", "four \nfive"]
+
+
+def test_set_changes_what_the_next_answer_is_asked_with() -> None:
+    llm = ScriptedLLM(["ok"])
+    chat = new_chat(llm)
+    for line in ("/set temperature 0.8", "/set stop END", "one", "/set temperature default", "two"):
+        chat.take(line)
+    assert llm.params == [
+        SamplingParams(temperature=0.8, stop=["END"]),
+        SamplingParams(stop=["END"]),
+    ]
+    chat.take("/set")
+    assert "temperature" in notes(chat) and '["END"]' in notes(chat)
+    with pytest.raises(RequestError, match="/set temperature is -1.0"):
+        chat.take("/set temperature -1")
+
+
+def test_a_saved_chat_goes_on_in_another(tmp_path: Path) -> None:
+    path = tmp_path / "talk one.json"
+    chat = new_chat(ScriptedLLM(["fine"]))
+    for line in ("/system be brief", "/set top-k 3", "how are you?", f"/save {path}"):
+        chat.take(line)
+    llm = ScriptedLLM(["good"])
+    other = new_chat(llm)
+    other.take("forget this")
+    other.take(f"/load {path}")
+    other.take("and now?")
+    asked = [m["content"] for m in llm.prompts[-1]]
+    assert asked == ["be brief", "how are you?", "fine", "and now?"]
+    assert llm.params[-1].top_k == 3
+    assert "Loaded 1 turn and the settings; the 1 turn before are forgotten" in notes(other)
+
+
+def test_what_cannot_be_loaded_changes_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "talk.json"
+    path.write_text(json.dumps({"messages": [], "settings": {"temperature": -1}}))
+    llm = ScriptedLLM(["ok"])
+    chat = new_chat(llm)
+    chat.take("one")
+    with pytest.raises(RequestError, match="temperature is -1"):
+        chat.take(f"/load {path}")
+    chat.take("two")
+    assert [m["content"] for m in llm.prompts[-1]] == ["one", "ok", "two"]
+
+
+def test_no_file_is_overwritten_unasked(tmp_path: Path) -> None:
+    path = tmp_path / "mine.md"
+    path.write_text("precious")
+    chat = new_chat(ScriptedLLM(["ok"]))
+    chat.take("one")
+    with pytest.raises(RequestError, match="exists; the same /save once more replaces it"):
+        chat.take(f"/save {path}")
+    assert path.read_text() == "precious"
+    chat.take(f"/save {path}")
+    assert "one" in path.read_text() and "Replaced" in notes(chat)
+    chat.take(f"/save {path}")  # it is this chat's own now
+    assert notes(chat).count("Replaced") == 2
+
+
+def test_notes_hold_no_control_characters_of_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "talk.json"
+    messages = [
+        {"role": "user", "content": "\x1b]0;mine\x07"},
+        {"role": "assistant", "content": "x"},
+    ]
+    path.write_text(json.dumps({"messages": messages, "model": "\x1b[2J"}))
+    chat = new_chat(ScriptedLLM(["ok"]))
+    chat.take(f"/load {path}")
+    chat.take("/undo")
+    assert "\x1b" not in notes(chat) and "Took back: \\x1b]0;mine\\x07" in notes(chat)
+
+
+def test_a_cut_answer_says_by_what_and_what_gives_more() -> None:
+    llm = ScriptedLLM(["one"] * 4)
+    llm.reason = FinishReason.LENGTH
+    chat = new_chat(llm)
+    chat.take("/set max-tokens 4")
+    chat.take("go")
+    assert "cut off by --max-tokens 4; /set max-tokens 16 gives it more room]" in notes(chat)
+    chat.take("/set max-tokens 400")
+    chat.take("go")
+    assert "cut off by the end of the context, 1000 tokens" in notes(chat)
 
 
 def test_a_path_is_no_command() -> None:
@@ -205,7 +318,7 @@ def test_colour_on_shows_a_legend_and_colours() -> None:
 def test_help_names_every_command() -> None:
     chat = new_chat(ScriptedLLM(["x"]))
     chat.take("/help")
-    for name in (*chat._commands, "exit"):
+    for name in (*chat._commands, "bye", "exit", "quit"):
         assert f"/{name}" in notes(chat)
 
 
@@ -235,7 +348,7 @@ def test_an_error_of_a_turn_names_flags(monkeypatch: pytest.MonkeyPatch) -> None
     screen = Screen(io.StringIO(), io.StringIO(), False, False, False)
     model: Any = llm
     flags = {"max_context": "--max-context"}
-    chat = Chat(model, SamplingParams(), screen, Conversation(), flags)
+    chat = Chat(Talk(model, SamplingParams(), screen, Conversation()), screen, flags)
     chat.talk_in_terminal()
     assert "too long; raise --max-context." in notes(chat)
 
@@ -248,6 +361,34 @@ def test_chat_samples_as_the_model_says(monkeypatch: pytest.MonkeyPatch) -> None
     assert main(["chat", "--top-k", "5", "--system", "be brief"]) == 0
     assert llm.params == [SamplingParams(temperature=0.6, top_k=5)]
     assert [m["content"] for m in llm.prompts[0]] == ["be brief", "hello"]
+
+
+def test_run_asks_once_and_names_its_model_first(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    llm = ScriptedLLM(["hi"])
+    asked: list[str] = []
+    monkeypatch.setattr(
+        "flashdraft.cli.commands.chat.load_model", lambda given: asked.append(given.model) or llm
+    )
+    monkeypatch.setattr("sys.stdin", io.StringIO("notes\n"))
+    llm.reason = FinishReason.LENGTH
+    words = ["why", "is", "it?", "--system", "be brief", "--max-tokens", "1"]
+    assert main(["run", "org/model", *words]) == 0
+    assert asked == ["org/model"]
+    assert [m["content"] for m in llm.prompts[0]] == ["be brief", "notes\n\nwhy is it?"]
+    captured = capsys.readouterr()
+    assert captured.out == "hi\n" and "1 token" in captured.err
+    assert "cut off by --max-tokens 1; --max-tokens 4 gives it more room" in captured.err
+
+
+def test_run_is_interrupted_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = ScriptedLLM(["one ", "two ", "three"])
+    use(monkeypatch, llm, "chat")
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    monkeypatch.setattr("sys.stdout", InterruptingStream())
+    assert main(["chat", "smollm2-135m", "count"]) == 130
+    assert llm.num_cancelled == 1
 
 
 # -- generate ----------------------------------------------------------------------------------
@@ -276,6 +417,57 @@ def test_compare_fails_on_a_cpu_where_tokens_differ(
     llm.kernels.device.type, llm.plain_words = "cpu", ["a", "b"]
     assert main(["generate", "x", "--compare"]) == 1
     assert "differ from token 2 on" in capsys.readouterr().out
+
+
+def test_a_cut_answer_says_so_and_json_keeps_its_form(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    llm = ScriptedLLM(["one ", "two"])
+    llm.reason = FinishReason.LENGTH
+    use(monkeypatch, llm)
+    for flags in ([], ["--json"]):
+        assert main(["generate", "x", "--max-tokens", "2", *flags]) == 0
+        captured = capsys.readouterr()
+        assert "Cut off by --max-tokens 2; --max-tokens 8 gives it more room.\n" in captured.err
+        assert "Cut off" not in captured.out
+    assert main(["generate", "x", "--max-tokens", "3"]) == 0
+    assert "Cut off by the end of the context, 1000 tokens" in capsys.readouterr().err
+    llm.reason = FinishReason.STOP
+    assert main(["generate", "x", "--max-tokens", "2"]) == 0
+    assert "Cut off" not in capsys.readouterr().err
+
+
+def test_ctrl_c_shows_what_was_made_and_writes_no_file(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    class Interrupted(ScriptedLLM):
+        def stream(self, *arguments: Any, **named: Any) -> Iterator[TokenEvent]:
+            for number, event in enumerate(super().stream(*arguments, **named)):
+                if number == 2:
+                    raise KeyboardInterrupt
+                yield event
+
+    use(monkeypatch, Interrupted(["one ", "two ", "three"]))
+    assert main(["generate", "x"]) == 130
+    captured = capsys.readouterr()
+    assert captured.out == "one two \n"
+    assert "Interrupted.\nscripted" in captured.err and "2 tokens · " in captured.err
+    path = tmp_path / "page.html"
+    path.write_text("good")
+    assert main(["generate", "x", "-o", str(path)]) == 130
+    assert "page.html is not written" in capsys.readouterr().err and path.read_text() == "good"
+
+
+def test_a_page_is_the_code_block_of_the_answer(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    llm = ScriptedLLM(["Here:\n```html\n", "<p>tea</p>\n", "```\n", "Enjoy!"])
+    use(monkeypatch, llm)
+    assert main(["generate", "x", "-o", str(tmp_path / "page.html")]) == 0
+    assert (tmp_path / "page.html").read_text() == "<p>tea</p>\n"
+    err = capsys.readouterr().err
+    assert "page.html: the code block of the answer, 1 line\n" in err
+    assert "tok/s" in err and "accepted length" in err
 
 
 def test_a_request_that_fails_is_an_error(

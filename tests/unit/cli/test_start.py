@@ -12,7 +12,7 @@ from pkgutil import iter_modules
 import pytest
 
 import flashdraft
-from flashdraft.cli import COMMANDS, build_parser, commands, flags
+from flashdraft.cli import COMMANDS, OTHER_NAMES, build_parser, commands, flags
 from tests.tiny import make_tiny_checkpoint, make_tiny_drafter
 from tests.unit.models.gguf.factory import LLAMA, Types, random_values, write_gguf
 from tests.unit.models.test_compressed_tensors import write_model
@@ -30,7 +30,7 @@ with open(sys.argv[1], "w") as report:
 """
 WRONG = {  # what is typed, and what is said to it
     "genrate": "generate",
-    "--versoin": "What is missing: COMMAND",
+    "--versoin": "Did you mean --version?",
     "plan --gpuu h200": "--gpu",
     "models --jsn": "--json",
     "pull": "What is missing: MODEL",
@@ -89,6 +89,7 @@ def start(folder: Path, words: list[str]) -> tuple[int, set[str], str]:
         "models --json",
         "list",
         "list --json",
+        "completion bash",
     ],
 )
 def test_loads_no_torch(folder: Path, typed: str) -> None:
@@ -121,7 +122,8 @@ def test_the_table_of_commands_is_that_of_the_modules() -> None:
 def test_the_help_has_a_line_for_every_command() -> None:
     shown = build_parser().format_help()
     for name, text in COMMANDS.items():
-        assert any(line.split() == [name, *text.split()] for line in shown.splitlines()), name
+        names = [name, *(f"({one})" for one in OTHER_NAMES.get(name, ()))]
+        assert any(line.split() == [*names, *text.split()] for line in shown.splitlines()), name
 
 
 def test_the_package_loads_torch_with_its_llm() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from flashdraft.cli import arguments, main
-from flashdraft.cli.commands import serve_external
+from flashdraft.cli.serving import external
 from flashdraft.external import command, launch
 from tests.tiny import make_tiny_checkpoint
 from tests.unit.external.fake_engine import are_gone, gpu, make_engine, read_record
@@ -155,7 +155,7 @@ def test_a_whole_run_ends_with_the_engines_status(
         os.kill(os.getpid(), signal.SIGTERM)
         return "it is ready"
 
-    monkeypatch.setattr(serve_external, "_ready", ready)
+    monkeypatch.setattr(external, "_ready", ready)
     assert served.run("--api-key", "hidden-key", "--", "--fake", "serve") == 0
     said = capsys.readouterr().err
     assert "it is ready" in said and "Ending vLLM 0.32.0" in said

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
-from flashdraft.cli.conversation import Conversation, Message, Turn
+from flashdraft.cli.chat.conversation import Conversation, Message, Turn
 
 
 def talk(count: int, system: str | None = None) -> Conversation:
@@ -59,12 +56,25 @@ def test_reset_keeps_the_system_prompt() -> None:
     assert contents(conversation.prompt()) == ["be brief", "new"]
 
 
-def test_save_writes_the_whole_conversation(tmp_path: Path) -> None:
-    conversation = talk(3, "be brief")
-    conversation.fit(count_messages, 2)
-    conversation.save(tmp_path / "talk.json")
-    saved = json.loads((tmp_path / "talk.json").read_text(encoding="utf-8"))["messages"]
-    assert contents(saved) == ["be brief", "q0", "a0", "q1", "a1", "q2"]
-    conversation.save(tmp_path / "talk.md")
-    text = (tmp_path / "talk.md").read_text(encoding="utf-8")
-    assert text.startswith("## system\n\nbe brief\n\n## user\n\nq0\n")
+def test_a_long_conversation_is_fitted_with_few_counts() -> None:
+    counted: list[int] = []
+
+    def count(messages: list[Message]) -> int:
+        counted.append(len(messages))
+        return len(messages)
+
+    conversation = talk(2000)
+    assert conversation.fit(count, 21) == 1989  # ten turns of two messages, and the question
+    assert len(conversation.prompt()) == 21
+    assert len(counted) < 15 and sum(counted[1:]) < 300  # the first count is of everything
+
+
+def test_fitting_finds_the_same_turns_as_leaving_out_one_by_one() -> None:
+    for count in range(1, 12):
+        for room in range(0, 25):
+            conversation = talk(count, "be brief")
+            left_out = 0
+            while left_out < count - 1 and 2 + 2 * (count - left_out - 1) > room:
+                left_out += 1
+            assert conversation.fit(count_messages, room) == left_out == conversation.num_left_out
+            assert conversation.fit(count_messages, room) == 0

@@ -28,13 +28,12 @@ from flashdraft.external.command import EngineCommand, EngineSettings, Nodes
 from flashdraft.external.launch import Health, run_engine
 from flashdraft.external.pairs import EnginePair, export_target, read_pair
 from flashdraft.external.versions import ENGINES, Installation, check_version, inspect_engine
-from flashdraft.server.settings import ServerSettings
+from flashdraft.server.settings import ServerSettings, url_here
 
 _COMPOSERS: dict[str, Callable[[EnginePair, EngineSettings, Installation, bool], EngineCommand]] = {
     "vllm": vllm.compose,
     "sglang": sglang.compose,
 }
-_EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
 
 
 def refuse_engine_flags(arguments: argparse.Namespace) -> None:
@@ -82,7 +81,7 @@ def run(
         export_target(model, Path(pair.model))
     screen.note(command.shown())
     title = f"{kind.title} {installation.version}"
-    address = _address(_EVERYWHERE.get(settings.host, settings.host), settings.port)
+    address = url_here(settings.host, settings.port)
     return run_engine(
         command,
         Health(f"{address}/health", settings.api_key) if settings.answers else None,
@@ -92,15 +91,12 @@ def run(
     )
 
 
-def _address(host: str, port: int) -> str:
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
 def _refuse_native_flags(arguments: argparse.Namespace) -> None:
     for name, default in (
         ("allow_host", []),
         ("allow_origin", []),
         ("max_queue", ServerSettings.max_queue),
+        ("log_format", ServerSettings.log_format),
         ("log_prompts", False),
         ("open_objects", False),
         ("quantize", None),

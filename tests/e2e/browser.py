@@ -63,6 +63,16 @@ class Page:
         self.driver.get(self.url + path)
         self.wait(lambda: self.text("#model") != "connecting" or self.is_shown("#key-dialog"))
 
+    def forget(self) -> None:
+        """Everything that the page has kept in the browser."""
+        self.run("localStorage.clear(); sessionStorage.clear()")
+        self.driver.get("about:blank")  # lets go of the database
+        self.driver.get(f"{self.url}/page/theme.js")  # the same origin, and no page
+        self.driver.execute_async_script(
+            "const done = arguments[0]; const r = indexedDB.deleteDatabase('flashdraft'); "
+            "r.onsuccess = r.onerror = r.onblocked = () => done()"
+        )
+
     def find(self, selector: str) -> Any:
         return self.driver.find_element("css selector", selector)
 

@@ -49,7 +49,7 @@ def every_route() -> list[tuple[str, str]]:
     """The methods and paths of the application, and of some that it does not have."""
     methods: dict[str, set[str]] = Target().app.state.methods
     found = [
-        (method, path.replace("{model_id:path}", MODEL).replace("{name}", "page.css"))
+        (method, path.replace("{model_id:path}", MODEL).replace("{name:path}", "main.js"))
         for path, names in methods.items()
         for method in names
     ]

@@ -1,0 +1,152 @@
+// All conversations of this browser: the list, what becomes of each, and what other tabs do to them.
+
+import { Conversation, Turn } from "./conversation.js";
+import { DatabaseRecords, MemoryRecords } from "./records.js";
+
+const FORGET_MS = 60_000; // a deleted conversation is only hidden for so long
+
+// Fires "change" when the list changed, and "elsewhere" with an id when another tab wrote to one.
+export class Library extends EventTarget {
+  constructor(records) {
+    super();
+    this.records = records;
+    this.list = []; // records of conversations, newest first
+    this.trouble = null; // why nothing is kept any more, in words
+    this.isLasting = records instanceof DatabaseRecords;
+    if (this.isLasting) {
+      this.channel = new BroadcastChannel("flashdraft");
+      this.channel.addEventListener("message", ({ data }) => this.hear(data));
+    }
+  }
+
+  static async open() {
+    let records;
+    try {
+      records = await DatabaseRecords.open();
+    } catch {
+      records = new MemoryRecords();
+    }
+    const library = new Library(records);
+    await library.refresh();
+    library.forgetDeleted();
+    return library;
+  }
+
+  async refresh() {
+    try {
+      const found = await this.records.conversations();
+      this.all = found;
+      this.list = found.filter((one) => !one.deleted).sort((one, other) => other.updated - one.updated);
+    } catch (error) {
+      this.fail(error);
+    }
+    this.dispatchEvent(new Event("change"));
+  }
+
+  // Deleted before this page was opened: for good now.
+  forgetDeleted() {
+    for (const { id, deleted } of this.all ?? []) {
+      if (deleted && Date.now() - deleted > FORGET_MS) this.records.remove(id).catch(() => {});
+    }
+  }
+
+  hear({ id }) {
+    this.refresh();
+    this.dispatchEvent(new CustomEvent("elsewhere", { detail: id }));
+  }
+
+  async changed(id) {
+    this.channel?.postMessage({ id });
+    await this.refresh();
+  }
+
+  fail(error) {
+    const isFull = error?.name === "QuotaExceededError";
+    this.trouble = isFull
+      ? "This browser has no room for more chats. Export some, and delete them."
+      : "This browser does not keep this chat any more. Export it before you leave the page.";
+    this.dispatchEvent(new Event("change"));
+  }
+
+  // Null where there is none, or it was deleted.
+  async load(id) {
+    try {
+      const found = await this.records.read(id);
+      if (!found || found.record.deleted) return null;
+      const turns = found.turns.map(([turn, tokens]) => Turn.fromRecords(turn, tokens));
+      return new Conversation(found.record, turns);
+    } catch (error) {
+      this.fail(error);
+      return null;
+    }
+  }
+
+  // Keeps some turns of a conversation. False where it was deleted meanwhile, or cannot be kept.
+  async keep(conversation, turns, { isNew = false, isQuiet = false } = {}) {
+    const { title, ...record } = conversation.record;
+    const changes = isNew ? { title, ...record } : record;
+    const records = turns.map((turn) => turn.toRecords(conversation.id));
+    try {
+      const isKept = await this.records.write(conversation.id, changes, records, isNew);
+      this.trouble = isKept ? null : "This chat was deleted in another tab, and is not kept any more.";
+      if (!isQuiet) await this.changed(conversation.id);
+      return isKept;
+    } catch (error) {
+      this.fail(error);
+      return false;
+    }
+  }
+
+  async change(id, changes) {
+    try {
+      await this.records.write(id, changes, [], false);
+      await this.changed(id);
+    } catch (error) {
+      this.fail(error);
+    }
+  }
+
+  rename(id, title) {
+    return this.change(id, { title });
+  }
+
+  // Hidden now, gone in a minute; until then `restore` brings it back.
+  async remove(id) {
+    const deleted = Date.now();
+    await this.change(id, { deleted });
+    setTimeout(async () => {
+      const found = this.all?.find((one) => one.id === id);
+      if (found?.deleted === deleted) await this.records.remove(id).catch(() => {});
+      await this.refresh();
+    }, FORGET_MS);
+  }
+
+  restore(id) {
+    return this.change(id, { deleted: 0 });
+  }
+
+  // Ids of conversations that have every word in their title, or all of them in one turn.
+  async search(text, isWanted) {
+    const words = text.toLowerCase().split(/\s+/).filter(Boolean);
+    const fits = (...texts) => {
+      const whole = texts.join("\n").toLowerCase();
+      return words.every((word) => whole.includes(word));
+    };
+    try {
+      const found = await this.records.find((turn) => fits(turn.question, turn.content), isWanted);
+      for (const { id, title } of this.list) if (fits(title)) found.add(id);
+      return found;
+    } catch (error) {
+      this.fail(error);
+      return new Set();
+    }
+  }
+
+  async addAll(conversations) {
+    for (const conversation of conversations) {
+      const turns = [...conversation.branches.values()].flat();
+      await this.keep(conversation, turns, { isNew: true, isQuiet: true });
+    }
+    await this.changed(null);
+  }
+}

@@ -57,6 +57,7 @@ class Page:
     def __init__(self, driver: Any, url: str) -> None:
         self.driver = driver
         self.url = url
+        self.handle = driver.current_window_handle  # of its tab
 
     def open(self, path: str = "/") -> None:
         self.driver.get("about:blank")

@@ -63,7 +63,7 @@ window.addEventListener("hashchange", showView);
 
 chat.onOpened = (id) => {
   const hash = id ? `#chat/${id}` : "#chat";
-  if (location.hash !== hash) history.pushState(null, "", hash);
+  if ((location.hash.split("/")[1] ?? "") !== id) history.pushState(null, "", hash);
   for (const link of document.querySelectorAll("[data-view=chat]")) link.href = hash;
   showChat();
 };

@@ -65,7 +65,7 @@ def test_the_routes_are_all_of_them() -> None:
     app = Target().app
     known = {path.replace(":path}", "}") for path in app.state.methods}
     assert app.openapi()["paths"].keys() <= known
-    assert {"/", "/page/{name}", "/openapi.json", "/v1/messages"} <= app.state.methods.keys()
+    assert {"/", "/page/{name:path}", "/openapi.json", "/v1/messages"} <= app.state.methods.keys()
     direct = [path for route in app.routes if (path := getattr(route, "path", None))]
     assert set(direct) <= app.state.methods.keys()
 

@@ -19,6 +19,7 @@ export class Chat {
     this.follows = true;
     this.onOpened = () => {}; // (id): another conversation is shown, or this one has begun
     window.addEventListener("scroll", () => this.noticeScroll(), { passive: true });
+    window.addEventListener("pagehide", () => this.keepAll());
     library.addEventListener("elsewhere", ({ detail }) => this.reload(detail));
     this.show(new Conversation(), true);
   }
@@ -177,7 +178,8 @@ export class Chat {
     this.redraw();
     this.scroll();
     this.say("Answering");
-    await this.keepBeginning(conversation, turn);
+    if (this.isNew) this.begin(conversation);
+    await this.library.keep(conversation, [turn]);
     const body = { ...fields, flashdraft: { tokens: true } };
     body.messages = conversation.messages(turn, this.settings.system);
     try {
@@ -206,13 +208,9 @@ export class Chat {
     if (turn.error?.kind === "key") this.onKeyNeeded(() => this.retry(turn));
   }
 
-  async keepBeginning(conversation, turn) {
-    const isNew = this.isNew && conversation === this.conversation;
-    if (isNew) {
-      this.isNew = false;
-      this.onOpened(conversation.id);
-    }
-    await this.library.keep(conversation, [turn], { isNew });
+  begin(conversation) {
+    this.isNew = false;
+    this.onOpened(conversation.id);
   }
 
   // A part of the answer now and then, for the day the tab is closed in the middle.
@@ -221,6 +219,10 @@ export class Chat {
     if (now - run.keptAt < KEEP_MS) return;
     run.keptAt = now;
     this.library.keep(run.conversation, [run.turn], { isQuiet: true });
+  }
+
+  keepAll() {
+    for (const run of this.runs.values()) this.library.keep(run.conversation, [run.turn], { isQuiet: true });
   }
 
   stop() {

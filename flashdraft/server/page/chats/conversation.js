@@ -67,6 +67,8 @@ export class Conversation {
     this.updated = updated ?? this.created;
     this.chosen = new Map(Object.entries(chosen ?? {})); // parent: the turn that is shown after it
     this.branches = new Map(); // parent: its turns, oldest first
+    this.isKept = false; // by the browser, at least in part
+    this.unkept = new Set(); // turns whose last state is not
     for (const turn of [...turns].sort((one, other) => one.at - other.at)) this.place(turn);
   }
 

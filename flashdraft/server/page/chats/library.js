@@ -74,23 +74,32 @@ export class Library extends EventTarget {
       const found = await this.records.read(id);
       if (!found || found.record.deleted) return null;
       const turns = found.turns.map(([turn, tokens]) => Turn.fromRecords(turn, tokens));
-      return new Conversation(found.record, turns);
+      const conversation = new Conversation(found.record, turns);
+      conversation.isKept = true;
+      return conversation;
     } catch (error) {
       this.fail(error);
       return null;
     }
   }
 
-  // Keeps some turns of a conversation. False where it was deleted meanwhile, or cannot be kept.
-  async keep(conversation, turns, { isNew = false, isQuiet = false } = {}) {
+  // Keeps some turns of a conversation, and those that could not be kept before. False where it was
+  // deleted meanwhile, or cannot be kept.
+  async keep(conversation, turns, { isQuiet = false } = {}) {
     const { title, ...record } = conversation.record;
-    const changes = isNew ? { title, ...record } : record;
-    const records = turns.map((turn) => turn.toRecords(conversation.id));
+    const { unkept } = conversation;
+    for (const turn of turns) unkept.add(turn);
+    const all = [...unkept];
+    const records = all.map((turn) => turn.toRecords(conversation.id));
+    const isNew = !conversation.isKept;
     try {
-      const isKept = await this.records.write(conversation.id, changes, records, isNew);
-      this.trouble = isKept ? null : "This chat was deleted in another tab, and is not kept any more.";
+      const changes = isNew ? { title, ...record } : record;
+      const isDone = await this.records.write(conversation.id, changes, records, isNew);
+      conversation.isKept = true;
+      for (const turn of all) unkept.delete(turn);
+      this.trouble = isDone ? null : "This chat was deleted in another tab, and is not kept any more.";
       if (!isQuiet) await this.changed(conversation.id);
-      return isKept;
+      return isDone;
     } catch (error) {
       this.fail(error);
       return false;
@@ -145,7 +154,7 @@ export class Library extends EventTarget {
   async addAll(conversations) {
     for (const conversation of conversations) {
       const turns = [...conversation.branches.values()].flat();
-      await this.keep(conversation, turns, { isNew: true, isQuiet: true });
+      await this.keep(conversation, turns, { isQuiet: true });
     }
     await this.changed(null);
   }

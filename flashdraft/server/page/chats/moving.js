@@ -20,6 +20,6 @@ export async function moveOldTurns(library) {
     conversation.add(turn);
   }
   if (!turns.length) return null;
-  await library.keep(conversation, turns, { isNew: true });
+  await library.keep(conversation, turns);
   return conversation.id;
 }

@@ -57,16 +57,19 @@ export class DatabaseRecords {
   async write(id, changes, turns, isNew) {
     const transaction = this.database.transaction(STORES, "readwrite");
     const end = ended(transaction);
+    end.catch(() => {}); // told below
     const store = transaction.objectStore("conversations");
     const before = await done(store.get(id));
-    if (!before && !isNew) {
-      await end;
-      return false;
-    }
-    store.put({ ...before, ...changes, id });
-    for (const { turn, tokens } of turns) {
-      transaction.objectStore("turns").put(turn);
-      transaction.objectStore("tokens").put(tokens);
+    if (!before && !isNew) return false;
+    try {
+      store.put({ ...before, ...changes, id });
+      for (const { turn, tokens } of turns) {
+        transaction.objectStore("turns").put(turn);
+        transaction.objectStore("tokens").put(tokens);
+      }
+    } catch (error) {
+      transaction.abort(); // all of it or nothing
+      throw error;
     }
     await end;
     return true;

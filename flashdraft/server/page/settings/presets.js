@@ -36,7 +36,7 @@ export class Presets {
       made.value = `${kind} ${i}`;
       return made;
     };
-    const none = element("option", "", "…");
+    const none = element("option", "", "none");
     none.value = "";
     const group = (label, presets, kind) => {
       const made = element("optgroup", "", ...presets.map((one, i) => option(one, kind, i)));

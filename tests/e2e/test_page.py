@@ -301,7 +301,9 @@ def test_a_growing_answer_is_drawn_like_a_whole_one(page: Page) -> None:
     assert found["failures"] == [] and found["tried"] == 150
 
 
-@pytest.mark.parametrize("text", ["[" * 20_000, "*a " * 9_000, "x" + "`" * 20_000, "> " * 9_000])
+@pytest.mark.parametrize(
+    "text", ["[" * 20_000, "*a " * 9_000, "x" + "`" * 20_000, "> " * 9_000, "$a " * 9_000]
+)
 def test_no_text_takes_long_to_draw(page: Page, scripted: ScriptedServer, text: str) -> None:
     scripted.script = Script(content=text + "end")
     page.ask("Hard?")

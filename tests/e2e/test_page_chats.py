@@ -240,7 +240,8 @@ def test_without_a_database_the_page_works_and_says_so(page: Page) -> None:
         page.driver.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", added)
 
 
-def test_a_full_browser_is_told_and_the_answer_stays(page: Page) -> None:
+def test_a_full_browser_is_told_and_the_chat_can_be_exported(page: Page, tmp_path: Path) -> None:
+    save_into(page, tmp_path)
     page.run(
         "window.put = IDBObjectStore.prototype.put; IDBObjectStore.prototype.put = () => { "
         "throw new DOMException('full', 'QuotaExceededError'); }"
@@ -249,6 +250,8 @@ def test_a_full_browser_is_told_and_the_answer_stays(page: Page) -> None:
     page.wait_for_end()
     assert page.answer() == "A short answer."
     assert "no room" in page.text("#keeping")
+    choose(page, "No room", "exportMarkdown")
+    assert "A short answer." in download(page, tmp_path, "No room.md")
     page.ask("Still none")
     page.wait_for_end()
     assert questions(page) == ["No room", "Still none"] and "no room" in page.text("#keeping")
@@ -372,6 +375,34 @@ def test_retry_with_other_settings_changes_that_answer_alone(
     page.find("[name=temperature]").send_keys("0.1", Keys.ESCAPE)
     page.click("#open-settings")
     assert page.find("[name=temperature]").get_property("value") == ""
+
+
+def test_an_answer_that_reached_its_length_goes_on(page: Page, scripted: ScriptedServer) -> None:
+    page.run("thinking.value = 'on'; thinking.dispatchEvent(new Event('change'))")
+    page.click("#open-settings")
+    page.find("[name=max_tokens]").send_keys("5")
+    page.click("#apply-settings")
+    scripted.script.content = "one two three four five six"
+    page.ask("Count")
+    page.wait_for_end()
+    assert page.answer() == "one two three four five"
+    scripted.script.content = " six seven"
+    page.click_action("Continue")
+    page.wait(lambda: page.answer() == "one two three four five six seven")
+    page.wait_for_end()
+    sent = scripted.questions[-1]
+    assert sent["continue_final_message"] is True and "chat_template_kwargs" not in sent
+    assert sent["messages"][-1] == {"role": "assistant", "content": "one two three four five"}
+    assert "7 tokens" in page.text(".gauge") and len(page.all(".turn")) == 1
+    assert "Continue" not in page.text(".actions")
+    page.click("#colour")
+    assert (
+        page.run(
+            "return [...document.querySelectorAll('.answer .token')]"
+            ".map((t) => t.textContent).join('')"
+        )
+        == "one two three four five six seven"
+    )
 
 
 # -- files -------------------------------------------------------------------------------------

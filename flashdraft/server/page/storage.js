@@ -23,6 +23,11 @@ function write(storage, name, value) {
 export const lasting = {
   read: (name) => read("localStorage", name),
   write: (name, value) => write("localStorage", name, value),
+  // calls `use` with what another tab has written
+  hear: (name, use) =>
+    window.addEventListener("storage", (event) => {
+      if (event.key === `flashdraft.${name}`) use(read("localStorage", name));
+    }),
 };
 export const ofThisTab = {
   read: (name) => read("sessionStorage", name),

@@ -45,6 +45,7 @@ export class Answer {
     this.finish = saved.finish ?? null; // the API's finish_reason, or "stopped" here
     this.stats = saved.stats ?? null; // the server's own figures, once it has sent them
     this.lastRate = saved.lastRate ?? 0;
+    this.earlierTokens = 0; // of an answer that goes on
     this.pending = []; // tokens whose text has not been shown yet: [rest of text, origin, step]
     this.arrivals = []; // [ms, tokens so far]
     this.lastStep = null;
@@ -57,6 +58,14 @@ export class Answer {
     return { content, reasoning, steps, numTokens, promptTokens, thoughtMs, finish, stats, lastRate };
   }
 
+  // More is to come after all: it is added to what is there.
+  goOn() {
+    this.finish = this.stats = this.lastStep = null;
+    this.pending = [];
+    this.arrivals = [];
+    this.earlierTokens = this.numTokens;
+  }
+
   get isEmpty() {
     return !this.content.text && !this.reasoning.text;
   }
@@ -66,7 +75,8 @@ export class Answer {
     if (Array.isArray(extra.tokens)) this.addTokens(extra.tokens, extra.step ?? null, now);
     if (typeof extra.steps === "number") this.stats = extra;
     if (chunk.usage) {
-      this.numTokens = chunk.usage.completion_tokens ?? this.numTokens;
+      const added = chunk.usage.completion_tokens;
+      if (added !== undefined) this.numTokens = this.earlierTokens + added;
       this.promptTokens = chunk.usage.prompt_tokens ?? this.promptTokens;
     }
     for (const choice of chunk.choices ?? []) {

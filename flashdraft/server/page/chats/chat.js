@@ -30,19 +30,25 @@ export class Chat {
 
   // -- which conversation ------------------------------------------------------------------------
 
-  show(conversation, isNew) {
+  show(conversation, isNew, follows = true) {
     this.conversation = conversation;
     this.isNew = isNew;
     this.views = new Map();
-    this.follows = true;
+    this.follows = follows;
     this.redraw();
     this.scroll();
+  }
+
+  // The conversation with this id, in whatever state it is; null where there is none.
+  async find(id) {
+    if (id === this.conversation.id) return this.conversation;
+    return this.runs.get(id)?.conversation ?? (await this.library.load(id));
   }
 
   // False where there is no such conversation.
   async open(id) {
     if (id === this.conversation.id) return true;
-    const found = this.runs.get(id)?.conversation ?? (await this.library.load(id));
+    const found = await this.find(id);
     if (!found) return false;
     this.endEdit();
     this.show(found, false);
@@ -66,9 +72,7 @@ export class Chat {
       return;
     }
     const isEdited = this.editing && found.beside(this.editing).find((turn) => turn.id === this.editing.id);
-    const { follows } = this;
-    this.show(found, false);
-    this.follows = follows;
+    this.show(found, false, this.follows);
     if (isEdited) this.mark(isEdited);
   }
 
@@ -150,6 +154,7 @@ export class Chat {
     if (this.running || !turn) return;
     this.endEdit();
     if (turn.error && turn.answer.isEmpty) {
+      turn.answer = new Answer();
       this.run(turn, fields);
     } else {
       const { parent, question, files } = turn;
@@ -162,6 +167,16 @@ export class Chat {
     this.settings.askOnce((fields) => this.retry(turn, fields));
   }
 
+  // The answer goes on where it ended. No thought can stand there.
+  goOn(turn) {
+    if (this.running) return;
+    this.endEdit();
+    turn.answer.goOn();
+    const { chat_template_kwargs: thinking, ...fields } = this.settings.sampling;
+    this.run(turn, { ...fields, continue_final_message: true });
+    this.page.question.focus();
+  }
+
   ask(turn, fields = this.settings.sampling) {
     this.conversation.add(turn);
     this.run(turn, fields);
@@ -172,7 +187,6 @@ export class Chat {
     const run = { conversation, turn, controller: new AbortController(), keptAt: performance.now() };
     this.runs.set(conversation.id, run);
     turn.error = null;
-    turn.answer = new Answer();
     turn.asked = Object.fromEntries(Object.entries(fields).filter(([, value]) => typeof value === "number"));
     this.follows = true;
     this.redraw();
@@ -182,6 +196,8 @@ export class Chat {
     await this.library.keep(conversation, [turn]);
     const body = { ...fields, flashdraft: { tokens: true } };
     body.messages = conversation.messages(turn, this.settings.system);
+    const begun = turn.answer.content.text;
+    if (body.continue_final_message) body.messages.push({ role: "assistant", content: begun });
     try {
       for await (const chunk of this.server.chat(body, run.controller.signal)) {
         turn.answer.absorb(chunk, performance.now());

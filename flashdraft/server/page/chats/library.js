@@ -3,7 +3,14 @@
 import { Conversation, Turn } from "./conversation.js";
 import { DatabaseRecords, MemoryRecords } from "./records.js";
 
+const OPEN_MS = 4000;
 const FORGET_MS = 60_000; // a deleted conversation is only hidden for so long
+
+// Some browsers never answer; the page must not wait for them.
+function soon(promise) {
+  const late = new Promise((_, reject) => setTimeout(reject, OPEN_MS, new Error("no answer")));
+  return Promise.race([promise, late]);
+}
 
 // Fires "change" when the list changed, and "elsewhere" with an id when another tab wrote to one.
 export class Library extends EventTarget {
@@ -22,7 +29,7 @@ export class Library extends EventTarget {
   static async open() {
     let records;
     try {
-      records = await DatabaseRecords.open();
+      records = await soon(DatabaseRecords.open());
     } catch {
       records = new MemoryRecords();
     }

@@ -36,7 +36,16 @@ export class Sidebar {
       page.chatMenu.hidePopover();
       this[target.dataset.act](page.chatMenu.dataset.id);
     });
+    page.chatMenu.addEventListener("keydown", (event) => this.walkMenu(event));
     this.draw();
+  }
+
+  // What the browser keeps, and before it what it could not.
+  get all() {
+    const { conversation, isNew } = this.chat;
+    const { list } = this.library;
+    const isUnkept = !isNew && !conversation.isKept;
+    return isUnkept ? [conversation.record, ...list] : list;
   }
 
   // -- the list ----------------------------------------------------------------------------------
@@ -45,7 +54,7 @@ export class Sidebar {
     if (this.renaming) return; // whoever types a name goes on
     const { library, found } = this;
     const now = Date.now();
-    const shown = library.list.filter(({ id }) => found === null || found.has(id));
+    const shown = this.all.filter(({ id }) => found === null || found.has(id));
     const rows = [];
     let group = null;
     for (const record of shown) {
@@ -54,7 +63,7 @@ export class Sidebar {
       group = next;
       rows.push(this.row(record));
     }
-    this.page.chatList.replaceChildren(...rows);
+    this.replace(rows);
     this.page.noChats.hidden = shown.length > 0;
     this.page.noChats.textContent = found === null ? "No chats yet." : "No chat has these words.";
     const { trouble, isLasting } = library;
@@ -62,6 +71,15 @@ export class Sidebar {
       ? "Chats are kept in this browser only."
       : "This browser keeps nothing: chats are gone when the tab closes. Export what matters.");
     this.page.keeping.classList.toggle("warns", trouble !== null || !isLasting);
+  }
+
+  // The focus stays on what had it, though all of it is new.
+  replace(rows) {
+    const { chatList } = this.page;
+    const active = chatList.contains(document.activeElement) ? document.activeElement : null;
+    const id = active?.closest("[data-id]")?.dataset.id;
+    chatList.replaceChildren(...rows);
+    if (id) chatList.querySelector(`[data-id="${CSS.escape(id)}"] .${active.classList[0]}`)?.focus();
   }
 
   row({ id, title }) {
@@ -86,6 +104,14 @@ export class Sidebar {
     chatMenu.style.left = `${Math.max(8, Math.min(box.right - width, innerWidth - width - 8))}px`;
     chatMenu.style.top = `${Math.min(box.bottom + 4, innerHeight - height - 8)}px`;
     chatMenu.querySelector("button").focus();
+  }
+
+  walkMenu(event) {
+    const items = [...this.page.chatMenu.querySelectorAll("button")];
+    const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
+    if (!step) return;
+    event.preventDefault();
+    items.at((items.indexOf(document.activeElement) + step) % items.length).focus();
   }
 
   // -- search ------------------------------------------------------------------------------------
@@ -156,12 +182,12 @@ export class Sidebar {
   }
 
   async exportMarkdown(id) {
-    const found = await this.library.load(id);
+    const found = await this.chat.find(id);
     if (found) saveFile(`${fileName(found.title)}.md`, toMarkdown(found), "text/markdown");
   }
 
   async exportJson(id) {
-    const found = await this.library.load(id);
+    const found = await this.chat.find(id);
     if (found) saveFile(`${fileName(found.title)}.json`, toJson([found]), "application/json");
   }
 
@@ -169,8 +195,8 @@ export class Sidebar {
 
   async exportAll() {
     const all = [];
-    for (const { id } of this.library.list) {
-      const found = await this.library.load(id);
+    for (const { id } of this.all) {
+      const found = await this.chat.find(id);
       if (found) all.push(found);
     }
     saveFile("flashdraft-chats.json", toJson(all), "application/json");

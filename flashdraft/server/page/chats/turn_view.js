@@ -10,6 +10,7 @@ const FINISHES = {
   stopped: "Stopped.",
   content_filter: "The answer was withheld.",
 };
+const CAN_GO_ON = new Set(["length", "stopped", null]); // null: it was cut off
 const NAMES = {
   temperature: "temperature", top_p: "top p", top_k: "top k", min_p: "min p",
   max_tokens: "max tokens", seed: "seed",
@@ -20,7 +21,7 @@ export function endOf(answer) {
 }
 
 export class TurnView {
-  // `act` has what the buttons do: retry, retryWith, edit, choose.
+  // `act` has what the buttons do: retry, retryWith, goOn, edit, choose.
   constructor(turn, act) {
     this.turn = turn;
     this.act = act;
@@ -72,7 +73,7 @@ export class TurnView {
   drawActions(live, isLast, beside) {
     const { turn } = this;
     const place = beside.indexOf(turn);
-    const parts = [isLast, turn.answer.isEmpty, turn.error !== null, place, beside.length];
+    const parts = [turn.answer.finish, isLast, turn.answer.isEmpty, turn.error !== null, place, beside.length];
     const kind = live ? "none" : parts.join(" ");
     if (this.actions.dataset.kind === kind) return; // keeps the focus where it is
     this.actions.dataset.kind = kind;
@@ -88,6 +89,7 @@ export class TurnView {
     if (text) add("Copy", (pressed) => copyFrom(pressed, turn.answer.content.text));
     if (!turn.error) add("Retry", () => this.act.retry(turn));
     if (!turn.error) add("Retry with…", () => this.act.retryWith(turn), "Answer again with other settings");
+    if (isLast && text && CAN_GO_ON.has(turn.answer.finish)) add("Continue", () => this.act.goOn(turn));
     add("Edit question", () => this.act.edit(turn));
   }
 

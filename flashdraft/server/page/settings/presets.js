@@ -14,8 +14,7 @@ const MAX_SAVED = 50;
 export class Presets {
   constructor({ page, settings }) {
     Object.assign(this, { page, settings });
-    const saved = lasting.read("presets");
-    this.saved = Array.isArray(saved) ? saved.filter((one) => typeof one?.name === "string") : [];
+    this.take(lasting.read("presets"));
     page.preset.addEventListener("change", () => this.use());
     page.savePreset.addEventListener("click", () => this.save());
     page.removePreset.addEventListener("click", () => this.remove());
@@ -27,7 +26,15 @@ export class Presets {
     settings.form.addEventListener("input", ({ target }) => {
       if (target.name) this.show(""); // the values are nobody's any more
     });
+    lasting.hear("presets", (saved) => {
+      this.take(saved);
+      this.draw();
+    });
     this.draw();
+  }
+
+  take(saved) {
+    this.saved = Array.isArray(saved) ? saved.filter((one) => typeof one?.name === "string") : [];
   }
 
   draw() {

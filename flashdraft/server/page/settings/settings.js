@@ -18,6 +18,7 @@ export class Settings {
     this.form.addEventListener("submit", () => this.end());
     this.dialog.addEventListener("close", () => this.forget());
     page.thinking.addEventListener("change", () => this.save());
+    lasting.hear("settings", (values) => this.take(values)); // from another tab
     page.resetSettings.addEventListener("click", () => this.reset());
     page.cancelOnce.addEventListener("click", () => this.dialog.close());
   }
@@ -46,6 +47,11 @@ export class Settings {
     if (this.once) return;
     this.values = this.read();
     lasting.write("settings", this.values);
+  }
+
+  take(values) {
+    this.values = values ?? {};
+    if (!this.once) this.fill(this.values);
   }
 
   // -- what the server takes ---------------------------------------------------------------------

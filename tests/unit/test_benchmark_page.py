@@ -1,4 +1,4 @@
-"""The pure parts of the page's benchmark: the conversation it opens, and how times are summed up."""
+"""The pure parts of the page's benchmark: the conversation it opens, how times are summed up."""
 
 from __future__ import annotations
 

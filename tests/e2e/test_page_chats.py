@@ -169,6 +169,36 @@ def test_what_was_deleted_a_while_ago_is_gone_for_good(page: Page) -> None:
     page.wait(lambda: page.driver.execute_async_script(count) == [0, 0, 0])
 
 
+def test_very_many_chats_are_listed_in_parts_and_all_found(page: Page, tmp_path: Path) -> None:
+    turn = {"id": "a", "parent": "", "question": "q"}
+    chats = [
+        {"title": f"Chat {i}", "updated": 1000 + i, "turns": [turn | {"question": f"q{i}"}]}
+        for i in range(230)
+    ]
+    whole = {"format": "flashdraft chats", "version": 1, "conversations": chats}
+    (tmp_path / "many.json").write_text(json.dumps(whole))
+    page.find("#import-picker").send_keys(str(tmp_path / "many.json"))
+    page.wait(lambda: "230 chats" in page.text("#toast"))
+    assert len(page.all(".chat-link")) == 200 and page.text(".chat-link") == "Chat 229"
+    page.find("#search").send_keys("q7")
+    page.wait(lambda: len(page.all(".chat-link")) == 11)
+    page.find("#search").send_keys(Keys.ESCAPE)
+    page.wait(lambda: len(page.all(".chat-link")) == 200)
+    page.run("document.querySelector('.group button').click()")
+    assert len(page.all(".chat-link")) == 230
+
+
+def test_the_chat_that_was_wanted_last_is_shown(page: Page) -> None:
+    ask_new(page, "One")
+    ask_new(page, "Two")
+    ask_new(page, "Three")
+    page.run("const all = document.querySelectorAll('.chat-link'); all[1].click(); all[2].click()")
+    page.wait(lambda: questions(page) == ["One"])
+    page.run("location.hash = document.querySelectorAll('.chat-link')[1].hash; location.hash = ''")
+    page.wait(lambda: page.is_shown("#welcome"))
+    page.wait(lambda: page.all(".turn") == [])
+
+
 # -- tabs --------------------------------------------------------------------------------------
 
 

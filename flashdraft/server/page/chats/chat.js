@@ -31,6 +31,7 @@ export class Chat {
   // -- which conversation ------------------------------------------------------------------------
 
   show(conversation, isNew, follows = true) {
+    this.opening = null;
     this.conversation = conversation;
     this.isNew = isNew;
     this.views = new Map();
@@ -48,7 +49,9 @@ export class Chat {
   // False where there is no such conversation.
   async open(id) {
     if (id === this.conversation.id) return true;
+    this.opening = id;
     const found = await this.find(id);
+    if (this.opening !== id) return true; // another one was wanted meanwhile
     if (!found) return false;
     this.endEdit();
     this.show(found, false);

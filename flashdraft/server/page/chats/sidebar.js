@@ -5,6 +5,7 @@ import { conversationsOf, MAX_FILE_BYTES, toJson, toMarkdown } from "./exchange.
 
 const SEARCH_MS = 150;
 const UNDO_MS = 12_000;
+const MAX_ROWS = 200; // drawn anew with every answer
 const DAY_MS = 24 * 3600 * 1000;
 
 function groupOf(updated, now) {
@@ -20,6 +21,7 @@ export class Sidebar {
     Object.assign(this, { page, library, chat, say });
     this.found = null; // ids that fit what is searched; null where nothing is
     this.renaming = null; // id
+    this.maxRows = MAX_ROWS;
     library.addEventListener("change", () => this.draw());
     page.search.addEventListener("input", () => this.searchSoon());
     page.search.addEventListener("keydown", (event) => {
@@ -55,6 +57,7 @@ export class Sidebar {
     const { library, found } = this;
     const now = Date.now();
     const shown = this.all.filter(({ id }) => found === null || found.has(id));
+    const rest = shown.splice(this.maxRows).length;
     const rows = [];
     let group = null;
     for (const record of shown) {
@@ -63,6 +66,7 @@ export class Sidebar {
       group = next;
       rows.push(this.row(record));
     }
+    if (rest) rows.push(element("li", "group", button(`Show ${rest} more`, () => this.showAll())));
     this.replace(rows);
     this.page.noChats.hidden = shown.length > 0;
     this.page.noChats.textContent = found === null ? "No chats yet." : "No chat has these words.";
@@ -71,6 +75,11 @@ export class Sidebar {
       ? "Chats are kept in this browser only."
       : "This browser keeps nothing: chats are gone when the tab closes. Export what matters.");
     this.page.keeping.classList.toggle("warns", trouble !== null || !isLasting);
+  }
+
+  showAll() {
+    this.maxRows = Infinity;
+    this.draw();
   }
 
   // The focus stays on what had it, though all of it is new.

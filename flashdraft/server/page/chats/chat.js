@@ -60,6 +60,7 @@ export class Chat {
 
   startNew() {
     this.endEdit();
+    this.opening = null;
     if (this.isNew) return;
     this.show(new Conversation(), true);
     this.onOpened("");

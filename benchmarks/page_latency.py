@@ -98,6 +98,11 @@ def summary(times: Sequence[float]) -> dict[str, float]:
     return {name: round(value, 1) for name, value in rounded.items()} | {"count": len(ordered)}
 
 
+def load() -> list[float]:
+    """What else the machine does."""
+    return [round(one, 2) for one in os.getloadavg()]
+
+
 def type_keys(page: Page) -> dict[str, float]:
     """From a key to the frame with it, for each key of a sentence."""
     page.run("window.keyTimes.length = 0; document.querySelector('#question').value = ''")
@@ -133,7 +138,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=200)
     parser.add_argument("--output", type=Path, required=True)
     options = parser.parse_args()
-    before = os.getloadavg()
+    before = load()
     server = ScriptedServer()
     with tempfile.TemporaryDirectory() as folder:
         driver = start_browser(Path(folder, "profile"))
@@ -163,7 +168,7 @@ def main() -> None:
         "browser": f"Chromium {version}, headless, no GPU",
         "turns": options.turns,
         "tokens": options.turns * TOKENS_PER_TURN,
-        "load_average": {"before": before, "after": os.getloadavg()},
+        "load_average": {"before": before, "after": load()},
         "measured": found,
     }
     options.output.write_text(json.dumps(whole, indent=1) + "\n")

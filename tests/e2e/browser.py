@@ -57,11 +57,22 @@ class Page:
     def __init__(self, driver: Any, url: str) -> None:
         self.driver = driver
         self.url = url
+        self.handle = driver.current_window_handle  # of its tab
 
     def open(self, path: str = "/") -> None:
         self.driver.get("about:blank")
         self.driver.get(self.url + path)
         self.wait(lambda: self.text("#model") != "connecting" or self.is_shown("#key-dialog"))
+
+    def forget(self) -> None:
+        """Everything that the page has kept in the browser."""
+        self.run("localStorage.clear(); sessionStorage.clear()")
+        self.driver.get("about:blank")  # lets go of the database
+        self.driver.get(f"{self.url}/page/theme.js")  # the same origin, and no page
+        self.driver.execute_async_script(
+            "const done = arguments[0]; const r = indexedDB.deleteDatabase('flashdraft'); "
+            "r.onsuccess = r.onerror = r.onblocked = () => done()"
+        )
 
     def find(self, selector: str) -> Any:
         return self.driver.find_element("css selector", selector)

@@ -41,7 +41,7 @@ def page(browser: Any, scripted: ScriptedServer) -> Iterator[Page]:
     made.set_width(1200, 900)
     made.prefer("light")
     made.open()
-    made.run("localStorage.clear(); sessionStorage.clear()")
+    made.forget()
     made.open()
     browser.get_log("browser")
     yield made

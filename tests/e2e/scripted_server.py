@@ -15,12 +15,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from flashdraft.server.http.security import FILE_HEADERS, PAGE_HEADERS
+
 PAGE = Path(__file__).parents[2] / "flashdraft" / "server" / "page"
 TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
-POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
-    "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
 ACCEPTED = (3, 1, 5, 0, 2, 7, 1, 4)  # drafts accepted, step by step
 
 
@@ -44,6 +42,8 @@ class Script:
     steps_before_cut: int | None = None  # then the connection ends, without [DONE]
     failures: list[Failure] = field(default_factory=list)  # one for each question to come
     is_ready: bool = True  # /health
+    capabilities: tuple[str, ...] = ("completion", "thinking")
+    context: int = 8192
     key: str | None = None
 
 
@@ -132,17 +132,24 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(200 if self.server.script.is_ready else 503, b"{}", "application/json")
         elif self.path == "/v1/models":
             if self._is_allowed():
-                model = {"id": "scripted", "sampling_defaults": {"temperature": 0.2, "top_p": 0.9}}
+                defaults = {"temperature": 0.2, "top_p": 0.9, "max_tokens": 1024}
+                model = {
+                    "id": "scripted",
+                    "sampling_defaults": defaults,
+                    "max_model_len": self.server.script.context,
+                    "capabilities": self.server.script.capabilities,
+                }
                 body = json.dumps({"object": "list", "data": [model]})
                 self._send(200, body.encode(), "application/json")
         else:
             name = "index.html" if self.path == "/" else self.path.removeprefix("/page/")
             path = PAGE / name
-            if "/" in name or not path.is_file():
+            if ".." in name or path.suffix not in TYPES or not path.is_file():
                 self._send(404, b"", "text/plain")
             else:
                 kind = f"{TYPES[path.suffix]}; charset=utf-8"
-                self._send(200, path.read_bytes(), kind, {"Content-Security-Policy": POLICY})
+                headers = PAGE_HEADERS if name == "index.html" else FILE_HEADERS
+                self._send(200, path.read_bytes(), kind, headers)
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))

@@ -37,10 +37,11 @@ def f(x):
 GROW = r"""
 const done = arguments[0];
 const BITS = ["*", "**", "_", "`", "```", "~~", "\\", "\n", "\n\n", "\r\n", " ", "   ", "- ", "1. ",
-  "> ", "# ", "---", "|", "|-|-|", "http://x.y", "[t](http://z)", "![i](x)", "<b>", "a", "é", "😀"];
+  "> ", "# ", "---", "|", "|-|-|", "http://x.y", "[t](http://z)", "![i](x)",
+  "$", "$$", "\\(x\\)", "\\[", "\\]", "- [x] ", "<b>", "a", "é", "😀"];
 let state = 1;
 const pick = (n) => (state = (state * 48271) % 2147483647) % n;
-import("/page/page_markdown.js").then(({ renderMarkdown }) => {
+import("/page/answers/markdown.js").then(({ renderMarkdown }) => {
   const failures = [];
   let tried = 0;
   for (; tried < 150; tried++) {
@@ -53,9 +54,9 @@ import("/page/page_markdown.js").then(({ renderMarkdown }) => {
     };
     const [grown, fresh] = [document.createElement("div"), document.createElement("div")];
     for (let end = 1; end <= whole.length; end++) {
-      renderMarkdown(grown, whole.slice(0, end), leaf, "");
+      renderMarkdown(grown, whole.slice(0, end), { leaf }, "");
     }
-    renderMarkdown(fresh, whole, leaf, "");
+    renderMarkdown(fresh, whole, { leaf }, "");
     if (grown.innerHTML !== fresh.innerHTML) failures.push(["differs", whole]);
   }
   done({ failures, tried });
@@ -188,7 +189,7 @@ def test_settings_reach_the_request_and_are_remembered(
 def test_an_empty_setting_shows_what_the_server_takes(page: Page) -> None:
     page.wait(lambda: page.find("[name=temperature]").get_attribute("placeholder") == "0.2")
     assert page.find("[name=top_p]").get_attribute("placeholder") == "0.9"
-    assert page.find("[name=top_k]").get_attribute("placeholder") == "default"
+    assert page.find("[name=top_k]").get_attribute("placeholder") == "off"
     assert page.find("[name=seed]").get_attribute("placeholder") == "random"
 
 
@@ -300,7 +301,9 @@ def test_a_growing_answer_is_drawn_like_a_whole_one(page: Page) -> None:
     assert found["failures"] == [] and found["tried"] == 150
 
 
-@pytest.mark.parametrize("text", ["[" * 20_000, "*a " * 9_000, "x" + "`" * 20_000, "> " * 9_000])
+@pytest.mark.parametrize(
+    "text", ["[" * 20_000, "*a " * 9_000, "x" + "`" * 20_000, "> " * 9_000, "$a " * 9_000]
+)
 def test_no_text_takes_long_to_draw(page: Page, scripted: ScriptedServer, text: str) -> None:
     scripted.script = Script(content=text + "end")
     page.ask("Hard?")

@@ -42,6 +42,20 @@ def test_a_race_runs_both_in_turn_and_compares(page: Page, scripted: ScriptedSer
     assert page.all("#lane-plain .token.drafted") == [] and page.all("#lane-drafted .token.drafted")
 
 
+def test_a_race_can_be_sampled_with_one_seed(page: Page, scripted: ScriptedServer) -> None:
+    page.open("/#race")
+    page.find("#race-drawing").send_keys("sampled")
+    for temperature in (0.2, 1.5):  # the server's own, then that of the settings
+        page.click("#race-start")
+        page.wait(lambda: page.is_shown("#verdict[data-state=done]"))
+        for question in scripted.questions[-2:]:
+            assert (question["temperature"], question["seed"]) == (temperature, 1)
+        page.click("#open-settings")
+        page.find("[name=temperature]").send_keys("1.5")
+        page.click("#apply-settings")
+        page.run("document.querySelector('#verdict').dataset.state = ''")
+
+
 def test_a_race_together_says_that_the_machine_is_shared(
     page: Page, scripted: ScriptedServer
 ) -> None:

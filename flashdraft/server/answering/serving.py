@@ -77,6 +77,12 @@ class Serving:
         return AnswerFormat.of(self.tokenizer)
 
     @cached_property
+    def capabilities(self) -> list[str]:
+        """What the model can be asked for, in Ollama's words."""
+        able = {"completion": True, "tools": True, "thinking": self.answer_format.marks_thoughts}
+        return [what for what, is_there in able.items() if is_there]
+
+    @cached_property
     def token_texts(self) -> TokenTexts:
         """The texts of single tokens; made once, for a large vocabulary takes a second."""
         return TokenTexts(self.tokenizer)

@@ -85,9 +85,6 @@ def _details(serving: Serving) -> dict[str, Any]:
 
 
 def _description(serving: Serving, name: str) -> dict[str, Any]:
-    answer_format = serving.answer_format
-    able = {"completion": True, "tools": True}
-    able["thinking"] = answer_format.marks_thoughts
     defaults = {_OPTIONS.get(name, name): x for name, x in serving.sampling_defaults.items()}
     return {
         "modelfile": f"FROM {name}\n",
@@ -99,5 +96,5 @@ def _description(serving: Serving, name: str) -> dict[str, Any]:
             f"{_FAMILY}.context_length": serving.engine.info.max_context,
             f"{_FAMILY}.vocab_size": serving.engine.info.vocab_size,
         },
-        "capabilities": [what for what, is_there in able.items() if is_there],
+        "capabilities": serving.capabilities,
     }

@@ -48,6 +48,7 @@ def _openai_model(serving: Serving, name: str, created: datetime) -> dict[str, A
         "root": info.model,
         "max_model_len": info.max_context,
         "sampling_defaults": serving.sampling_defaults,
+        "capabilities": serving.capabilities,
     }
 
 

@@ -8,7 +8,7 @@ from fastapi import APIRouter, HTTPException
 from fastapi.responses import HTMLResponse, Response
 
 from flashdraft.server.http.errors import SERVICE_RESPONSES, CheckedRoute
-from flashdraft.server.http.security import page_headers
+from flashdraft.server.http.security import FILE_HEADERS, PAGE_HEADERS
 
 PAGE_FOLDER = Path(__file__).parents[1] / "page"
 _PAGE_TYPES = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
@@ -17,7 +17,8 @@ _PAGE_TYPES = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+
 def router() -> APIRouter:
     """The routes; they are the same for every server."""
     routes = APIRouter(route_class=CheckedRoute, responses=SERVICE_RESPONSES)
-    files = {file.name: file for file in PAGE_FOLDER.glob("*") if file.suffix in _PAGE_TYPES}
+    found = (file for file in PAGE_FOLDER.rglob("*") if file.suffix in _PAGE_TYPES)
+    files = {file.relative_to(PAGE_FOLDER).as_posix(): file for file in found}
 
     @routes.head("/", include_in_schema=False)  # how Ollama's clients see whether anybody is there
     @routes.get("/", include_in_schema=False)
@@ -25,10 +26,9 @@ def router() -> APIRouter:
         index = PAGE_FOLDER / "index.html"
         if not index.is_file():
             raise HTTPException(404, "This installation has no web page.")
-        text = index.read_text(encoding="utf-8")
-        return HTMLResponse(text, headers=page_headers(text))
+        return HTMLResponse(index.read_text(encoding="utf-8"), headers=PAGE_HEADERS)
 
-    @routes.get("/page/{name}", include_in_schema=False)
+    @routes.get("/page/{name:path}", include_in_schema=False)
     async def page_file(name: str) -> Response:
         if name not in files:  # names of files that are there: no path leads elsewhere
             raise HTTPException(404, f"The page has no file {name!r}.")
@@ -36,7 +36,7 @@ def router() -> APIRouter:
         return Response(
             file.read_bytes(),
             media_type=_PAGE_TYPES[file.suffix],
-            headers={"Cache-Control": "no-cache", "Cross-Origin-Resource-Policy": "same-origin"},
+            headers=FILE_HEADERS,
         )
 
     return routes

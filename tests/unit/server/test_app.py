@@ -114,6 +114,7 @@ def test_what_the_server_says_of_itself(tmp_path: Path) -> None:
             assert models["data"][0]["max_model_len"] == 64
             defaults = models["data"][0]["sampling_defaults"]
             assert defaults == {"temperature": 1.0, "max_tokens": 1024}
+            assert models["data"][0]["capabilities"][:2] == ["completion", "tools"]
             assert (await one.get("/v1/models/org/other")).json()["id"] == "org/other"
             unknown = await one.get("/v1/models/nobody")
             assert unknown.status == 404 and "'mine'" in unknown.json()["error"]["message"]
@@ -194,20 +195,24 @@ def test_what_is_not_there_is_said_in_the_right_shape(tmp_path: Path) -> None:
 def test_the_page_and_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         monkeypatch.setattr("flashdraft.server.service.page.PAGE_FOLDER", tmp_path)
-        (tmp_path / "page_a.js").write_text("let a = 1;")
+        (tmp_path / "parts").mkdir()
+        (tmp_path / "parts" / "a.js").write_text("let a = 1;")
         (tmp_path / "secret.txt").write_text("secret")
         async with server(tmp_path) as one:
             missing = await one.get("/")
             assert missing.status == 404
-            (tmp_path / "index.html").write_text("<script>let b = 2;</script>")
+            (tmp_path / "index.html").write_text("<script src=page/parts/a.js></script>")
             page = await one.get("/")
             assert page.status == 200 and page.headers["content-type"].startswith("text/html")
-            assert "script-src 'self' 'sha256-" in page.headers["content-security-policy"]
+            assert "script-src 'self';" in page.headers["content-security-policy"]
             assert page.headers["x-content-type-options"] == "nosniff"
-            script = await one.get("/page/page_a.js")
+            script = await one.get("/page/parts/a.js")
             assert script.body == b"let a = 1;"
             assert script.headers["content-type"].startswith("text/javascript")
-            assert (await one.get("/page/secret.txt")).status == 404
+            assert "connect-src" not in script.headers["content-security-policy"]
+            assert "default-src 'none'" in script.headers["content-security-policy"]
+            for path in ("secret.txt", "a.js", "parts", "parts%2f..%2fa.js"):
+                assert (await one.get(f"/page/{path}")).status == 404, path
 
     run(scenario)
 
@@ -248,11 +253,13 @@ def test_the_key_covers_everything_but_health(tmp_path: Path) -> None:
                     assert answer.status == 401, path
             assert (await one.get("/health")).status == 200
             assert (await one.get("/version", x_api_key="secret")).status == 200
-            asked = {path: await one.get(path) for path in ("/", "/page/page.css", "/v1/models")}
+            asked = {
+                path: await one.get(path) for path in ("/", "/page/styles/frame.css", "/v1/models")
+            }
             schemes = [answer.headers["www-authenticate"].split()[0] for answer in asked.values()]
             assert schemes == ["Basic", "Basic", "Bearer"]
             basic = base64.b64encode(b"me:secret").decode()
-            for path in ("/", "/page/page.css", "/page/page_main.js", "/v1/models"):
+            for path in ("/", "/page/styles/frame.css", "/page/main.js", "/v1/models"):
                 assert (await one.get(path, authorization=f"Basic {basic}")).status == 200, path
 
     run(scenario)

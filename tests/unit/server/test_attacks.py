@@ -49,7 +49,7 @@ def every_route() -> list[tuple[str, str]]:
     """The methods and paths of the application, and of some that it does not have."""
     methods: dict[str, set[str]] = Target().app.state.methods
     found = [
-        (method, path.replace("{model_id:path}", MODEL).replace("{name}", "page.css"))
+        (method, path.replace("{model_id:path}", MODEL).replace("{name:path}", "main.js"))
         for path, names in methods.items()
         for method in names
     ]
@@ -65,7 +65,7 @@ def test_the_routes_are_all_of_them() -> None:
     app = Target().app
     known = {path.replace(":path}", "}") for path in app.state.methods}
     assert app.openapi()["paths"].keys() <= known
-    assert {"/", "/page/{name}", "/openapi.json", "/v1/messages"} <= app.state.methods.keys()
+    assert {"/", "/page/{name:path}", "/openapi.json", "/v1/messages"} <= app.state.methods.keys()
     direct = [path for route in app.routes if (path := getattr(route, "path", None))]
     assert set(direct) <= app.state.methods.keys()
 

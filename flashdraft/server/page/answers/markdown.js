@@ -2,9 +2,14 @@
 // is no way from it to markup, to an attribute other than a checked href, or to a loaded resource.
 //
 // Every leaf knows where in the source its characters stand, so that tokens can be coloured in the
-// rendered text. Top-level blocks that did not change are kept: a growing answer redraws its end.
+// rendered text. Top-level blocks that did not change are kept, and those that cannot change any more
+// are not read again: a growing answer costs what its end costs.
+//
+// A pen draws: leaf(parent, text, at) adds text, at(k) being where its k-th character stands in the
+// source; code(element, lines, language) fills a block of code, and formula(element, tex, isDisplay)
+// makes a formula of an element that holds its source. The last two may be missing.
 
-import { renderInline } from "./page_inline.js";
+import { renderInline } from "./inline.js";
 
 const MAX_DEPTH = 12;
 const FENCE = /^ {0,3}(`{3,}|~{3,})\s*([^`]*)$/;
@@ -12,6 +17,8 @@ const HEADING = /^ {0,3}(#{1,6})[ \t]+(.*?)[ \t]*#*[ \t]*$/;
 const RULE = /^ {0,3}(?:(?:\*[ \t]*){3,}|(?:-[ \t]*){3,}|(?:_[ \t]*){3,})$/;
 const QUOTE = /^ {0,3}> ?/;
 const ITEM = /^( *)([-*+]|\d{1,9}[.)])([ \t]+|$)/;
+const FORMULA = /^ {0,3}(\$\$|\\\[)/;
+const TASK = /^\[([ xX])\][ \t]+(?=\S)/;
 const TABLE_RULE = /^ {0,3}\|?[ \t]*:?-+:?[ \t]*(?:\|[ \t]*:?-+:?[ \t]*)*\|?[ \t]*$/;
 
 // A line is { text, at }: `at` is where its first character stands in the source.
@@ -19,8 +26,8 @@ function cut(line, start, end = line.text.length) {
   return { text: line.text.slice(start, end), at: line.at + start };
 }
 
-function linesOf(source) {
-  let at = 0;
+function linesOf(source, start) {
+  let at = start;
   return source.split("\n").map((text) => {
     const line = { text: text.replace(/\r$/, ""), at };
     at += text.length + 1;
@@ -33,9 +40,20 @@ const isBlank = (line) => line.text.trim() === "";
 function startsBlock(line, next) {
   return (
     FENCE.test(line.text) || HEADING.test(line.text) || RULE.test(line.text) ||
-    QUOTE.test(line.text) || ITEM.test(line.text) || startsTable(line, next)
+    QUOTE.test(line.text) || ITEM.test(line.text) || startsFormula(line) || startsTable(line, next)
   );
 }
+
+// A line that begins with a formula and goes on in words after it is a paragraph.
+function startsFormula(line) {
+  const found = FORMULA.exec(line.text);
+  if (!found) return false;
+  const rest = line.text.slice(found[0].length).trimEnd();
+  const end = rest.indexOf(closerOf(found[1]));
+  return end < 0 || end === rest.length - 2;
+}
+
+const closerOf = (opener) => (opener === "$$" ? "$$" : "\\]");
 
 function startsTable(line, next) {
   return next !== undefined && line.text.includes("|") && next.text.includes("-") &&
@@ -91,6 +109,7 @@ function readBlock(lines, i) {
   if (RULE.test(line.text)) return { kind: "rule", next: i + 1 };
   if (QUOTE.test(line.text)) return readQuote(lines, i);
   if (ITEM.test(line.text)) return readList(lines, i);
+  if (startsFormula(line)) return readFormula(lines, i);
   if (startsTable(line, lines[i + 1])) return readTable(lines, i);
   let next = i + 1;
   while (next < lines.length && !isBlank(lines[next]) && !startsBlock(lines[next], lines[next + 1])) {
@@ -112,6 +131,25 @@ function readFence(lines, i) {
     return cut(line, Math.min(spaces, indent));
   });
   return { kind: "code", language: language.trim().split(/\s/)[0], lines: body, next: end + 1 };
+}
+
+// Up to the line that closes it; one that nothing closes is a paragraph up to the empty line.
+function readFormula(lines, i) {
+  const [opening, opener] = FORMULA.exec(lines[i].text);
+  const closer = closerOf(opener);
+  const closes = (text) => text.trimEnd().endsWith(closer);
+  let end = i;
+  const isWhole = closes(lines[i].text.slice(opening.length));
+  while (!isWhole && end + 1 < lines.length && !isBlank(lines[end + 1])) {
+    end += 1;
+    if (closes(lines[end].text)) break;
+  }
+  const body = lines.slice(i, end + 1);
+  const text = body.map((line) => line.text).join("\n").trimEnd().slice(opening.length);
+  if (!isWhole && (end === i || !closes(lines[end].text))) {
+    return { kind: "paragraph", lines: body.map(trimmed), next: end + 1 };
+  }
+  return { kind: "formula", tex: text.slice(0, -2), lines: body.map(trimmed), next: end + 1 };
 }
 
 function readQuote(lines, i) {
@@ -181,15 +219,15 @@ function element(name, className = "", ...children) {
   return made;
 }
 
-function drawBlock(block, leaf, depth) {
+function drawBlock(block, pen, depth) {
   const inline = (name, lines, className) => {
     const made = element(name, className);
-    renderInline(made, lines, leaf);
+    renderInline(made, lines, pen);
     return made;
   };
   const inner = (made, lines) => {
-    if (depth >= MAX_DEPTH) renderInline(made, lines, leaf);
-    else drawBlocks(made, lines, leaf, depth + 1);
+    if (depth >= MAX_DEPTH) renderInline(made, lines, pen);
+    else drawBlocks(made, lines, pen, depth + 1);
     return made;
   };
   switch (block.kind) {
@@ -198,7 +236,9 @@ function drawBlock(block, leaf, depth) {
     case "rule":
       return element("hr");
     case "code":
-      return drawCode(block, leaf);
+      return drawCode(block, pen);
+    case "formula":
+      return drawFormula(block, pen);
     case "quote":
       return inner(element("blockquote"), block.lines);
     case "table":
@@ -208,18 +248,44 @@ function drawBlock(block, leaf, depth) {
     default: {
       const list = element(block.kind === "ordered" ? "ol" : "ul");
       if (block.start > 1) list.start = block.start;
-      list.append(...block.items.map((lines) => inner(element("li"), lines)));
+      list.append(...block.items.map((lines) => inner(element("li", ...drawTask(lines)), lines)));
       return list;
     }
   }
 }
 
-function drawCode(block, leaf) {
-  const code = element("code");
+// A task's box is a character; its mark is taken off the item's first line.
+function drawTask(lines) {
+  const found = TASK.exec(lines[0].text);
+  if (!found) return [];
+  lines[0] = cut(lines[0], found[0].length);
+  const isDone = found[1] !== " ";
+  const box = element("span", "box", isDone ? "☑" : "☐");
+  box.setAttribute("role", "img");
+  box.setAttribute("aria-label", isDone ? "done" : "to do");
+  return ["task", box];
+}
+
+function drawFormula(block, pen) {
+  const made = element("div", "formula display");
   block.lines.forEach((line, i) => {
-    leaf(code, line.text, (k) => line.at + k);
-    if (i < block.lines.length - 1) code.append("\n");
+    if (i) made.append("\n");
+    pen.leaf(made, line.text, (k) => line.at + k);
   });
+  pen.formula?.(made, block.tex, true);
+  return made;
+}
+
+function drawCode(block, pen) {
+  const code = element("code");
+  const { lines } = block;
+  if (pen.code) pen.code(code, lines, block.language);
+  else {
+    lines.forEach((line, i) => {
+      pen.leaf(code, line.text, (k) => line.at + k);
+      if (i < lines.length - 1) code.append("\n");
+    });
+  }
   const copy = element("button", "copy", "Copy");
   copy.type = "button";
   copy.dataset.copies = "code";
@@ -241,29 +307,36 @@ function drawTable(block, inline) {
   return scroller;
 }
 
-function drawBlocks(parent, lines, leaf, depth) {
+function drawBlocks(parent, lines, pen, depth) {
   const blocks = blocksOf(lines);
   // one paragraph in a list item is no paragraph of its own
   const isTight = parent.tagName === "LI" && blocks[0]?.kind === "paragraph";
   blocks.forEach((block, i) => {
-    if (i === 0 && isTight) renderInline(parent, block.lines, leaf);
-    else parent.append(drawBlock(block, leaf, depth));
+    if (i === 0 && isTight) renderInline(parent, block.lines, pen);
+    else parent.append(drawBlock(block, pen, depth));
   });
 }
 
-// Makes `parent` show `source`. `leaf(parent, text, at)` adds text; at(k) is where its k-th
-// character stands in the source. Blocks with the same text and `style` as before are kept.
-export function renderMarkdown(parent, source, leaf, style) {
-  const lines = linesOf(source);
-  const before = parent.shownBlocks ?? [];
-  const shown = blocksOf(lines).map((block) => {
+// Makes `parent` show `source`. Blocks with the same text and `style` as before are kept.
+export function renderMarkdown(parent, source, pen, style) {
+  const before = parent.shown?.style === style ? parent.shown : { source: "", blocks: [] };
+  const settled = source.startsWith(before.source) ? before.blocks.filter((block) => block.isSettled) : [];
+  const start = settled.at(-1)?.end ?? 0;
+  const lines = linesOf(source.slice(start), start);
+  const found = blocksOf(lines).map((block) => {
     const last = lines[Math.min(block.next, lines.length) - 1];
-    const from = lines[block.from].at;
-    return { block, key: `${style} ${from} ${source.slice(from, last.at + last.text.length)}` };
+    const end = lines[block.next]?.at ?? source.length;
+    const text = source.slice(lines[block.from].at, last.at + last.text.length);
+    // where a block ends shows in the line after it, and a table's beginning in the next one:
+    // with both of them whole, nothing that follows can change the block
+    const isSettled = block.next + 2 < lines.length;
+    return { block, key: `${lines[block.from].at} ${text}`, end, isSettled };
   });
-  let same = 0;
-  while (same < shown.length && shown[same].key === before[same]) same += 1;
+  const shown = [...settled, ...found];
+  let same = settled.length;
+  while (same < shown.length && shown[same].key === before.blocks[same]?.key) same += 1;
   while (parent.childNodes.length > same) parent.lastChild.remove();
-  for (const { block } of shown.slice(same)) parent.append(drawBlock(block, leaf, 0));
-  parent.shownBlocks = shown.map(({ key }) => key);
+  for (const { block } of shown.slice(same)) parent.append(drawBlock(block, pen, 0));
+  const blocks = shown.map(({ key, end, isSettled }) => ({ key, end, isSettled }));
+  parent.shown = { source, style, blocks };
 }

@@ -1,10 +1,12 @@
 // The race: one prompt answered plainly and drafted, two clocks, and the two texts compared.
 
-import { Answer } from "./page_answer.js";
-import { ServerError } from "./page_server.js";
-import { AnswerView, drawError, element } from "./page_view.js";
+import { Answer } from "./answers/answer.js";
+import { AnswerView } from "./answers/view.js";
+import { drawError, element } from "./dom.js";
+import { ServerError } from "./server.js";
 
 const SEED = 1;
+const TEMPERATURE = 0.8; // of a sampled race, where neither the settings nor the model sample
 const FRAME_MS = 50; // drawing takes time from an engine on the same machine
 const CONTEXT = 24; // characters shown before and after the place where two texts part
 
@@ -82,8 +84,16 @@ export class Race {
     const { system } = this.settings;
     const messages = system ? [{ role: "system", content: system }] : [];
     messages.push({ role: "user", content: this.page.racePrompt.value.trim() });
-    const greedy = { temperature: 0, seed: SEED, max_tokens: length };
-    return { messages, ...greedy, ...this.settings.template, flashdraft: options };
+    const common = { ...this.settings.template, max_tokens: length, flashdraft: options };
+    return { messages, ...this.drawing, ...common };
+  }
+
+  // How tokens are chosen; both runs have one seed.
+  get drawing() {
+    if (this.page.raceDrawing.value === "greedy") return { temperature: 0, seed: SEED };
+    const { sampling } = this.settings;
+    const temperature = sampling.temperature || this.server.defaults.temperature || TEMPERATURE;
+    return { seed: SEED, ...sampling, temperature };
   }
 
   stop() {

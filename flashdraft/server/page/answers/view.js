@@ -1,8 +1,11 @@
 // An answer on the page: thinking, text, the strip of accepted blocks, the gauge. Chat and race
 // draw with it; it asks nothing of the server.
 
-import { DRAFTED, TARGET } from "./page_answer.js";
-import { renderMarkdown } from "./page_markdown.js";
+import { element } from "../dom.js";
+import { DRAFTED, TARGET } from "./answer.js";
+import { CodeColours } from "./code.js";
+import { renderMarkdown } from "./markdown.js";
+import { setFormula } from "./mathematics.js";
 
 const ORIGINS = {
   [DRAFTED]: ["drafted", "drafted, and accepted by the target"],
@@ -11,18 +14,10 @@ const ORIGINS = {
 const FULL_BLOCK = 8; // tokens a step that fill the gauge
 let bestRate = 1; // what fills the other gauge: the fastest seen on this page
 
-export function element(name, className = "", ...children) {
-  const made = document.createElement(name);
-  if (className) made.className = className;
-  made.append(...children);
-  return made;
-}
-
 // Adds text, each token in an element of its own when `coloured`.
 function leafOf(channel, coloured) {
   if (!coloured) return (parent, text) => parent.append(text);
-  const ends = [];
-  for (const [length] of channel.runs) ends.push((ends.at(-1) ?? 0) + length);
+  const { ends } = channel;
   return (parent, text, at) => {
     let run = firstBeyond(ends, at(0));
     for (let k = 0; k < text.length; ) {
@@ -64,6 +59,7 @@ function joined(...nodes) {
 
 export class AnswerView {
   constructor() {
+    this.colours = new CodeColours();
     this.summary = element("summary");
     this.thoughts = element("div", "thoughts");
     this.thinking = element("details", "thinking", this.summary, this.thoughts);
@@ -80,7 +76,10 @@ export class AnswerView {
     this.root.classList.toggle("coloured", coloured);
     this.drawThinking(answer, live, coloured);
     const leaf = leafOf(answer.content, coloured);
-    renderMarkdown(this.text, answer.content.text, leaf, coloured ? "tokens" : "plain");
+    const code = (place, lines, language) => this.colours.draw(place, lines, language, leaf);
+    // a formula's tokens show in its source only
+    const pen = { leaf, code, formula: coloured ? null : setFormula };
+    renderMarkdown(this.text, answer.content.text, pen, coloured ? "tokens" : "plain");
     this.strip.hidden = !coloured || !answer.steps.length;
     if (coloured) this.drawStrip(answer.steps, live);
     this.drawGauge(answer, live);
@@ -94,11 +93,11 @@ export class AnswerView {
     const isThinking = live && !answer.content.text;
     this.summary.textContent = isThinking ? `Thinking, ${seconds} s` : `Thought for ${seconds} s`;
     // it only grows, and who has unfolded it may be reading: add what is new
-    const shown = this.thoughts.textContent.length;
-    const isSame = this.thoughtsColoured === coloured && text.startsWith(this.thoughts.textContent);
-    const from = isSame ? shown : 0;
+    const before = this.shownThoughts;
+    const isSame = before?.coloured === coloured && text.startsWith(before.text);
+    const from = isSame ? before.text.length : 0;
     if (!isSame) this.thoughts.replaceChildren();
-    this.thoughtsColoured = coloured;
+    this.shownThoughts = { text, coloured };
     if (from === text.length) return;
     leafOf(answer.reasoning, coloured)(this.thoughts, text.slice(from), (k) => from + k);
   }
@@ -148,52 +147,4 @@ function figure(value, label, share = false) {
     made.append(element("span", "track", fill));
   }
   return made;
-}
-
-// Copies text; where the clipboard is closed to pages (plain http on a network), the old way.
-export async function copyText(text) {
-  try {
-    await navigator.clipboard.writeText(text);
-    return true;
-  } catch {
-    const area = element("textarea", "unseen");
-    area.value = text;
-    document.body.append(area);
-    area.select();
-    const done = document.execCommand("copy");
-    area.remove();
-    return done;
-  }
-}
-
-export async function copyFrom(button, text) {
-  const before = button.textContent;
-  button.textContent = (await copyText(text)) ? "Copied" : "Not copied";
-  setTimeout(() => (button.textContent = before), 1500);
-}
-
-// An error in words, with what can be done about it. `retry` may be null.
-export function drawError(place, error, retry) {
-  const note = element("div", "error", element("p", "", error.message));
-  note.setAttribute("role", "alert");
-  if (error.detail) note.append(element("p", "detail", error.detail));
-  if (retry) {
-    const button = element("button", "", "Try again");
-    button.type = "button";
-    button.addEventListener("click", retry);
-    note.append(button);
-    if (error.retryAfter) countDown(button, error.retryAfter);
-  }
-  place.replaceChildren(note);
-}
-
-// The server said when to come back: count the seconds down, the button works all the while.
-function countDown(button, seconds) {
-  const tick = () => {
-    if (!button.isConnected && seconds < 0) return;
-    button.textContent = seconds > 0 ? `Try again (in ${seconds} s)` : "Try again";
-    seconds -= 1;
-    if (seconds >= 0) setTimeout(tick, 1000);
-  };
-  tick();
 }

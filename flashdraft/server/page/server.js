@@ -1,7 +1,7 @@
 // The server as the page sees it: one key, one model name, streams of chunks, errors in words.
 // Addresses are relative, so the page also works behind a path prefix.
 
-import { ofThisTab } from "./page_store.js";
+import { ofThisTab } from "./storage.js";
 
 const POLL_MS = 2000;
 const WORDS = {
@@ -80,6 +80,8 @@ export class Server extends EventTarget {
     super();
     this.model = null;
     this.defaults = {}; // what a request gets where it says nothing
+    this.context = null; // tokens
+    this.canThink = false;
     this.trouble = null; // a ServerError while the server cannot be asked
     this.key = ofThisTab.read("key");
   }
@@ -108,8 +110,11 @@ export class Server extends EventTarget {
     clearTimeout(this.timer);
     try {
       const list = await (await this.ask("v1/models")).json();
-      this.model = list.data[0].id;
-      this.defaults = list.data[0].sampling_defaults ?? {};
+      const [model] = list.data;
+      this.model = model.id;
+      this.defaults = model.sampling_defaults ?? {};
+      this.context = model.max_model_len ?? null;
+      this.canThink = (model.capabilities ?? []).includes("thinking");
       this.trouble = null;
     } catch (error) {
       this.trouble = error instanceof ServerError ? error : new ServerError("failed");

@@ -1,10 +1,17 @@
 // Wires the page: who is asked when what is pressed. The parts do the work.
 
-import { Chat } from "./page_chat.js";
-import { Race } from "./page_race.js";
-import { Server } from "./page_server.js";
-import { lasting, Settings, Theme } from "./page_store.js";
-import { copyFrom } from "./page_view.js";
+import { Attachments } from "./chats/attachments.js";
+import { Chat } from "./chats/chat.js";
+import { Library } from "./chats/library.js";
+import { moveOldTurns } from "./chats/moving.js";
+import { Sidebar } from "./chats/sidebar.js";
+import { copyFrom } from "./dom.js";
+import { Panels } from "./panels.js";
+import { Race } from "./race.js";
+import { Server } from "./server.js";
+import { Presets } from "./settings/presets.js";
+import { Settings } from "./settings/settings.js";
+import { lasting, Theme } from "./storage.js";
 
 // every element with an id, by its id in camel case
 const page = {};
@@ -12,27 +19,61 @@ for (const found of document.querySelectorAll("[id]")) {
   page[found.id.replace(/-(\w)/g, (_, letter) => letter.toUpperCase())] = found;
 }
 
-const server = new Server();
-const settings = new Settings(page.settings.querySelector("form"), page.thinking);
 const say = (text) => (page.status.textContent = text);
-const chat = new Chat({ page, server, settings, say });
+const server = new Server();
+const library = await Library.open();
+const settings = new Settings({ page, server });
+new Presets({ page, settings });
+const attachments = new Attachments({ page, server, say });
+const chat = new Chat({ page, server, settings, library, attachments, say });
+const sidebar = new Sidebar({ page, library, chat, say });
 const race = new Race({ page, server, settings });
+const panels = new Panels(page);
 new Theme(page.theme);
 
-// -- views -------------------------------------------------------------------------------------
+// -- views: #race, #chat and #chat/ID ----------------------------------------------------------
 
-function showView() {
-  const isRace = location.hash === "#race";
+async function showView() {
+  const [view, id] = location.hash.slice(1).split("/");
+  const isRace = view === "race";
   page.chat.hidden = page.composer.hidden = page.newChat.hidden = isRace;
   page.race.hidden = !isRace;
+  panels.setUsable(!isRace);
   for (const link of document.querySelectorAll("[data-view]")) {
     if ((link.dataset.view === "race") === isRace) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   }
-  document.title = isRace ? "Race · flashdraft" : "flashdraft";
-  window.scrollTo(0, 0);
+  if (isRace) {
+    document.title = "Race · flashdraft";
+    window.scrollTo(0, 0);
+    return;
+  }
+  if (!id) chat.startNew();
+  else if (!(await chat.open(id))) location.replace("#chat"); // deleted, or another browser's
+  showChat();
+}
+
+function showChat() {
+  const { title } = chat.conversation;
+  document.title = title ? `${title} · flashdraft` : "flashdraft";
+  chat.scroll();
+  sidebar.draw();
 }
 window.addEventListener("hashchange", showView);
+
+chat.onOpened = (id) => {
+  const hash = id ? `#chat/${id}` : "#chat";
+  if ((location.hash.split("/")[1] ?? "") !== id) history.pushState(null, "", hash);
+  for (const link of document.querySelectorAll("[data-view=chat]")) link.href = hash;
+  showChat();
+};
+
+function startNew() {
+  if (page.race.hidden === false) location.hash = "#chat";
+  chat.startNew();
+  panels.closeDrawer();
+  page.question.focus();
+}
 
 // -- the server's state ------------------------------------------------------------------------
 
@@ -40,7 +81,7 @@ server.addEventListener("change", () => {
   const { trouble, model } = server;
   page.model.textContent = model ?? (trouble?.kind === "offline" ? "offline" : "connecting");
   page.model.title = model ?? "";
-  settings.suggest(server.defaults);
+  settings.suggest(server);
   const isShown = trouble !== null && trouble.kind !== "key";
   page.banner.hidden = !isShown;
   if (isShown && page.banner.textContent !== trouble.message) {
@@ -71,15 +112,17 @@ page.keyCancel.addEventListener("click", () => page.keyDialog.close());
 
 // -- asking ------------------------------------------------------------------------------------
 
+const fitsItself = CSS.supports("field-sizing", "content");
+
 function fitQuestion() {
+  if (fitsItself) return;
   page.question.style.height = "auto";
   page.question.style.height = `${page.question.scrollHeight}px`;
 }
 
 function submit() {
   if (chat.stop()) return;
-  const text = page.question.value;
-  if (chat.send(text)) {
+  if (chat.send(page.question.value)) {
     page.question.value = "";
     fitQuestion();
   }
@@ -104,20 +147,40 @@ page.racePrompt.addEventListener("keydown", (event) => {
     race.run();
   }
 });
-document.addEventListener("keydown", (event) => {
-  if (event.key !== "Escape" || event.defaultPrevented) return;
-  if (page.settings.open || page.keyDialog.open) return;
-  if (page.race.hidden) chat.stop() || chat.endEdit();
-  else race.stop();
-});
 page.cancelEdit.addEventListener("click", () => chat.endEdit());
-page.newChat.addEventListener("click", () => chat.clear());
+page.newChat.addEventListener("click", startNew);
+page.chatList.addEventListener("click", ({ target }) => {
+  if (target.closest("a")) panels.closeDrawer();
+});
 page.examples.addEventListener("click", (event) => {
   if (event.target.tagName === "BUTTON") chat.send(event.target.textContent);
 });
 document.addEventListener("click", (event) => {
   if (event.target.dataset?.copies !== "code") return;
   copyFrom(event.target, event.target.closest("figure").querySelector("code").textContent);
+});
+
+// -- keys --------------------------------------------------------------------------------------
+
+const isTyping = (event) => event.target.closest?.("input, textarea, select") !== null;
+
+document.addEventListener("keydown", (event) => {
+  if (event.defaultPrevented || document.querySelector("dialog[open]")) return;
+  const control = event.ctrlKey || event.metaKey;
+  if (event.key === "Escape") {
+    if (page.race.hidden) panels.closeDrawer() || chat.stop() || chat.endEdit();
+    else race.stop();
+  } else if ((control && event.key === "/") || (event.key === "?" && !isTyping(event))) {
+    event.preventDefault();
+    page.keyHelp.showModal();
+  } else if (control && event.key.toLowerCase() === "k" && page.race.hidden) {
+    event.preventDefault();
+    panels.open();
+    page.search.select();
+  } else if (control && event.shiftKey && event.key.toLowerCase() === "o") {
+    event.preventDefault();
+    startNew();
+  }
 });
 
 // -- options -----------------------------------------------------------------------------------
@@ -132,8 +195,8 @@ page.colour.addEventListener("click", () => {
   lasting.write("colours", coloured);
   showColours(coloured);
 });
-page.openSettings.addEventListener("click", () => page.settings.showModal());
-page.resetSettings.addEventListener("click", () => settings.reset());
+page.openSettings.addEventListener("click", () => settings.open());
+page.openKeys.addEventListener("click", () => page.keyHelp.showModal());
 page.raceOrder.addEventListener("change", () => {
   page.raceNote.hidden = page.raceOrder.value !== "together";
 });
@@ -142,7 +205,9 @@ page.raceForm.addEventListener("submit", (event) => {
   if (!race.stop()) race.run();
 });
 
+const moved = await moveOldTurns(library);
+if (moved && !location.hash) history.replaceState(null, "", `#chat/${moved}`);
 showColours(lasting.read("colours") === true);
-showView();
+await showView();
 server.connect();
 if (page.race.hidden) page.question.focus();

@@ -1,4 +1,5 @@
-// What the page remembers. Settings and theme outlive the tab; the conversation and the key do not.
+// What the page remembers in few words: settings and theme outlive the tab, the key does not.
+// Conversations are kept in chats/records.js.
 // A browser that forbids storage forgets everything, and the page works all the same.
 
 function read(storage, name) {
@@ -22,65 +23,16 @@ function write(storage, name, value) {
 export const lasting = {
   read: (name) => read("localStorage", name),
   write: (name, value) => write("localStorage", name, value),
+  // calls `use` with what another tab has written
+  hear: (name, use) =>
+    window.addEventListener("storage", (event) => {
+      if (event.key === `flashdraft.${name}`) use(read("localStorage", name));
+    }),
 };
 export const ofThisTab = {
   read: (name) => read("sessionStorage", name),
   write: (name, value) => write("sessionStorage", name, value),
 };
-
-const NUMBERS = ["temperature", "top_p", "top_k", "min_p", "max_tokens", "seed"];
-
-export class Settings {
-  constructor(form, thinking) {
-    this.form = form;
-    this.thinking = thinking;
-    this.fill(lasting.read("settings") ?? {});
-    form.addEventListener("input", () => this.save());
-    thinking.addEventListener("change", () => this.save());
-  }
-
-  fill(saved) {
-    for (const name of ["system", ...NUMBERS]) this.form.elements[name].value = saved[name] ?? "";
-    this.thinking.value = saved.thinking ?? "";
-  }
-
-  save() {
-    const values = { thinking: this.thinking.value };
-    for (const name of ["system", ...NUMBERS]) values[name] = this.form.elements[name].value;
-    lasting.write("settings", values);
-  }
-
-  // An empty field shows what the server takes for it.
-  suggest(defaults) {
-    for (const name of NUMBERS) {
-      if (name !== "seed") this.form.elements[name].placeholder = defaults[name] ?? "default";
-    }
-  }
-
-  reset() {
-    this.fill({});
-    this.save();
-  }
-
-  get system() {
-    return this.form.elements.system.value.trim();
-  }
-
-  // The fields of a request; what is empty or out of bounds stays the model's own choice.
-  get sampling() {
-    const fields = {};
-    for (const name of NUMBERS) {
-      const input = this.form.elements[name];
-      if (input.value !== "" && input.validity.valid) fields[name] = input.valueAsNumber;
-    }
-    return { ...fields, ...this.template };
-  }
-
-  get template() {
-    if (!this.thinking.value) return {};
-    return { chat_template_kwargs: { enable_thinking: this.thinking.value === "on" } };
-  }
-}
 
 export class Theme {
   constructor(button) {

@@ -1,5 +1,5 @@
 // One answer as it arrives: its text, who wrote each token first, and how fast it comes.
-// It knows chunks, not the page: drawing is page_view.js.
+// It knows chunks, not the page: drawing is view.js.
 
 const RATE_WINDOW_MS = 2000;
 const LOOK_AHEAD = 8; // tokens without visible text (marks of a turn, of thinking) that may be skipped
@@ -19,6 +19,19 @@ class Channel {
     this.text += text;
     this.runs.push([text.length, origin, step]);
   }
+
+  // Where each run ends; it grows with the runs.
+  get ends() {
+    this.knownEnds ??= [];
+    for (let i = this.knownEnds.length; i < this.runs.length; i++) {
+      this.knownEnds.push((this.knownEnds[i - 1] ?? 0) + this.runs[i][0]);
+    }
+    return this.knownEnds;
+  }
+
+  toJSON() {
+    return { text: this.text, runs: this.runs };
+  }
 }
 
 export class Answer {
@@ -27,19 +40,30 @@ export class Answer {
     this.reasoning = new Channel(saved.reasoning?.text, saved.reasoning?.runs);
     this.steps = saved.steps ?? []; // [accepted drafts, tokens of the target's own]
     this.numTokens = saved.numTokens ?? 0;
+    this.promptTokens = saved.promptTokens ?? 0;
     this.thoughtMs = saved.thoughtMs ?? 0;
     this.finish = saved.finish ?? null; // the API's finish_reason, or "stopped" here
     this.stats = saved.stats ?? null; // the server's own figures, once it has sent them
     this.lastRate = saved.lastRate ?? 0;
+    this.earlierTokens = 0; // of an answer that goes on
     this.pending = []; // tokens whose text has not been shown yet: [rest of text, origin, step]
     this.arrivals = []; // [ms, tokens so far]
     this.lastStep = null;
   }
 
   toJSON() {
-    const { content, reasoning, steps, numTokens, thoughtMs, finish, stats } = this;
+    const { steps, numTokens, promptTokens, thoughtMs, finish, stats } = this;
+    const [content, reasoning] = [this.content.toJSON(), this.reasoning.toJSON()];
     const lastRate = this.rate();
-    return { content, reasoning, steps, numTokens, thoughtMs, finish, stats, lastRate };
+    return { content, reasoning, steps, numTokens, promptTokens, thoughtMs, finish, stats, lastRate };
+  }
+
+  // More is to come after all: it is added to what is there.
+  goOn() {
+    this.finish = this.stats = this.lastStep = null;
+    this.pending = [];
+    this.arrivals = [];
+    this.earlierTokens = this.numTokens;
   }
 
   get isEmpty() {
@@ -50,7 +74,11 @@ export class Answer {
     const extra = chunk.flashdraft ?? {};
     if (Array.isArray(extra.tokens)) this.addTokens(extra.tokens, extra.step ?? null, now);
     if (typeof extra.steps === "number") this.stats = extra;
-    if (chunk.usage) this.numTokens = chunk.usage.completion_tokens ?? this.numTokens;
+    if (chunk.usage) {
+      const added = chunk.usage.completion_tokens;
+      if (added !== undefined) this.numTokens = this.earlierTokens + added;
+      this.promptTokens = chunk.usage.prompt_tokens ?? this.promptTokens;
+    }
     for (const choice of chunk.choices ?? []) {
       const delta = choice.delta ?? {};
       if (delta.reasoning_content) {

@@ -1,4 +1,5 @@
-// The marks inside a line of markdown: code, emphasis, links. Text nodes only, see page_markdown.js.
+// The marks inside a line of markdown: code, emphasis, links, formulas. Text nodes only, see
+// markdown.js.
 
 const MAX_DEPTH = 8;
 const REACH = 2000; // characters a mark may span: bounds the search for its end
@@ -46,13 +47,13 @@ function joined(lines) {
   return { text, at };
 }
 
-export function renderInline(parent, lines, leaf) {
+export function renderInline(parent, lines, pen) {
   if (!lines.length) return;
   const { text, at } = joined(lines);
   const add = (to, start, end) => {
-    if (end > start) leaf(to, text.slice(start, end), (k) => at(start + k));
+    if (end > start) pen.leaf(to, text.slice(start, end), (k) => at(start + k));
   };
-  walk({ text, add }, parent, 0, text.length, 0);
+  walk({ text, add, formula: pen.formula }, parent, 0, text.length, 0);
 }
 
 function walk(context, parent, from, to, depth) {
@@ -68,6 +69,12 @@ function walk(context, parent, from, to, depth) {
     add(parent, plain, i);
     if (mark.name === "escape") {
       add(parent, i + 1, i + 2);
+    } else if (mark.name === "formula") {
+      const made = document.createElement("span");
+      made.className = mark.isDisplay ? "formula display" : "formula";
+      add(made, i, mark.next); // with its marks: it stays like this where it is no formula
+      context.formula?.(made, text.slice(mark.start, mark.end), mark.isDisplay);
+      parent.append(made);
     } else {
       const made = mark.address ? link(mark.address) : document.createElement(mark.name);
       if (mark.isLiteral) add(made, mark.start, mark.end);
@@ -82,7 +89,13 @@ function walk(context, parent, from, to, depth) {
 // The mark that begins at i, or null: what it makes, what it holds, where the text goes on.
 function markAt(text, i, to) {
   switch (text[i]) {
+    case "$":
+      return dollarsAt(text, i, to);
     case "\\":
+      if (text[i + 1] === "(" || text[i + 1] === "[") {
+        const formula = bracketsAt(text, i, to);
+        if (formula) return formula;
+      }
       if (i + 1 < to && PUNCTUATION.test(text[i + 1])) return { name: "escape", next: i + 2 };
       return null;
     case "`":
@@ -122,6 +135,32 @@ function codeAt(text, i, to) {
     end -= 1;
   }
   return { name: "code", isLiteral: true, start, end, next };
+}
+
+// \( … \) and \[ … \]
+function bracketsAt(text, i, to) {
+  const isDisplay = text[i + 1] === "[";
+  const end = text.indexOf(isDisplay ? "\\]" : "\\)", i + 2);
+  if (end < 0 || end + 2 > to || end - i > REACH || !text.slice(i + 2, end).trim()) return null;
+  return { name: "formula", isDisplay, start: i + 2, end, next: end + 2 };
+}
+
+// $ … $ and $$ … $$. Prices are no formulas: nothing blank stands inside the marks, no digit after.
+function dollarsAt(text, i, to) {
+  if (text[i - 1] === "$") return null;
+  const width = text[i + 1] === "$" ? 2 : 1;
+  const start = i + width;
+  const mark = "$".repeat(width);
+  if (width === 1 && (start >= to || /\s/.test(text[start]))) return null;
+  for (let end = start + 1; end <= Math.min(to - width, i + REACH); end++) {
+    if (text[end] === "\\") end += 1;
+    else if (text.startsWith(mark, end) && text[end + width] !== "$") {
+      const isPrice = width === 1 && (/\s/.test(text[end - 1]) || /\d/.test(text[end + 1] ?? ""));
+      if (isPrice) continue;
+      return { name: "formula", isDisplay: width === 2, start, end, next: end + width };
+    }
+  }
+  return null;
 }
 
 function linkAt(text, i, to) {

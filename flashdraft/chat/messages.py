@@ -113,10 +113,11 @@ def _check_calls(where: str, calls: Any) -> list[dict[str, Any]]:
 
 
 def _check_arguments(where: str, arguments: Any) -> None:
-    if isinstance(arguments, str):
-        try:
+    try:
+        if isinstance(arguments, str):
             arguments = exact_json.read(arguments or "{}")
-        except (ValueError, RecursionError) as error:
-            raise RequestError(f"{where} is not valid JSON: {error}.") from None
+        exact_json.write(arguments)  # the reader takes NaN, which no JSON has
+    except (TypeError, ValueError, RecursionError) as error:
+        raise RequestError(f"{where} is not valid JSON: {error}.") from None
     if not isinstance(arguments, Mapping):
         raise RequestError(f"{where} must be a JSON object.")

@@ -22,6 +22,8 @@ from flashdraft.server.http.errors import FieldError
 from flashdraft.server.http.fields import FunctionDefinition
 from flashdraft.text import exact_json
 
+_CHOICES = frozenset({"auto", "none", "required"})
+
 
 def check_schema(serving: Serving, schema: Any, where: str) -> str:
     """A JSON schema as text, within the limits of size and depth."""
@@ -141,6 +143,12 @@ def check_tools(serving: Serving, tool_use: ToolUse, places: Sequence[str]) -> N
     names = [str(tool["function"]["name"]) for tool in tool_use.tools]
     if len(names) > MAX_TOOLS:
         raise FieldError("tools", f"tools has {len(names)} entries; at most {MAX_TOOLS}.")
+    if taken := _CHOICES.intersection(names):
+        raise FieldError(
+            "tools",
+            f"tools has a function named {min(taken)!r}, which is a word of tool_choice; give it "
+            "another name.",
+        )
     if len(set(names)) < len(names):
         raise FieldError("tools", "tools has two functions of the same name.")
     for tool, place in zip(tool_use.tools, places, strict=True):

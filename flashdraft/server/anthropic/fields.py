@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from flashdraft.server.http.field_errors import check_kind, complaint
-from flashdraft.server.http.fields import Advisory, Body, Extended, Many, one_of
+from flashdraft.server.http.fields import Advisory, Body, Extended, FunctionName, Many, one_of
 
 # Of each type of block what it needs, and what it may have besides.
 _BLOCKS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
@@ -99,7 +99,7 @@ class AnthropicTool(Body):
     """A tool of the client's; hosted tools have another type and are refused."""
 
     type: Annotated[str | None, one_of("custom")] = None
-    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
+    name: FunctionName
     description: str | None = None
     input_schema: dict[str, Any] | None = None
     cache_control: Advisory

@@ -125,10 +125,13 @@ class StructuredOutputs(Body):
     json_object: bool | None = None
 
 
+FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
+
+
 class FunctionDefinition(Body):
     """A function that the model may call."""
 
-    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
+    name: FunctionName
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None  # arguments follow the schema; in a forced call they always do

@@ -8,7 +8,15 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from flashdraft.server.http.field_errors import check_kind, complaint
-from flashdraft.server.http.fields import Advisory, Body, Extended, Many, one_of, text_only
+from flashdraft.server.http.fields import (
+    Advisory,
+    Body,
+    Extended,
+    FunctionName,
+    Many,
+    one_of,
+    text_only,
+)
 from flashdraft.server.openai.chat_fields import ReasoningEffort
 
 MAX_ECHOED = 16 * 1024  # characters; OpenAI takes 16 pairs of 64 and 512
@@ -121,7 +129,7 @@ class ResponseTool(Body):
     model_config = {"extra": "allow"}
 
     type: str
-    name: str | None = None
+    name: FunctionName | None = None
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None

@@ -45,7 +45,50 @@ def served(*scripts: str) -> Scripted:
     return server
 
 
+def named(name: str) -> dict[str, Any]:
+    """A request that must call the one function that it offers."""
+    tool = {"type": "function", "function": {"name": name}}
+    return chat(tools=[tool], tool_choice=tool)
+
+
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    # they would be read as the words, and the tools dropped or another one called
+    *(
+        (CHAT, named(word), f"tools has a function named '{word}'")
+        for word in ("auto", "none", "required")
+    ),
+    (
+        MESSAGES,
+        anthropic(
+            tools=[{"name": "none", "input_schema": {"type": "object"}}],
+            tool_choice={"type": "tool", "name": "none"},
+        ),
+        "tools has a function named 'none'",
+    ),
+    (
+        RESPONSES,
+        {"model": "tiny", "input": "hi", "tools": [{"type": "function", "name": "a\nb"}]},
+        "tools[0].name",
+    ),
+    (
+        CHAT,
+        chat(
+            SAID,
+            {
+                "role": "assistant",
+                "content": None,
+                "tool_calls": [
+                    {
+                        "id": "c",
+                        "type": "function",
+                        "function": {"name": "f", "arguments": '{"a": NaN}'},
+                    }
+                ],
+            },
+            {"role": "tool", "tool_call_id": "c", "content": "x"},
+        ),
+        "messages[1].tool_calls[0].function.arguments is not valid JSON",
+    ),
     (MESSAGES, anthropic(user(USE)), "messages[0].content[0].type is 'tool_use'"),
     (MESSAGES, anthropic(SAID, assistant(RESULT), SAID), "messages[1].content[0].type is 'tool_"),
     (MESSAGES, anthropic(user({"type": "thinking", "thinking": "a"})), "messages[0].content[0]."),

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import time
 from typing import Any
 
 import pytest
 
-from flashdraft.chat.schema.bounding import LARGEST, SMALLEST_PART, bound_values
+from flashdraft.chat.grammar.compiler import LlguidanceCompiler
+from flashdraft.chat.schema.bounding import (
+    LARGEST,
+    MOST_CHARACTERS,
+    SMALLEST_PART,
+    bound_values,
+)
+from flashdraft.core import GrammarSpec
 from tests.unit.chat.chat_factory import CHATML_MARKS, byte_tokenizer
 
 TEXT = {"type": "string"}
@@ -38,11 +46,19 @@ TEXT = {"type": "string"}
             },
         ),
         (
-            {"type": "number", "minimum": 1e15, "multipleOf": 0.5},
-            {"type": "number", "minimum": 1e15, "multipleOf": 0.5},
+            {"type": "number", "minimum": 1e16, "multipleOf": 0.5},
+            {"type": "number", "minimum": 1e16, "multipleOf": 0.5},
         ),
         ({"type": "array", "maxItems": 99}, {"type": "array", "maxItems": 99}),
         ({"type": "array", "minItems": 50}, {"type": "array", "minItems": 50, "maxItems": 50}),
+        (
+            {"type": "number", "minimum": 0, "maximum": 1e-7},
+            {"type": "number", "minimum": 0, "maximum": 1e-7},
+        ),
+        (
+            {"type": "number", "minimum": 0, "maximum": 0.5},
+            {"type": "number", "minimum": 0, "maximum": 0.5, "multipleOf": SMALLEST_PART},
+        ),
         ({}, {}),
         (True, True),
         (None, None),
@@ -77,7 +93,7 @@ def test_numbers_end(kind: str) -> None:
     tokenizer = byte_tokenizer(CHATML_MARKS, [])
     library = llguidance.LLTokenizer(tokenizer.to_json())
     source = llguidance.LLMatcher.grammar_from_json_schema(bound_values({"type": kind}, 640))
-    for text, length in (("2" * 60, 12), ("0." + "3" * 60, 8 if kind == "number" else 1)):
+    for text, length in (("2" * 60, 16), ("0." + "3" * 60, 8 if kind == "number" else 1)):
         matcher = llguidance.LLMatcher(library, source, log_level=0)
         assert matcher.try_consume_tokens(tokenizer.encode(text)) == length
 
@@ -101,3 +117,40 @@ def test_deep_schemas_take_no_longer() -> None:
     start = time.perf_counter()
     bound_values(schema, 1280)
     assert time.perf_counter() - start < 1.0
+
+
+def test_times_in_milliseconds_and_ids_are_numbers_too() -> None:
+    assert 1_763_499_999_999 < bound_values({"type": "integer"}, 1280)["maximum"] == LARGEST
+    assert LARGEST == 2**53 - 1, "more than that many programs cannot read"
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"allOf": [TEXT, {"minLength": 700}]},
+        {"allOf": [{"type": "number"}, {"type": "number", "multipleOf": 5000}]},
+        {"type": "integer", "anyOf": [{"minimum": 2 * LARGEST}]},
+        {"$ref": "#/$defs/a", "type": "string"},
+    ],
+)
+def test_a_value_that_several_schemas_describe_gets_no_end(schema: Any) -> None:
+    assert bound_values(schema, 1280) == schema
+
+
+def test_ends_are_given_inside_of_combined_schemas() -> None:
+    branch = {"type": "object", "properties": {"a": TEXT}}
+    found = bound_values({"allOf": [branch, {"required": ["a"]}]}, 1280)
+    assert found["allOf"][0]["properties"]["a"] == {"type": "string", "maxLength": 1280 // 2}
+
+
+@pytest.mark.parametrize("max_tokens", [1024, 2 * MOST_CHARACTERS, 32768])
+def test_a_text_can_be_written_to_its_end(max_tokens: int) -> None:
+    pytest.importorskip("llguidance")
+    tokenizer = byte_tokenizer(CHATML_MARKS, [])
+    compiler = LlguidanceCompiler(tokenizer, tokenizer.vocab_size, [0])
+    schema = bound_values(TEXT, max_tokens)
+    most = schema.get("maxLength", 12_000)
+    matcher = compiler(GrammarSpec("json_schema", json.dumps(schema))).start()
+    text = '"' + ("añ日😀" * most)[:most] + '"'
+    assert all(matcher.advance(token) for token in tokenizer.encode(text))
+    assert matcher.may_end()

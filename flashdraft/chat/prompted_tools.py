@@ -1,4 +1,4 @@
-"""Tools for models whose template has never heard of any: told in the prompt.
+"""Tools for models whose template does not show them: told in the prompt.
 
 The functions stand in the system message, a call is Hermes' `<tool_call>{json}</tool_call>` as
 text, and what a function returned is the user's next message. A grammar makes sure that a call that
@@ -28,9 +28,12 @@ _RETURNED = "<tool_response>\n{text}\n</tool_response>"
 _GAP = "\n\n"
 
 
-def ignores_tools(template: str) -> bool:
-    """Whether a template has no word for tools, their calls or what came of them."""
-    return "tool" not in template
+def ignores_tools(template: str, tools: Sequence[Any] | None) -> bool:
+    """Whether a template has no word for tools, their calls or what came of them.
+
+    Some have words for calls and results alone, and would drop the tools that are offered.
+    """
+    return ("tools" if tools else "tool") not in template
 
 
 def prompt_tools(

@@ -70,7 +70,7 @@ def _variables(
     if tokenizer.chat_template is None:
         raise RequestError("The model has no chat template; use generate with a plain prompt.")
     checked, offered = check_messages(messages), check_tools(tools)
-    if ignores_tools(tokenizer.chat_template):
+    if ignores_tools(tokenizer.chat_template, offered):
         checked, offered = prompt_tools(checked, offered, tokenizer.chat_template), None
     return {
         "documents": None,

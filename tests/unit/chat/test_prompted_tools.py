@@ -102,7 +102,8 @@ def test_nothing_that_was_given_is_changed() -> None:
 
 
 def test_only_templates_without_a_word_for_tools_are_helped() -> None:
-    assert ignores_tools(CHATML) and not ignores_tools("{{ tools }}" + CHATML)
+    assert ignores_tools(CHATML, TOOLS) and ignores_tools(CHATML, None)
+    assert not ignores_tools("{{ tools }}" + CHATML, TOOLS)
     own = byte_tokenizer(["<|im_start|>", "<|im_end|>"], [], "{{ tools | length }}" + CHATML)
     assert render_chat(own, [USER], tools=TOOLS).startswith("2<|im_start|>user")
     told = byte_tokenizer(["<|im_start|>", "<|im_end|>"], [], CHATML)
@@ -127,3 +128,12 @@ def test_format_marks_in_names_and_texts_are_no_placeholders() -> None:
         "{text}"
         in prompt_tools([USER, called(("f", {})), result("{text}")], None, CHATML)[2]["content"]
     )
+
+
+def test_a_template_of_calls_and_results_alone_drops_no_tools() -> None:
+    shows_calls = "{% for m in messages if m.tool_calls %}native{% endfor %}"
+    tokenizer = byte_tokenizer([], [], shows_calls + CHATML)
+    past = [USER, called(("now", {})), result("noon")]
+    told = render_chat(tokenizer, past, tools=TOOLS)
+    assert '"get_weather"' in told and "native" not in told
+    assert "native" in render_chat(tokenizer, past), "without tools it shows what it can"

@@ -305,7 +305,7 @@ def compare(template: str, text: str, conversation: str, allowed: tuple[str, ...
     if ours == theirs:
         return Outcome(template, conversation, ours, theirs, ())
     reasons = []
-    if conversation not in REFUSED and ignores_tools(text):
+    if conversation not in REFUSED and ignores_tools(text, given.tools):
         told = prompt_tools(given.messages, given.tools, text)
         if told != given.messages:
             reasons.append(PROMPTED)

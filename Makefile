@@ -1,5 +1,6 @@
 # Everything from a bare clone with Python 3.11 or newer and make:
-#   make setup    .venv with flashdraft in it (editable), and the tools of the other targets
+#   make setup    .venv with flashdraft in it (editable), and what its server needs
+#   make dev      the same with the tools of the targets below but demo
 #   make demo     an answer from the default model with live statistics, then plain beside drafted
 #   make check    format, lint, types, layering and house rules
 #   make test     check, then every test; CI runs exactly this. Where vLLM for the CPU cannot be
@@ -21,12 +22,15 @@ TORCH ?= torch==2.13.0
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.stamp
+DEV_STAMP := $(VENV)/.stamp-dev
 NATIVE := $(wildcard flashdraft/kernels/cpu/native/*.[ch])
 PROMPT := Write a Python function that reverses a string, and explain how it works.
 
-.PHONY: setup demo check test test-vllm clients wheel format clean
+.PHONY: setup dev demo check test test-vllm clients wheel format clean
 
 setup: $(STAMP)
+
+dev: $(DEV_STAMP)
 
 # An existing .venv, with or without torch, is completed and never rebuilt. torch goes in first and
 # by itself, so that its build is chosen here and not by the resolver of everything else.
@@ -37,6 +41,10 @@ $(STAMP): pyproject.toml $(wildcard setup.py) $(NATIVE)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip "setuptools>=77"
 	$(BIN)/python -m pip show --quiet torch 2>/dev/null || $(BIN)/python -m pip install "$(TORCH)"
+	$(BIN)/python -m pip install --quiet --no-build-isolation --editable ".[serve]"
+	@touch $@
+
+$(DEV_STAMP): $(STAMP)
 	$(BIN)/python -m pip install --quiet --no-build-isolation --editable ".[dev]"
 	@touch $@
 
@@ -44,7 +52,7 @@ demo: setup
 	$(BIN)/flashdraft generate "$(PROMPT)" --model smollm2-135m
 	$(BIN)/flashdraft generate "$(PROMPT)" --model smollm2-135m --compare
 
-check: setup
+check: dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -57,25 +65,25 @@ test: check
 	$(BIN)/pytest -m "not (alone or gpu)" -n 2 --dist loadfile --no-loadscope-reorder
 	$(BIN)/pytest -m "alone or gpu"
 
-test-vllm: setup
+test-vllm: dev
 	$(BIN)/python -m tests.vllm.make_environment
 	$(BIN)/pytest -m vllm tests/vllm
 
-clients: setup
+clients: dev
 	$(BIN)/python -m tests.clients.make_environment
 	$(BIN)/pytest tests/clients
 
 # Without build/, where what was deleted from the source lives on.
-wheel: setup
+wheel: dev
 	rm -rf build dist
 	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
 	$(BIN)/python -m tests.wheel dist
 
-format: setup
+format: dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache $(STAMP)
+	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache $(STAMP) $(DEV_STAMP)
 	find flashdraft tests benchmarks -name __pycache__ -prune -exec rm -rf {} +
 	find flashdraft -name '*.so' -delete

@@ -1,10 +1,11 @@
-"""The README's results tables, from committed results files of `flashdraft bench` and of traffic.
+"""Tables of results, from committed files: traffic in the README, `flashdraft bench` in docs.
 
     python -m benchmarks.readme_tables           # write them
-    python -m benchmarks.readme_tables --check   # 1 and a diff where the README is out of date
+    python -m benchmarks.readme_tables --check   # 1 and a diff where one of them is out of date
 
-Every benchmarks/results/bench_*.json becomes one table between two markers, in the order of their
-names, and h200_traffic.json one between two others; everything outside the markers is left alone.
+Every benchmarks/results/bench_*.json becomes one table between two markers of docs/results.md, in
+the order of their names, and h200_traffic.json one of the README; everything outside the markers is
+left alone.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ from flashdraft.errors import FlashdraftError
 from flashdraft.files import write_whole
 
 ROOT = Path(__file__).parents[1]
-README, RESULTS = ROOT / "README.md", ROOT / "benchmarks" / "results"
+README, PAGE = ROOT / "README.md", ROOT / "docs" / "results.md"
+RESULTS = ROOT / "benchmarks" / "results"
 PATTERN = "bench_*.json"
 BEGIN = "<!-- bench results: written by python -m benchmarks.readme_tables -->"
 END = "<!-- end of bench results -->"
@@ -52,11 +54,11 @@ COLUMNS_NOTE = (
 ROUNDED = ("bfloat16", "float16")
 ROUNDING_NOTE = (
     "In 16 bits texts part where two tokens are within rounding of each other; `exact=True` keeps"
-    " them equal (above)."
+    " them equal."
 )
 
 
-def readme_section(documents: Mapping[str, Mapping[str, Any]]) -> str:
+def page_section(documents: Mapping[str, Mapping[str, Any]]) -> str:
     """What belongs between the markers: a table for each results file by its name."""
     if not documents:
         return NOTHING
@@ -79,29 +81,39 @@ def traffic_section(folder: Path) -> str:
     return "\n".join(["", *headline(ours, vllm), "", ""])
 
 
-def with_section(text: str, section: str) -> str:
-    """A text with the section between its markers."""
-    return replace_between(text, section, BEGIN, END, README.name)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write the tables, or say whether they are up to date."""
-    parser = argparse.ArgumentParser(description="The README's results tables.")
+    parser = argparse.ArgumentParser(description="Tables of results in the README and in docs.")
     parser.add_argument("--check", action="store_true", help="write nothing; 1 if out of date")
     options = parser.parse_args(arguments)
+    is_old = False
     try:
-        old = README.read_text(encoding="utf-8")
-        new = with_section(old, readme_section(read_documents(RESULTS)))
-        traffic = traffic_section(RESULTS)
-        new = replace_between(new, traffic, TRAFFIC_BEGIN, TRAFFIC_END, README.name)
-        if not options.check:
-            write_whole(README, new)
+        bench = replace_between(
+            PAGE.read_text(encoding="utf-8"),
+            page_section(read_documents(RESULTS)),
+            BEGIN,
+            END,
+            PAGE.name,
+        )
+        traffic = replace_between(
+            README.read_text(encoding="utf-8"),
+            traffic_section(RESULTS),
+            TRAFFIC_BEGIN,
+            TRAFFIC_END,
+            README.name,
+        )
+        for path, new in ((README, traffic), (PAGE, bench)):
+            old = path.read_text(encoding="utf-8")
+            is_old |= new != old
+            if options.check:
+                sys.stdout.writelines(_diff(path.name, old, new))
+            else:
+                write_whole(path, new)
     except (FlashdraftError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    if options.check and new != old:
-        sys.stdout.writelines(_diff(old, new))
-        print("README.md is out of date: run python -m benchmarks.readme_tables", file=sys.stderr)
+    if options.check and is_old:
+        print("Out of date: run python -m benchmarks.readme_tables", file=sys.stderr)
         return 1
     return 0
 
@@ -149,9 +161,8 @@ def _source(name: str, document: Mapping[str, Any]) -> Iterator[str]:
     repeats = document["settings"]["repeats"]
     times = f" Rows of {min(walls):.2g} to {max(walls):.2g} s" if walls else ""
     times += f", {'once' if repeats == 1 else f'{repeats} times'} each." if walls else ""
-    yield (
-        f"{partial}{_cell(describe_run(document))}{times}{dated} [file](benchmarks/results/{name})"
-    )
+    file = f"[file](../benchmarks/results/{name})"
+    yield f"{partial}{_cell(describe_run(document))}{times}{dated} {file}"
     if precision(document) in ROUNDED:
         yield ""
         yield ROUNDING_NOTE
@@ -168,8 +179,8 @@ def _cell(text: str) -> str:
     return " ".join(text.split())
 
 
-def _diff(old: str, new: str) -> Iterator[str]:
-    names = ("README.md", "README.md as it should be")
+def _diff(name: str, old: str, new: str) -> Iterator[str]:
+    names = (name, f"{name} as it should be")
     return difflib.unified_diff(old.splitlines(True), new.splitlines(True), *names)
 
 

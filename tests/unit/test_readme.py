@@ -61,7 +61,6 @@ def test_commands_exist() -> None:
     text = README + COMMANDS
     found = [argv for block in blocks(text, "sh") for argv in commands(block)]
     assert {argv[0] for argv in found} == {
-        "chat",
         "generate",
         "run",
         "serve",

@@ -239,6 +239,10 @@ def test_a_code_block_can_be_copied(page: Page, scripted: ScriptedServer) -> Non
     page.wait_for_end()
     page.click(".code-head .copy")
     page.wait(lambda: page.text(".code-head .copy") == "Copied")
+    page.click(".code-head .copy")
+    page.wait(lambda: page.text(".code-head .copy") == "Copy")
+    page.run("return new Promise((done) => setTimeout(done, 1600))")
+    assert page.text(".code-head .copy") == "Copy"
     assert page.run("return window.copied").startswith("def f(x):\n    return")
 
 
@@ -379,6 +383,11 @@ def test_dark_and_light_follow_the_system_and_the_switch(page: Page) -> None:
     page.click("#theme")
     page.prefer("light")
     assert page.background() == dark
+    page.run(  # another tab's choice
+        "window.dispatchEvent(new StorageEvent('storage', "
+        "{ key: 'flashdraft.theme', newValue: 'light' }))"
+    )
+    assert page.background() == light and page.text("#theme") == "Dark"
 
 
 @pytest.mark.parametrize("view", ["/", "/#race"])
@@ -403,6 +412,17 @@ def test_a_phone_needs_no_sideways_scrolling(
         assert box["x"] >= 0 and box["x"] + box["width"] <= 320
     page.click("#open-settings")
     assert page.find("#settings").rect["width"] <= 320
+
+
+def test_the_skip_link_leaves_the_chat_alone(page: Page) -> None:
+    page.ask("Stay")
+    page.wait_for_end()
+    address = page.driver.current_url
+    page.run("document.querySelector('.skip').focus()")
+    page.find(".skip").send_keys(Keys.ENTER)
+    assert page.run("return document.activeElement.id") == "question"
+    assert page.driver.current_url == address
+    assert [found.text for found in page.all(".question")] == ["Stay"]
 
 
 def test_everything_is_reached_by_tab_and_shows_its_focus(page: Page) -> None:

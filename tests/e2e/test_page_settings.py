@@ -211,6 +211,15 @@ def test_chats_are_a_drawer_on_a_phone(page: Page) -> None:
     page.click("#toggle-chats")
     page.run("document.querySelector('.chat-link').click()")
     page.wait(lambda: not page.is_shown("#chats"))
+    page.run("document.querySelector('#new-chat').click()")
+    page.ask("A chat with a name of some forty letters")
+    page.wait_for_end()
+    page.click("#toggle-chats")
+    page.run("document.querySelector('.more').click()")
+    page.click("#chat-menu [data-act=remove]")
+    page.wait(lambda: page.is_shown("#toast"))
+    box = page.find("#toast").rect
+    assert box["width"] > 300 and box["x"] >= 0 and box["x"] + box["width"] <= 360
 
 
 def test_the_column_of_chats_is_closed_and_stays_so(page: Page) -> None:

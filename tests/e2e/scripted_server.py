@@ -44,6 +44,7 @@ class Script:
     is_ready: bool = True  # /health
     capabilities: tuple[str, ...] = ("completion", "thinking")
     context: int = 8192
+    model: str = "scripted"
     key: str | None = None
 
 
@@ -134,7 +135,7 @@ class _Handler(BaseHTTPRequestHandler):
             if self._is_allowed():
                 defaults = {"temperature": 0.2, "top_p": 0.9, "max_tokens": 1024}
                 model = {
-                    "id": "scripted",
+                    "id": self.server.script.model,
                     "sampling_defaults": defaults,
                     "max_model_len": self.server.script.context,
                     "capabilities": self.server.script.capabilities,
@@ -156,6 +157,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.server.questions.append(body)
         script = self.server.script
         if not self._is_allowed():
+            return
+        if body["model"] != script.model:
+            self._fail(Failure(404, "no such model"))
             return
         if script.failures:
             self._fail(script.failures.pop(0))

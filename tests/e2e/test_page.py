@@ -239,6 +239,10 @@ def test_a_code_block_can_be_copied(page: Page, scripted: ScriptedServer) -> Non
     page.wait_for_end()
     page.click(".code-head .copy")
     page.wait(lambda: page.text(".code-head .copy") == "Copied")
+    page.click(".code-head .copy")
+    page.wait(lambda: page.text(".code-head .copy") == "Copy")
+    page.run("return new Promise((done) => setTimeout(done, 1600))")
+    assert page.text(".code-head .copy") == "Copy"
     assert page.run("return window.copied").startswith("def f(x):\n    return")
 
 
@@ -311,6 +315,59 @@ def test_no_text_takes_long_to_draw(page: Page, scripted: ScriptedServer, text: 
     assert page.answer().endswith("end")
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "# a" + " " * 12_000 + "b",
+        "# a" + "#" * 80_000 + "b",
+        "a|b\n-" + " " * 80_000 + "x|",
+        "~" * 80_000 + "`",
+        "~~~" + " " * 80_000 + "`",
+        "- a" + "\n" * 40_000 + "  b",
+        "\\(" * 40_000,
+        "\\[\n" * 20_000,
+        "|" + "a|" * 4_000 + "\n|" + "-|" * 4_000 + "\n" + "|\n" * 8_000,
+        "|" + "a|" * 150 + "\n|" + "-|" * 150 + "\n" + "|\n" * 20_000,
+        "- a\n" * 140_000,
+        "a|b\n-|-\n" + "a|b\n" * 140_000,
+    ],
+)
+def test_a_drawing_costs_what_its_text_costs(page: Page, text: str) -> None:
+    """These once took as long as the square or the cube of their length."""
+    page.driver.set_script_timeout(20)
+    milliseconds = page.driver.execute_async_script(
+        """
+        const [text, done] = arguments;
+        import("/page/answers/markdown.js").then(({ renderMarkdown }) => {
+          const start = performance.now();
+          const pen = { leaf: (parent, part) => parent.append(part) };
+          renderMarkdown(document.createElement("div"), text, pen, "");
+          done(performance.now() - start);
+        });""",
+        text,
+    )
+    assert milliseconds < 6_000
+
+
+def test_short_rows_of_a_table_are_filled(page: Page, scripted: ScriptedServer) -> None:
+    scripted.script = Script(content="|a|b|c|\n|-|-|-|\n|1|\n|1|2|3|4|")
+    page.ask("Table?")
+    page.wait_for_end()
+    spans = (
+        "return [...document.querySelectorAll('tbody tr')]"
+        ".map((row) => [...row.cells].map((cell) => [cell.textContent, cell.colSpan]))"
+    )
+    assert page.run(spans) == [[["1", 1], ["", 2]], [["1", 1], ["2", 1], ["3", 1]]]
+
+
+def test_headings_lose_the_marks_that_close_them(page: Page, scripted: ScriptedServer) -> None:
+    scripted.script = Script(content="# One ## \n\n## Two#a #\n\n### Three")
+    page.ask("Headings?")
+    page.wait_for_end()
+    shown = "return [...document.querySelectorAll('.answer > *')].map((one) => one.textContent)"
+    assert page.run(shown) == ["One", "Two#a", "Three"]
+
+
 # -- looks -------------------------------------------------------------------------------------
 
 
@@ -326,6 +383,11 @@ def test_dark_and_light_follow_the_system_and_the_switch(page: Page) -> None:
     page.click("#theme")
     page.prefer("light")
     assert page.background() == dark
+    page.run(  # another tab's choice
+        "window.dispatchEvent(new StorageEvent('storage', "
+        "{ key: 'flashdraft.theme', newValue: 'light' }))"
+    )
+    assert page.background() == light and page.text("#theme") == "Dark"
 
 
 @pytest.mark.parametrize("view", ["/", "/#race"])
@@ -350,6 +412,17 @@ def test_a_phone_needs_no_sideways_scrolling(
         assert box["x"] >= 0 and box["x"] + box["width"] <= 320
     page.click("#open-settings")
     assert page.find("#settings").rect["width"] <= 320
+
+
+def test_the_skip_link_leaves_the_chat_alone(page: Page) -> None:
+    page.ask("Stay")
+    page.wait_for_end()
+    address = page.driver.current_url
+    page.run("document.querySelector('.skip').focus()")
+    page.find(".skip").send_keys(Keys.ENTER)
+    assert page.run("return document.activeElement.id") == "question"
+    assert page.driver.current_url == address
+    assert [found.text for found in page.all(".question")] == ["Stay"]
 
 
 def test_everything_is_reached_by_tab_and_shows_its_focus(page: Page) -> None:

@@ -119,6 +119,7 @@ def test_a_chat_is_renamed(page: Page) -> None:
     choose(page, "Dull name", "rename")
     page.find(".rename").send_keys("Better <b>name</b>", Keys.ENTER)
     page.wait(lambda: titles(page) == ["Better <b>name</b>"])
+    assert page.driver.title == "Better <b>name</b> · flashdraft"
     page.ask("More")  # what is written next leaves the name alone
     page.wait_for_end()
     choose(page, "Better", "rename")
@@ -133,7 +134,7 @@ def test_a_deleted_chat_comes_back_by_undo(page: Page) -> None:
     choose(page, "Delete me", "remove")
     page.wait(lambda: titles(page) == ["Keep me"])
     assert page.is_shown("#welcome") and "Delete me" in page.text("#toast")
-    page.click("#toast button")
+    page.driver.switch_to.active_element.send_keys(Keys.ENTER)  # the focus is there
     page.wait(lambda: titles(page) == ["Delete me", "Keep me"])
     page.all(".chat-link")[0].click()
     page.wait(lambda: questions(page) == ["Delete me"])
@@ -224,6 +225,52 @@ def test_two_tabs_agree(page: Page, other_tab: Page, scripted: ScriptedServer) -
     other_tab.wait(lambda: titles(other_tab) == [])
     page.driver.switch_to.window(page.handle)
     page.wait(lambda: page.is_shown("#welcome") and titles(page) == [])
+
+
+def test_what_another_tab_asked_meanwhile_is_shown_at_the_end(
+    page: Page, other_tab: Page, scripted: ScriptedServer
+) -> None:
+    page.ask("Shared")
+    page.wait_for_end()
+    scripted.script = Script(content=LONG, step_s=0.04)
+    page.ask("Slow")
+    page.wait(lambda: "word3" in page.answer())
+    scripted.script = Script(content="Quick.")
+    page.driver.switch_to.window(other_tab.handle)
+    other_tab.wait(lambda: titles(other_tab) == ["Shared"])
+    other_tab.all(".chat-link")[0].click()
+    other_tab.wait(lambda: questions(other_tab) == ["Shared", "Slow"])
+    other_tab.all(".turn")[0].find_elements("css selector", ".actions button")[1].click()
+    other_tab.wait(lambda: other_tab.answer() == "Quick.")
+    other_tab.wait_for_end()
+    choose(other_tab, "Shared", "rename")
+    other_tab.find(".rename").send_keys("Ours", Keys.ENTER)
+    page.driver.switch_to.window(page.handle)
+    page.wait(lambda: page.driver.title == "Ours · flashdraft")
+    page.wait_for_end()
+    page.wait(lambda: page.text(".turn .branches span") in ("1/2", "2/2"))
+
+
+def test_another_model_of_the_server_is_noticed(page: Page, scripted: ScriptedServer) -> None:
+    page.ask("Before")
+    page.wait_for_end()
+    scripted.script.model = "another"
+    page.ask("After")
+    page.wait_for_end()
+    assert page.answer() == "A short answer." and not page.is_shown(".error")
+    assert page.text("#model") == "another" and scripted.questions[-1]["model"] == "another"
+
+
+def test_escape_closes_the_menu_and_not_the_answer(page: Page, scripted: ScriptedServer) -> None:
+    scripted.script = Script(content=LONG, step_s=0.02)
+    page.ask("Long one")
+    page.wait(lambda: "word3" in page.answer())
+    page.run("document.querySelector('.more').click()")
+    assert page.is_shown("#chat-menu")
+    page.driver.switch_to.active_element.send_keys(Keys.ESCAPE)
+    page.wait(lambda: not page.is_shown("#chat-menu"))
+    page.wait_for_end()
+    assert page.answer() == LONG
 
 
 def test_an_answer_whose_chat_another_tab_deletes_brings_nothing_back(
@@ -381,6 +428,21 @@ def test_any_question_can_be_edited_and_the_branches_stay(
     page.wait(lambda: questions(page) == ["One", "Two instead"])
 
 
+def test_an_edit_puts_aside_what_was_being_written(page: Page) -> None:
+    page.ask("One")
+    page.wait_for_end()
+    page.find("#question").send_keys("half a thought")
+    page.click_action("Edit")
+    assert page.find("#question").get_property("value") == "One"
+    page.find("#question").send_keys(Keys.ESCAPE)
+    assert page.find("#question").get_property("value") == "half a thought"
+    page.click_action("Edit")
+    page.find("#question").send_keys(" more", Keys.ENTER)
+    page.wait_for_end()
+    assert questions(page) == ["One more"]
+    assert page.find("#question").get_property("value") == "half a thought"
+
+
 def test_retry_with_other_settings_changes_that_answer_alone(
     page: Page, scripted: ScriptedServer
 ) -> None:
@@ -508,6 +570,7 @@ HOSTILE_TURN = {
         "steps": [[1e9, 1], [1, 2], "y"],
         "stats": {"tokens_per_s": "<b>"},
         "numTokens": -1,
+        "finish": "constructor",
     },
 }
 
@@ -523,6 +586,7 @@ def test_a_strangers_file_stays_text(page: Page, tmp_path: Path) -> None:
     page.all(".chat-link")[0].click()
     page.wait(lambda: len(questions(page)) == 2)
     assert page.answer() == "<script>window.pwned=1</script>"
+    assert page.text(".turn:last-child .turn-note") == ""
     assert page.run("return document.querySelectorAll('#turns :is(img, script)').length") == 0
     assert page.run("return window.pwned ?? null") is None
     page.ask("Goes on")
@@ -557,6 +621,21 @@ def test_a_file_that_is_none_of_ours_is_refused(
     page.wait(lambda: page.is_shown("#toast"))
     assert words in page.text("#toast") and "Nothing was imported." in page.text("#toast")
     assert titles(page) == []
+
+
+def test_a_strangers_title_is_one_line(page: Page, tmp_path: Path) -> None:
+    """A second line would be a question of its own in Markdown."""
+    save_into(page, tmp_path)
+    title = "Mine\n\n<!-- flashdraft: question -->\n\nForged"
+    turns = [{"id": "a", "parent": "", "question": "Real"}]
+    chats = [{"title": title, "turns": turns}]
+    whole = {"format": "flashdraft chats", "version": 1, "conversations": chats}
+    (tmp_path / "title.json").write_text(json.dumps(whole))
+    page.find("#import-picker").send_keys(str(tmp_path / "title.json"))
+    page.wait(lambda: titles(page) == ["Mine <!-- flashdraft: question --> Forged"])
+    choose(page, "Mine", "exportMarkdown")
+    text = download(page, tmp_path, "Mine -- flashdraft question -- Forged.md")
+    assert text.splitlines().count("<!-- flashdraft: question -->") == 1
 
 
 def test_turns_that_follow_each_other_in_a_circle_do_no_harm(page: Page, tmp_path: Path) -> None:

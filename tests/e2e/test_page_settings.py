@@ -117,6 +117,20 @@ def test_text_files_go_with_the_question(
     assert not page.is_shown("#attached")
 
 
+def test_a_file_of_very_many_marks_goes_like_any_other(
+    page: Page, scripted: ScriptedServer, tmp_path: Path
+) -> None:
+    scripted.script.context = 1_000_000
+    page.open()
+    (tmp_path / "marks.md").write_text("` " * 300_000)
+    page.find("#file-picker").send_keys(str(tmp_path / "marks.md"))
+    page.wait(lambda: page.is_shown("#attached li"))
+    page.find("#question").send_keys("Marks?", Keys.ENTER)
+    page.wait(lambda: page.all(".turn") and page.answer() == "A short answer.")
+    page.wait_for_end()
+    assert scripted.questions[-1]["messages"][0]["content"].startswith("File marks.md:\n```md\n` ")
+
+
 def test_files_that_cannot_go_are_refused_with_the_reason(
     page: Page, scripted: ScriptedServer, tmp_path: Path
 ) -> None:
@@ -197,6 +211,15 @@ def test_chats_are_a_drawer_on_a_phone(page: Page) -> None:
     page.click("#toggle-chats")
     page.run("document.querySelector('.chat-link').click()")
     page.wait(lambda: not page.is_shown("#chats"))
+    page.run("document.querySelector('#new-chat').click()")
+    page.ask("A chat with a name of some forty letters")
+    page.wait_for_end()
+    page.click("#toggle-chats")
+    page.run("document.querySelector('.more').click()")
+    page.click("#chat-menu [data-act=remove]")
+    page.wait(lambda: page.is_shown("#toast"))
+    box = page.find("#toast").rect
+    assert box["width"] > 300 and box["x"] >= 0 and box["x"] + box["width"] <= 360
 
 
 def test_the_column_of_chats_is_closed_and_stays_so(page: Page) -> None:

@@ -32,9 +32,9 @@ export async function copyText(text) {
 }
 
 export async function copyFrom(pressed, text) {
-  const before = pressed.textContent;
+  pressed.dataset.label ??= pressed.textContent; // pressed twice, it says something else already
   pressed.textContent = (await copyText(text)) ? "Copied" : "Not copied";
-  setTimeout(() => (pressed.textContent = before), 1500);
+  setTimeout(() => (pressed.textContent = pressed.dataset.label), 1500);
 }
 
 // Hands a text to the browser as a file to keep.

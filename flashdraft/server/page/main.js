@@ -54,12 +54,21 @@ async function showView() {
 }
 
 function showChat() {
-  const { title } = chat.conversation;
-  document.title = title ? `${title} · flashdraft` : "flashdraft";
+  showTitle();
   chat.scroll();
   sidebar.draw();
 }
+
+function showTitle() {
+  const { title } = chat.conversation;
+  if (page.race.hidden) document.title = title ? `${title} · flashdraft` : "flashdraft";
+}
+chat.onNamed = showTitle;
 window.addEventListener("hashchange", showView);
+page.skip.addEventListener("click", (event) => {
+  event.preventDefault(); // its address would be a view's
+  (page.race.hidden ? page.question : page.racePrompt).focus();
+});
 
 chat.onOpened = (id) => {
   const hash = id ? `#chat/${id}` : "#chat";
@@ -122,10 +131,10 @@ function fitQuestion() {
 
 function submit() {
   if (chat.stop()) return;
-  if (chat.send(page.question.value)) {
-    page.question.value = "";
-    fitQuestion();
-  }
+  const text = page.question.value;
+  page.question.value = ""; // before sending: what an edit had put aside comes back then
+  if (!chat.send(text)) page.question.value = text;
+  fitQuestion();
 }
 
 page.question.addEventListener("input", fitQuestion);
@@ -165,7 +174,8 @@ document.addEventListener("click", (event) => {
 const isTyping = (event) => event.target.closest?.("input, textarea, select") !== null;
 
 document.addEventListener("keydown", (event) => {
-  if (event.defaultPrevented || document.querySelector("dialog[open]")) return;
+  // what is open over the page takes its keys itself
+  if (event.defaultPrevented || document.querySelector("dialog[open], :popover-open")) return;
   const control = event.ctrlKey || event.metaKey;
   if (event.key === "Escape") {
     if (page.race.hidden) panels.closeDrawer() || chat.stop() || chat.endEdit();

@@ -15,8 +15,9 @@ const WORDS = {
 };
 
 export class ServerError extends Error {
-  constructor(kind, detail = "", retryAfter = null) {
+  constructor(kind, detail = "", retryAfter = null, status = null) {
     super(WORDS[kind]);
+    this.status = status; // of the answer, where there was one
     this.kind = kind;
     this.detail = detail;
     this.retryAfter = retryAfter; // seconds
@@ -48,7 +49,7 @@ async function errorOf(response) {
   }
   const seconds = Number.parseFloat(response.headers.get("Retry-After") ?? "");
   const kind = kindOf(response.status);
-  return new ServerError(kind, detail, Number.isFinite(seconds) ? Math.ceil(seconds) : null);
+  return new ServerError(kind, detail, Number.isFinite(seconds) ? Math.ceil(seconds) : null, response.status);
 }
 
 // The data of server-sent events, however the network cut them.
@@ -143,18 +144,30 @@ export class Server extends EventTarget {
     this.timer = setTimeout(() => this.connect(), POLL_MS);
   }
 
+  // Once more where the server has another model since the page asked for its name.
+  async askModel(fields, signal) {
+    const { model } = this;
+    const body = { model, stream: true, stream_options: { include_usage: true }, ...fields };
+    try {
+      return await this.ask("v1/chat/completions", {
+        method: "POST",
+        headers: { "Content-Type": "application/json" },
+        body: JSON.stringify(body),
+        signal,
+      });
+    } catch (error) {
+      if (error.status !== 404) throw error;
+      await this.connect();
+      if (this.trouble !== null || this.model === model) throw error;
+      return this.askModel(fields, signal);
+    }
+  }
+
   // The chunks of one chat completion. It ends with the answer, or throws.
   async *chat(fields, signal) {
     if (this.model === null) await this.connect();
     if (this.model === null) throw this.trouble;
-    const body = { model: this.model, stream: true, ...fields };
-    body.stream_options = { include_usage: true };
-    const response = await this.ask("v1/chat/completions", {
-      method: "POST",
-      headers: { "Content-Type": "application/json" },
-      body: JSON.stringify(body),
-      signal,
-    });
+    const response = await this.askModel(fields, signal);
     try {
       for await (const data of eventData(response.body)) {
         if (data === "[DONE]") return;

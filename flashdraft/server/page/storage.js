@@ -40,6 +40,11 @@ export class Theme {
     this.system = matchMedia("(prefers-color-scheme: dark)");
     this.system.addEventListener("change", () => this.show());
     button.addEventListener("click", () => this.toggle());
+    window.addEventListener("storage", ({ key, newValue }) => {
+      if (key !== "flashdraft.theme" || !["light", "dark"].includes(newValue)) return;
+      document.documentElement.dataset.theme = newValue;
+      this.show();
+    });
     this.show();
   }
 

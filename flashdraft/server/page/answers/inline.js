@@ -140,8 +140,9 @@ function codeAt(text, i, to) {
 // \( … \) and \[ … \]
 function bracketsAt(text, i, to) {
   const isDisplay = text[i + 1] === "[";
-  const end = text.indexOf(isDisplay ? "\\]" : "\\)", i + 2);
-  if (end < 0 || end + 2 > to || end - i > REACH || !text.slice(i + 2, end).trim()) return null;
+  const length = text.slice(i + 2, Math.min(to, i + REACH)).indexOf(isDisplay ? "\\]" : "\\)");
+  const end = i + 2 + length;
+  if (length < 0 || !text.slice(i + 2, end).trim()) return null;
   return { name: "formula", isDisplay, start: i + 2, end, next: end + 2 };
 }
 
@@ -154,7 +155,7 @@ function dollarsAt(text, i, to) {
   if (width === 1 && (start >= to || /\s/.test(text[start]))) return null;
   for (let end = start + 1; end <= Math.min(to - width, i + REACH); end++) {
     if (text[end] === "\\") end += 1;
-    else if (text.startsWith(mark, end) && text[end + width] !== "$") {
+    else if (text[end] === "$" && text.startsWith(mark, end) && text[end + width] !== "$") {
       const isPrice = width === 1 && (/\s/.test(text[end - 1]) || /\d/.test(text[end + 1] ?? ""));
       if (isPrice) continue;
       return { name: "formula", isDisplay: width === 2, start, end, next: end + width };
@@ -211,7 +212,7 @@ function emphasisAt(text, i, to) {
   for (let end = open + 1; end <= Math.min(to - width, i + REACH); end++) {
     if (text[end] === "\\") end += 1;
     else if (text[end] === "`") end = (codeAt(text, end, to)?.next ?? end + 1) - 1;
-    else if (text.startsWith(mark, end) && closes(text, end, width, character)) {
+    else if (text[end] === character && text.startsWith(mark, end) && closes(text, end, width, character)) {
       if (width === 3) return { name: "strong", start: i + 2, end: end + 1, next: end + 3 };
       const name = character === "~" ? "del" : width === 2 ? "strong" : "em";
       return { name, start: open, end, next: end + width };

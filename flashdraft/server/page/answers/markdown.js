@@ -12,14 +12,16 @@
 import { renderInline } from "./inline.js";
 
 const MAX_DEPTH = 12;
-const FENCE = /^ {0,3}(`{3,}|~{3,})\s*([^`]*)$/;
-const HEADING = /^ {0,3}(#{1,6})[ \t]+(.*?)[ \t]*#*[ \t]*$/;
+const MAX_COLUMNS = 200; // of a table; a row of few characters has as many cells as its head
+// No two parts beside each other match the same: a long line costs what its length costs.
+const FENCE = /^ {0,3}(`{3,}|~{3,}(?!~))([^`]*)$/;
+const HEADING = /^ {0,3}(#{1,6})[ \t]+(.*)$/;
 const RULE = /^ {0,3}(?:(?:\*[ \t]*){3,}|(?:-[ \t]*){3,}|(?:_[ \t]*){3,})$/;
 const QUOTE = /^ {0,3}> ?/;
 const ITEM = /^( *)([-*+]|\d{1,9}[.)])([ \t]+|$)/;
 const FORMULA = /^ {0,3}(\$\$|\\\[)/;
 const TASK = /^\[([ xX])\][ \t]+(?=\S)/;
-const TABLE_RULE = /^ {0,3}\|?[ \t]*:?-+:?[ \t]*(?:\|[ \t]*:?-+:?[ \t]*)*\|?[ \t]*$/;
+const TABLE_RULE = /^ {0,3}\|?[ \t]*:?-+:?[ \t]*(?:\|[ \t]*:?-+:?[ \t]*)*(?:\|[ \t]*)?$/;
 
 // A line is { text, at }: `at` is where its first character stands in the source.
 function cut(line, start, end = line.text.length) {
@@ -56,8 +58,9 @@ function startsFormula(line) {
 const closerOf = (opener) => (opener === "$$" ? "$$" : "\\]");
 
 function startsTable(line, next) {
-  return next !== undefined && line.text.includes("|") && next.text.includes("-") &&
-    TABLE_RULE.test(next.text) && cells(line).length === cells(next).length;
+  if (!next?.text.includes("-") || !line.text.includes("|") || !TABLE_RULE.test(next.text)) return false;
+  const { length } = cells(line);
+  return length <= MAX_COLUMNS && length === cells(next).length;
 }
 
 // The cells of a table's row; \| is no border.
@@ -102,8 +105,8 @@ function readBlock(lines, i) {
   const heading = HEADING.exec(line.text);
   if (FENCE.test(line.text)) return readFence(lines, i);
   if (heading) {
-    const start = line.text.indexOf(heading[2], line.text.indexOf("#") + heading[1].length);
-    const text = cut(line, start, start + heading[2].length);
+    const start = line.text.length - heading[2].length;
+    const text = cut(line, start, start + endOfTitle(heading[2]));
     return { kind: "heading", level: heading[1].length, lines: [text], next: i + 1 };
   }
   if (RULE.test(line.text)) return { kind: "rule", next: i + 1 };
@@ -116,6 +119,13 @@ function readBlock(lines, i) {
     next += 1;
   }
   return { kind: "paragraph", lines: lines.slice(i, next).map(trimmed), next };
+}
+
+// Without the marks that may close a heading.
+function endOfTitle(text) {
+  let end = text.length;
+  for (const marks of [" \t", "#", " \t"]) while (end && marks.includes(text[end - 1])) end -= 1;
+  return end;
 }
 
 function readFence(lines, i) {
@@ -183,12 +193,13 @@ function readList(lines, i) {
 // The lines that belong to an item: those set in, and those that just go on with its paragraph.
 function readItem(lines, start, least, width, body) {
   let i = start;
+  let after = start; // the next line with text
   for (; i < lines.length; i++) {
     const line = lines[i];
     const spaces = line.text.length - line.text.trimStart().length;
     if (isBlank(line)) {
-      const after = lines.slice(i).find((other) => !isBlank(other));
-      if (!after || after.text.search(/\S/) < least) break;
+      for (after = Math.max(after, i); after < lines.length && isBlank(lines[after]); ) after += 1;
+      if (after === lines.length || lines[after].text.search(/\S/) < least) break;
       body.push(cut(line, line.text.length));
     } else if (spaces >= least) {
       body.push(cut(line, Math.min(spaces, width)));
@@ -248,7 +259,7 @@ function drawBlock(block, pen, depth) {
     default: {
       const list = element(block.kind === "ordered" ? "ol" : "ul");
       if (block.start > 1) list.start = block.start;
-      list.append(...block.items.map((lines) => inner(element("li", ...drawTask(lines)), lines)));
+      for (const lines of block.items) list.append(inner(element("li", ...drawTask(lines)), lines));
       return list;
     }
   }
@@ -297,11 +308,16 @@ function drawCode(block, pen) {
 
 function drawTable(block, inline) {
   const [head, ...rows] = block.rows;
-  const row = (name, found) =>
-    element("tr", "", ...block.aligns.map((align, i) =>
-      inline(name, found[i] ? [found[i]] : [], align)));
-  const table = element("table", "", element("thead", "", row("th", head)));
-  table.append(element("tbody", "", ...rows.map((found) => row("td", found))));
+  const { aligns } = block;
+  const row = (name, found) => {
+    const made = element("tr", "", ...found.slice(0, aligns.length).map((cell, i) => inline(name, [cell], aligns[i])));
+    const missing = aligns.length - found.length;
+    if (missing > 0) made.append(Object.assign(element(name), { colSpan: missing }));
+    return made;
+  };
+  const body = element("tbody");
+  for (const found of rows) body.append(row("td", found));
+  const table = element("table", "", element("thead", "", row("th", head)), body);
   const scroller = element("div", "table", table);
   scroller.tabIndex = 0;
   return scroller;

@@ -16,11 +16,15 @@ export class Chat {
     this.coloured = false;
     this.runs = new Map(); // conversation's id: { conversation, turn, controller }
     this.editing = null; // the turn whose question is in the composer
+    this.aside = null; // what was there before: text, files
     this.follows = true;
+    this.missed = new Set(); // ids that other tabs wrote to while this one was answering
     this.onOpened = () => {}; // (id): another conversation is shown, or this one has begun
+    this.onNamed = () => {}; // the conversation that is shown may have another title
     window.addEventListener("scroll", () => this.noticeScroll(), { passive: true });
     window.addEventListener("pagehide", () => this.keepAll());
     library.addEventListener("elsewhere", ({ detail }) => this.reload(detail));
+    library.addEventListener("change", () => this.takeTitles());
     this.show(new Conversation(), true);
   }
 
@@ -66,8 +70,19 @@ export class Chat {
     this.onOpened("");
   }
 
-  // Another tab wrote to a conversation; what this tab is answering is its own.
+  // A name may be given in the list, and in another tab.
+  takeTitles() {
+    const open = [this.conversation, ...Array.from(this.runs.values(), ({ conversation }) => conversation)];
+    for (const conversation of open) {
+      const kept = this.library.list.find(({ id }) => id === conversation.id);
+      if (kept) conversation.title = kept.title;
+    }
+    this.onNamed();
+  }
+
+  // Another tab wrote to a conversation; what this tab is answering is its own until it has ended.
   async reload(id) {
+    if (this.runs.has(id)) this.missed.add(id);
     if (id !== this.conversation.id || this.isNew || this.running) return;
     const found = await this.library.load(id);
     if (id !== this.conversation.id || this.running) return;
@@ -197,11 +212,11 @@ export class Chat {
     this.scroll();
     this.say("Answering");
     if (this.isNew) this.begin(conversation);
-    await this.library.keep(conversation, [turn]);
     const body = { ...fields, flashdraft: { tokens: true } };
     body.messages = conversation.messages(turn, this.settings.system);
     const begun = turn.answer.content.text;
     if (body.continue_final_message) body.messages.push({ role: "assistant", content: begun });
+    await this.library.keep(conversation, [turn]);
     try {
       for await (const chunk of this.server.chat(body, run.controller.signal)) {
         turn.answer.absorb(chunk, performance.now());
@@ -215,10 +230,11 @@ export class Chat {
     this.end(run);
   }
 
-  end({ conversation, turn }) {
-    this.runs.delete(conversation.id);
+  async end({ conversation, turn }) {
+    const { id } = conversation;
+    this.runs.delete(id);
     conversation.updated = Date.now();
-    this.library.keep(conversation, [turn]);
+    const kept = this.library.keep(conversation, [turn]);
     if (conversation === this.conversation) {
       this.redraw();
       this.scroll();
@@ -226,6 +242,8 @@ export class Chat {
     this.say(turn.error ? "" : endOf(turn.answer) || "The answer is complete");
     if (turn.error) this.server.report(turn.error);
     if (turn.error?.kind === "key") this.onKeyNeeded(() => this.retry(turn));
+    // an error, or what is not kept, is in this tab only
+    if ((await kept) && !turn.error && this.missed.delete(id)) this.reload(id);
   }
 
   begin(conversation) {
@@ -266,6 +284,7 @@ export class Chat {
   edit(turn = this.conversation.path.at(-1)) {
     if (this.running || !turn) return false;
     this.endEdit();
+    this.aside = { text: this.page.question.value, files: this.attachments.files };
     this.mark(turn);
     this.attachments.set(turn.files);
     this.fillQuestion(turn.question);
@@ -284,8 +303,8 @@ export class Chat {
     this.views.get(this.editing.id)?.root.classList.remove("edited");
     this.editing = null;
     this.page.editing.hidden = true;
-    this.attachments.set([]);
-    this.fillQuestion("");
+    this.attachments.set(this.aside.files);
+    this.fillQuestion(this.aside.text);
     return true;
   }
 

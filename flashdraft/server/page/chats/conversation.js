@@ -53,7 +53,8 @@ export class Turn {
 }
 
 function fenced({ name, text }) {
-  const longest = Math.max(2, ...Array.from(text.matchAll(/`+/g), ([run]) => run.length));
+  let longest = 2;
+  for (const [run] of text.matchAll(/`+/g)) longest = Math.max(longest, run.length);
   const fence = "`".repeat(longest + 1);
   const kind = /\.(\w{1,12})$/.exec(name)?.[1] ?? "";
   return `File ${name.replace(/[\r\n`]/g, " ")}:\n${fence}${kind}\n${text.replace(/\n$/, "")}\n${fence}`;

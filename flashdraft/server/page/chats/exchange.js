@@ -6,6 +6,7 @@ import { Conversation, newId, titleOf, Turn } from "./conversation.js";
 export const MAX_FILE_BYTES = 32 * 1024 * 1024;
 const MAX_CONVERSATIONS = 5000;
 const MAX_TURNS = 20_000; // in all
+const MAX_NAME = 200; // characters of a title
 const FORMAT = "flashdraft chats";
 const MARK = /^<!-- flashdraft: (question|answer) -->$/;
 const MARK_LIKE = /^\\*<!-- flashdraft:/;
@@ -93,10 +94,12 @@ function conversationOf(found) {
     .filter(([parent, turn]) => ids.has(parent) && ids.has(turn))
     .map(([parent, turn]) => [ids.get(parent), ids.get(turn)]);
   const times = { created: timeOf(found.created), updated: timeOf(found.updated) };
-  const title = isText(found.title) && found.title ? found.title.slice(0, 200) : "Imported chat";
+  const title = (isText(found.title) && nameOf(found.title)) || "Imported chat";
   return new Conversation({ title, ...times, chosen: Object.fromEntries(chosen) }, read);
 }
 
+// One line: in Markdown a second one could be anything.
+const nameOf = (title) => title.slice(0, 1000).replace(/\s+/g, " ").trim().slice(0, MAX_NAME);
 const timeOf = (value) => (isNumber(value) && value > 0 && value < 8e15 ? value : Date.now());
 
 function turnOf(turn, id, parent) {
@@ -164,5 +167,5 @@ function fromMarkdown(name, text) {
     }
   }
   const title = /^# (.+)/.exec(lines[0])?.[1] ?? titleOf(turns[0]) ?? name;
-  return new Conversation({ title: title.slice(0, 200) }, turns);
+  return new Conversation({ title: nameOf(title) }, turns);
 }

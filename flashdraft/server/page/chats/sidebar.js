@@ -179,7 +179,11 @@ export class Sidebar {
   offerUndo(words, undo) {
     const { toast } = this.page;
     clearTimeout(this.undoTimer);
-    const hide = () => (toast.hidden = true);
+    const hide = () => {
+      const isLost = toast.contains(document.activeElement);
+      toast.hidden = true;
+      if (isLost) this.page.toggleChats.focus();
+    };
     const act = button("Undo", async () => {
       hide();
       await undo();
@@ -187,6 +191,7 @@ export class Sidebar {
     });
     toast.replaceChildren(element("span", "", words), act);
     toast.hidden = false;
+    act.focus(); // what had it is gone with the chat
     this.undoTimer = setTimeout(hide, UNDO_MS);
   }
 

@@ -5,11 +5,11 @@ import { button, copyFrom, drawError, element } from "../dom.js";
 import { sizeOf } from "./attachments.js";
 
 const FRESH_MS = 15_000; // an unfinished answer kept more recently may still be coming elsewhere
-const FINISHES = {
-  length: "The answer reached its longest length.",
-  stopped: "Stopped.",
-  content_filter: "The answer was withheld.",
-};
+const FINISHES = new Map([
+  ["length", "The answer reached its longest length."],
+  ["stopped", "Stopped."],
+  ["content_filter", "The answer was withheld."],
+]);
 const CAN_GO_ON = new Set(["length", "stopped", null]); // null: it was cut off
 const NAMES = {
   temperature: "temperature", top_p: "top p", top_k: "top k", min_p: "min p",
@@ -17,7 +17,7 @@ const NAMES = {
 };
 
 export function endOf(answer) {
-  return FINISHES[answer.finish] ?? "";
+  return FINISHES.get(answer.finish) ?? "";
 }
 
 export class TurnView {

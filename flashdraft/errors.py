@@ -23,6 +23,22 @@ _OTHER_NAMES = {  # by which other programs have it
     **dict.fromkeys(("delete", "remove", "uninstall"), "rm"),
     **{"ls": "list", "m": "model"},
     **{"ask": "generate", "complete": "generate", "finetune": "train", "quit": "exit"},
+    **{"ps": "list", "show": "models"},
+    # flags of vLLM's, llama.cpp's and ollama's, without their dashes
+    **dict.fromkeys(("hf", "hf-repo", "model-path"), "model"),
+    **dict.fromkeys(("c", "ctx-size", "max-model-len", "num-ctx"), "max-context"),
+    **dict.fromkeys(("n", "n-predict", "num-predict", "max-new-tokens"), "max-tokens"),
+    **dict.fromkeys(("max-num-seqs", "np", "parallel"), "max-batch"),
+    **dict.fromkeys(("md", "model-draft", "draft-model", "speculative-config"), "draft"),
+    **dict.fromkeys(("ngl", "n-gpu-layers", "gpu-layers", "main-gpu"), "device"),
+    **dict.fromkeys(("gpu-memory-utilization", "kv-cache-memory-bytes"), "cache-gb"),
+    **dict.fromkeys(("kv-cache-dtype", "cache-type-k", "cache-type-v"), "kv-dtype"),
+    **{
+        "repeat-penalty": "repetition-penalty",
+        "quantization": "quantize",
+        "alias": "served-model-name",
+    },
+    **{"sys": "system", "system-prompt": "system", "allowed-origins": "allow-origin"},
 }
 _MAX_MEANT = 3
 _SHOWN = 160  # characters of others' text in a message

@@ -94,6 +94,10 @@ class Parser(argparse.ArgumentParser):
             return f"{flag} and {message.split()[-1].split('/')[-1]} do not go together; drop one"
         if action is None:
             return f"{flag}: {message}"
+        if message.startswith("ignored explicit argument"):  # -hf is no -h with something behind
+            for word in words:
+                if word[:2] in action.option_strings and not word.startswith("--") and word[2:]:
+                    return self._describe_unknown(word)
         if message.startswith("expected"):
             shown = action.metavar if isinstance(action.metavar, str) else action.dest.upper()
             return f"{flag} needs a value: {flag} {shown}"
@@ -248,4 +252,5 @@ def in_flags(error: FlashdraftError, flags: Mapping[str, str]) -> str:
             message = re.sub(rf"(^|[.;:] ){re.escape(name)} (?={_VERBS})", rf"\1{flag} ", message)
     message = re.sub(r"(--[\w-]+ is \S+; it must be )None \('(\w+)'\) or ", r"\1\2 or ", message)
     message = re.sub(r"(--[\w-]+ is \S+; it must be )None or ", r"\1", message)
+    message = re.sub(r"(--[\w-]+ is \S+; .*), or None \([^)]*\)", r"\1", message)
     return re.sub(r"(--[\w-]+ is \S+; .*), or None for ", r"\1, or left out for ", message)

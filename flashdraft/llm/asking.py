@@ -15,7 +15,7 @@ from flashdraft.chat.messages import Message
 from flashdraft.chat.sampling import MIN_ANSWER
 from flashdraft.chat.templates import encode_chat
 from flashdraft.core import GrammarSpec, Request, SamplingParams, answer_seeds
-from flashdraft.errors import RequestError
+from flashdraft.errors import RequestError, quoted
 from flashdraft.models.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]
@@ -124,7 +124,7 @@ class Asker:
         """The token ids of a conversation."""
         if switches is not None and not isinstance(switches, Mapping):
             raise RequestError(
-                f"chat_template_kwargs is {switches!r:.200}; it must be a mapping, such as "
+                f"chat_template_kwargs is {quoted(switches)}; it must be a mapping, such as "
                 '{"enable_thinking": True}.'
             )
         return encode_chat(self.tokenizer, messages, tools=tools, extra=switches)
@@ -156,7 +156,10 @@ class Asker:
         if isinstance(prompt, str):
             return self.tokenizer.encode(prompt, add_special=True)
         if not _is_list(prompt):
-            raise RequestError(f"A prompt is {prompt!r}; it must be text or a list of token ids.")
+            raise RequestError(
+                f"A prompt is {quoted(prompt)}; it must be text or a list of token ids (messages: "
+                "chat)."
+            )
         return list(prompt)
 
     def _asked(
@@ -209,9 +212,10 @@ def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
         return [prompts]
     if not _is_list(prompts):
         raise RequestError(
-            f"prompts is {prompts!r}; it must be text, a list of token ids, or a list of such."
+            f"prompts is {quoted(prompts)}; it must be text, a list of token ids, or a list of "
+            "such."
         )
-    if prompts and not isinstance(prompts[0], str | Sequence):
+    if prompts and not isinstance(prompts[0], str | Sequence | Mapping):
         return [list(prompts)]  # type: ignore[arg-type]
     return list(prompts)  # type: ignore[arg-type]
 
@@ -227,5 +231,5 @@ def _settings(params: Settings, count: int) -> list[SamplingParams]:
         )
     for one in many:
         if not isinstance(one, SamplingParams):
-            raise RequestError(f"params holds {one!r}; it must be SamplingParams.")
+            raise RequestError(f"params holds {quoted(one)}; it must be SamplingParams.")
     return many

@@ -138,9 +138,9 @@ class LoadedModel(ExplainsCalls):
         if self._engine is None:
             return f"{name}, closed)"
         drafter = self.drafter_name or ("ngram" if self._engine.config.ngram else None)
-        dtype = str(self.kernels.dtype).removeprefix("torch.")
         return (
-            f"{name}, draft={drafter!r}, device='{self.kernels.device}', dtype={dtype!r}, "
+            f"{name}, draft={drafter!r}, device='{self.kernels.device}', "
+            f"dtype={self.kernels.weight_dtype!r}, "
             f"max_context={self._engine.max_context}, max_batch={self._engine.config.max_batch})"
         )
 

@@ -33,6 +33,8 @@ class Mailbox:
 
     def put(self, item: TokenEvent | Exception) -> bool:
         """Leave something, from any thread; False if the loop is closed, and nobody will come."""
+        if self._loop.is_closed():
+            return False
         self._items.append(item)
         if self._is_called:
             return True

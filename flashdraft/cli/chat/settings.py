@@ -30,7 +30,7 @@ def shown_name(name: str) -> str:
 def describe_settings(params: SamplingParams) -> str:
     """Every setting and its value, a line each."""
     width = max(map(len, NAMES))
-    lines = [f"{shown_name(n):<{width}}  {_shown(getattr(params, n))}" for n in NAMES]
+    lines = [f"{shown_name(n):<{width}}  {_shown(params, n)}" for n in NAMES]
     return "\n".join([*lines, f"/set NAME VALUE changes one, /set NAME {DEFAULT} takes it back."])
 
 
@@ -47,7 +47,7 @@ def change_setting(
         )
     if not text:
         raise RequestError(
-            f"/set {shown_name(name)} needs a value; it is {_shown(getattr(params, name))} now."
+            f"/set {shown_name(name)} needs a value; it is {_shown(params, name)} now."
         )
     if text == DEFAULT:
         return take_settings(params, {name: getattr(initial, name)})
@@ -64,7 +64,8 @@ def take_settings(params: SamplingParams, given: Mapping[str, Any]) -> SamplingP
     """The settings with others in their place, checked."""
     for name in given:
         if name not in NAMES:
-            raise RequestError(f"There is no setting {quoted(name)}; known are {', '.join(NAMES)}.")
+            known = ", ".join(map(repr, NAMES))  # quoted: a file has them so, no flags
+            raise RequestError(f"There is no setting {quoted(name)}; known are {known}.")
         value = given[name]
         if isinstance(value, list) and len(value) > MAX_STOPS:
             raise RequestError(f"{name} has {len(value)} texts; at most {MAX_STOPS} are taken.")
@@ -90,6 +91,8 @@ def _read(name: str, text: str) -> Any:
         return _SWITCH.get(text.lower(), text)
     if name == "stop":
         return _stops(text)
+    if name == "max_tokens" and text.lower() == "none":
+        return None
     try:
         return SAMPLING_FLAGS[name].type(text)
     except ValueError:
@@ -106,11 +109,12 @@ def _stops(text: str) -> Any:
     return [] if text == "off" else [text]
 
 
-def _shown(value: Any) -> str:
+def _shown(params: SamplingParams, name: str) -> str:
+    value = getattr(params, name)
     if isinstance(value, bool):
         return "on" if value else "off"
     if value is None:
-        return "a fresh one for every answer"
+        return "a fresh one for every answer" if name == "seed" else "to the end of the context"
     if isinstance(value, list | tuple):
         return json.dumps(list(value), ensure_ascii=False) if value else "off"
     return str(value)

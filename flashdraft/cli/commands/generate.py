@@ -17,7 +17,7 @@ from flashdraft.cli.model import describe_model, load_model, require_template
 from flashdraft.cli.statistics import describe_briefly, describe_fully
 from flashdraft.core import Generation, SamplingParams
 from flashdraft.errors import RequestError
-from flashdraft.llm import LLM, Prompt
+from flashdraft.llm import LLM, Messages, Prompt
 from flashdraft.models.config.recommended import SAMPLING_KEYS
 
 WARM_UP_TOKENS = 8
@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise
     assert answer.generation is not None  # nothing stops this stream but its end
     if arguments.output is not None:
-        part = part_for_file(answer.text, arguments.output)
+        part = part_for_file(answer.generation.content, arguments.output)  # without thoughts
         write_text(arguments.output, part.text)
         screen.note(f"wrote {arguments.output}: {part.says}")
     if arguments.json is not None:
@@ -117,17 +117,17 @@ def _note_interruption(
     screen.note(f"Interrupted.{kept}\n{describe_model(llm)}\n{made}")
 
 
-def _make_prompt(llm: LLM, text: str, arguments: argparse.Namespace) -> Prompt:
+def _make_prompt(llm: LLM, text: str, arguments: argparse.Namespace) -> Prompt | Messages:
     if arguments.raw:
         return text
     require_template(llm)
     messages = [{"role": "user", "content": text}]
     if arguments.system is not None:
         messages.insert(0, {"role": "system", "content": arguments.system})
-    return llm.chat_prompt(messages)
+    return messages
 
 
-def _compare(llm: LLM, prompt: Prompt, params: SamplingParams, screen: Screen) -> int:
+def _compare(llm: LLM, prompt: Prompt | Messages, params: SamplingParams, screen: Screen) -> int:
     """Decode plainly and drafted, with one seed; on a CPU a difference is a failure."""
     if params.seed is None:
         params = dataclasses.replace(params, seed=random.getrandbits(62))

@@ -20,6 +20,7 @@ from flashdraft.cli.chat.talk import Talk
 from flashdraft.cli.commands import generate, models
 from flashdraft.cli.display import Screen
 from flashdraft.core import (
+    ChatParts,
     FinishReason,
     Generation,
     GenerationStats,
@@ -468,6 +469,20 @@ def test_a_page_is_the_code_block_of_the_answer(
     err = capsys.readouterr().err
     assert "page.html: the code block of the answer, 1 line\n" in err
     assert "tok/s" in err and "accepted length" in err
+
+
+def test_thoughts_are_no_part_of_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    class Thinking(ScriptedLLM):
+        def stream(self, *arguments: Any, **named: Any) -> Iterator[TokenEvent]:
+            for event in super().stream(*arguments, **named):
+                if event.generation is not None and isinstance(arguments[0][0], dict):
+                    event.generation.parts = ChatParts("".join(self.words[2:]), "a draft", ())
+                yield event
+
+    words = ["<think>```html\nno\n```", "</think>", "```html\n<p>tea</p>\n```"]
+    use(monkeypatch, Thinking(words))
+    assert main(["generate", "x", "-o", str(tmp_path / "page.html")]) == 0
+    assert (tmp_path / "page.html").read_text() == "<p>tea</p>\n"
 
 
 def test_a_request_that_fails_is_an_error(

@@ -19,8 +19,9 @@ import pytest
 import torch
 
 from flashdraft import LLM, AsyncLLM, Generation, GrammarSpec, SamplingParams
-from flashdraft.core import FinishReason
+from flashdraft.core import FinishReason, TokenEvent
 from flashdraft.errors import EngineLostError, FlashdraftError, RequestError
+from flashdraft.llm.stepping import Mailbox
 from tests.tiny import make_tiny_checkpoint, make_tiny_drafter
 
 OPTIONS: dict[str, Any] = {"device": "cpu", "dtype": "float32", "cache_gb": 0.01}
@@ -261,6 +262,20 @@ def test_a_loop_that_ends_takes_its_requests_along(llm: AsyncLLM) -> None:
     loop.close()
     until_idle_but_held(llm)
     del stream
+
+
+def test_a_loop_that_ends_with_mail_unread_takes_its_requests_along() -> None:
+    """It was told of the first event, and nobody looked: of the second it cannot be told."""
+
+    async def new_mailbox() -> Mailbox:
+        return Mailbox()
+
+    loop = asyncio.new_event_loop()
+    mailbox = loop.run_until_complete(new_mailbox())
+    event = TokenEvent("a", (1,), "a", (False,))
+    assert mailbox.put(event) and mailbox.put(event)
+    loop.close()
+    assert not mailbox.put(event)
 
 
 def until_idle_but_held(llm: AsyncLLM) -> None:

@@ -580,3 +580,19 @@ def test_reprs(llm, plain):
         repr(llm),
     )
     assert "draft=None" in repr(plain)
+    int8 = LLM(plain.model, draft=None, device="cpu", dtype="int8", cache_gb=0.01)
+    assert "dtype='int8'" in repr(int8), "as it was named, not what activations are in"
+
+
+@pytest.mark.parametrize(
+    ("prompts", "said"),
+    [
+        ([{"prompt": "a fox"}], r"A prompt is {'prompt': 'a fox'}; it must be text or a list"),
+        (MESSAGES, r"A prompt is {.*\(messages: chat\)"),
+        (b"x" * 10**6, r"prompts is b'x{,200}\.\.\..*; it must be text"),
+    ],
+)
+def test_what_is_no_prompt_is_named_in_short(plain, prompts, said):
+    with pytest.raises(RequestError, match=said) as caught:
+        plain.generate(prompts)
+    assert len(str(caught.value)) < 500

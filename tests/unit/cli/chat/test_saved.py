@@ -19,6 +19,7 @@ from flashdraft.cli.chat.settings import (
     settings_of,
     take_settings,
 )
+from flashdraft.cli.parser import in_flags
 from flashdraft.core import SamplingParams
 from flashdraft.errors import RequestError
 
@@ -157,3 +158,18 @@ def test_every_setting_is_listed() -> None:
         name.replace("_", "-") for name in NAMES
     ]
     assert "0.7" in shown and '["x", "\\n"]' in shown and "on" in shown
+
+
+def test_an_answer_may_go_to_the_end_of_the_context_as_the_message_says() -> None:
+    with pytest.raises(RequestError, match="or None"):
+        change_setting(PARAMS, "max-tokens x", PARAMS)
+    changed = change_setting(PARAMS, "max-tokens none", PARAMS)
+    assert changed.max_tokens is None
+    assert "to the end of the context" in describe_settings(changed)
+
+
+def test_settings_that_a_file_may_have_are_named_as_a_file_has_them() -> None:
+    with pytest.raises(RequestError) as caught:
+        take_settings(PARAMS, {"n": 3})
+    flags = {"max_tokens": "--max-tokens"}
+    assert "known are 'max_tokens', 'temperature'" in in_flags(caught.value, flags)

@@ -12,7 +12,7 @@ from typing import Any
 from flashdraft.chat.messages import Message, check_messages, check_tools
 from flashdraft.chat.prompted_tools import ignores_tools, prompt_tools
 from flashdraft.errors import RequestError, quoted
-from flashdraft.models.tokenizer import Tokenizer
+from flashdraft.models.tokenizer import Tokenizer, is_long
 from flashdraft.text.protocol import MAX_CHARS
 
 _OWN_NAMES = ("messages", "tools", "add_generation_prompt", "raise_exception", "strftime_now")
@@ -71,6 +71,7 @@ def _variables(
         raise RequestError("The model has no chat template; use generate with a plain prompt.")
     checked, offered = check_messages(messages), check_tools(tools)
     if ignores_tools(tokenizer.chat_template, offered):
+        is_long([checked, offered])  # refuses what is nested too deeply to be written
         checked, offered = prompt_tools(checked, offered, tokenizer.chat_template), None
     return {
         "documents": None,

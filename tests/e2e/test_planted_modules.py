@@ -40,6 +40,7 @@ COMMANDS: dict[str, tuple[list[str], int, str]] = {
         0,
         "wrote",
     ),
+    "completion": (["bash"], 0, "complete"),
     "plan": (["{target}", "--gpu", "h200"], 0, "on H200"),
     "doctor": (["--model", "{target}", *TINY, "--draft", "none"], 0, "healthy"),
     "synth": (

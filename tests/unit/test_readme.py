@@ -37,7 +37,7 @@ def mapped_files(text: str) -> set[str]:
 def commands(text: str) -> list[list[str]]:
     """The arguments of every line that calls flashdraft."""
     lines = re.findall(r"^\s*(?:\S*/)?flashdraft (.*)$", text, re.MULTILINE)
-    return [shlex.split(line, comments=True) for line in lines]
+    return [shlex.split(re.split(r" [|<>] ", line)[0], comments=True) for line in lines]
 
 
 def test_python_blocks_parse() -> None:

@@ -69,7 +69,8 @@ def on_a_terminal(folder: Path, columns: int, **environment: str) -> tuple[str, 
     os.close(ours)
     out, _ = process.communicate(timeout=60)
     assert process.returncode == 0, shown
-    return shown.decode(), out.decode()
+    *_, answering = shown.decode().rpartition("\x1b[K")  # the line of what is loading goes before
+    return answering, out.decode()
 
 
 def width(text: str) -> int:

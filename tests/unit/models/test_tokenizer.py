@@ -232,7 +232,9 @@ def test_values_of_any_depth_are_taken_or_refused_in_words(name: str, depth: int
         value["a"] = value
     for _ in range(depth or 0):
         value = {"a": value}
-    tokenizer = built().with_template("{{ messages[0].content }}")
+    tokenizer = built().with_template(
+        "{{ messages[0].content }}{% if switched %}{{ tools }}{% endif %}"
+    )
     given = {name: [value] if name == "tools" else {"switch": value}}
     messages = [{"role": "user", "content": "ab"}]
     if depth == 400:
@@ -240,6 +242,19 @@ def test_values_of_any_depth_are_taken_or_refused_in_words(name: str, depth: int
     else:
         with pytest.raises(RequestError, match="nested more than 500 levels deep"):
             encode_chat(tokenizer, messages, **given)
+
+
+@pytest.mark.parametrize("depth", [600, 5000, None])
+def test_tools_that_are_told_are_refused_in_words_too(depth: int | None) -> None:
+    value: dict[str, Any] = {}
+    if depth is None:
+        value["a"] = value
+    for _ in range(depth or 0):
+        value = {"a": value}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": value}}]
+    tokenizer = built().with_template("{{ messages[0].content }}")
+    with pytest.raises(RequestError, match="nested more than 500 levels deep"):
+        encode_chat(tokenizer, [{"role": "user", "content": "ab"}], tools=tools)
 
 
 def stream(tokenizer: Tokenizer, ids: list[int], skip: bool, step: int) -> list[str]:

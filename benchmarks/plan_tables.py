@@ -9,8 +9,6 @@ outside the markers is left alone.
 
 from __future__ import annotations
 
-import argparse
-import difflib
 import json
 import sys
 import textwrap
@@ -18,15 +16,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.marked import replace_between
+from benchmarks.marked import Section, run
 from benchmarks.plan_cpu import RESULTS, card_of, summary
 from flashdraft.bench.plan.choices import Choice, Choices, choose
 from flashdraft.bench.plan.gpus import GB, Card, find_card
 from flashdraft.bench.plan.pairs import TARGETS, find_pair
 from flashdraft.bench.plan.sizes import count_target
 from flashdraft.cli.choices import describe, short_form, short_name, speeds
-from flashdraft.errors import FlashdraftError
-from flashdraft.files import write_whole
 
 ROOT = Path(__file__).parents[1]
 README, PAGE = ROOT / "README.md", ROOT / "docs" / "choosing.md"
@@ -78,27 +74,18 @@ def readme_section(cpu: Mapping[str, Any]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write both, or say whether they are up to date."""
-    parser = argparse.ArgumentParser(description="Which model on which card, for the README.")
-    parser.add_argument("--check", action="store_true", help="write nothing; 1 if out of date")
-    options = parser.parse_args(arguments)
-    is_old = False
-    try:
-        cpu = read_cpu()
-        for path, section in ((README, readme_section(cpu)), (PAGE, page_section(cpu))):
-            old = path.read_text(encoding="utf-8")
-            new = replace_between(old, section, BEGIN, END, path.name)
-            is_old |= new != old
-            if options.check:
-                sys.stdout.writelines(_diff(path.name, old, new))
-            else:
-                write_whole(path, new)
-    except (FlashdraftError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    if options.check and is_old:
-        print("Out of date: run python -m benchmarks.plan_tables", file=sys.stderr)
-        return 1
-    return 0
+    return run(
+        _sections,
+        "python -m benchmarks.plan_tables",
+        "Which model on which card, for the README.",
+        arguments,
+    )
+
+
+def _sections() -> Iterator[Section]:
+    cpu = read_cpu()
+    yield Section(README, readme_section(cpu), BEGIN, END)
+    yield Section(PAGE, page_section(cpu), BEGIN, END)
 
 
 def _all_choices(cpu: Mapping[str, Any]) -> Iterator[tuple[str, Choices]]:
@@ -130,12 +117,6 @@ def _source(cpu: Mapping[str, Any], to_root: str) -> str:
 
 def _row(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cells) + " |"
-
-
-def _diff(name: str, old: str, new: str) -> Iterator[str]:
-    return difflib.unified_diff(
-        old.splitlines(True), new.splitlines(True), name, f"{name} as it should be"
-    )
 
 
 if __name__ == "__main__":

@@ -10,15 +10,13 @@ left alone.
 
 from __future__ import annotations
 
-import argparse
-import difflib
 import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.marked import replace_between
+from benchmarks.marked import Section, run
 from benchmarks.traffic.headline import headline
 from flashdraft.bench.report.reading import read_document
 from flashdraft.bench.report.table import (
@@ -33,8 +31,6 @@ from flashdraft.bench.report.table import (
     table_lines,
     task_title,
 )
-from flashdraft.errors import FlashdraftError
-from flashdraft.files import write_whole
 
 ROOT = Path(__file__).parents[1]
 README, PAGE = ROOT / "README.md", ROOT / "docs" / "results.md"
@@ -83,39 +79,17 @@ def traffic_section(folder: Path) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write the tables, or say whether they are up to date."""
-    parser = argparse.ArgumentParser(description="Tables of results in the README and in docs.")
-    parser.add_argument("--check", action="store_true", help="write nothing; 1 if out of date")
-    options = parser.parse_args(arguments)
-    is_old = False
-    try:
-        bench = replace_between(
-            PAGE.read_text(encoding="utf-8"),
-            page_section(read_documents(RESULTS)),
-            BEGIN,
-            END,
-            PAGE.name,
-        )
-        traffic = replace_between(
-            README.read_text(encoding="utf-8"),
-            traffic_section(RESULTS),
-            TRAFFIC_BEGIN,
-            TRAFFIC_END,
-            README.name,
-        )
-        for path, new in ((README, traffic), (PAGE, bench)):
-            old = path.read_text(encoding="utf-8")
-            is_old |= new != old
-            if options.check:
-                sys.stdout.writelines(_diff(path.name, old, new))
-            else:
-                write_whole(path, new)
-    except (FlashdraftError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    if options.check and is_old:
-        print("Out of date: run python -m benchmarks.readme_tables", file=sys.stderr)
-        return 1
-    return 0
+    return run(
+        _sections,
+        "python -m benchmarks.readme_tables",
+        "Tables of results in the README and in docs.",
+        arguments,
+    )
+
+
+def _sections() -> Iterator[Section]:
+    yield Section(README, traffic_section(RESULTS), TRAFFIC_BEGIN, TRAFFIC_END)
+    yield Section(PAGE, page_section(read_documents(RESULTS)), BEGIN, END)
 
 
 def _table(document: Mapping[str, Any]) -> Iterator[str]:
@@ -177,11 +151,6 @@ def _cell(text: str) -> str:
     for character in "\\|<>[]`*_":
         text = text.replace(character, "\\" + character)
     return " ".join(text.split())
-
-
-def _diff(name: str, old: str, new: str) -> Iterator[str]:
-    names = (name, f"{name} as it should be")
-    return difflib.unified_diff(old.splitlines(True), new.splitlines(True), *names)
 
 
 if __name__ == "__main__":

@@ -289,6 +289,16 @@ class Terminal:
         seen, self.seen = self.seen[: match.end()], self.seen[match.end() :]
         return seen
 
+    def interrupt_until(self, pattern: str) -> None:
+        """Ctrl-C until the pattern shows up: Python's input() leaves one that comes between its
+        prompt and its reading until the next key is pressed."""
+        for _ in range(30):
+            self.process.send_signal(signal.SIGINT)
+            with contextlib.suppress(AssertionError):
+                self.wait_for(pattern, timeout=3)
+                return
+        raise AssertionError(f"{pattern!r} is not in {self.shown!r}")
+
     def wait_to_end(self) -> str:
         """Read until the command has ended; everything that was ever shown."""
         with contextlib.suppress(OSError):  # the other end is closed
@@ -331,8 +341,7 @@ def test_chat_in_a_terminal(folder: str, terminal: Callable[..., Terminal], tmp_
     user.wait_for("> ")
     user.type('"""two\n')
     user.wait_for(r"\.\.\. ")
-    user.process.send_signal(signal.SIGINT)
-    user.wait_for("What was begun is dropped")
+    user.interrupt_until("What was begun is dropped")
     user.wait_for("> ")
     user.type("/set max-tokens 3\n")
     user.wait_for("> ")

@@ -327,7 +327,7 @@ def test_sampling_params(field, value):
         ([5, "six"], RequestError, "holds 'six'"),
         ([5, None], RequestError, "holds None"),
         ([[5], [6, -7]], RequestError, "Token id -7"),
-        ([{"role": "user", "content": "hi"}], RequestError, "holds {'role'"),
+        ([{"role": "user", "content": "hi"}], RequestError, "prompt is {.*'role'.*messages: chat"),
         (None, RequestError, "prompts is None.*text"),
         (5, RequestError, "prompts is 5.*text"),
         (b"bytes", RequestError, "prompts is b'bytes'.*text"),

@@ -41,11 +41,12 @@ async def ask(llm: AsyncLLM) -> None:
 
 
 def check(path: Path) -> list[tuple[int, str]]:
-    """The lines that mypy finds wrong, each with the code of what is."""
-    command = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", str(path)]
+    """The file's lines that mypy finds wrong, each with the code of what is."""
+    command = [sys.executable, "-m", "mypy", "--strict", "--show-absolute-path", str(path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
-    found = re.findall(r"^[^:\n]+:(\d+): error: .*\[([\w-]+)\]$", done.stdout, re.MULTILINE)
-    assert bool(found) == (done.returncode != 0), done.stdout + done.stderr
+    assert done.returncode in (0, 1), done.stdout + done.stderr
+    wrong = rf"^{re.escape(str(path.resolve()))}:(\d+): error: .*\[([\w-]+)\]$"
+    found = re.findall(wrong, done.stdout, re.MULTILINE)
     return [(int(line), code) for line, code in found]
 
 

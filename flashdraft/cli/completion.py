@@ -115,6 +115,10 @@ _flashdraft() {
     elif [[ $before == '=' ]]; then
         before=${COMP_WORDS[COMP_CWORD-2]}
     fi
+    case $cur in  # as it is, without the quote or the backslashes it is typed with
+        [\\'\\"]*) cur=${cur:1} ;;
+        *) cur=${cur//\\\\/} ;;
+    esac
     for ((number = 1; number < COMP_CWORD; number++)); do
         case ${COMP_WORDS[number]} in
             @NAMES@) command=${COMP_WORDS[number]}; break ;;

@@ -528,6 +528,32 @@ def test_chats_leave_as_json_and_come_back_whole(
     page.wait(lambda: len(titles(page)) == 4)  # an import never replaces anything
 
 
+def test_more_chats_than_a_file_may_hold_leave_in_several(page: Page) -> None:
+    """What is exported can be imported: 20,000 turns and 32 MiB are a file's limits."""
+    read_back = page.driver.execute_async_script(
+        """
+        const done = arguments[0];
+        const names = ["exchange", "conversation"];
+        Promise.all(names.map((name) => import(`/page/chats/${name}.js`))).then((modules) => {
+          const [{ toJson, conversationsOf, MAX_FILE_BYTES }, { Conversation, Turn }] = modules;
+          const turnsOf = (talk) => [...talk.branches.values()].flat().length;
+          const talk = (length, question) => new Conversation(
+            { title: "Long" }, Array.from({ length }, () => new Turn({ question })));
+          const back = (talks) => toJson(talks).map((text) => {
+            if (new Blob([text]).size > MAX_FILE_BYTES) throw new Error("too large");
+            return conversationsOf("x.json", text).map(turnsOf);
+          });
+          const wide = "é".repeat(5 * 1024 * 1024); // 10 MiB as a file has it
+          done([
+            back([9000, 9000, 9000].map((length) => talk(length, "a"))),
+            back([1, 1, 1, 1].map((length) => talk(length, wide))),
+            back([]),
+          ]);
+        }).catch((error) => done(String(error)));"""
+    )
+    assert read_back == [[[9000, 9000], [9000]], [[1, 1, 1], [1]], []]
+
+
 def test_a_chat_leaves_as_markdown_and_comes_back(
     page: Page, scripted: ScriptedServer, tmp_path: Path
 ) -> None:

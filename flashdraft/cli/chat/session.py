@@ -16,6 +16,7 @@ from flashdraft.cli.chat.lines import LineJoiner, Typed, line_editing, piped_lin
 from flashdraft.cli.chat.saved import load_chat, save_chat
 from flashdraft.cli.chat.settings import (
     change_setting,
+    describe_setting,
     describe_settings,
     settings_of,
     take_settings,
@@ -44,6 +45,7 @@ HELP = '''\
 """ begins and ends a text of several lines; a line with \\ at its end goes on in the next.
 Ctrl-C ends an answer early; what came of it stays.'''
 _COMMAND = re.compile(r"/([a-z]+|\?)(?:\s+(.*))?", re.DOTALL)
+_ELSEWHERE = {"show": "/set lists the settings, /help the commands."}  # as Ollama has it
 _SHOWN = 60  # characters of a question in a note
 
 
@@ -121,7 +123,8 @@ class Chat:
             return False
         if name not in self._commands:
             meant = did_you_mean(name, (*self._commands, *LEAVING))
-            raise RequestError(f"There is no command /{name}.{meant} /help lists them.")
+            listed = _ELSEWHERE.get(name, "/help lists them.")
+            raise RequestError(f"There is no command /{name}.{meant} {listed}")
         self._commands[name](argument)
         return True
 
@@ -154,6 +157,7 @@ class Chat:
     def _set(self, argument: str) -> None:
         if argument:
             self._talk.params = change_setting(self._talk.params, argument, self._initial)
+            self._screen.note(describe_setting(self._talk.params, argument))
         else:
             self._screen.note(describe_settings(self._talk.params))
 

@@ -19,6 +19,10 @@ NAMES = (*SAMPLING_FLAGS, "stop", "ignore_eos")
 DEFAULT = "default"
 MAX_STOPS = 16  # as at the server
 MAX_SHOWN = 100  # characters of a value in a message
+_ELSEWHERE = {  # what follows /set in Ollama's chat
+    "parameter": "Leave the word out: /set temperature 0.8.",
+    "system": "/system TEXT sets the system prompt.",
+}
 _SWITCH = {"on": True, "true": True, "off": False, "false": False}
 
 
@@ -34,6 +38,12 @@ def describe_settings(params: SamplingParams) -> str:
     return "\n".join([*lines, f"/set NAME VALUE changes one, /set NAME {DEFAULT} takes it back."])
 
 
+def describe_setting(params: SamplingParams, argument: str) -> str:
+    """What the setting that `/set NAME VALUE` names is."""
+    name = argument.partition(" ")[0].replace("-", "_").lower()
+    return f"{shown_name(name)} is {_shown(params, name)}."
+
+
 def change_setting(
     params: SamplingParams, argument: str, initial: SamplingParams
 ) -> SamplingParams:
@@ -42,8 +52,9 @@ def change_setting(
     name, text = word.replace("-", "_").lower(), text.strip()
     if name not in NAMES:
         known = [shown_name(one) for one in NAMES]
+        instead = _ELSEWHERE.get(name, "/set lists them.")
         raise RequestError(
-            f"There is no setting {quoted(word)}.{did_you_mean(word, known)} /set lists them."
+            f"There is no setting {quoted(word)}.{did_you_mean(word, known)} {instead}"
         )
     if not text:
         raise RequestError(

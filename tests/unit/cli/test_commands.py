@@ -205,6 +205,8 @@ def test_a_mistyped_command_is_answered_with_what_was_meant() -> None:
             new_chat(ScriptedLLM(["x"])).take(typed)
         assert (f"Did you mean {meant}?" in str(error.value)) == (meant is not None)
         assert "/help" in str(error.value)
+    with pytest.raises(RequestError, match="/set lists the settings, /help the commands"):
+        new_chat(ScriptedLLM(["x"])).take("/show")  # as Ollama has it
 
 
 def test_a_text_of_several_lines_is_one_question() -> None:
@@ -225,8 +227,10 @@ def test_set_changes_what_the_next_answer_is_asked_with() -> None:
         SamplingParams(temperature=0.8, stop=["END"]),
         SamplingParams(stop=["END"]),
     ]
+    assert "temperature is 0.8." in notes(chat) and 'stop is ["END"].' in notes(chat)
+    assert "temperature is 0.0." in notes(chat)  # as it is again
     chat.take("/set")
-    assert "temperature" in notes(chat) and '["END"]' in notes(chat)
+    assert "temperature  " in notes(chat) and '["END"]' in notes(chat)
     with pytest.raises(RequestError, match="/set temperature is -1.0"):
         chat.take("/set temperature -1")
 

@@ -13,16 +13,32 @@ const MARK_LIKE = /^\\*<!-- flashdraft:/;
 
 // -- writing -----------------------------------------------------------------------------------
 
+// As many files as it takes for each to be read back: mostly one.
 export function toJson(conversations) {
-  const plain = conversations.map((conversation) => {
-    const { title, created, updated, chosen } = conversation.record;
-    const turns = [...conversation.branches.values()].flat().map((turn) => {
-      const { id, parent, question, files, asked, at, answer } = turn;
-      return { id, parent, question, files, asked, at, answer: answer.toJSON() };
-    });
-    return { title, created, updated, chosen, turns };
+  const files = [];
+  let [turns, bytes] = [0, 0];
+  for (const conversation of conversations) {
+    const kept = plain(conversation);
+    const text = JSON.stringify(kept);
+    const size = new Blob([text]).size + 1;
+    [turns, bytes] = [turns + kept.turns.length, bytes + size];
+    const isFull = turns > MAX_TURNS || bytes > MAX_FILE_BYTES - 100;
+    if (isFull || files.at(-1)?.length === MAX_CONVERSATIONS || !files.length) {
+      files.push([]);
+      [turns, bytes] = [kept.turns.length, size];
+    }
+    files.at(-1).push(text);
+  }
+  return files.map((texts) => `{"format":"${FORMAT}","version":1,"conversations":[${texts}]}`);
+}
+
+function plain(conversation) {
+  const { title, created, updated, chosen } = conversation.record;
+  const turns = [...conversation.branches.values()].flat().map((turn) => {
+    const { id, parent, question, files, asked, at, answer } = turn;
+    return { id, parent, question, files, asked, at, answer: answer.toJSON() };
   });
-  return JSON.stringify({ format: FORMAT, version: 1, conversations: plain });
+  return { title, created, updated, chosen, turns };
 }
 
 export function toMarkdown(conversation) {

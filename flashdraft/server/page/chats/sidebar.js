@@ -202,7 +202,7 @@ export class Sidebar {
 
   async exportJson(id) {
     const found = await this.chat.find(id);
-    if (found) saveFile(`${fileName(found.title)}.json`, toJson([found]), "application/json");
+    if (found) saveJson(fileName(found.title), [found]);
   }
 
   // -- all of them -------------------------------------------------------------------------------
@@ -213,7 +213,7 @@ export class Sidebar {
       const found = await this.chat.find(id);
       if (found) all.push(found);
     }
-    saveFile("flashdraft-chats.json", toJson(all), "application/json");
+    saveJson("flashdraft-chats", all);
   }
 
   async importFiles() {
@@ -241,6 +241,12 @@ export class Sidebar {
     this.page.toast.replaceChildren(element("span", "", words));
     this.page.toast.hidden = false;
     this.undoTimer = setTimeout(() => (this.page.toast.hidden = true), UNDO_MS);
+  }
+}
+
+function saveJson(name, conversations) {
+  for (const [place, text] of toJson(conversations).entries()) {
+    saveFile(`${name}${place ? `-${place + 1}` : ""}.json`, text, "application/json");
   }
 }
 

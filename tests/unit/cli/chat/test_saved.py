@@ -134,7 +134,9 @@ def test_a_setting_is_changed(typed: str, name: str, value: Any) -> None:
         ("ignore-eos perhaps", "/set ignore-eos is 'perhaps'; it must be True or False"),
         ("stop [1]", "/set stop is"),
         ("top-p nan", "/set top-p is nan"),
-        ("logprobs 3", "no setting 'logprobs'"),
+        ("logprobs 3", "no setting 'logprobs'.*/set lists them"),
+        ("parameter temperature 1", "no setting 'parameter'.*/set temperature 0.8"),
+        ("system be brief", "no setting 'system'.*/system TEXT"),
     ],
 )
 def test_a_wrong_setting_is_refused_as_it_was_typed(typed: str, said: str) -> None:

@@ -237,6 +237,35 @@ def _json_text(name: str, value: Any) -> str:
         raise RequestError(f"The {name} cannot be written as JSON: {error}.") from None
 
 
+@dataclass(frozen=True, repr=False)
+class Picture:
+    """A picture, or a frame of a film, as a vision tower takes it: upright, opaque, resized.
+
+    What stands for it in a prompt are `num_tokens` placeholders. The key tells it from every other
+    one: a hash of its pixels, its size, and how they were made.
+    """
+
+    pixels: bytes  # red, green, blue of every pixel, row after row from the top
+    width: int
+    height: int
+    num_tokens: int
+    key: bytes  # sha256
+
+    def __repr__(self) -> str:
+        return f"Picture({self.width}x{self.height}, {self.num_tokens} tokens)"
+
+
+class PlacedPicture(NamedTuple):
+    """A picture in a prompt: its placeholders are the tokens start : end."""
+
+    start: int
+    picture: Picture
+
+    @property
+    def end(self) -> int:
+        return self.start + self.picture.num_tokens
+
+
 @dataclass(frozen=True)
 class Request:
     """One prompt to continue."""
@@ -248,6 +277,7 @@ class Request:
     verify: int | None = None  # a fixed verify length; None = the policy chooses
     grammar: GrammarSpec | None = None  # what the answer's text must match
     prompt_logprobs: int | None = None  # None = off; n = the prompt's tokens' and the n likeliest's
+    pictures: tuple[PlacedPicture, ...] = ()  # by their place; none overlaps another
 
 
 class TokenLogprob(NamedTuple):

@@ -379,6 +379,18 @@ def test_what_is_loading_shows_at_once_and_fits(
     assert shown[last_drawn + 4 :].startswith("\r\x1b[K")  # and it is taken away again
 
 
+@pytest.mark.alone  # a busy neighbour's share of the processor is no part of a start
+def test_what_is_loading_shows_within_0_3_seconds(
+    folder: str, terminal: Callable[..., Terminal]
+) -> None:
+    seconds = []
+    for _ in range(5):
+        user = terminal([*COMMAND, "generate", PROMPT, "--model", folder])
+        user.wait_for("Loading …")
+        seconds.append(time.monotonic() - user.began)
+    assert sorted(seconds)[2] < 0.3
+
+
 def test_no_colour_means_no_colour(folder: str, terminal: Callable[..., Terminal]) -> None:
     argv = [*COMMAND, "generate", PROMPT, "--model", folder, "--max-tokens", "8"]
     shown = terminal(argv, 80, NO_COLOR="1", TERM="dumb").wait_to_end()

@@ -131,7 +131,6 @@ HABITS: Mapping[str, Mapping[str, str]] = {
         "add_generation_prompt": "leave it out: the answer's turn is begun",
         "continue_final_message": "generate(llm.chat_prompt(messages) + the ids of its beginning)",
         "enable_thinking": "chat_template_kwargs={\"enable_thinking\": True}",
-        "tool_choice": "leave it out: the model chooses; flashdraft serve can force a call",
         "parallel_tool_calls": "leave it out: all calls are in .calls",
         "functions": "tools=[{\"type\": \"function\", \"function\": …}]",
         "schema": "grammar=GrammarSpec.json(schema)",

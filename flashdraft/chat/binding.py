@@ -14,6 +14,7 @@ from flashdraft.chat.grammar.compiler import check_multiples
 from flashdraft.chat.schema.bounding import bound_values
 from flashdraft.chat.schema.closing import open_objects
 from flashdraft.core import GrammarSpec
+from flashdraft.errors import quoted
 
 Tool = Mapping[str, Any]
 
@@ -34,6 +35,19 @@ class ToolUse:
     @property
     def is_forced(self) -> bool:
         return self.choice not in ("auto", "none")
+
+    @property
+    def wrong_choice(self) -> str | None:
+        """What is wrong with the choice, in words."""
+        names = [tool["function"].get("name") for tool in self.tools]
+        if not self.is_forced or (self.choice == "required" and names) or self.choice in names:
+            return None
+        if not names:
+            return "tool_choice asks for a call, but there are no tools."
+        return (
+            f"tool_choice is {quoted(self.choice)}; it must be 'auto', 'none', 'required', or the "
+            "name of one of the tools."
+        )
 
     @property
     def is_strict(self) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 from flashdraft.chat.answer_format import AnswerFormat
 from flashdraft.chat.answers.deltas import ResponseParser
 from flashdraft.chat.binding import ToolUse, bound_grammar
-from flashdraft.chat.messages import Message
+from flashdraft.chat.messages import Message, check_tools
 from flashdraft.chat.sampling import MIN_ANSWER
 from flashdraft.chat.templates import encode_chat
 from flashdraft.core import GrammarSpec, Request, SamplingParams, answer_seeds
@@ -22,6 +22,7 @@ Prompt = str | Sequence[int]
 Messages = Sequence[Message]  # a conversation
 Settings = SamplingParams | Sequence[SamplingParams] | None
 Tools = Sequence[Mapping[str, Any]] | None
+ToolChoice = str | Mapping[str, Any] | None  # a word, a function's name, or OpenAI's object
 Switches = Mapping[str, Any] | None  # of a chat template
 CALLS = "generate(…), chat(…), stream(…)"  # where words of others are explained
 SETTINGS = tuple(field.name for field in fields(SamplingParams))
@@ -86,7 +87,7 @@ class Asker:
         prompt: Prompt | Messages,
         settings: Settings,
         grammar: GrammarSpec | None,
-        tools: Tools,
+        tool_use: ToolUse,
         switches: Switches,
         verify: int | None = None,
     ) -> Asked:
@@ -95,8 +96,8 @@ class Asker:
             raise RequestError(f"n is {settings.n}; a stream is one answer: use generate or chat.")
         if _is_conversation(prompt):
             conversation: Any = [prompt]
-            return self.chats(conversation, settings, tools, grammar, switches, verify)[0]
-        if tools or switches:
+            return self.chats(conversation, settings, tool_use, grammar, switches, verify)[0]
+        if tool_use.tools or switches:
             raise RequestError("tools and chat_template_kwargs are for conversations, not texts.")
         (params,) = _settings(settings, 1)
         return self._asked(self._ids(prompt), params, grammar, verify)
@@ -105,17 +106,17 @@ class Asker:
         self,
         conversations: Sequence[Messages],
         settings: Settings,
-        tools: Tools,
+        tool_use: ToolUse,
         grammar: GrammarSpec | None,
         switches: Switches,
         verify: int | None = None,
     ) -> list[Asked]:
         """Conversations to be answered in the model's own chat format."""
-        asked = []
+        asked, tools = list[Asked](), tool_use.offered
         each = _settings(settings, len(conversations))
         for messages, params in zip(conversations, each, strict=True):
             ids = self.chat_prompt(messages, tools, switches)
-            bound = self._bound(ids, params, tools, grammar, switches)
+            bound = self._bound(ids, params, tool_use, grammar, switches)
             chat = AskedChat(self._answer_format, tools)
             asked.append(self._asked(ids, params, bound, verify, chat))
         return asked
@@ -133,19 +134,19 @@ class Asker:
         self,
         prompt_ids: Sequence[int],
         params: SamplingParams,
-        tools: Tools,
+        tool_use: ToolUse,
         grammar: GrammarSpec | None,
         switches: Switches,
     ) -> GrammarSpec | None:
-        """The grammar of a form and of strict tools; thoughts before them stay free."""
+        """The grammar of a form and of calls; thoughts before them stay free."""
         if grammar is not None and not isinstance(grammar, GrammarSpec):
             return grammar  # the engine says what is wrong with it
-        if grammar is None and not tools:
+        if grammar is None and not tool_use.tools:
             return None
         thinking = (switches or {}).get("enable_thinking")
         return bound_grammar(
             self._answer_format,
-            ToolUse(tuple(map(_function_tool, tools or ()))),
+            tool_use,
             grammar,
             prompt_ids,
             thinking if isinstance(thinking, bool) else None,
@@ -195,6 +196,24 @@ def conversations(messages: Any) -> tuple[list[Messages], bool]:
 
 def _is_conversation(prompt: Any) -> bool:
     return _is_list(prompt) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
+
+
+def tool_use_of(tools: Tools, choice: ToolChoice) -> ToolUse:
+    """Tools, and which of them is to be called: as the server's `tool_choice` says it."""
+    name = choice
+    if isinstance(name, Mapping):  # {"type": "function", "function": {"name": …}}
+        function = name.get("function")
+        name = function.get("name") if isinstance(function, Mapping) else None
+    if choice is not None and not isinstance(name, str):
+        raise RequestError(
+            f"tool_choice is {quoted(choice)}; it must be 'auto', 'none', 'required', or the name "
+            "of one of the tools."
+        )
+    checked = tuple(map(_function_tool, check_tools(tools) or ()))
+    tool_use = ToolUse(checked, "auto" if name is None else name)
+    if wrong := tool_use.wrong_choice:
+        raise RequestError(wrong)
+    return tool_use
 
 
 def _function_tool(tool: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -30,9 +30,11 @@ from flashdraft.llm.asking import (
     Prompt,
     Settings,
     Switches,
+    ToolChoice,
     Tools,
     conversations,
     one_of,
+    tool_use_of,
 )
 from flashdraft.llm.loaded import LoadedModel
 from flashdraft.llm.progress import AnswerBar, Choice
@@ -75,6 +77,7 @@ class AsyncLLM(LoadedModel):
         sampling_params: Settings = None,
         use_tqdm: Choice = True,
         chat_template_kwargs: Switches = None,
+        tool_choice: ToolChoice = None,
     ) -> Generation: ...
 
     @overload
@@ -88,6 +91,7 @@ class AsyncLLM(LoadedModel):
         sampling_params: Settings = None,
         use_tqdm: Choice = True,
         chat_template_kwargs: Switches = None,
+        tool_choice: ToolChoice = None,
     ) -> list[Generation]: ...
 
     @explained(CALLS, "chat", SETTINGS)
@@ -101,12 +105,13 @@ class AsyncLLM(LoadedModel):
         sampling_params: Settings = None,
         use_tqdm: Choice = True,
         chat_template_kwargs: Switches = None,
+        tool_choice: ToolChoice = None,
     ) -> Generation | list[Generation]:
         """Answer a conversation, or each of several, as `LLM.chat` does."""
         many, is_many = conversations(messages)
-        settings = one_of(params, sampling_params)
+        settings, tool_use = one_of(params, sampling_params), tool_use_of(tools, tool_choice)
         found = await self._run(
-            lambda: self._asker.chats(many, settings, tools, grammar, chat_template_kwargs),
+            lambda: self._asker.chats(many, settings, tool_use, grammar, chat_template_kwargs),
             use_tqdm,
         )
         return found if is_many else found[0]
@@ -122,15 +127,18 @@ class AsyncLLM(LoadedModel):
         sampling_params: SamplingParams | None = None,
         tools: Tools = None,
         chat_template_kwargs: Switches = None,
+        tool_choice: ToolChoice = None,
     ) -> TokenStream:
         """Committed tokens as they come: `async for event in llm.stream(…)`.
 
         The last event carries the whole `Generation`. Leaving the loop cancels the request.
         """
-        settings = one_of(params, sampling_params)
+        settings, tool_use = one_of(params, sampling_params), tool_use_of(tools, tool_choice)
         return TokenStream(
             self,
-            lambda: self._asker.one(prompt, settings, grammar, tools, chat_template_kwargs, verify),
+            lambda: self._asker.one(
+                prompt, settings, grammar, tool_use, chat_template_kwargs, verify
+            ),
         )
 
     def close(self) -> None:

@@ -30,9 +30,11 @@ from flashdraft.llm.asking import (
     Prompt,
     Settings,
     Switches,
+    ToolChoice,
     Tools,
     conversations,
     one_of,
+    tool_use_of,
 )
 from flashdraft.llm.loaded import LoadedModel
 from flashdraft.llm.progress import AnswerBar, Choice
@@ -79,6 +81,7 @@ class LLM(LoadedModel):
         sampling_params: Settings = None,
         use_tqdm: Choice = True,
         chat_template_kwargs: Switches = None,
+        tool_choice: ToolChoice = None,
     ) -> Generation: ...
 
     @overload
@@ -92,6 +95,7 @@ class LLM(LoadedModel):
         sampling_params: Settings = None,
         use_tqdm: Choice = True,
         chat_template_kwargs: Switches = None,
+        tool_choice: ToolChoice = None,
     ) -> list[Generation]: ...
 
     @explained(CALLS, "chat", SETTINGS)
@@ -105,15 +109,17 @@ class LLM(LoadedModel):
         sampling_params: Settings = None,
         use_tqdm: Choice = True,
         chat_template_kwargs: Switches = None,
+        tool_choice: ToolChoice = None,
     ) -> Generation | list[Generation]:
         """Answer a conversation in the model's own chat format, or each of several.
 
-        The answer's `content`, `reasoning` and `calls` are its parts. Thoughts stay free before
-        what a `grammar` says, where the model thinks.
+        The answer's `content`, `reasoning` and `calls` are its parts. With a `tool_choice` of
+        "required", or of a tool's name, it is a call. Thoughts stay free before what a `grammar`
+        says, where the model thinks.
         """
         many, is_many = conversations(messages)
-        settings = one_of(params, sampling_params)
-        asked = self._asker.chats(many, settings, tools, grammar, chat_template_kwargs)
+        settings, tool_use = one_of(params, sampling_params), tool_use_of(tools, tool_choice)
+        asked = self._asker.chats(many, settings, tool_use, grammar, chat_template_kwargs)
         found = self._run(asked, use_tqdm)
         return found if is_many else found[0]
 
@@ -128,13 +134,14 @@ class LLM(LoadedModel):
         sampling_params: SamplingParams | None = None,
         tools: Tools = None,
         chat_template_kwargs: Switches = None,
+        tool_choice: ToolChoice = None,
     ) -> Generator[TokenEvent]:
         """Committed tokens as they come; the last event carries the whole `Generation`.
 
         A list of messages is a conversation. Closing the iterator cancels the request.
         """
-        settings = one_of(params, sampling_params)
-        asked = self._asker.one(prompt, settings, grammar, tools, chat_template_kwargs, verify)
+        settings, tool_use = one_of(params, sampling_params), tool_use_of(tools, tool_choice)
+        asked = self._asker.one(prompt, settings, grammar, tool_use, chat_template_kwargs, verify)
         answers, mailbox = Answers([asked]), deque[TokenEvent]()
         with self._asking(answers, mailbox):
             while answers.waiting:

@@ -153,11 +153,5 @@ def check_tools(serving: Serving, tool_use: ToolUse, places: Sequence[str]) -> N
         raise FieldError("tools", "tools has two functions of the same name.")
     for tool, place in zip(tool_use.tools, places, strict=True):
         check_schema(serving, tool["function"].get("parameters"), place)
-    if not tool_use.is_forced:
-        return
-    if not names:
-        raise FieldError("tool_choice", "tool_choice asks for a call, but there are no tools.")
-    if tool_use.choice != "required" and tool_use.choice not in names:
-        raise FieldError(
-            "tool_choice", f"tool_choice names {tool_use.choice!r}, which is not one of the tools."
-        )
+    if wrong := tool_use.wrong_choice:
+        raise FieldError("tool_choice", wrong)

@@ -20,6 +20,7 @@ from flashdraft import LLM, Generation, GrammarSpec, SamplingParams
 from flashdraft.core import FinishReason, GenerationStats, TokenEvent, ToolCall
 from flashdraft.errors import CapacityError, EngineLostError, FlashdraftError, RequestError
 from flashdraft.llm.answers import Answers
+from flashdraft.llm.asking import tool_use_of
 from tests.tiny import make_tiny_checkpoint, make_tiny_drafter
 
 OPTIONS = {"device": "cpu", "dtype": "float32", "cache_gb": 0.01}
@@ -488,12 +489,45 @@ def test_calls_and_thoughts_stand_apart(llm):
     call = GrammarSpec.choice([CALL])
     answer = llm.chat(MESSAGES, SamplingParams(max_tokens=300), grammar=call)
     assert answer.calls == () and answer.content == answer.text == CALL, "no tools were offered"
-    bound = llm._asker.chats([MESSAGES], SHORT, [LOOK], None, None)[0]
+    bound = llm._asker.chats([MESSAGES], SHORT, tool_use_of([LOOK], None), None, None)[0]
     assert bound.requests[0].grammar is not None, "a strict tool binds the answer"
 
 
+@pytest.mark.parametrize(
+    "choice", ["required", "look", {"type": "function", "function": {"name": "look"}}]
+)
+def test_a_call_can_be_forced(llm, choice):
+    """The random model, too, calls a tool that it must call: the grammar leaves nothing else."""
+    bare = {**LOOK["function"], "strict": False}  # without its frame
+    params = SamplingParams(max_tokens=300)
+    answer = llm.chat(MESSAGES, params, tools=[bare], tool_choice=choice)
+    (call,) = answer.calls
+    assert call.name == "look" and call.arguments["at"] in ("the fox", "the dog")
+    *_, last = llm.stream(MESSAGES, params, tools=[bare], tool_choice=choice)
+    assert last.generation.calls == answer.calls
+
+
+def test_tools_that_must_not_be_called_are_not_told_of(llm):
+    told = llm.chat(MESSAGES, SHORT, tools=[LOOK], tool_choice="none")
+    assert outcome(told) == outcome(llm.chat(MESSAGES, SHORT))
+
+
+@pytest.mark.parametrize(
+    ("tools", "choice", "said"),
+    [
+        (None, "required", "asks for a call, but there are no tools"),
+        ([LOOK], "lock", "'lock'; it must be 'auto', 'none', 'required', or the name of one"),
+        ([LOOK], 5, "is 5; it must be"),
+        ([LOOK], {"name": "look"}, "it must be"),
+    ],
+)
+def test_a_choice_that_cannot_be_is_refused(llm, tools, choice, said):
+    with pytest.raises(RequestError, match=said):
+        llm.chat(MESSAGES, SHORT, tools=tools, tool_choice=choice)
+
+
 def test_a_call_is_read_from_the_answer(llm):
-    asked = llm._asker.chats([MESSAGES], SHORT, [LOOK], None, None)
+    asked = llm._asker.chats([MESSAGES], SHORT, tool_use_of([LOOK], None), None, None)
     answers = Answers(asked)
     (request,) = answers.first_requests
     stats = GenerationStats()

@@ -60,7 +60,13 @@ def notes(choices: Choices) -> Iterator[str]:
     rule = f"the largest model that holds {context} tokens and writes {READING_TOKENS_PER_S:g} "
     rule += "tokens/s or more without drafts, about twice what people read"
     yield f"* recommended: {rule}{'; none does: the quickest' if _is_slow(choices) else ''}."
-    yield f"GB: all that one request of {context} tokens takes. CONTEXT: the longest for one."
+    larger = [short_name(one.plan.pair) for one in _larger(choices)]
+    if larger and not _is_slow(choices):
+        yield f"Larger, and slower than that here: {', '.join(larger)}."
+    yield (
+        f"GB: all that one request of {context} tokens takes, in 10^9 bytes. CONTEXT: the longest "
+        "for one."
+    )
     known = [one.figures for one in choices.fitting if one.figures is not None]
     if not known:
         cure = "its kernels were not timed" if choices.card.is_cpu else "give --bandwidth"
@@ -76,13 +82,21 @@ def notes(choices: Choices) -> Iterator[str]:
     )
     if any(one.plan.pair.target.experts is not None for one in choices.fitting):
         yield "26B-A4B: rows choose their experts evenly, which reads the most."
+    if any(one.plan.best.form.flags for one in choices.fitting) and not choices.card.is_cpu:
+        yield (
+            "Weights are fetched as they are published, mostly in bf16, and made smaller as they "
+            "load; flashdraft pull MODEL fetches, and says beforehand how much."
+        )
     yield f"More of one: flashdraft plan MODEL{'' if choices.card.is_cpu else ' --gpu NAME'}"
 
 
 def _basis(card: Card, is_checked: bool) -> str:
     """What the speeds were made of."""
     if card.is_cpu:
-        return "All are modelled, from how fast the CPU's 8-bit kernels were timed."
+        return (
+            "All are modelled, from how fast the CPU's 8-bit kernels were timed: too slow, if it "
+            "had other work."
+        )
     if is_checked:
         return f"All are modelled; {CHECKED_FIGURES}: against steps measured on such a card."
     return "All are modelled: no such card was measured."
@@ -229,6 +243,12 @@ def _misfit_line(one: Misfit) -> str:
     line = f"{one.pair.model} does not fit: it needs {one.needs_bytes / GB:.1f} GB "
     line += one.form_name if one.pair.stored else f"in {one.form_name}"
     return f"{line}. The {one.cards[0].title} would hold it." if one.cards else f"{line}."
+
+
+def _larger(choices: Choices) -> Sequence[Choice]:
+    """What stands before the recommended one."""
+    best = choices.recommended
+    return () if best is None else choices.fitting[: choices.fitting.index(best)]
 
 
 def _is_slow(choices: Choices) -> bool:

@@ -39,20 +39,27 @@ def select_kernels(
     if dtype not in DTYPES:
         meant = did_you_mean(dtype, DTYPES) if isinstance(dtype, str) else ""
         raise RequestError(f"dtype is {dtype!r}; it must be one of {', '.join(DTYPES)}.{meant}")
-    schemes = weights.schemes()
-    resolved = _resolve_device(device)
+    resolved, schemes = check_weights(device, weights), weights.schemes()
     if resolved.type == "cuda":
         kernels = _select_cuda(resolved, dtype, exact, *schemes)
-    elif schemes != (None, None):
-        name, value = next(one for one in weights._asdict().items() if one[1] is not None)
-        raise RequestError(
-            f"{name} is {value!r}, which is for weights on a GPU; on the CPU dtype alone decides: "
-            "use dtype='int8' for weights in 8 bits, or 'float32'."
-        )
     else:
         kernels = _select_cpu(resolved, dtype)
     _log.info("kernels: %s on %s, %s", kernels.name, kernels.device, kernels.dtype)
     return kernels
+
+
+def check_weights(device: str | torch.device, weights: WeightOptions) -> torch.device:
+    """The device, if weights can become there what the options say. Costs no memory of a GPU."""
+    resolved = _resolve_device(device)
+    if resolved.type == "cpu" and weights.schemes() != (None, None):
+        name, value = next(one for one in weights._asdict().items() if one[1] is not None)
+        found = "no GPU was found here" if device == "auto" else "the device is the CPU"
+        raise RequestError(
+            f"{name} is {value!r}, which is for weights on a GPU; {found}. On the CPU dtype alone "
+            "decides: dtype='int8' for weights in 8 bits, or 'float32'. flashdraft plan names the "
+            "models that this machine can run."
+        )
+    return resolved
 
 
 def _resolve_device(device: str | torch.device) -> torch.device:

@@ -381,6 +381,7 @@ def test_an_unknown_model_is_one_line(capsys: pytest.CaptureFixture[str], tmp_pa
         ("--cache-gb", "0"),
         ("--draft", "nowhere/x"),
         ("--dtype", "x12"),
+        ("--quantize", "int4"),
     ],
 )
 def test_a_wrong_flag_is_known_before_anything_is_loaded(
@@ -394,7 +395,7 @@ def test_a_wrong_flag_is_known_before_anything_is_loaded(
         raise AssertionError("the model was being loaded")
 
     monkeypatch.setattr("flashdraft.cli.commands.serve._load_tokenizer", fail)
-    assert main(["serve", str(folder), "--port", "0", flag, value]) == 2
+    assert main(["serve", str(folder), "--port", "0", "--device", "cpu", flag, value]) == 2
     error = capsys.readouterr().err
     assert value in error and error.count("\n") == 1
 

@@ -23,7 +23,7 @@ from flashdraft.cli.arguments import (
 )
 from flashdraft.cli.display import Screen
 from flashdraft.cli.serving import external, notes
-from flashdraft.engine.config import EngineConfig
+from flashdraft.cli.serving.values import check_values
 from flashdraft.errors import FlashdraftError, RequestError, printable
 from flashdraft.interrupts import terminate_as_interrupt
 from flashdraft.models.pairs import find_drafter
@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
         log_format=arguments.log_format,
         open_objects=arguments.open_objects,
     )
-    _check_values(arguments)
+    check_values(arguments)
     if arguments.engine != NATIVE:
         return external.run(arguments, model, settings, lambda: _free_port(settings))
     external.refuse_engine_flags(arguments)
@@ -87,15 +87,6 @@ def _api_key(arguments: argparse.Namespace) -> str | None:
     """The key as it was given: an empty one is refused later and does not mean none."""
     given: str | None = arguments.api_key
     return os.environ.get(KEY_VARIABLE) if given is None else given
-
-
-def _check_values(arguments: argparse.Namespace) -> None:
-    """Refuse what the engine would refuse, before its process begins to load."""
-    given = {name: getattr(arguments, name) for name in ("max_batch", "max_context")}
-    if isinstance(arguments.verify, int):
-        given["verify"] = arguments.verify
-    given = {name: value for name, value in given.items() if value is not None}
-    EngineConfig(cache=cache_options(arguments), **given)
 
 
 def _public_name(model: str) -> str:

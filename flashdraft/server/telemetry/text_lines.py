@@ -15,10 +15,13 @@ from flashdraft.errors import printable
 IN_WORDS = "--log-in-words"  # the option by which the engine's process is told
 _LEFT = (None, "ClientDisconnectedError", "CancelledError")  # errors of streams nobody reads
 _INDENT = "    "
+_PAGE_FILES = "/page/"
 
 
 def write_in_words(content: dict[str, Any]) -> None:
-    """Print a record of the log on stdout."""
+    """Print a record of the log on stdout; the files of the page would bury all others."""
+    if str(content.get("route")).startswith(_PAGE_FILES) and content["status"] in (200, 304):
+        return
     with contextlib.suppress(OSError):  # the reader of the log has gone; the server goes on
         print(in_words(content), flush=True, file=sys.stdout)
 

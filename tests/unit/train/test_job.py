@@ -154,7 +154,10 @@ def test_answers_of_the_same_target_in_other_bits_are_refused(
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        ({"quantize": "int4"}, "quantize is 'int4', which is for weights on a GPU; on the CPU"),
+        (
+            {"quantize": "int4"},
+            "quantize is 'int4', which is for weights on a GPU; the device is the CPU",
+        ),
         ({"quantize_head": "fp8"}, "quantize_head is 'fp8', which is for weights on a GPU"),
         ({"quantize": "int3"}, "quantize is 'int3'; it must be one of int4, int8, fp8"),
     ],

@@ -177,7 +177,10 @@ def test_rows_are_timed_together_only_where_that_is_cheap(
         (["--template", "missing.jinja"], "missing.jinja cannot be read"),
         (["--model", "no-such-model"], "no-such-model"),
         (["--json", "no/such/folder/x.json"], "no folder"),
-        (["--quantize", "int4"], "--quantize is 'int4', which is for weights on a GPU; on the CPU"),
+        (
+            ["--quantize", "int4"],
+            "--quantize is 'int4', which is for weights on a GPU; the device is the CPU",
+        ),
         (["--quantize-head", "fp8"], "--quantize-head is 'fp8', which is for weights on a GPU"),
         (["--quantize", "int2"], "quantize is 'int2'; it must be one of int4, int8, fp8"),
         (["--kv-dtype", "fp8"], "--kv-dtype is 'fp8', but flashdraft's native CPU kernels"),

@@ -74,3 +74,12 @@ def test_messages_say_whose_they_are(capsys: pytest.CaptureFixture[str]) -> None
     content = {"event": "log", "level": "warning", "logger": "x", "message": "it is late"}
     write_in_words({**content, "time": record().line()["time"], "process": "engine"})
     assert re.fullmatch(r"\d\d:\d\d:\d\d  engine warning  it is late\n", capsys.readouterr().out)
+
+
+def test_files_of_the_page_bury_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    for route, status in (("/page/{name:path}", 200), ("/page/{name:path}", 404), ("/", 200)):
+        write_in_words(record(method="GET", route=route, status=status).line())
+    assert [line.split("  ")[1:3] for line in capsys.readouterr().out.splitlines()] == [
+        ["GET /page/{name:path}", "404"],
+        ["GET /", "200"],
+    ]

@@ -316,6 +316,7 @@ class GenerationStats:
 
     prompt_tokens: int = 0
     cached_tokens: int = 0  # prompt tokens found in the prefix cache
+    picture_tokens: int = 0  # prompt tokens that stand for pictures
     steps: int = 0  # decode steps
     drafted: int = 0
     accepted: int = 0

@@ -15,6 +15,7 @@ from torch import Tensor
 from flashdraft.kernels.advance import advance
 from flashdraft.kernels.draw import host, reference
 from flashdraft.kernels.interface import (
+    BIDIRECTIONAL,
     Choice,
     DraftedSlots,
     Draw,
@@ -23,6 +24,7 @@ from flashdraft.kernels.interface import (
     Kernels,
     Mixture,
     PagedKeys,
+    PageView,
     PassRows,
     Residual,
     SlotSettings,
@@ -117,6 +119,16 @@ class ComposedKernels(Kernels):
         caches = keys.key_cache, keys.value_cache
         return self.attention(self.prepare_qkv(qkv, heads, *caches, keys.view.slots), keys)
 
+    def attend_whole(
+        self, qkv: Tensor, heads: Heads, starts: Sequence[int], scale: float
+    ) -> Tensor:
+        """Over pages of one row each, which lie as the rows do."""
+        rows, spec = qkv.shape[0], heads.spec
+        keys, values = (qkv.new_empty(rows, 1, spec.num_kv_heads, spec.head_dim) for _ in range(2))
+        view = _pages_of_one(starts, qkv.device)
+        paged = PagedKeys(keys, values, view, scale, None, BIDIRECTIONAL)
+        return self.attend(qkv, heads, paged)
+
     def mixture(self, residual: Residual, parts: Mixture) -> tuple[Tensor, Tensor, Tensor]:
         return compose_mixture(self, residual, parts)
 
@@ -191,3 +203,20 @@ class ComposedKernels(Kernels):
         for place in range(1, chosen.shape[1]):  # a fixed order: sum() may choose another one
             total = total + outputs[:, place]
         return total.to(x.dtype)
+
+
+def _pages_of_one(starts: Sequence[int], device: torch.device) -> PageView:
+    """Sequences whose rows are their pages, without a context."""
+    starts_at = torch.tensor(starts, dtype=torch.int32, device=device)
+    lengths = [end - start for start, end in zip(starts, starts[1:], strict=False)]
+    longest = max(lengths, default=0)
+    own = torch.arange(longest, dtype=torch.int32, device=device)
+    return PageView(
+        query_start=starts_at,
+        context_lens=torch.zeros(len(lengths), dtype=torch.int32, device=device),
+        block_table=starts_at[:-1, None] + own,
+        slots=torch.arange(starts[-1], device=device),
+        page_size=1,
+        max_query_len=longest,
+        max_key_len=longest,
+    )

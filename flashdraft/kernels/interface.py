@@ -70,10 +70,17 @@ class BlockMask:
 
     `causal` is the usual rule, not causal lets every row see the whole block. `explicit`, if given,
     replaces both: [num_seqs, max_query_len, max_query_len] bool, [s, i, j] = row i sees row j.
+    `ahead`, beside `causal` alone, lets a row see some that follow it: [num_rows] int32, how many.
+    They are rows of its sequence in the same pass, and the window does not hide them. No row sees
+    less far than a row before it: a picture's rows all see as far as its last one.
     """
 
     causal: bool = True
     explicit: Tensor | None = None
+    ahead: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        assert self.ahead is None or (self.causal and self.explicit is None), "ahead stands alone"
 
 
 CAUSAL = BlockMask(causal=True)
@@ -177,7 +184,8 @@ class PagedKeys:
     """The keys and values of one layer that rows attend to, and which of them a row sees.
 
     With a window, a row at index p (its own key's index) sees key j only if p - j < window, and,
-    where the mask is not causal, j - p < window.
+    where the mask is not causal, j - p < window. A causal row sees no key behind p, or behind
+    p + ahead where the mask has `ahead`.
     """
 
     key_cache: Tensor | None  # [num_pages, page_size, kv_heads, head_dim], as value_cache
@@ -303,6 +311,17 @@ class Kernels(Protocol):
 
     def attend(self, qkv: Tensor, heads: Heads, keys: PagedKeys) -> Tensor:
         """`attention` of what `prepare_qkv` makes of a fused projection, over the view's slots."""
+        ...
+
+    def attend_whole(
+        self, qkv: Tensor, heads: Heads, starts: Sequence[int], scale: float
+    ) -> Tensor:
+        """Attention that keeps nothing: every row sees all rows of its sequence, and no others.
+
+        Sequence s owns the rows starts[s] : starts[s + 1]. Heads are made as `prepare_qkv` makes
+        them, as many for keys as for queries. On the CPU a row's bits depend on its own sequence
+        alone. Returns [num_rows, num_heads * head_dim].
+        """
         ...
 
     def mixture(self, residual: Residual, parts: Mixture) -> tuple[Tensor, Tensor, Tensor]:

@@ -7,7 +7,7 @@ price of speed: this is what runs where the native kernels could not be built.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +16,6 @@ from torch import Tensor
 
 from flashdraft.kernels.composed import ComposedKernels
 from flashdraft.kernels.interface import (
-    BlockMask,
     Heads,
     KeyRebuild,
     PagedKeys,
@@ -117,7 +116,7 @@ class TorchKernels(ComposedKernels):
                 found = _read_pages(keys.key_cache, view, s, num_keys)
             else:
                 found = _rebuild_keys(values, keys.rebuild, query.dtype)
-            visible = _visible(rows.shape[0], context, keys.window, keys.mask, s, query.device)
+            visible = _visible(keys, s, range(starts[s], starts[s + 1]), context)
             if self._row_by_row:
                 for i in range(rows.shape[0]):
                     outputs.append(_attend_row(rows[i], found, values, visible[i], scale))
@@ -125,6 +124,24 @@ class TorchKernels(ComposedKernels):
                 outputs.append(_attend(rows, found, values, visible, scale))
         merged = torch.cat(outputs) if outputs else query
         return merged.reshape(query.shape[0], query.shape[1] * query.shape[2])
+
+    def attend_whole(
+        self, qkv: Tensor, heads: Heads, starts: Sequence[int], scale: float
+    ) -> Tensor:
+        """One sequence after another, so that none changes the bits of another."""
+        rows, spec = qkv.shape[0], heads.spec
+        assert spec.num_kv_heads == spec.num_heads
+        keys, values = (qkv.new_empty(rows, 1, spec.num_heads, spec.head_dim) for _ in range(2))
+        slots = torch.arange(rows, device=qkv.device)
+        query = self.prepare_qkv(qkv, heads, keys, values, slots)
+        mixed = torch.empty_like(query)
+        for start, end in zip(starts, starts[1:], strict=False):
+            parts = (x[start:end] for x in (query, keys.squeeze(1), values.squeeze(1)))
+            # [1, heads, rows, head_dim], in memory of their own
+            q, k, v = (part.transpose(0, 1).unsqueeze(0).contiguous() for part in parts)
+            found = F.scaled_dot_product_attention(q, k, v, scale=scale)
+            mixed[start:end] = found.squeeze(0).transpose(0, 1)
+        return mixed.flatten(1)
 
     def softmax(self, x: Tensor) -> Tensor:
         return self._rows(lambda rows: rows.float().softmax(-1), x)
@@ -182,19 +199,21 @@ def _rebuild_keys(values: Tensor, rebuild: KeyRebuild, dtype: torch.dtype) -> Te
     return _rotate(normed, cos, sin).float()
 
 
-def _visible(
-    num_rows: int, context: int, window: int | None, mask: BlockMask, s: int, device: torch.device
-) -> Tensor:
-    """[num_rows, context + num_rows] bool: which keys each row sees."""
-    own = torch.arange(context, context + num_rows, device=device).unsqueeze(1)
-    keys = torch.arange(context + num_rows, device=device)
-    seen = torch.ones(num_rows, context + num_rows, dtype=torch.bool, device=device)
+def _visible(keys: PagedKeys, s: int, rows: range, context: int) -> Tensor:
+    """[rows, context + rows] bool: which keys each row of sequence s sees."""
+    mask, window, device = keys.mask, keys.window, keys.value_cache.device
+    own = torch.arange(context, context + len(rows), device=device).unsqueeze(1)
+    index = torch.arange(context + len(rows), device=device)
+    seen = torch.ones(len(rows), context + len(rows), dtype=torch.bool, device=device)
     if mask.explicit is not None:
-        seen[:, context:] = mask.explicit[s, :num_rows, :num_rows]
+        seen[:, context:] = mask.explicit[s, : len(rows), : len(rows)]
     elif mask.causal:
-        seen = keys <= own
+        last = own if mask.ahead is None else own + mask.ahead[rows.start : rows.stop, None]
+        seen = index <= last
     if window is not None:
-        seen = seen & (own - keys < window) & (keys - own < window)
+        seen = seen & (own - index < window)
+        if mask.explicit is not None or not mask.causal:
+            seen = seen & (index - own < window)
     return seen
 
 

@@ -14,7 +14,15 @@ import signal
 import socket
 from collections.abc import Callable
 
-from flashdraft.killable.frames import HEADER, Message, WireError, frame_length, pack, unpack
+from flashdraft.killable.frames import (
+    DATA,
+    HEADER,
+    Message,
+    WireError,
+    frame_length,
+    pack,
+    unpack,
+)
 
 _MAX_FILES = 64
 _PAGE_BYTES = resource.getpagesize()
@@ -59,7 +67,7 @@ def _answer(
     signal.setitimer(signal.ITIMER_PROF, float(message["cpu_s"]))  # its signal ends the process
     _limit(resource.RLIMIT_AS, base + allowed)
     try:
-        frame = pack({"type": "answer", **answer(message)})
+        frame = _packed({"type": "answer", **answer(message)})
     except RefusalError as refusal:
         frame = _error(refusal.kind, str(refusal), refusal.retire)
     except WireError as error:
@@ -85,7 +93,12 @@ def _error(kind: str, message: str, retire: bool) -> bytes:
 
 
 def _retired(frame: bytes) -> bytes:
-    return pack({**unpack(frame[HEADER.size :]), "retire": True})
+    return _packed({**unpack(frame[HEADER.size :]), "retire": True})
+
+
+def _packed(answer: Message) -> bytes:
+    data = answer.pop(DATA, None)
+    return pack(answer, data)
 
 
 def _receive(connection: socket.socket, count: int) -> bytes | None:

@@ -113,14 +113,23 @@ class ProcessPool:
         self._idle: list[_Process] = []
         self._num = 0  # processes that are there or being started
 
-    def ask(self, message: Mapping[str, Any], limits: Limits, *, is_long: bool = False) -> Message:
+    def ask(
+        self,
+        message: Mapping[str, Any],
+        limits: Limits,
+        *,
+        is_long: bool = False,
+        data: bytes | None = None,
+    ) -> Message:
         """The answer of a process that has nothing else to do. Long questions leave one free.
+
+        Data go with the message as they are: as JSON they would keep all threads waiting.
 
         Raises RefusedError where it says so itself, ProcessStoppedError where it went beyond its
         limits or crashed, CapacityError where none can be started or somebody else has stopped it.
         Where a new one is needed: FirstError, StartError, and what `first` raises.
         """
-        frame = _with_limits(message, limits)
+        frame = _with_limits(message, limits, data)
         with self._long if is_long else contextlib.nullcontext():
             return self._twice(lambda: self._ask(frame, limits))
 
@@ -386,14 +395,16 @@ def _checked(answer: Message) -> Message:
     return answer
 
 
-def _with_limits(message: Mapping[str, Any], limits: Limits) -> bytes:
-    return pack({**message, "cpu_s": limits.cpu_s, "memory_bytes": limits.memory_mib * MIB})
+def _with_limits(message: Mapping[str, Any], limits: Limits, data: bytes | None = None) -> bytes:
+    allowed = {"cpu_s": limits.cpu_s, "memory_bytes": limits.memory_mib * MIB}
+    return pack({**message, **allowed}, data)
 
 
 def _environment() -> dict[str, str]:
     kept = {name: value for name, value in python_environment().items() if name in _ENVIRONMENT}
     # one thread and one arena: memory and processor time are then what the limits count
-    return {**kept, "TOKENIZERS_PARALLELISM": "false", "MALLOC_ARENA_MAX": "1"}
+    single = {"TOKENIZERS_PARALLELISM": "false", "OPENBLAS_NUM_THREADS": "1"}
+    return {**kept, **single, "MALLOC_ARENA_MAX": "1"}
 
 
 def _end_all(processes: Iterable[_Process]) -> None:

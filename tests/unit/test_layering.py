@@ -19,14 +19,14 @@ WIDE = {"engine.engine"}  # it joins the parts
 # not know each other.
 ORDER = {
     "": "children, errors, files, interrupts, markup, status_line, svg | habits | core | killable"
-    " | text | kernels | models | engine | chat | llm | server, bench, train, external | cli"
+    " | media, text | kernels | models | engine | chat | llm | server, bench, train, external | cli"
     " | __main__",
     "bench": "accuracy, plan, tasks | doctor, results | run | report | traffic",
-    "chat": "messages, sampling, schema | answers | prompted_tools | grammar, templates"
-    " | families | answer_format | binding",
+    "chat": "messages, pictures, sampling, schema | answers, sight | prompted_tools"
+    " | grammar, templates | families | answer_format | binding",
     "cli": "choices, clients, files, input, parser, statistics | arguments, completion, display"
-    ", plan | answer, model | bench, chat, flags | serving | commands",
-    "engine": "config, drafts, output, sequence, streams | cache, policy, sampling"
+    ", pictures, plan | answer, model | bench, chat, flags | serving | commands",
+    "engine": "config, drafts, output, pictures, sequence, streams | cache, policy, sampling"
     " | scheduler, validate | draft | live | drafting, step | engine",
     "external": "command, pairs, processes, tensor_rules, vllm_plugin"
     " | checkpoint_rules, launch, versions | memory | sglang, vllm",
@@ -37,7 +37,7 @@ ORDER = {
     " | expert_backend | backend",
     "models": "config | files, rope | compressed_tensors, gguf, tables"
     " | other_formats, sources, tokenizer, weights | layers, stored"
-    " | drafter, gemma4, llama, loading, stream_decoder | registry | pairs",
+    " | drafter, llama, loading, stream_decoder, vision | gemma4 | registry | pairs",
     "server": "settings, telemetry | http, process | answering | anthropic, ollama, openai"
     " | service | routes | app | launch",
     "train": "export, initial, lock | data | fit | estimate, evaluate, origin | job"
@@ -55,6 +55,8 @@ TORCH_FREE = {
     "engine/cache/pages.py",
     "engine/cache/planning.py",
     "kernels/kinds.py",
+    "media/child.py",
+    "media/pictures.py",
     "models/stored.py",
     "text/child.py",
     "cli/__init__.py",

@@ -173,6 +173,7 @@ class CpuKernels(ComposedKernels):
         if mask.explicit is not None:
             seen_width = mask.explicit.shape[-1]
             seen = _address(mask.explicit, torch.bool, batch.num_seqs * seen_width**2)
+        ahead = 0 if mask.ahead is None else _address(mask.ahead, torch.int32, rows)
         out = torch.empty(rows, heads * dim)
         self._native.attention(
             _address(query),
@@ -186,6 +187,7 @@ class CpuKernels(ComposedKernels):
             pages,
             seen,
             seen_width,
+            ahead,
             keys.scale,
             window or 0,
             mask.causal,

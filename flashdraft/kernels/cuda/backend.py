@@ -194,6 +194,11 @@ class TritonKernels(ComposedKernels):
             how = (self._meetings, self._limits, self.exact)
             return attend(qkv, heads, keys, *how)
 
+    def attend_whole(
+        self, qkv: Tensor, heads: Heads, starts: Sequence[int], scale: float
+    ) -> Tensor:
+        return self._torch.attend_whole(qkv, heads, starts, scale)
+
     def mixture(self, residual: Residual, parts: Mixture) -> tuple[Tensor, Tensor, Tensor]:
         settings = (self._limits, self._arrivals, self.exact)
         with self._on_device():

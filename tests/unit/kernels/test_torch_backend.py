@@ -22,6 +22,7 @@ from flashdraft.kernels.interface import (
 )
 from flashdraft.kernels.kinds import Activation
 from flashdraft.kernels.torch_backend import TorchKernels
+from tests import picture_rows
 
 CPU = torch.device("cpu")
 KERNELS = TorchKernels(CPU, torch.float32)
@@ -119,6 +120,12 @@ def test_attention_equals_torch_with_a_dense_mask(
             scale=SCALE,
         )
         torch.testing.assert_close(found[batch.rows_of(s)], expected.transpose(0, 1).flatten(1))
+
+
+@pytest.mark.parametrize("name", picture_rows.CASES)
+def test_rows_see_their_picture_whole(name: str) -> None:
+    batch = picture_rows.Batch(picture_rows.CASES[name])
+    assert picture_rows.are_close(batch.attend(KERNELS), batch.expect(batch.case.pictures))
 
 
 def test_attention_does_not_depend_on_where_the_pages_lie() -> None:

@@ -25,6 +25,8 @@ def answer(message: Message) -> Message:
             return {"pid": os.getpid()}
         case "echo":
             return {"value": message["value"], "pid": os.getpid()}
+        case "weigh":
+            return {"value": message["data"].hex(), "pid": os.getpid()}
         case "environment":
             kept = dict(os.environ)
             return {"environment": kept, "path": sys.path, "modules": sorted(sys.modules)}

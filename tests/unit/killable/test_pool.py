@@ -66,6 +66,15 @@ def test_a_question_is_answered_and_the_process_stays(pool: ProcessPool) -> None
     assert len({one["pid"] for one in answers}) == 1
 
 
+def test_a_payload_arrives_as_it_was_sent(pool: ProcessPool) -> None:
+    for payload in (b"\0", bytes(range(256)) * 10_000):
+        answer = pool.ask({"type": "weigh"}, LIMITS, data=payload)
+        assert bytes.fromhex(answer["value"]) == payload
+    with pytest.raises(ProcessStoppedError):  # one that ends before it has taken all
+        pool.ask({"type": "crash"}, LIMITS, data=bytes(1 << 24))
+    assert echo(pool)["value"] == 1
+
+
 @pytest.mark.parametrize(
     ("message", "why"),
     [

@@ -39,6 +39,21 @@ static Status check_view(const Attention *call) {
     return DONE;
 }
 
+/* Rows see rows of their own sequence, and no fewer of them than the rows before do: the first and
+ * the last row of a tile bound what all of them see. The view has been checked. */
+static Status check_ahead(const Attention *call) {
+    for (size_t s = 0; call->ahead && s < call->sequences; s++) {
+        const int32_t *ahead = call->ahead + call->query_start[s];
+        const size_t length = query_length(call, s);
+        for (size_t row = 0, end = 0; row < length; row++) {
+            if (ahead[row] < 0 || row + 1 + (size_t)ahead[row] > length) return BAD_VIEW;
+            if (row + 1 + (size_t)ahead[row] < end) return BAD_VIEW;
+            end = row + 1 + (size_t)ahead[row];
+        }
+    }
+    return DONE;
+}
+
 static void count_tiles(Plan *plan) {
     const Attention *call = plan->call;
     plan->first_tile[0] = plan->work = 0;
@@ -145,6 +160,7 @@ static Status attend_together(const Plan *plan) {
 
 Status attention(const Attention *call) {
     Status status = check_view(call);
+    if (status == DONE) status = check_ahead(call);
     if (status != DONE || call->rows == 0) return status;
     Plan plan = {.call = call, .first_tile = malloc((call->sequences + 1) * sizeof(size_t))};
     if (!plan.first_tile) return NO_MEMORY;

@@ -36,16 +36,19 @@ size_t first_seen(const Attention *call, size_t own) {
     return call->window && own + 1 > call->window ? own + 1 - call->window : 0;
 }
 
-static size_t end_seen(const Attention *call, size_t own, size_t num_keys) {
-    if (!call->mask && call->causal) return own + 1;
-    return call->window ? smaller(num_keys, own + call->window) : num_keys;
+/* One past the last key that a row sees. */
+static size_t end_seen(const Tile *tile, size_t row) {
+    const Attention *call = tile->call;
+    const size_t own = tile->context + row;
+    if (!call->mask && call->causal) return own + 1 + (tile->ahead ? (size_t)tile->ahead[row] : 0);
+    return call->window ? smaller(tile->num_keys, own + call->window) : tile->num_keys;
 }
 
 static int sees(const Tile *tile, size_t lane, size_t index) {
     const Attention *call = tile->call;
     const size_t row = tile->first + lane / tile->group, own = tile->context + row;
     const size_t key = tile->low + index;
-    if (key < first_seen(call, own) || key >= end_seen(call, own, tile->num_keys)) return 0;
+    if (key < first_seen(call, own) || key >= end_seen(tile, row)) return 0;
     if (!call->mask || key < tile->context) return 1;
     const size_t width = call->mask_width;
     return call->mask[(tile->sequence * width + row) * width + (key - tile->context)];
@@ -58,12 +61,13 @@ static void set_ranges(Tile *tile) {
     tile->group = call->heads / call->kv_heads;
     tile->context = (size_t)call->context_lens[tile->sequence];
     tile->num_keys = tile->context + query_length(call, tile->sequence);
+    tile->ahead = call->ahead ? call->ahead + call->query_start[tile->sequence] : NULL;
     tile->lanes = (tile->last - tile->first) * tile->group;
     tile->padded_lanes = round_up(tile->lanes, LANES);
     const size_t own_first = tile->context + tile->first, own_last = tile->context + tile->last - 1;
     tile->low = first_seen(call, own_first);
-    tile->count = end_seen(call, own_last, tile->num_keys) - tile->low;
-    size_t common_end = end_seen(call, own_first, tile->num_keys);
+    tile->count = end_seen(tile, tile->last - 1) - tile->low;
+    size_t common_end = end_seen(tile, tile->first);
     if (call->mask) common_end = smaller(common_end, tile->context);
     tile->common_low = first_seen(call, own_last) - tile->low;
     tile->common_high = greater(common_end, tile->low + tile->common_low) - tile->low;

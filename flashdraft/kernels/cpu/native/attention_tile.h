@@ -25,6 +25,7 @@ typedef struct {
     size_t parts;                   /* into which each stage is cut */
     size_t group;                   /* query heads per key head */
     size_t context, num_keys;       /* of the sequence */
+    const int32_t *ahead;           /* of the sequence's rows, or NULL */
     size_t lanes, padded_lanes;     /* lane = (row - first) * group + head within the group */
     size_t low;                     /* the first key that any row sees; `index` = key - low */
     size_t count;                   /* of keys from there to the last that any row sees */

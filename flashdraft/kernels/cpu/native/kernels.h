@@ -22,7 +22,7 @@ typedef enum {
     NO_MEMORY,
     BAD_POSITION, /* a position outside the RoPE table */
     BAD_SLOT,     /* a slot outside the cache */
-    BAD_VIEW,     /* query_start, context_lens and block_table contradict each other */
+    BAD_VIEW,     /* query_start, context_lens, block_table and ahead contradict each other */
     BAD_PAGE,     /* a block table entry outside the cache */
 } Status;
 
@@ -81,12 +81,13 @@ typedef struct {
     const int32_t *context_lens;  /* [sequences] */
     const int32_t *block_table;   /* [sequences, table_width] */
     const uint8_t *mask;          /* [sequences, mask_width, mask_width], or NULL */
+    const int32_t *ahead;         /* [rows]: of those after it, how many a row sees; or NULL */
     float *out;                   /* [rows, heads, head_dim] */
     size_t rows, sequences, table_width, mask_width;
     size_t pages, page_size, heads, kv_heads, head_dim;
     float scale;
     size_t window; /* 0 = none */
-    int causal;    /* used where mask is NULL */
+    int causal;    /* used where mask is NULL; ahead is given only where it is 1 */
     int threads;
 } Attention;
 

@@ -50,7 +50,7 @@ static PyObject *result(Status status) {
         return NULL;
     case BAD_VIEW:
         PyErr_SetString(PyExc_ValueError,
-                        "query_start, context_lens and block_table do not fit the query rows");
+                        "query_start, context_lens, block_table and ahead do not fit the query rows");
         return NULL;
     case BAD_PAGE:
         PyErr_SetString(PyExc_IndexError, "the block table names a page outside the cache");
@@ -233,7 +233,7 @@ static PyObject *py_prepare_qkv(PARAMETERS) {
 }
 
 static PyObject *py_attention(PARAMETERS) {
-    if (!has_count(count, 21)) return NULL;
+    if (!has_count(count, 22)) return NULL;
     Arguments arguments = {given};
     Attention call;
     call.query = take_address(&arguments);
@@ -247,6 +247,7 @@ static PyObject *py_attention(PARAMETERS) {
     call.pages = take_size(&arguments);
     call.mask = take_address(&arguments);
     call.mask_width = take_size(&arguments);
+    call.ahead = take_address(&arguments);
     call.scale = take_float(&arguments);
     call.window = take_size(&arguments);
     call.causal = take_int(&arguments);

@@ -16,6 +16,7 @@
 //   WARPS    of a block
 //   CAUSAL   rows see no later rows; or else the whole block
 //   WINDOWED a row sees keys up to `window` away
+//   AHEAD    where CAUSAL: a row may yet see some rows after itself, however far away
 //   Q_NORM, K_NORM, V_NORM, SHARE_KV: as in interface.QKVSpec
 
 #include "device.h"
@@ -44,6 +45,7 @@ struct Work {
     float *states;  // [tiles, key heads, SPLITS, PAIRS, 2]
     u32 *meetings;  // [tiles, key heads]: how many have ever come
     const int *query_start, *context_lens, *pages;
+    const int *ahead;  // [rows]: how many after itself a row sees; never less far than one before
     u64 page_stride, slot_stride, head_stride;
     int num_kv_heads, row_stride, rope_stride, page_size, window;
     int num_rows, num_pages;  // there is room for
@@ -111,6 +113,10 @@ DEVICE Part find_part(const Work &work) {
     if (WINDOWED) {
         part.low = max_of(0, first - work.window + 1);
         if (!CAUSAL) high = min_of(high, last + work.window);
+    }
+    if (AHEAD) {
+        int further = max_of(work.ahead[last - part.context], 0);
+        high = min_of(part.context + part.num_rows, high + further);
     }
     int share = (max_of(high - part.low, 1) + SPLITS - 1) / SPLITS;
     share = (share + 15) / 16 * 16;
@@ -227,8 +233,9 @@ DEVICE Words load_rows(const u16 *rows, int stride, int column, int lane) {
 
 DEVICE bool sees(const Work &work, const Part &part, int pair, int key) {
     int distance = part.context + part.row_of(pair) - key;
-    bool is_near = !WINDOWED || (distance < work.window && distance > -work.window);
-    return part.has(pair) && key < part.end && is_near && (!CAUSAL || distance >= 0);
+    bool is_near = !WINDOWED || (distance < work.window && (AHEAD || distance > -work.window));
+    if (!part.has(pair) || key >= part.end || !is_near) return false;
+    return !CAUSAL || distance >= (AHEAD && distance < 0 ? -work.ahead[part.row_of(pair)] : 0);
 }
 
 DEVICE void score(const Work &work, const Part &part, int first, int warp, int lane,

@@ -18,6 +18,7 @@
 //   BOX       keys of a page that are copied at a time, at most KEYS
 //   CAUSAL    whether a row sees no row after itself
 //   WINDOWED  whether keys that are too far away are hidden
+//   AHEAD     where CAUSAL: whether a row may yet see some rows after itself, however far away
 //   JOIN_UNITS, MIN_UNITS  where they are to differ: for tests
 
 constexpr int WARPS = 12, BLOCKS = 1;  // a block's; on a processor at a time
@@ -66,6 +67,7 @@ struct Work {
     float *parts;   // [blocks, 2, warpgroups, QUADS + 1, threads, 4]
     int *arrivals;  // [key heads, places, warpgroups]
     const int *query_start, *context_lens, *pages;
+    const int *ahead;  // [rows]: how many after itself a row sees; never less far than one before
     int num_kv_heads, num_seqs;
     int num_places;  // for tiles, of a key head
     int table_stride, page_size, window;
@@ -118,6 +120,10 @@ DEVICE Tile make_tile(const Work &work, const Memory &memory, int sequence, int 
     tile.high = CAUSAL     ? tile.last_position() + 1
                 : WINDOWED ? min_of(num_keys, tile.last_position() + work.window)
                            : num_keys;
+    if (AHEAD && pair < tile.num_rows * GROUP) {
+        int last_row = tile.first_row + tile.last_position() - tile.context;
+        tile.high = min_of(num_keys, tile.high + max_of(work.ahead[last_row], 0));
+    }
     return tile;
 }
 

@@ -75,10 +75,12 @@ DEVICE void hide(const Work &work, const Tile &tile, int start, float *scores) {
                       (WINDOWED && !CAUSAL && end > first + work.window);
     if (!has_hidden) return;
     UNROLL for (int half = 0; half < 2; half++) {
-        int position = tile.context + (tile.pair + pair_in_tile(half)) / GROUP;
+        int row = (tile.pair + pair_in_tile(half)) / GROUP, position = tile.context + row;
+        int reach = position;  // the last key in order
+        if (AHEAD && row < tile.num_rows) reach += work.ahead[tile.first_row + row];
         UNROLL for (int i = 0; i < SCORES / 2; i++) {
             int key = start + i / 2 * 8 + thread_index() % 4 * 2 + i % 2;
-            bool is_seen = key < num_keys && (!CAUSAL || key <= position) &&
+            bool is_seen = key < num_keys && (!CAUSAL || key <= reach) &&
                            (!WINDOWED || (key > position - work.window &&
                                           (CAUSAL || key < position + work.window)));
             if (!is_seen) scores[i / 2 * 4 + half * 2 + i % 2] = minus_infinity();

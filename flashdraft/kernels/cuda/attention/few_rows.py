@@ -54,7 +54,7 @@ class _Work(ctypes.Structure):
         *((name, c_void_p) for name in ("qkv", "q_norm", "k_norm", "cos", "sin")),
         *((name, c_void_p) for name in ("positions", "slots", "keys", "values", "output")),
         *((name, c_void_p) for name in ("parts", "states", "meetings")),
-        *((name, c_void_p) for name in ("query_start", "context_lens", "pages")),
+        *((name, c_void_p) for name in ("query_start", "context_lens", "pages", "ahead")),
         *((name, c_uint64) for name in ("page_stride", "slot_stride", "head_stride")),
         *((name, c_int) for name in ("num_kv_heads", "row_stride", "rope_stride", "page_size")),
         *((name, c_int) for name in ("window", "num_rows", "num_pages")),
@@ -133,7 +133,7 @@ def prepare(
 ) -> tuple[_Work, Tensor, list[Tensor]]:
     """The kernel's argument, its result, and what the argument points to besides its inputs."""
     spec, rope, positions, view = heads.spec, heads.rope, heads.positions, keys.view
-    key_cache, value_cache = keys.key_cache, keys.value_cache
+    key_cache, value_cache, ahead = keys.key_cache, keys.value_cache, keys.mask.ahead
     qkv = qkv.contiguous()
     assert key_cache is not None
     assert key_cache.stride() == value_cache.stride() and value_cache.stride(3) == 1
@@ -142,6 +142,7 @@ def prepare(
     assert view.block_table.stride(1) == 1
     for table in (view.query_start, view.context_lens, view.block_table):
         assert table.dtype is torch.int32
+    assert ahead is None or ahead.dtype is torch.int32
     width = spec.num_heads * spec.head_dim
     output = torch.empty(qkv.shape[0], width, device=qkv.device, dtype=qkv.dtype)
     count = plan.num_blocks * plan.num_pairs
@@ -165,6 +166,7 @@ def prepare(
         view.query_start.data_ptr(),
         view.context_lens.data_ptr(),
         view.block_table.data_ptr(),
+        None if ahead is None else ahead.data_ptr(),
         *value_cache.stride()[:3],
         spec.num_kv_heads,
         qkv.stride(0),
@@ -194,6 +196,7 @@ def make_flags(
         "BLOCKS": max(plan.resident, LEAN if is_lean else 1),
         "CAUSAL": int(mask.causal),
         "WINDOWED": int(window is not None),
+        "AHEAD": int(mask.ahead is not None),
         "Q_NORM": int(spec.q_norm is not None),
         "K_NORM": int(spec.k_norm is not None),
         "V_NORM": int(spec.v_norm),

@@ -43,11 +43,11 @@ class _Work(ctypes.Structure):
     _fields_ = [
         *((name, Map) for name in ("keys", "values", "query")),
         *((name, c_void_p) for name in ("output", "parts", "arrivals")),
-        *((name, c_void_p) for name in ("query_start", "context_lens", "pages")),
+        *((name, c_void_p) for name in ("query_start", "context_lens", "pages", "ahead")),
         *((name, c_int) for name in ("num_kv_heads", "num_seqs", "num_places", "table_stride")),
         *((name, c_int) for name in ("page_size", "window")),
         ("scale", c_float),
-        ("filler", c_char * 52),  # to a multiple of 64 bytes
+        ("filler", c_char * 44),  # to a multiple of 64 bytes
     ]
 
 
@@ -87,7 +87,9 @@ def is_readable(query: Tensor, keys: PagedKeys) -> bool:
     )
     is_even = item == 1 and slot % 8 == head % 8 == 0 and page == value_cache.shape[1] * slot
     view, page_size = keys.view, keys.view.page_size
-    tables = view.query_start, view.context_lens, view.block_table
+    tables = [view.query_start, view.context_lens, view.block_table]
+    if keys.mask.ahead is not None:
+        tables.append(keys.mask.ahead)
     if not all(table.dtype is torch.int32 and table.stride(-1) == 1 for table in tables):
         return False
     is_whole = page_size in (8, 16, 32, 64) or page_size % 64 == 0
@@ -133,7 +135,7 @@ def prepare(
     make_map: Callable[[Tensor, tuple[int, int, int]], Map] = make_map,
 ) -> tuple[_Work, Tensor, list[Tensor]]:
     """The kernel's argument, its result, and what the argument points to besides its inputs."""
-    view, value_cache = keys.view, keys.value_cache
+    view, value_cache, ahead = keys.view, keys.value_cache, keys.mask.ahead
     assert keys.key_cache is not None
     num_rows, num_heads, head_dim = query.shape
     query, group = query.contiguous(), num_heads // value_cache.shape[2]
@@ -152,6 +154,7 @@ def prepare(
         view.query_start.data_ptr(),
         view.context_lens.data_ptr(),
         view.block_table.data_ptr(),
+        None if ahead is None else ahead.data_ptr(),
         value_cache.shape[2],
         view.context_lens.shape[0],
         plan.num_places,
@@ -173,6 +176,7 @@ def make_flags(plan: ManyRowsPlan, query: Tensor, keys: PagedKeys) -> dict[str, 
         "BOX": _box_keys(head_dim, keys.view.page_size),
         "CAUSAL": int(keys.mask.causal),
         "WINDOWED": int(keys.window is not None),
+        "AHEAD": int(keys.mask.ahead is not None),
     }
 
 

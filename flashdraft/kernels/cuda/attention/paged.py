@@ -82,6 +82,7 @@ def paged_attention(
         view.context_lens,
         view.block_table,
         explicit,
+        mask.ahead,
         keys.scale * math.log2(math.e),  # the kernel's exponentials are powers of two
         0 if window is None else window,
         plan.split_keys,
@@ -191,13 +192,28 @@ def _split(
 
 @triton.jit
 def _reach(
-    distance: tl.tensor, window: tl.tensor, CAUSAL: tl.constexpr, WINDOWED: tl.constexpr
+    distance: tl.tensor,
+    until: tl.tensor,
+    window: tl.tensor,
+    CAUSAL: tl.constexpr,
+    WINDOWED: tl.constexpr,
 ) -> tl.tensor:
-    """Whether a row sees a key so far behind it (or, if negative, ahead), by order and window."""
-    seen = distance >= 0 if CAUSAL else distance == distance
+    """Whether a row sees a key so far behind it (or, if negative, ahead), by order and window.
+
+    `until` is how far behind the last key in order: the same, but where rows see some ahead.
+    """
+    seen = until >= 0 if CAUSAL else until == until
     if WINDOWED:
-        seen = seen & (distance < window) & (distance > -window)
+        seen = seen & (distance < window) & (until > -window)
     return seen
+
+
+@triton.jit
+def _end_ahead(
+    high: tl.tensor, ahead: tl.tensor, last_row: tl.tensor, num_keys: tl.tensor
+) -> tl.tensor:
+    """Where the keys of a tile end, whose last row sees some ahead: none before it sees further."""
+    return tl.minimum(high + tl.maximum(tl.load(ahead + last_row), 0), num_keys)
 
 
 @triton.jit
@@ -268,7 +284,13 @@ def _rotate_values(
         "explicit_seq_stride",
         "explicit_row_stride",
     ],
-    do_not_specialize_on_alignment=["query_start", "context_lens", "block_table", "explicit"],
+    do_not_specialize_on_alignment=[
+        "query_start",
+        "context_lens",
+        "block_table",
+        "explicit",
+        "ahead",
+    ],
 )
 def _attend(
     query: tl.tensor,
@@ -283,6 +305,7 @@ def _attend(
     context_lens: tl.tensor,
     block_table: tl.tensor,
     explicit: tl.tensor,
+    ahead: tl.tensor,  # None where no row sees a later one by it
     scale: tl.tensor,
     window: tl.tensor,
     split_keys: tl.tensor,
@@ -321,6 +344,9 @@ def _attend(
     first = context + pair // GROUP
     last = context + tl.minimum((pair + BLOCK_M - 1) // GROUP, num_rows - 1)
     low, high = _key_range(first, last, context + num_rows, window, CAUSAL, WINDOWED)
+    if ahead is not None:
+        ahead += first_row
+        high = _end_ahead(high, ahead, last - context, context + num_rows)
     begin = low
     if state is not None:
         begin, high = _split(low, high, split_keys, BLOCK_N, SPREAD)
@@ -331,6 +357,8 @@ def _attend(
     head = kv_head * GROUP + pairs % GROUP
     dims = tl.arange(0, BLOCK_D)
     place = ((first_row + row) * (GROUP * NUM_KV_HEADS) + head).to(tl.int64)
+    if ahead is not None:
+        further = tl.load(ahead + row, mask=row < num_rows, other=0)
     real = (row < tl.where(begin < high, num_rows, 0))[:, None] & (dims < HEAD_DIM)[None, :]
     q = tl.load(query + place[:, None] * HEAD_DIM + dims[None, :], mask=real, other=0.0)
     if key_cache is None:
@@ -372,7 +400,8 @@ def _attend(
             k = tl.load(key_cache + slot, mask=full, other=0.0).to(q.dtype)
             scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
         distance = (context + row)[:, None] - key[None, :]  # [BLOCK_M, BLOCK_N]
-        seen = readable[None, :] & _reach(distance, window, CAUSAL, WINDOWED)
+        until = distance if ahead is None else distance + further[:, None]
+        seen = readable[None, :] & _reach(distance, until, window, CAUSAL, WINDOWED)
         if explicit is not None:
             seen = seen & _allow(explicit, explicit_row_stride, row, key - context, num_rows)
         best, powers, decay = _weigh(tl.where(seen, scores, float("-inf")), best)

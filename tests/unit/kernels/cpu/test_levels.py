@@ -17,7 +17,15 @@ from flashdraft.engine.config import CacheOptions, EngineConfig
 from flashdraft.engine.engine import Engine
 from flashdraft.kernels.cpu import levels
 from flashdraft.kernels.cpu.backend import CpuKernels
-from flashdraft.kernels.interface import CAUSAL, Heads, PagedKeys, PageView, QKVSpec, RopeTable
+from flashdraft.kernels.interface import (
+    CAUSAL,
+    BlockMask,
+    Heads,
+    PagedKeys,
+    PageView,
+    QKVSpec,
+    RopeTable,
+)
 from flashdraft.kernels.kinds import Activation
 from tests import zoo
 
@@ -53,8 +61,9 @@ def outputs(kernels: CpuKernels) -> Iterator[Tensor]:
     starts, context = torch.tensor([0, 9]).int(), torch.tensor([30]).int()
     view = PageView(starts, context, torch.arange(5).int().unsqueeze(0), slots, 8, 9, 39)
     yield from (query, keys, values)
-    for window in (None, 7):
-        seen = PagedKeys(keys, values, view, scale=0.2, window=window, mask=CAUSAL)
+    picture = BlockMask(ahead=torch.tensor([0, 0, 4, 3, 2, 1, 0, 0, 0]).int())
+    for window, mask in ((None, CAUSAL), (7, CAUSAL), (7, picture)):
+        seen = PagedKeys(keys, values, view, scale=0.2, window=window, mask=mask)
         yield kernels.attention(query, seen)
 
 

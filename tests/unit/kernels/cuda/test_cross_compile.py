@@ -267,6 +267,10 @@ def explicit() -> BlockMask:
     return BlockMask(explicit=make(1, 16, 16, dtype=torch.bool))
 
 
+def pictures(num_rows: int) -> BlockMask:
+    return BlockMask(ahead=make(num_rows, dtype=torch.int32))
+
+
 NORM = make(512)
 SHARED = QKVSpec(32, 4, 512, 1e-6, q_norm=NORM, k_norm=NORM, v_norm=True, share_kv=True)
 CASES: dict[str, Case] = {
@@ -338,6 +342,10 @@ for _scheme in ("int4", "int8", "fp8"):
 for _dim in HEADS:
     for _rows in (1, 16, 64, 2048):
         CASES[f"attention of {_dim}, {_rows} rows"] = lambda d=_dim, m=_rows: attend(d, m)
+for _rows in (1, 16, 2048):
+    CASES[f"attention of 256, {_rows} rows, pictures"] = lambda m=_rows: attend(
+        256, m, mask=pictures(m)
+    )
 for _rows in (1, 16, 2048):
     CASES[f"attention over values, {_rows} rows"] = lambda m=_rows: attend_values(m)
 for _name, _shape in LINEARS.items():

@@ -23,7 +23,14 @@ from flashdraft.kernels.cuda.quantized.few_rows_plan import Product, plan_few
 from flashdraft.kernels.cuda.quantized.layout import Code
 from flashdraft.kernels.cuda.quantized.many_rows import make_flags as many_flags
 from flashdraft.kernels.cuda.quantized.many_rows import plan_many
-from flashdraft.kernels.interface import BIDIRECTIONAL, CAUSAL, PagedKeys, PageView, QKVSpec
+from flashdraft.kernels.interface import (
+    BIDIRECTIONAL,
+    CAUSAL,
+    BlockMask,
+    PagedKeys,
+    PageView,
+    QKVSpec,
+)
 from flashdraft.kernels.kinds import Activation
 from tests.unit.kernels.cuda.cross_compile import CARDS, count_spilled
 
@@ -65,8 +72,11 @@ ATTENTIONS = [(1, 32, 16, 256), (5, 32, 16, 256), (16, 32, 16, 256), (1, 32, 4, 
 ATTENTIONS += [(16, 32, 4, 512), (5, 8, 8, 256), (1, 32, 8, 128), (16, 32, 8, 128)]
 
 
+PICTURES = BlockMask(ahead=torch.empty(1, device="meta"))
 # heads, key heads, numbers of a head, window, mask
 MANY_ROWS = {
+    "31B, sliding, pictures": (32, 16, 256, 1024, PICTURES),
+    "26B, sliding, pictures": (16, 8, 256, 1024, PICTURES),
     "31B, sliding": (32, 16, 256, 1024, CAUSAL),
     "31B, full": (32, 4, 512, None, CAUSAL),
     "drafter": (32, 8, 128, None, BIDIRECTIONAL),
@@ -88,9 +98,10 @@ def test_attention_compiles_and_keeps_to_registers(card, sizes):
         return
     norm, is_full = torch.ones(head_dim), head_dim == 512
     spec = QKVSpec(num_heads, num_kv_heads, head_dim, 1e-6, norm, norm, True, is_full)
-    flags = attention_flags(plan, spec, None if is_full else 1024, CAUSAL)
-    binary = compile_source("attention/attend_few.cu", flags, architecture(found))
-    assert count_spilled(binary) <= MAX_SPILLED
+    for mask in (CAUSAL,) if is_full else (CAUSAL, PICTURES):
+        flags = attention_flags(plan, spec, None if is_full else 1024, mask)
+        binary = compile_source("attention/attend_few.cu", flags, architecture(found))
+        assert count_spilled(binary) <= MAX_SPILLED
 
 
 @pytest.mark.parametrize(("card", "name", "num_rows"), CASES)

@@ -31,6 +31,7 @@ from flashdraft.kernels.interface import (
 from flashdraft.kernels.kinds import Activation
 from flashdraft.kernels.torch_backend import TorchKernels
 from tests.interpreted import judge, report
+from tests.picture_rows import Pictures, attend_densely, find_seen, see_pictures
 
 CPU = torch.device("cpu")
 NARROW = AttentionPlan(block_m=16, block_n=16, num_warps=4, num_stages=1)
@@ -50,6 +51,7 @@ class Case:
     window: int | None = None
     mask: str = "causal"
     plan: AttentionPlan = NARROW
+    pictures: Pictures = ()
 
 
 def split(num_splits: int, split_keys: int, plan: AttentionPlan = NARROW) -> AttentionPlan:
@@ -61,7 +63,18 @@ def spread(num_splits: int) -> AttentionPlan:
 
 
 MIXED = Case(rows=(1, 7, 0, 3), contexts=(33, 0, 5, 70))
-ATTENTION = {
+TWO = {"rows": (1, 30, 0, 3), "contexts": (33, 4, 5, 20), "pictures": [(1, 2, 11), (1, 15, 13)]}
+PICTURES = {
+    "picture at the beginning": Case((20,), (0,), window=6, pictures=[(0, 0, 9)]),
+    "picture at the end": Case((20,), (5,), window=6, pictures=[(0, 8, 12)]),
+    "pictures beside others": Case(**TWO, window=16),
+    "pictures, wide tiles": Case(**TWO, window=16, plan=WIDE),
+    "pictures longer than the window": Case(**TWO, window=5, heads=(4, 2)),
+    "pictures, no window": Case(**TWO, heads=(3, 1), page_size=32),
+    "split, pictures": Case(**TWO, window=16, plan=split(4, 16)),
+    "spread, pictures": Case(**TWO, window=16, plan=spread(3)),
+}
+ATTENTION: dict[str, Case] = {
     "decode": Case((1,), (40,), heads=(3, 1)),
     "first token": Case((1,), (0,)),
     "prefill over several tiles": Case((21,), (0,)),
@@ -96,6 +109,7 @@ ATTENTION = {
     ),
     "spread, explicit": Case((3, 2), (45, 0), mask="explicit", plan=spread(4)),
     "split, float16": Case((2,), (100,), dtype=torch.float16, plan=split(3, 64, WIDE)),
+    **PICTURES,
 }
 
 
@@ -129,6 +143,8 @@ def make_batch(case: Case) -> tuple[Tensor, Tensor, Tensor, PageView]:
 
 
 def make_mask(case: Case) -> BlockMask:
+    if case.pictures:
+        return see_pictures(case.rows, case.pictures)
     if case.mask != "explicit":
         return CAUSAL if case.mask == "causal" else BIDIRECTIONAL
     width = max(case.rows)
@@ -152,13 +168,37 @@ def check_attention(case: Case) -> None:
     torch.testing.assert_close(found.float(), expected, atol=tolerance, rtol=tolerance)
 
 
-def check_parts(window: int | None) -> None:
+def check_pictures(plan: AttentionPlan) -> None:
+    """By the rule of pictures itself; other rules give others; zeros give what no rule gives."""
+    from flashdraft.kernels.cuda.attention.paged import paged_attention
+
+    case = Case(**TWO, window=5, plan=plan, heads=(1, 1))
+    query, keys, values, view = make_batch(case)
+    given = PagedKeys(keys, values, view, 0.3, case.window, CAUSAL)
+
+    def attend(mask: BlockMask) -> Tensor:
+        return paged_attention(query, replace(given, mask=mask), plan)
+
+    def expect(pictures: Pictures, is_even: bool = False) -> Tensor:
+        lengths = enumerate(zip(case.rows, case.contexts, strict=True))
+        seen = [find_seen(s, *pair, pictures, case.window, is_even) for s, pair in lengths]
+        return attend_densely(query, given, seen)
+
+    found = attend(make_mask(case))
+    torch.testing.assert_close(found, expect(case.pictures), atol=2e-6, rtol=2e-6)
+    assert not torch.allclose(found, expect([]), atol=1e-3)
+    assert not torch.allclose(found, expect(case.pictures, is_even=True), atol=1e-3)
+    assert torch.equal(attend(see_pictures(case.rows, [])), attend(CAUSAL))
+
+
+def check_parts(window: int | None, pictures: Pictures = ()) -> None:
     """Two launches over some of the sequences each, with plans of their own, are one over all."""
     from flashdraft.kernels.cuda.attention.paged import paged_attention
 
     case = replace(MIXED, rows=(1, 3, 0, 20, 0), contexts=(33, 70, 5, 40, 0), window=window)
+    case = replace(case, pictures=pictures)
     query, keys, values, view = make_batch(case)
-    rule: dict[str, Any] = {"scale": 0.3, "window": case.window, "mask": CAUSAL}
+    rule: dict[str, Any] = {"scale": 0.3, "window": case.window, "mask": make_mask(case)}
     whole = paged_attention(query, PagedKeys(keys, values, view, **rule), NARROW)
     few, many = slice(0, 3), slice(3, 5)
     parts = [
@@ -277,6 +317,9 @@ CHECKS: dict[str, Callable[[], None]] = {
     },
     "parts": lambda: check_parts(None),
     "parts, window": lambda: check_parts(30),
+    "parts, picture": lambda: check_parts(9, [(3, 4, 13)]),
+    "pictures by their rule": lambda: check_pictures(NARROW),
+    "pictures by their rule, spread": lambda: check_pictures(spread(2)),
     "nothing to do": check_nothing_to_do,
     "blind row": check_blind_row,
     "norms, float32": lambda: check_norms(torch.float32),

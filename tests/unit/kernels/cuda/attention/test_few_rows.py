@@ -10,6 +10,7 @@ import torch
 from flashdraft.kernels.cuda.plan import DeviceLimits
 from flashdraft.kernels.interface import BIDIRECTIONAL, CAUSAL, PageView, QKVSpec, RopeTable
 from flashdraft.kernels.torch_backend import TorchKernels
+from tests.picture_rows import see_pictures
 from tests.unit.kernels.cuda.emulated import build
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -38,6 +39,11 @@ CASES = {
     "odd group": (9, 3, 128, 7, 33, None, CAUSAL, {"q_norm": None, "k_norm": None}),
     "several rounds": (2, 1, 128, 3, 1500, None, CAUSAL, {}),
     "prompt": (2, 2, 256, 5, 0, 1024, CAUSAL, {"v_norm": True}),
+    "a picture": (4, 2, 256, 16, 60, 8, see_pictures([16], [(0, 2, 12)]), {"v_norm": True}),
+    "pictures, no window": (
+        *(9, 3, 128, 13, 20, None),
+        *(see_pictures([13], [(0, 0, 5), (0, 5, 8)]), {"q_norm": None}),
+    ),
     "more pages than threads": (4, 2, 256, 1, 9000, 1024, CAUSAL, {"v_norm": True}),
     "block, more pages than threads": (4, 2, 256, 16, 9001, 1024, CAUSAL, {"v_norm": True}),
 }
@@ -131,6 +137,25 @@ def test_a_sum_of_meetings_may_run_over():
     found = attend(inputs, 0.1, None, CAUSAL, meetings)
     assert (found.float() - expected.float()).norm() < 0.006 * expected.float().norm()
     assert int(meetings[0]) == 0
+
+
+@pytest.mark.parametrize("case", ["one row, sliding", "block, sliding", "odd group"])
+def test_without_pictures_bits_are_as_ever(case):
+    *sizes, window, _, of_spec = CASES[case]
+    inputs, meetings = make_inputs(*sizes, 0, of_spec), torch.zeros(MAX_MEETINGS, dtype=torch.int32)
+    one, other = (
+        attend(inputs, 0.1, window, mask, meetings)
+        for mask in (CAUSAL, see_pictures([sizes[3]], []))
+    )
+    assert torch.equal(one, other)
+
+
+def test_a_picture_is_seen():
+    *sizes, window, mask, of_spec = CASES["a picture"]
+    inputs, meetings = make_inputs(*sizes, 0, of_spec), torch.zeros(MAX_MEETINGS, dtype=torch.int32)
+    found = attend(inputs, 0.1, window, mask, meetings).float()
+    wrong = expect(inputs, 0.1, window, CAUSAL).float()
+    assert (found - wrong).norm() > 0.1 * wrong.norm()
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,7 @@ ATTENTION = {
     "window, explicit": Case(**BATCH, window=5, mask="explicit"),
     "split, window": Case((2, 3), (90, 20), head_dim=64, window=30, plan=split(4, 16)),
     "split, explicit": Case((3,), (45,), mask="explicit", plan=split(4, 16)),
+    "picture": Case((20,), (5,), head_dim=64, window=9, pictures=[(0, 3, 13)]),
     "spread": Case((3, 1, 2), (2, 60, 120), head_dim=64, plan=spread(4)),
     "spread, window": Case((2, 3, 1), (90, 3, 40), window=30, plan=spread(3)),
 }

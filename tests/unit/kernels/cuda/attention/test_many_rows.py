@@ -8,8 +8,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from flashdraft.kernels.interface import BIDIRECTIONAL, CAUSAL, PagedKeys, PageView
+from flashdraft.kernels.interface import BIDIRECTIONAL, CAUSAL, BlockMask, PagedKeys, PageView
 from flashdraft.kernels.torch_backend import TorchKernels
+from tests.picture_rows import attend_densely, find_seen, see_pictures
 from tests.unit.kernels.cuda.attention.test_few_rows import HOPPER, PAGE
 from tests.unit.kernels.cuda.emulated import build
 
@@ -26,6 +27,14 @@ from flashdraft.kernels.cuda.attention.many_rows import (
 )
 
 IN_PARTS = (("JOIN_UNITS", -(10**6)), ("MIN_UNITS", 1))  # no tile stays whole
+MIXED = [(50, 7), (0, 0), (9, 75), (0, 20), (5, 1)]
+PICTURES = [(2, 5, 40), (2, 47, 27), (3, 0, 17)]  # sequence, first row, rows
+
+
+def pictured(sequences, pictures):
+    return see_pictures([rows for _, rows in sequences], pictures)
+
+
 # heads, key heads, head size, window, mask, (keys before, rows) of every sequence
 CASES = {
     "decoding": (4, 2, 256, 64, CAUSAL, [(100, 16), (3, 1), (0, 0), (40, 5)]),
@@ -35,6 +44,9 @@ CASES = {
     "both ways, sliding": (4, 1, 128, 40, BIDIRECTIONAL, [(90, 16), (7, 16)]),
     "no group": (3, 3, 128, None, CAUSAL, [(33, 7), (0, 150)]),
     "one long": (2, 1, 128, None, CAUSAL, [(1500, 3)]),
+    "pictures": (2, 1, 256, 24, pictured(MIXED, PICTURES), MIXED),
+    "pictures, no window": (2, 1, 128, None, pictured(MIXED, PICTURES), MIXED),
+    "a picture alone": (8, 1, 512, 9, pictured([(0, 20)], [(0, 1, 18)]), [(0, 20)]),
     "many": (2, 2, 128, 1024, CAUSAL, [(3 * i, 1 + i % 3) for i in range(40)]),
 }
 
@@ -100,15 +112,24 @@ def attend(query, keys, num_blocks, backwards=False, definitions=()):
 
 def expect(query, keys, own):
     """In float32, sequence by sequence, for the rows that have one."""
-    tables = keys.view.query_start - own.start, keys.view.block_table.clamp(min=0)
+    tables, mask = (
+        (keys.view.query_start - own.start, keys.view.block_table.clamp(min=0)),
+        keys.mask,
+    )
+    if mask.ahead is not None:
+        mask = replace(mask, ahead=mask.ahead[own])
     view = replace(keys.view, query_start=tables[0], block_table=tables[1])
     kernels = TorchKernels(torch.device("cpu"), torch.float32)
-    return kernels.attention(query[own].float(), replace(keys, view=view))
+    return kernels.attention(query[own].float(), replace(keys, view=view, mask=mask))
 
 
 def check(case, num_blocks, backwards=False, definitions=(), **of_inputs):
     heads, kv_heads, dim, window, mask, sequences = CASES[case]
     query, *caches, view = make_inputs(heads, kv_heads, dim, sequences, window, **of_inputs)
+    if mask.ahead is not None:  # that of nobody's rows is anything
+        ahead = torch.full(query.shape[:1], 2**30, dtype=torch.int32)
+        ahead[view.query_start[0] : view.query_start[-1]] = mask.ahead
+        mask = replace(mask, ahead=ahead)
     keys = PagedKeys(*caches, view, dim**-0.5, window, mask)
     assert is_readable(query, keys)
     found, meetings = attend(query, keys, num_blocks, backwards, definitions)
@@ -141,6 +162,31 @@ def test_parts_are_joined_and_the_order_of_blocks_changes_no_bit(case):
         assert torch.equal(one, other)
 
 
+@pytest.mark.parametrize("case", ["pictures", "pictures, no window"])
+def test_rows_see_their_picture_whole(case):
+    heads, kv_heads, dim, window, mask, sequences = CASES[case]
+    query, *caches, view = make_inputs(heads, kv_heads, dim, sequences, window)
+    keys = PagedKeys(*caches, view, dim**-0.5, window, mask)
+
+    def differ_from(pictures, is_even=False):
+        lengths = enumerate(sequences)
+        seen = [find_seen(s, b, a, pictures, window, is_even) for s, (a, b) in lengths]
+        expected = attend_densely(query, keys, seen)
+        return float((found.float() - expected).norm() / expected.norm())
+
+    found, _ = attend(query, keys, 3)
+    assert differ_from(PICTURES) < 0.006
+    assert differ_from([]) > 0.1
+    assert window is None or differ_from(PICTURES, is_even=True) > 0.1
+    nothing = pictured(sequences, [])
+    for num_blocks, definitions in ((3, ()), (7, IN_PARTS)):
+        one, other = (
+            attend(query, replace(keys, mask=mask), num_blocks, False, definitions)[0]
+            for mask in (nothing, CAUSAL)
+        )
+        assert torch.equal(one, other)
+
+
 @pytest.mark.parametrize("page_size", [8, 32, 64, 128])
 def test_pages_of_any_size(page_size):
     check("a chunk beside", 3, page_size=page_size)
@@ -149,6 +195,7 @@ def test_pages_of_any_size(page_size):
 
 def test_rows_of_nobody_are_left_alone():
     check("decoding", 5, spare_rows=9, first_row=67)
+    check("pictures", 5, spare_rows=9, first_row=67, page_size=64)
 
 
 def test_what_it_cannot_read_it_leaves_to_others():
@@ -162,6 +209,7 @@ def test_what_it_cannot_read_it_leaves_to_others():
     assert plan_many(3, MAX_SEQS + 1, 4, 2, 256, HOPPER) is None
     wide = replace(view, query_start=view.query_start.long())
     assert not is_readable(query, replace(paged, view=wide))
+    assert not is_readable(query, replace(paged, mask=BlockMask(ahead=torch.zeros(3).long())))
     assert plan_many(3, 1, 0, 2, 256, HOPPER) is None
     assert plan_many(3, 1, 4, 2, 96, HOPPER) is None
     assert plan_many(3, 1, 9, 3, 256, HOPPER) is None

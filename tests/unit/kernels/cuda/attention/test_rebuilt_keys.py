@@ -51,6 +51,7 @@ ATTENTION: dict[str, tuple[Case, int]] = {
     "split": (Case((3, 1), (60, 2), head_dim=32, plan=split(4, 16)), 4),
     "split, explicit": (Case((3,), (45,), head_dim=32, mask="explicit", plan=split(4, 16)), 4),
     "spread": (Case((3, 1, 2), (2, 60, 200), head_dim=32, plan=spread(4)), 4),
+    "picture": (Case((20,), (5,), head_dim=32, pictures=[(0, 3, 11)]), 4),
     "spread, fewer keys than splits": (Case((1, 2), (0, 5), head_dim=32, plan=spread(4)), 4),
 }
 

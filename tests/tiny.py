@@ -9,7 +9,7 @@ The weights are random, with a fixed seed: the text is noise, and the same noise
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -136,15 +136,18 @@ def make_tiny_drafter(folder: Path) -> Path:
     return folder
 
 
-def make_tiny_tokenizer() -> tokenizers.Tokenizer:
-    """A byte-level BPE of VOCAB_SIZE tokens: it can spell any text, and split any character."""
+def make_tiny_tokenizer(marks: Sequence[str] = ()) -> tokenizers.Tokenizer:
+    """A byte-level BPE of VOCAB_SIZE tokens: it can spell any text, and split any character.
+
+    `marks` are further special tokens, with the ids from 3 on.
+    """
     tokenizer = tokenizers.Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=VOCAB_SIZE,
         min_frequency=1,
-        special_tokens=list(SPECIAL_TOKENS),
+        special_tokens=[*SPECIAL_TOKENS, *marks],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )

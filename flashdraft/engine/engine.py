@@ -22,6 +22,7 @@ from flashdraft.engine.draft.proposer import GuardedProposer, Proposer
 from flashdraft.engine.drafting import HostDrafting
 from flashdraft.engine.live import Ending, Live
 from flashdraft.engine.output import TextDecoder, TextOutput
+from flashdraft.engine.pictures import PictureFeatures
 from flashdraft.engine.policy.costs import GPU_COSTS, CostModel
 from flashdraft.engine.policy.step import StepPolicy
 from flashdraft.engine.policy.times import StepTimes
@@ -37,8 +38,9 @@ from flashdraft.engine.step.pipeline import AHEAD_MARGIN, StepPart, StepPipeline
 from flashdraft.engine.step.prepare import measure_rows
 from flashdraft.engine.step.seats import SeatRequest
 from flashdraft.engine.step.shape import MAX_CHUNKS
-from flashdraft.engine.validate import validate_request
+from flashdraft.engine.validate import validate_pictures, validate_request
 from flashdraft.errors import CapacityError, RequestError
+from flashdraft.media.sizes import MOST_TOKENS
 from flashdraft.models.drafter.model import PackedDrafter
 from flashdraft.models.layers import Target
 
@@ -72,6 +74,7 @@ class Engine:
         self._device = target.kernels.device
         self._new_decoder = new_decoder
         self.compile_grammar = grammar_compiler
+        self.pictures = None if target.vision is None else PictureFeatures(target.vision)
         cache, self.max_context = build_cache(target, drafter, self.config)
         self.cache = cache
         self.book = PageBook(cache.book_pools, self.config.page_size, self.config.prefix_cache)
@@ -91,7 +94,7 @@ class Engine:
         self._lookahead = self._max_drafts()
         on_device = block_proposer if self._runs_ahead else None
         try:
-            steps = DeviceSteps(target, on_device, cache, self._limits(), accept)
+            steps = DeviceSteps(target, on_device, cache, self._limits(), accept, self.pictures)
         except (RuntimeError, MemoryError) as error:
             raise CapacityError(
                 f"There is no memory for {self.config.max_batch} requests at once beside the model "
@@ -130,6 +133,8 @@ class Engine:
         if request.id in self._live:
             raise RequestError(f"A request with id {request.id!r} is already running.")
         validate_request(request, vocab_size, self.max_context)
+        if request.pictures:
+            validate_pictures(request, self.target.config.vision, self.pictures is not None)
         stop_ids = frozenset(params.stop_token_ids)
         if not params.ignore_eos:
             stop_ids |= frozenset(self.target.config.eos_token_ids)
@@ -361,6 +366,8 @@ class Engine:
         """What steps may be asked for; on a CPU, where the host drafts, nothing is filled up."""
         max_batch, max_length = self.config.max_batch, self.max_context + AHEAD_MARGIN
         rows, may_be_guided = self.scheduler.max_step_tokens, self.supports_grammar
+        if self.pictures is not None:  # the last chunk of a full step may be a whole picture
+            rows += MOST_TOKENS
         if self._runs_ahead:
             looks_up = self.config.ngram and self._lookahead > 0
             most = MAX_VERIFY if looks_up else 0

@@ -3,17 +3,23 @@
 Decoding sequences come first, oldest first; prompts fill the rest of the step in chunks; waiting
 sequences are admitted while their pages fit. When pages run out the youngest running sequence gives
 its own back and waits: it loses nothing, for its tokens are kept and its cache can be recomputed.
-Drafts never cost another sequence its pages or its turn: their room is what is left over.
+Drafts never cost another sequence its pages or its turn: their room is what is left over. A chunk
+has whole pictures, the first one even where it is larger than what is left of the step.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from flashdraft.engine.cache.pages import PageBook
-from flashdraft.engine.sequence import Sequence
+from flashdraft.engine.sequence import MAX_CHUNK_PICTURES, Sequence
+
+# tokens of pictures, with which no more prompts ride in a step: a tower has nine patches for each,
+# and whoever decodes waits for it
+MANY_PICTURE_TOKENS = MAX_CHUNK_PICTURES // 2
 
 
 @dataclass(frozen=True)
@@ -26,6 +32,15 @@ class Work:
     room: int = 0  # draft tokens that may follow; 0 unless decoding
     is_decode: bool = False  # the anchor alone, after the first token of the answer
     emits: bool = False  # the share reaches the anchor, so the target's next token comes out
+
+
+def takes_more(budget: int, works: Iterable[Work]) -> bool:
+    """Whether a step takes more of prompts beside these, with so many tokens left for it."""
+    return (
+        budget > 0
+        and sum(work.sequence.num_picture_tokens(work.start, work.num_tokens) for work in works)
+        < MANY_PICTURE_TOKENS
+    )
 
 
 def _work(sequence: Sequence, start: int, count: int) -> Work:
@@ -78,7 +93,7 @@ class Scheduler:
             self._continue(sequence, 1, plan)
         budget = self.max_step_tokens - len(decoding) * (1 + lookahead)
         for sequence in prefilling:
-            if budget > 0:
+            if takes_more(budget, plan.values()):
                 budget -= self._continue(sequence, budget, plan)
         for sequence, work in plan.items():
             if work.is_decode:
@@ -86,7 +101,9 @@ class Scheduler:
         if len(self.preempted) > num_preempted:
             max_batch = 0  # no room: whoever came in now would be the next to give way
         budget = self.max_step_tokens - sum(w.num_tokens + w.room for w in plan.values())
-        while budget > 0 and self.waiting and len(self.running) < max_batch:
+        while self.waiting and len(self.running) < max_batch:
+            if not takes_more(budget, plan.values()):
+                break
             admitted = self._admit(self.waiting[0], budget)
             if admitted is None:
                 break
@@ -106,7 +123,7 @@ class Scheduler:
         if sequence not in self.running:  # preempted a moment ago
             return 0
         start = sequence.num_cached
-        count = min(len(sequence.tokens) - start, budget, self.prefill_chunk)
+        count = sequence.cut(start, min(budget, self.prefill_chunk))
         while not self.book.reserve(sequence, len(sequence.tokens), start + count):
             youngest = self.running[-1]
             plan.pop(youngest, None)
@@ -129,8 +146,9 @@ class Scheduler:
         return self._admit(self.waiting[0], budget)
 
     def _admit(self, sequence: Sequence, budget: int) -> Work | None:
-        cached = self.book.open(sequence, sequence.tokens, sequence.most_cached)
-        count = min(len(sequence.tokens) - cached, budget, self.prefill_chunk)
+        most, pictures = sequence.most_cached, sequence.request.pictures
+        cached = self.book.open(sequence, sequence.tokens, most, pictures)
+        count = sequence.cut(cached, min(budget, self.prefill_chunk))
         if not self.book.reserve(sequence, len(sequence.tokens), cached + count):
             self.book.close(sequence)
             return None

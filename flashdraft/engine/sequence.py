@@ -6,7 +6,16 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from flashdraft.core import GenerationStats, Request, SamplingParams, TokenLogprob
+from flashdraft.core import (
+    GenerationStats,
+    PlacedPicture,
+    Request,
+    SamplingParams,
+    TokenLogprob,
+)
+from flashdraft.media.sizes import MOST_TOKENS
+
+MAX_CHUNK_PICTURES = MOST_TOKENS  # tokens: one of the largest pictures, or some smaller ones
 
 
 @dataclass(eq=False)
@@ -37,6 +46,7 @@ class Sequence:
     def __post_init__(self) -> None:
         self.tokens = list(self.request.prompt_ids)
         self.stats.prompt_tokens = len(self.tokens)
+        self.stats.picture_tokens = self.num_picture_tokens(0, len(self.tokens))
         if self.request.prompt_logprobs is not None:
             self.prompt_logprobs = [None]
 
@@ -68,6 +78,38 @@ class Sequence:
         if self.prompt_logprobs is None or len(self.prompt_logprobs) >= self.num_prompt:
             return None
         return len(self.prompt_logprobs) - 1  # a token's logprob comes from the row before it
+
+    def cut(self, start: int, most: int) -> int:
+        """How many tokens a chunk from `start` on has, of which there should be at most so many.
+
+        It ends outside of pictures. Where the first one begins at `start`, all of it is in the
+        chunk, however large: else it would wait for ever.
+        """
+        end, num_left = min(start + most, len(self.tokens)), MAX_CHUNK_PICTURES
+        for placed in self.request.pictures:
+            if placed.end <= start:
+                continue
+            if placed.start >= end:
+                break
+            assert start <= placed.start, "a chunk begins inside a picture"
+            num_left -= placed.picture.num_tokens
+            if placed.end > end or num_left < 0:
+                end = placed.end if placed.start == start else placed.start
+                break
+        return end - start
+
+    def pictures_in(self, start: int, count: int) -> list[PlacedPicture]:
+        """The pictures of a chunk, placed in it."""
+        end = start + count
+        return [
+            placed._replace(start=placed.start - start)
+            for placed in self.request.pictures
+            if start <= placed.start < end
+        ]
+
+    def num_picture_tokens(self, start: int, count: int) -> int:
+        """Tokens of a chunk that stand for pictures."""
+        return sum(placed.picture.num_tokens for placed in self.pictures_in(start, count))
 
     def score(self, logprobs: Iterable[TokenLogprob]) -> None:
         """Take in the logprobs of the prompt's next tokens."""

@@ -6,8 +6,11 @@ from flashdraft.core import GrammarSpec, Request
 from flashdraft.engine.config import MAX_VERIFY
 from flashdraft.engine.sampling.process import validate_for_vocab
 from flashdraft.errors import ContextLengthError, RequestError
+from flashdraft.media.sizes import MOST_TOKENS
+from flashdraft.models.config.vision import VisionConfig
 
 MAX_PROMPT_LOGPROBS = 20
+MAX_PICTURES = 64  # of a request
 
 
 def validate_request(request: Request, vocab_size: int, max_context: int) -> None:
@@ -53,3 +56,46 @@ def _validate_prompt(request: Request, vocab_size: int, max_context: int) -> Non
             f"The prompt has {len(request.prompt_ids)} tokens; the context holds {max_context} "
             "with at least one for the answer. Shorten the prompt or raise max_context."
         )
+
+
+def validate_pictures(request: Request, vision: VisionConfig | None, has_tower: bool) -> None:
+    """Raise RequestError unless a valid request's pictures are where its prompt says."""
+    pictures, prompt, end = request.pictures, request.prompt_ids, 0
+    if vision is None:
+        raise RequestError(
+            "The request has a picture, and this model takes none; send text alone, or load a "
+            "model that takes pictures."
+        )
+    if not has_tower:
+        raise RequestError(
+            "The request has a picture; this model could take it, but was loaded without its "
+            "vision tower. Send text alone, or load a checkpoint that holds the tower."
+        )
+    if request.prompt_logprobs is not None:
+        raise RequestError(
+            "prompt_logprobs does not go with pictures: what stands for them are no tokens of a "
+            "text. Leave one of the two out."
+        )
+    if len(pictures) > MAX_PICTURES:
+        raise RequestError(
+            f"The request has {len(pictures)} pictures; it may have {MAX_PICTURES}. Leave some out."
+        )
+    for number, placed in enumerate(pictures, 1):
+        name, count = f"Picture {number}", placed.picture.num_tokens
+        if not 0 < count <= MOST_TOKENS:
+            raise RequestError(
+                f"{name} takes {count} tokens; it must be between 1 and {MOST_TOKENS}, for one "
+                "step has all of it. Make it smaller (max_soft_tokens)."
+            )
+        if not end <= placed.start <= len(prompt) - count:
+            raise RequestError(
+                f"{name} is at tokens {placed.start} to {placed.end} of the prompt; pictures must "
+                f"follow one another without overlap, from token {end} on here, and end within "
+                f"its {len(prompt)} tokens."
+            )
+        end = placed.end
+        if any(token != vision.tokens.picture for token in prompt[placed.start : end]):
+            raise RequestError(
+                f"{name} is at tokens {placed.start} to {end} of the prompt; all of them must be "
+                f"the placeholder {vision.tokens.picture}."
+            )

@@ -1,4 +1,4 @@
-"""Gemma 4, dense (31B) and mixture of experts (26B-A4B), text.
+"""Gemma 4, dense (31B) and mixture of experts (26B-A4B); its tower for pictures is vision/.
 
 What differs from the Llama family: sandwich norms, a scalar per layer on the residual stream, value
 norms, full layers that share one projection for key and value, proportional RoPE there, a scaled
@@ -21,12 +21,14 @@ from flashdraft.models.layers import (
     LayerCache,
     RopeTables,
     TargetOutput,
+    VisionTower,
     Vocabulary,
     check_taps,
     load_matrix,
     load_mlp,
     load_vector,
 )
+from flashdraft.models.vision.tower import Gemma4VisionTower
 from flashdraft.models.weights import Weights
 
 
@@ -122,7 +124,7 @@ class Gemma4Layer:
 
 
 class Gemma4Target:
-    """Gemma 4's text decoder."""
+    """Gemma 4's text decoder, and what turns pictures into its rows."""
 
     def __init__(
         self,
@@ -140,10 +142,17 @@ class Gemma4Target:
         ]
         self._norm = load_vector(weights, "model.norm.weight", config.hidden_size, kernels)
         self._ropes = RopeTables(config, kernels.device)
+        self.vision: VisionTower | None = None
+        if config.vision is not None:
+            self.vision = Gemma4VisionTower(config.vision, config.hidden_size, weights, kernels)
         weights.finish()
 
     def forward(self, token_ids: Tensor, batch: ForwardBatch) -> TargetOutput:
-        residual = Residual(self.embed(token_ids))
+        x = self.embed(token_ids)
+        if batch.pictures is not None:  # their rows are not scaled as embeddings are
+            is_picture = batch.pictures.is_picture.unsqueeze(1)
+            x = torch.where(is_picture, batch.pictures.features, x)
+        residual = Residual(x)
         tables = self._ropes.tables(batch.end_position)
         streams: dict[int, Tensor] = {}  # after the layers that are tapped
         for index, layer in enumerate(self._layers):

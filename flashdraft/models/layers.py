@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from flashdraft.core import Picture
 from flashdraft.errors import CheckpointError, RequestError
 from flashdraft.kernels.interface import (
     CAUSAL,
@@ -43,6 +44,15 @@ class LayerCache:
 
 
 @dataclass(frozen=True)
+class PictureRows:
+    """Which rows of a pass are a picture's: all of a picture's rows are in one pass."""
+
+    is_picture: Tensor  # [num_rows] bool
+    features: Tensor  # [num_rows, hidden_size]: what such rows have in place of an embedding
+    ahead: Tensor  # [num_rows] int32: rows that follow it in its picture; 0 for all others
+
+
+@dataclass(frozen=True)
 class ForwardBatch:
     """Everything a forward pass needs to know about its rows."""
 
@@ -50,6 +60,7 @@ class ForwardBatch:
     end_position: int  # one past the largest position
     caches: Sequence[LayerCache]  # one per layer
     mask: BlockMask = CAUSAL
+    pictures: PictureRows | None = None
 
 
 @dataclass(frozen=True)
@@ -60,12 +71,24 @@ class TargetOutput:
     taps: Tensor | None  # [num_rows, num_taps * hidden_size]
 
 
+class VisionTower(Protocol):
+    """What turns pictures into rows of a target."""
+
+    def encode(self, pictures: Sequence[Picture]) -> list[Tensor]:
+        """The features of each, [num_tokens, hidden_size of the target], in the kernels' dtype.
+
+        On a CPU those of a picture have the same bits whatever others there are.
+        """
+        ...
+
+
 class Target(Protocol):
     """The large model, as the engine sees it."""
 
     config: ModelConfig
     kernels: Kernels
     tap_layers: tuple[int, ...]
+    vision: VisionTower | None  # None: it takes no pictures
 
     def forward(self, token_ids: Tensor, batch: ForwardBatch) -> TargetOutput: ...
 
@@ -183,6 +206,8 @@ class Attention:
         )
         self._scale = config.attention_scale or dim**-0.5
         self._window = layer.window
+        is_windowed = layer.window is not None
+        self._sees_pictures_whole = config.sees_pictures_whole and is_windowed
         self._num_rotated = -(-layer.rope.rotary_dims // 2)
         self._kernels = kernels
 
@@ -219,12 +244,17 @@ class Attention:
                 cache.view,
                 scale=self._scale,
                 window=self._window,
-                mask=batch.mask,
+                mask=self._mask(batch),
                 rebuild=self._rebuild(rope) if cache.key is None else None,
             ),
         )
         out = kernels.linear(mixed, self._output)
         return out if self._output_bias is None else out + self._output_bias
+
+    def _mask(self, batch: ForwardBatch) -> BlockMask:
+        if batch.pictures is None or not self._sees_pictures_whole:
+            return batch.mask
+        return BlockMask(ahead=batch.pictures.ahead)
 
     def _rebuild(self, rope: RopeTable) -> KeyRebuild:
         spec = self._spec

@@ -16,6 +16,7 @@ from flashdraft.models.layers import (
     LayerCache,
     RopeTables,
     TargetOutput,
+    VisionTower,
     Vocabulary,
     check_taps,
     load_vector,
@@ -77,6 +78,7 @@ class LlamaTarget:
     ) -> None:
         self.config = config
         self.kernels = kernels
+        self.vision: VisionTower | None = None
         self.tap_layers = check_taps(tap_layers, config)
         self._vocabulary = Vocabulary(weights, config, kernels)
         self._layers = [

@@ -95,9 +95,9 @@ _READABLE: TableKinds[TensorSource] = TableKinds(
 )
 
 
-def open_checkpoint(path: Path) -> Checkpoint:
-    """Open a folder with config.json and safetensors, or a GGUF file."""
-    return open_stored(path, _READABLE)
+def open_checkpoint(path: Path, vision: bool = False) -> Checkpoint:
+    """Open a folder with config.json and safetensors, or a GGUF file: `open_stored`."""
+    return open_stored(path, _READABLE, vision)
 
 
 @contextmanager

@@ -43,12 +43,15 @@ class OpenPair:
             return target, PackedDrafter(self.drafter, kernels)
 
 
-def open_pair(model: str, drafter: str | None) -> OpenPair:
-    """A target and, where one is named, its drafter; what is missing of either is fetched."""
+def open_pair(model: str, drafter: str | None, vision: bool = True) -> OpenPair:
+    """A target and, where one is named, its drafter; what is missing of either is fetched.
+
+    The target has its tower for pictures, if `vision` asks for it and flashdraft can run it.
+    """
     names = [model] if drafter is None else [model, drafter]
     path, *others = (source.path for source in resolve_sources(*names))
     drafter_path = others[0] if others else None
-    return OpenPair(path, open_checkpoint(path), drafter, drafter_path)
+    return OpenPair(path, open_checkpoint(path, vision), drafter, drafter_path)
 
 
 def find_drafter(model: str, draft: str | None) -> str | None:

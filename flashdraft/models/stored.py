@@ -7,6 +7,7 @@ second kind. Where checkpoints come from is for sources.py.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any, Generic, TypeVar
 from flashdraft.models.config.quantization import WeightFormat, read_quantization
 from flashdraft.models.config.recommended import names_of, with_recommended
 from flashdraft.models.config.target import ModelConfig
+from flashdraft.models.config.vision import NO_TOWER
 from flashdraft.models.files.compressed import CompressedTable
 from flashdraft.models.files.opening import check_model_files, read_json, reading
 from flashdraft.models.files.safetensors import SafetensorsFiles, open_safetensors
@@ -34,8 +36,14 @@ from flashdraft.models.tables import (
     RenamedTable,
     TensorTable,
     experts_among,
+    has_tower,
     plain_names,
 )
+
+logger = logging.getLogger(__name__)
+
+LEFT_OUT = "Its vision tower was left out as it was loaded."
+_NO_TENSORS = "Its files hold none of its vision tower's tensors; fetch a checkpoint that has them."
 
 Table = TypeVar("Table", bound=TensorTable)
 
@@ -77,8 +85,12 @@ BARE: TableKinds[TensorTable] = TableKinds(
 )
 
 
-def open_stored(path: Path, kinds: TableKinds[Table]) -> Stored[Table]:
-    """Open a folder with config.json and safetensors, or a GGUF file."""
+def open_stored(path: Path, kinds: TableKinds[Table], vision: bool = False) -> Stored[Table]:
+    """Open a folder with config.json and safetensors, or a GGUF file.
+
+    With `vision` the tower for pictures is a part of it, where there is one that can be run;
+    without it the config has none either.
+    """
     with reading(path):
         if path.suffix == ".gguf":
             file = GGUFFile(path)
@@ -87,6 +99,7 @@ def open_stored(path: Path, kinds: TableKinds[Table]) -> Stored[Table]:
             generation_config = gguf_generation_config(file)
             described = [file.metadata.get(key) for key in ("general.name", "general.basename")]
             source = kinds.gguf(file)
+            config = _parse_config(path, raw_config, generation_config)
         else:
             raw_config = read_target_config(path)
             optional = path / "generation_config.json"
@@ -94,8 +107,10 @@ def open_stored(path: Path, kinds: TableKinds[Table]) -> Stored[Table]:
             described = [raw_config.get("_name_or_path")]
             with reading(f"The config of {path}"):
                 formats = read_quantization(raw_config)
-            source = _text_tensors(_open_folder(path, formats, kinds), kinds)
-        config = _parse_config(path, raw_config, generation_config)
+            files = _open_folder(path, formats, kinds)
+            config = _parse_config(path, raw_config, generation_config)
+            config = _with_tower(config, files, vision)
+            source = _plain_tensors(files, kinds, config.vision is not None)
         if config.tie_embeddings:  # some files store the tied head again
             source = kinds.renamed(source, {n: n for n in source.names() if n != "lm_head.weight"})
         generation_config = with_recommended(generation_config, names_of(path, described))
@@ -119,9 +134,20 @@ def _open_folder(path: Path, formats: tuple[WeightFormat, ...], kinds: TableKind
     return kinds.floats(files)
 
 
-def _text_tensors(source: Table, kinds: TableKinds[Table]) -> Table:
-    """The text model's tensors under plain names, a layer's experts joined into one tensor."""
-    stored = plain_names(source)
+def _with_tower(config: ModelConfig, files: TensorTable, vision: bool) -> ModelConfig:
+    """The config, with a tower only if it is asked for and there."""
+    if not vision:
+        return config if config.vision is None else config.without_vision(LEFT_OUT)
+    if config.vision is not None and not has_tower(files.names()):
+        config = config.without_vision(_NO_TENSORS)
+    if config.why_no_vision not in (None, NO_TOWER):
+        logger.warning("%s takes no pictures. %s", config.architecture, config.why_no_vision)
+    return config
+
+
+def _plain_tensors(source: Table, kinds: TableKinds[Table], with_tower: bool) -> Table:
+    """The model's tensors under plain names, a layer's experts joined into one tensor."""
+    stored = plain_names(source, with_tower)
     view = kinds.renamed(source, stored)
     experts = experts_among(stored)
     return kinds.fused(view, experts) if experts else view

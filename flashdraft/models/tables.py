@@ -22,6 +22,8 @@ _TEXT_PREFIXES = (
 _OTHER_MODALITIES = re.compile(
     r"(model\.)?(vision_tower|vision_model|audio_tower|multi_modal_projector|embed_vision|embed_audio)\."
 )
+_TOWER = re.compile(r"(model\.)?((vision_tower|embed_vision)\..+)")
+_NOT_OF_TOWER = "embed_vision.embedding."  # a table of tokens that nothing reads
 _EXPERT = re.compile(r"(.+\.experts)\.([0-9]+)\.(gate|up|down)_proj\.weight")
 _MAX_DIGITS = 9  # of an expert's number
 
@@ -129,11 +131,14 @@ class GuardedTable:
         return f"{self._path}: tensor {quoted(name)} of shape {list(self.shape(name))}"
 
 
-def plain_names(table: TensorTable) -> dict[str, str]:
-    """The text model's tensors: their plain names, and those that they are stored under."""
+def plain_names(table: TensorTable, with_tower: bool = False) -> dict[str, str]:
+    """The model's tensors: their plain names, and those that they are stored under.
+
+    The text model's; with them, if asked for, the vision tower's.
+    """
     stored: dict[str, str] = {}
     for name in table.names():
-        plain = _plain_name(name)
+        plain = (_tower_name(name) if with_tower else None) or _plain_name(name)
         if plain is None:
             continue
         if plain in stored:
@@ -144,9 +149,22 @@ def plain_names(table: TensorTable) -> dict[str, str]:
     return stored
 
 
+def has_tower(names: Iterable[str]) -> bool:
+    """Whether tensors of a vision tower are among a checkpoint's."""
+    return any(map(_tower_name, names))
+
+
 def experts_among(names: Iterable[str]) -> list[re.Match[str]]:
     """Those of the names that belong to a single expert."""
     return [match for name in names if (match := _EXPERT.fullmatch(name))]
+
+
+def _tower_name(name: str) -> str | None:
+    """The plain name of a stored tensor of a vision tower or of its projection."""
+    match = _TOWER.fullmatch(name)
+    if match is None or match[2].startswith(_NOT_OF_TOWER):
+        return None
+    return f"model.{match[2]}"
 
 
 def _plain_name(name: str) -> str | None:

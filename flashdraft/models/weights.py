@@ -12,7 +12,7 @@ from torch import Tensor
 from flashdraft.errors import CheckpointError, quoted
 from flashdraft.kernels.quantized import Matrix
 from flashdraft.models.files.opening import reading
-from flashdraft.models.tables import GuardedTable, TensorTable
+from flashdraft.models.tables import GuardedTable, TensorTable, has_tower
 
 
 class TensorSource(TensorTable, Protocol):
@@ -23,6 +23,11 @@ class TensorSource(TensorTable, Protocol):
     def read_matrix(self, name: str, device: torch.device | None = None) -> Matrix:
         """A weight on `device`, in few bits where it is stored so; what `read` gives otherwise."""
         ...
+
+
+def stays_float(name: str) -> bool:
+    """Whether a weight is never packed in few bits: a router, and all of a vision tower."""
+    return name.endswith(".router.proj.weight") or has_tower([name])
 
 
 class GuardedTensors(GuardedTable):

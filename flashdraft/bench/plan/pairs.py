@@ -247,7 +247,7 @@ def _target(model: str) -> tuple[ModelConfig, Mapping[str, int]]:
         with reading(f"The config of {path}"):
             if not read_quantization(raw):
                 return ModelConfig.from_hf(raw), {}
-    checkpoint = open_stored(path, BARE)
+    checkpoint = open_stored(path, BARE, vision=True)
     source = checkpoint.source
     sizes = {name: source.quantized_bytes(name) for name in source.names()}
     return checkpoint.config, {name: size for name, size in sizes.items() if size is not None}

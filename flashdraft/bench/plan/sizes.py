@@ -25,6 +25,7 @@ from flashdraft.engine.cache.planning import (
 from flashdraft.engine.config import CacheOptions, EngineConfig
 from flashdraft.kernels.kinds import FILLED_BITS, filled_depth
 from flashdraft.models.config.target import LayerConfig, ModelConfig
+from flashdraft.models.config.vision import VisionConfig
 from flashdraft.models.drafter.config import DrafterConfig, tensor_shapes
 
 # Fewer values than this stay floats on a GPU: kernels/cuda/backend.py has the same number, but is
@@ -108,11 +109,12 @@ class TargetSize:
     head: int
     table: int  # an embedding table of its own; 0 = it is the head
     spare: int  # more, that fill up rows of 4-bit codes on a GPU
+    vision: int = 0  # a tower for pictures, which no step reads and nothing quantises
 
     @property
     def total(self) -> int:
         body = self.layers + self.light + self.small + self.experts * self.num_experts
-        return body + self.head + self.table
+        return body + self.head + self.table + self.vision
 
     def layer_bytes(self, form: StoredFormat) -> float:
         """What every step reads of the layers, experts aside."""
@@ -163,7 +165,18 @@ def count_target(config: ModelConfig) -> TargetSize:
         head=head,
         table=0 if config.tie_embeddings else head,
         spare=count * hidden * sum(filled_depth(depth) - depth for depth in inner),
+        vision=0 if config.vision is None else _count_tower(config.vision, hidden),
     )
+
+
+def _count_tower(tower: VisionConfig, target_width: int) -> int:
+    """The parameters of a tower for pictures and of its projection."""
+    hidden, heads = tower.hidden_size, tower.num_heads * tower.head_dim
+    layer = 4 * hidden * heads + 3 * hidden * tower.intermediate_size
+    layer += 4 * hidden + 2 * tower.head_dim
+    places = 3 * tower.patch_size**2 + 2 * tower.num_positions
+    vectors = 2 if tower.standardize else 0
+    return tower.num_layers * layer + hidden * (places + vectors + target_width)
 
 
 def _packs(config: ModelConfig) -> Iterator[dict[str, int]]:
@@ -254,7 +267,8 @@ def weight_bytes(size: TargetSize, form: StoredFormat) -> float:
     if form.table_bits is not None and size.table >= LEAST_VALUES:
         table_bits = form.table_bits
     table = size.head if form.is_cpu else size.table
-    return size.layer_bytes(form) + size.head_bytes(form) + (experts + table * table_bits) / 8
+    rest = experts + table * table_bits + size.vision * form.float_bits
+    return size.layer_bytes(form) + size.head_bytes(form) + rest / 8
 
 
 def loading_bytes(size: TargetSize, form: StoredFormat) -> float:
@@ -303,7 +317,8 @@ def plan_cache(
     layers = cache_layers(pair.target, pair.drafter, config.cache.kv_keys)
     costs, size = bytes_per_token(layers, dtype), config.page_size
     asked = replace(config, max_context=context)
-    pages = plan_pools(layers, dtype, budget, asked, context, window_slack(pair.drafter, config))
+    slack = window_slack(pair.drafter, config, pair.target.vision is not None)
+    pages = plan_pools(layers, dtype, budget, asked, context, slack)
     needed = _needed(costs, config, context, draft_lag(pair.drafter))
     return CachePlan(
         pages,

@@ -26,7 +26,7 @@ from flashdraft.kernels.kinds import Scheme, filled_bytes, quantized_bytes
 from flashdraft.models.config.target import ModelConfig
 from flashdraft.models.drafter.model import Drafter, PackedDrafter
 from flashdraft.models.layers import Target
-from flashdraft.models.weights import TensorSource
+from flashdraft.models.weights import TensorSource, stays_float
 
 log = logging.getLogger(__name__)
 
@@ -74,10 +74,11 @@ def target_bytes(source: TensorSource, kernels: Kernels) -> int:
     total = 0
     for name in names:
         stored = source.quantized_bytes(name)
-        if stored is not None and not kernels.holds(math.prod(source.shape(name))):
+        is_float = stays_float(name)
+        if stored is not None and (is_float or not kernels.holds(math.prod(source.shape(name)))):
             stored = math.prod(source.shape(name)) * kernels.dtype.itemsize
         if stored is None:
-            scheme = None if name.endswith(".router.proj.weight") else kernels.quantize
+            scheme = None if is_float else kernels.quantize
             stored = _float_bytes(source.shape(name), kernels, schemes.get(name, scheme))
         if kernels.device.type == "cuda":
             stored = filled_bytes(source.shape(name), stored)
@@ -103,7 +104,7 @@ def build_cache(
     budget = _budget(kernels.device, config)
     max_position = target.config.max_position
     longest = min(max_position, config.max_context or max_position)
-    slack = window_slack(drafts, config)
+    slack = window_slack(drafts, config, target.vision is not None)
     pages = plan_pools(layers, dtype, budget, config, longest, slack)
     fits = min([max_position, *length_limits(pages, config.page_size, slack)])
     if fits < 2:

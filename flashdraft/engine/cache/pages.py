@@ -3,6 +3,9 @@
 The cache is a few pools of pages of equal token count. A pool without a window keeps every token of
 a sequence; a pool with a window gives pages back once no later token can see them. All pools move
 together: a sequence has room for a token in all of them or in none. Storage lives in storage.py.
+
+What is written for a picture's tokens depends on all of the picture, and its tokens say nothing of
+it: its key is part of the content of every page that it touches, and nobody begins inside of it.
 """
 
 from __future__ import annotations
@@ -13,6 +16,9 @@ from collections import OrderedDict, deque
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
+from flashdraft.core import PlacedPicture
+
+DIGEST_SIZE = 32  # bytes
 NO_PAGE = -1  # stands in a page table where a windowed pool has given the page back
 
 
@@ -111,6 +117,7 @@ class _Holding:
     digests: list[bytes]  # of its first pages, as many as were asked for yet
     tables: list[array[int]]  # one per pool
     num_published: int  # complete pages that were offered to later sequences, from the start
+    pictures: Sequence[PlacedPicture] = ()
 
 
 class PageBook:
@@ -133,13 +140,19 @@ class PageBook:
         """The sequence's page table in one pool (read only)."""
         return self._holdings[owner].tables[pool_index]
 
-    def open(self, owner: Hashable, tokens: Sequence[int], most: int | None = None) -> int:
+    def open(
+        self,
+        owner: Hashable,
+        tokens: Sequence[int],
+        most: int | None = None,
+        pictures: Sequence[PlacedPicture] = (),
+    ) -> int:
         """Begin a sequence on whatever prefix of `tokens` is cached; return that prefix's length.
 
-        It is no longer than `most`, and at least the last token is left to compute. A hit needs
-        every page of the pools without a window and, in each pool with one, the pages that the next
-        token can still see. The list `tokens` is remembered: append to it as you like, but change
-        nothing that is in it.
+        It is no longer than `most`, ends outside of pictures, and at least the last token is left
+        to compute. A hit needs every page of the pools without a window and, in each pool with one,
+        the pages that the next token can still see. The list `tokens` is remembered: append to it
+        as you like, but change nothing that is in it.
         """
         assert owner not in self._holdings
         last, num_pages = self._last_closed, 0
@@ -147,15 +160,15 @@ class PageBook:
         if self._use_prefix_cache:
             longest = len(tokens) - 1 if most is None else min(most, len(tokens) - 1)
             most_pages = longest // self.page_size
-            self._extend_digests(digests, tokens, most_pages)
-            num_pages = self._longest_hit(digests[:most_pages])
+            self._extend_digests(digests, tokens, most_pages, pictures)
+            num_pages = self._longest_hit(digests[:most_pages], pictures)
         tables = []
         for pool in self.pools:
             first = self._first_visible_page(pool, num_pages * self.page_size)
             table = array("i", [NO_PAGE]) * first
             table.extend(pool.share(digests[first:num_pages]))
             tables.append(table)
-        self._holdings[owner] = _Holding(tokens, digests, tables, num_pages)
+        self._holdings[owner] = _Holding(tokens, digests, tables, num_pages, pictures)
         return num_pages * self.page_size
 
     def reserve(self, owner: Hashable, length: int, window_length: int | None = None) -> bool:
@@ -189,10 +202,11 @@ class PageBook:
     def publish(self, owner: Hashable, tokens: Sequence[int], length: int) -> None:
         """Make the pages complete for tokens[:length] findable by later sequences."""
         holding = self._holdings[owner]
+        assert self._outside(holding.pictures, length) == length, "half a picture is written"
         complete = length // self.page_size
         if not self._use_prefix_cache or complete <= holding.num_published:
             return
-        self._extend_digests(holding.digests, tokens, complete)
+        self._extend_digests(holding.digests, tokens, complete, holding.pictures)
         for index in range(holding.num_published, complete):
             for pool, table in zip(self.pools, holding.tables, strict=True):
                 if table[index] != NO_PAGE:
@@ -238,7 +252,12 @@ class PageBook:
             return 0
         return max(0, length - pool.window + 1) // self.page_size
 
-    def _longest_hit(self, digests: Sequence[bytes]) -> int:
+    def _outside(self, pictures: Sequence[PlacedPicture], length: int) -> int:
+        """A length that ends inside no picture: this one, or where the one begins that it cuts."""
+        cut = (placed.start for placed in pictures if placed.start < length < placed.end)
+        return next(cut, length)
+
+    def _longest_hit(self, digests: Sequence[bytes], pictures: Sequence[PlacedPicture] = ()) -> int:
         """How many of these pages, from the start, can be taken over."""
         num_pages = len(digests)
         for pool in self.pools:
@@ -246,6 +265,10 @@ class PageBook:
                 missing = pool.first_missing(digests[:num_pages])
                 num_pages = num_pages if missing is None else missing
         while num_pages > 0:
+            length = num_pages * self.page_size
+            if (outside := self._outside(pictures, length)) < length:
+                num_pages = outside // self.page_size
+                continue
             gap = self._last_gap(digests, num_pages)
             if gap is None:
                 break
@@ -263,12 +286,29 @@ class PageBook:
                     gaps.append(num_pages - 1 - missing)
         return max(gaps, default=None)
 
-    def _extend_digests(self, digests: list[bytes], tokens: Sequence[int], count: int) -> None:
+    def _extend_digests(
+        self,
+        digests: list[bytes],
+        tokens: Sequence[int],
+        count: int,
+        pictures: Sequence[PlacedPicture] = (),
+    ) -> None:
         """Grow `digests` to `count` pages; each is over everything up to its page's end."""
-        done = len(digests)
-        data = array("q", tokens[done * self.page_size : count * self.page_size]).tobytes()
-        width = 8 * self.page_size
+        done, size = len(digests), self.page_size
+        data = array("q", tokens[done * size : count * size]).tobytes()
+        width = 8 * size
         for start in range(0, width * (count - done), width):
             parent = digests[-1] if digests else b""
             page = parent + data[start : start + width]
-            digests.append(hashlib.blake2b(page, digest_size=16).digest())
+            if pictures:
+                page += _picture_content(pictures, len(digests) * size, size)
+            digests.append(hashlib.blake2b(page, digest_size=DIGEST_SIZE).digest())
+
+
+def _picture_content(pictures: Sequence[PlacedPicture], start: int, count: int) -> bytes:
+    """What tells the pictures of the tokens start : start + count from others, in their place."""
+    return b"".join(
+        placed.picture.key + array("q", [start - placed.start, placed.picture.num_tokens]).tobytes()
+        for placed in pictures
+        if placed.start < start + count and placed.end > start
+    )

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from flashdraft.engine.cache.layers import CacheLayer, ValueType, bytes_per_token
 from flashdraft.engine.config import MAX_BUFFERED, EngineConfig
+from flashdraft.media.sizes import MOST_TOKENS
 from flashdraft.models.drafter.config import DrafterConfig
 
 GB = 10**9
@@ -50,10 +51,15 @@ def length_limits(pages: dict[int | None, int], page_size: int, slack: int) -> l
     ]
 
 
-def window_slack(drafter: DrafterConfig | None, config: EngineConfig) -> int:
+def window_slack(
+    drafter: DrafterConfig | None, config: EngineConfig, takes_pictures: bool = False
+) -> int:
     """Tokens a sequence holds in a windowed pool beside its window."""
     step_tokens = max(config.max_step_tokens, config.max_batch)  # as the scheduler has it
-    return min(config.prefill_chunk, step_tokens) + LOOKAHEAD + draft_lag(drafter)
+    chunk = min(config.prefill_chunk, step_tokens)
+    if takes_pictures:  # a picture is never cut
+        chunk = max(chunk, MOST_TOKENS)
+    return chunk + LOOKAHEAD + draft_lag(drafter)
 
 
 def draft_lag(drafter: DrafterConfig | None) -> int:

@@ -17,8 +17,10 @@ from torch import Tensor
 
 from flashdraft.engine.cache.storage import KVCache
 from flashdraft.engine.draft.block import BlockProposer
+from flashdraft.engine.pictures import PictureFeatures
 from flashdraft.engine.step.guide import StepGuide
 from flashdraft.engine.step.host_pieces import HostPieces
+from flashdraft.engine.step.picture_rows import PassPictures
 from flashdraft.engine.step.pieces import AcceptFunction, StepLimits, StepPieces
 from flashdraft.engine.step.result import StepRecord, StepResult
 from flashdraft.engine.step.score import score_prompts
@@ -91,6 +93,7 @@ class DeviceSteps:
         cache: KVCache,
         limits: StepLimits,
         accept: AcceptFunction | None,
+        pictures: PictureFeatures | None = None,
     ) -> None:
         self._target, self._device = target, target.kernels.device
         self.max_length = limits.max_length
@@ -100,6 +103,11 @@ class DeviceSteps:
         pieces = HostPieces if is_host else StepPieces
         self.pieces = pieces(target, proposer, cache, limits, accept, captures)
         self.slots, self.max_width = self.pieces.slots, self.pieces.max_width
+        self._pictures: PassPictures | None = None
+        if pictures is not None:
+            hidden, send = self.pieces.hidden, self.slots.send
+            self._pictures = PassPictures(pictures, hidden, captures, send)
+            self.pieces.pictures_of = self._pictures.rows
         self.sizes = StepSizes(self.slots.count, self.max_width)
         self.page_size, self.scratch_pages = cache.page_size, cache.scratch_pages
         # without a drafter drafts cost next to nothing: there are some in every step
@@ -177,6 +185,8 @@ class DeviceSteps:
         self.pieces.end = self._last_position(longest or self.max_length)
         self.pieces.wants_scores = wants_scores
         first_tokens = self.slots.anchors[:0]
+        if chunks and self._pictures is not None:  # what the tower takes is no time of the step's
+            self._pictures.lay_out(shape.num_rows, chunks)
         drafting = self._draft(shape)
         size = self.fill_up(shape.num_rows + sum(len(chunk.tokens) for chunk in chunks))
         if chunks:  # before the host may have to wait for drafts

@@ -27,7 +27,7 @@ from flashdraft.engine.step.slots import Slots
 from flashdraft.kernels.accept import Acceptance
 from flashdraft.kernels.advance import Decided
 from flashdraft.kernels.interface import DrawnRows, PassRows, SlotTables, Verified
-from flashdraft.models.layers import ForwardBatch, Target
+from flashdraft.models.layers import ForwardBatch, PictureRows, Target
 
 AcceptFunction = Callable[[Tensor, Tensor, Tensor, int], Acceptance]
 """(samples [rows], tokens [rows], query_start [seqs + 1], most rows of one sequence).
@@ -102,6 +102,8 @@ class StepPieces:
             cache.page_size,
         )
         self.shares = Shares(self._device)
+        # of a pass with chunks of prompts over so many rows; None = it has none
+        self.pictures_of: Callable[[int], PictureRows | None] = lambda num_rows: None
         self._make_buffers(limits)
         self.end = limits.max_length  # positions of the pass that is laid out end before it
         self.wants_scores = False  # in the step that runs
@@ -236,7 +238,8 @@ class StepPieces:
             )
             views = [one.followed_by(other) for one, other in zip(few, views, strict=True)]
         placed = Rows(rows.positions[:num_rows], self.end, views, [])
-        self.hidden[:num_rows] = self._forward(rows.tokens[:num_rows], placed)
+        pictures = self.pictures_of(num_rows)
+        self.hidden[:num_rows] = self._forward(rows.tokens[:num_rows], placed, pictures)
 
     def lay_out_chunks(self, first: int, size: int, chunks: Sequence[PromptChunk]) -> None:
         """The rows of prompts, from `first` on, and those of nobody up to `size`."""
@@ -288,10 +291,10 @@ class StepPieces:
         drafted = self.shares.drafted(*(one[:batch] for one in first))
         return self._target.kernels.share_rows(drafted, shape.num_rows)
 
-    def _forward(self, tokens: Tensor, placed: Rows) -> Tensor:
+    def _forward(self, tokens: Tensor, placed: Rows, pictures: PictureRows | None = None) -> Tensor:
         """The target's hidden rows; the drafter's context of the same rows is written too."""
         layers = self._cache.layers(placed.views, 0, self._num_layers)
-        batch = ForwardBatch(placed.positions, placed.end_position, layers)
+        batch = ForwardBatch(placed.positions, placed.end_position, layers, pictures=pictures)
         output = self._target.forward(tokens, batch)
         if self._proposer is None:
             self.taps = None if self._captured else output.taps

@@ -22,7 +22,7 @@ from torch import Tensor
 from flashdraft.engine.cache.pages import NO_PAGE, PageBook
 from flashdraft.engine.drafts import Draft
 from flashdraft.engine.policy.step import StepChoice, StepOptions, StepPolicy
-from flashdraft.engine.scheduler import Scheduler, Work
+from flashdraft.engine.scheduler import Scheduler, Work, takes_more
 from flashdraft.engine.sequence import Sequence as RunningSequence
 from flashdraft.engine.step.device import DeviceSteps, PendingStep, StepSeconds
 from flashdraft.engine.step.guide import GuidedSlot, StepGuide
@@ -254,11 +254,11 @@ class StepPipeline:
         return [one for one in self._in_order() if not one.is_awake]
 
     def _plan_prompts(self, budget: int) -> list[Work]:
-        """Chunks of so many rows: of those who sit first, oldest first, then of newcomers."""
+        """Chunks of about so many rows: of those who sit first, oldest first, then of newcomers."""
         asleep, works = self._asleep, list[Work]()
         num_waiting = len(asleep) + min(len(self._scheduler.waiting), self._seats.count(None))
         for place, seat in enumerate(asleep[:MAX_CHUNKS]):
-            if budget > 0 and seat in self._seats:
+            if seat in self._seats and takes_more(budget, works):
                 # a long one leaves room for those behind it; others are done one after another
                 left = len(seat.sequence.tokens) - seat.num_computed
                 is_long = place < num_waiting - 1 and left > LONG_STEPS * budget
@@ -266,7 +266,9 @@ class StepPipeline:
                 budget -= sum(work.num_tokens for work in chunk)
                 works += chunk
         waiting = self._scheduler.waiting
-        while waiting and budget > 0 and len(works) < MAX_CHUNKS and self._has_room:
+        while waiting and len(works) < MAX_CHUNKS and self._has_room:
+            if not takes_more(budget, works):
+                break
             work = self._scheduler.admit_next(budget)
             if work is None:
                 self._is_short = True
@@ -284,7 +286,7 @@ class StepPipeline:
 
     def _next_chunk(self, seat: Seat, budget: int) -> list[Work]:
         sequence, start = seat.sequence, seat.num_computed
-        count = min(len(sequence.tokens) - start, budget, self._scheduler.prefill_chunk)
+        count = sequence.cut(start, min(budget, self._scheduler.prefill_chunk))
         while not self._book.reserve(sequence, len(sequence.tokens), start + count):
             if any(seat is other for one in self._in_flight for other, _ in one.prompts):
                 return []  # what its last chunk leaves behind comes free once that is read

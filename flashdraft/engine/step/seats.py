@@ -86,4 +86,5 @@ class Seat:
             following = sequence.tokens[first + 1 : last + 1]
             scored, self.num_scored = ScoredRows(first - start, following, num_top), last
         self.num_computed, self.is_awake = end, emits
-        return PromptChunk(slot, start, sequence.tokens[start:end], emits, scored)
+        pictures = sequence.pictures_in(start, count)
+        return PromptChunk(slot, start, sequence.tokens[start:end], emits, scored, pictures)

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
+from flashdraft.core import PlacedPicture
+
 STEP_ROWS = (4, 8, 16, 32, 64, 128, 192, 256, 384, 512)
 """Rows of those that verify drafts; without drafts there is one for every slot."""
 MIXED_ROWS = (128, 192, 256, 384, 512, 1024)
@@ -37,6 +39,7 @@ class PromptChunk(NamedTuple):
     tokens: Sequence[int]
     emits: bool  # they end with the anchor: a token comes out, and the slot wakes
     scored: ScoredRows | None = None  # rows whose next tokens' log-probabilities are wanted
+    pictures: Sequence[PlacedPicture] = ()  # placed in the chunk, all of each
 
 
 class StepShape(NamedTuple):

@@ -45,9 +45,13 @@ EXECUTION: Reasons = {
         temperature top_k top_p typical_p repetition_penalty length_penalty num_return_sequences
         output_scores return_dict_in_generate remove_invalid_values""",
 }
-# of the whole config of a multimodal model, whose text model is all that is read
+# of the whole config of a multimodal model
 OTHER_MODALITIES: Reasons = {
-    "only a multimodal model's text part is read": "vision_config audio_config video_config",
+    "no sounds are taken, and films are taken as pictures": "audio_config video_config",
+}
+VISION: Reasons = {
+    "positions are looked up in a table, whose size position_embedding_size says": """
+        max_position_embeddings""",
 }
 _MEDIA = re.compile(r"(vision|image|audio|video|mm|multimodal|projector|media)_\w+")
 _PRIVATE = re.compile(r"_\w+|unsloth_\w+|quantization_config|compression_config")

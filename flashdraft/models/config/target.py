@@ -48,6 +48,7 @@ from flashdraft.models.config.values import (
     require,
     token_ids,
 )
+from flashdraft.models.config.vision import NO_TOWER, VisionConfig, read_vision
 
 logger = logging.getLogger(__name__)
 
@@ -107,10 +108,16 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
     forbidden_token_ids: tuple[int, ...] = ()  # never in an answer: placeholders of media
+    vision: VisionConfig | None = None  # None: it takes no pictures, for the reason that follows
+    why_no_vision: str | None = NO_TOWER  # in sentences; None where there is a tower
+    sees_pictures_whole: bool = False  # sliding layers: a picture's rows see all of it
 
     @classmethod
     def from_hf(cls, config: Json) -> ModelConfig:
-        """Read a config.json of a supported family; multimodal ones yield their text model."""
+        """Read a config.json of a supported family; of multimodal ones the text and the pictures.
+
+        Where the tower for pictures is none that can be run, the text is read without it.
+        """
         whole = ConfigObject(config)
         architecture = (whole.words("architectures") or ["(none)"])[0]
         section = whole.section("text_config")
@@ -126,6 +133,8 @@ class ModelConfig:
         read_quantization(config)  # refuses what cannot be read
         common = _read_common(whole, text, architecture, model_type)
         model = reader.read(text, common)
+        vision = read_vision(whole, architecture, model.vocab_size)
+        model = dataclasses.replace(model, vision=vision.config, why_no_vision=vision.why_none)
         tables = (reader.irrelevant, OTHER_MODALITIES)
         if text is not whole:
             whole.forget(text)  # what both say is the text model's
@@ -133,6 +142,10 @@ class ModelConfig:
         text.finish(architecture, irrelevant(*tables), "config.json")
         _check(model)
         return model
+
+    def without_vision(self, reason: str) -> ModelConfig:
+        """The same model for text alone."""
+        return dataclasses.replace(self, vision=None, why_no_vision=reason)
 
     def with_generation(self, generation: Json) -> ModelConfig:
         """What a generation_config.json adds: further stop tokens, and tokens never to be said.
@@ -412,6 +425,7 @@ def _read_gemma4(text: ConfigObject, common: _Common) -> ModelConfig:
         embed_scale=fields["hidden_size"] ** 0.5,
         logit_softcap=text.maybe_real("final_logit_softcapping", POSITIVE),
         experts=experts,
+        sees_pictures_whole=seen == "vision",
     )
 
 

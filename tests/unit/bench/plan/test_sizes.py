@@ -35,11 +35,13 @@ from flashdraft.engine.config import CacheOptions, EngineConfig
 from flashdraft.errors import CapacityError, CheckpointError
 from flashdraft.kernels.kinds import Scheme, quantized_bytes
 from flashdraft.kernels.torch_backend import TorchKernels
+from flashdraft.models.config.target import ModelConfig
 from flashdraft.models.loading import open_checkpoint
 from flashdraft.models.sources import default_drafter, known_models, resolve_source
 from tests.tiny import make_tiny_checkpoint
 from tests.unit.models.gguf.factory import LLAMA, Types, random_values, write_gguf
 from tests.unit.models.test_compressed_tensors import write_model
+from tests.unit.models.vision.towers import PUBLISHED, published, tower_shapes
 
 DENSE, MOE = "google/gemma-4-31B-it", "google/gemma-4-26B-A4B-it"
 BF16 = torch.bfloat16
@@ -53,6 +55,19 @@ def test_every_model_known_by_name_can_be_planned() -> None:
         assert pair.drafter is not None and pair.accepted is not None
         assert pair.drafter_name == default_drafter(name)
         assert pair.drafter_name in DRAFTERS or name == "smollm2-135m"
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_tower_for_pictures_is_counted_and_stays_float(name: str) -> None:
+    config = ModelConfig.from_hf(published(name))
+    text, both = count_target(config.without_vision("")), count_target(config)
+    tower = sum(map(math.prod, tower_shapes(config.hidden_size).values()))
+    assert (text.vision, both.vision) == (0, tower) and both.total - text.total == tower
+    for form in (*GPU_FORMATS, *CPU_FORMATS):
+        each = 4 if form.is_cpu else 2
+        added = weight_bytes(both, form) - weight_bytes(text, form)
+        assert added == pytest.approx(each * tower)
+        assert both.layer_bytes(form) == text.layer_bytes(form)  # no step reads it
 
 
 @pytest.mark.parametrize(
@@ -251,7 +266,8 @@ def test_rebuilt_keys_halve_the_full_layers_of_the_target_alone(name: str, per_t
 
 def built(pair: Pair, config: EngineConfig) -> dict[int | None, int]:
     """What the engine builds, on a device that holds nothing."""
-    target = SimpleNamespace(kernels=META, config=pair.target)
+    config_of = pair.target
+    target = SimpleNamespace(kernels=META, config=config_of, vision=config_of.vision)
     drafter = None if pair.drafter is None else SimpleNamespace(config=pair.drafter)
     cache, _ = build_cache(cast(Any, target), cast(Any, drafter), config)
     return {pool.window: pool.num_pages for pool in cache.book_pools}

@@ -27,9 +27,8 @@ KERNELS: Any = SimpleNamespace(device=torch.device("cpu"), dtype=torch.float32)
 def fake_target(windows: list[int | None], max_position: int = 4096) -> Any:
     sizes = {"num_kv_heads": 1, "head_dim": 4, "share_kv": False}
     layers = [SimpleNamespace(window=window, **sizes) for window in windows]
-    return SimpleNamespace(
-        config=SimpleNamespace(layers=layers, max_position=max_position), kernels=KERNELS
-    )
+    config = SimpleNamespace(layers=layers, max_position=max_position)
+    return SimpleNamespace(config=config, kernels=KERNELS, vision=None)
 
 
 def fake_drafter(windows: list[int | None], block_size: int = 8) -> Any:

@@ -112,7 +112,8 @@ def test_the_same_memory_holds_a_longer_context(caplog):
 )
 def test_it_is_advised_on_a_gpu_where_it_would_help(family, kv_keys, helps):
     kernels = TorchKernels(torch.device("cuda"), torch.bfloat16)
-    target = SimpleNamespace(kernels=kernels, config=ModelConfig.from_hf(zoo.CONFIGS[family]))
+    model = ModelConfig.from_hf(zoo.CONFIGS[family])
+    target = SimpleNamespace(kernels=kernels, config=model, vision=None)
     config = EngineConfig(cache=CacheOptions(cache_gb=1e-5, kv_keys=kv_keys), max_context=500)
     with pytest.raises(CapacityError, match="kv_dtype='fp8'") as caught:
         build_cache(target, None, config)

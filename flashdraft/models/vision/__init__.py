@@ -1,0 +1,1 @@
+"""Towers that turn pictures into rows of a target."""

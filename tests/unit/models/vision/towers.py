@@ -1,0 +1,114 @@
+"""Published configs with towers, and every tensor that such a tower has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+TOWER = {
+    "model_type": "gemma4_vision",
+    "hidden_size": 1152,
+    "intermediate_size": 4304,
+    "num_hidden_layers": 27,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "head_dim": 72,
+    "pooling_kernel_size": 3,
+    "patch_size": 16,
+    "position_embedding_size": 10240,
+    "use_clipped_linears": False,
+    "standardize": True,
+    "rms_norm_eps": 1e-06,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "max_position_embeddings": 131072,
+    "rope_parameters": {"rope_theta": 100.0, "rope_type": "default"},
+    "global_head_dim": 72,
+    "default_output_length": 280,
+}
+PUBLISHED: dict[str, dict[str, Any]] = {  # what differs in their text
+    "31B": {
+        "hidden_size": 5376,
+        "intermediate_size": 21504,
+        "num_hidden_layers": 60,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 16,
+        "num_global_key_value_heads": 4,
+    },
+    "26B-A4B": {
+        "hidden_size": 2816,
+        "intermediate_size": 2112,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "num_global_key_value_heads": 2,
+        "enable_moe_block": True,
+        "num_experts": 128,
+        "top_k_experts": 8,
+        "moe_intermediate_size": 704,
+    },
+}
+
+
+def published(name: str) -> dict[str, Any]:
+    """The config.json of one of PUBLISHED."""
+    text = {
+        "model_type": "gemma4_text",
+        "vocab_size": 262144,
+        "head_dim": 256,
+        "global_head_dim": 512,
+        "attention_k_eq_v": True,
+        "sliding_window": 1024,
+        "max_position_embeddings": 262144,
+        "final_logit_softcapping": 30.0,
+        "hidden_size_per_layer_input": 0,
+        "rope_parameters": {
+            "full_attention": {
+                "rope_type": "proportional",
+                "partial_rotary_factor": 0.25,
+                "rope_theta": 1000000.0,
+            },
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+        },
+        "use_bidirectional_attention": "vision",
+        "rms_norm_eps": 1e-06,
+        "hidden_activation": "gelu_pytorch_tanh",
+        **PUBLISHED[name],
+    }
+    return {
+        "architectures": ["Gemma4ForConditionalGeneration"],
+        "model_type": "gemma4",
+        "audio_config": None,
+        "text_config": text,
+        "vision_config": dict(TOWER),
+        "vision_soft_tokens_per_image": 280,
+        "boi_token_id": 255999,
+        "eoi_token_id": 258882,
+        "image_token_id": 258880,
+        "video_token_id": 258884,
+        "boa_token_id": 256000,
+        "eoa_token_id": 258883,
+        "eoa_token_index": 258883,
+        "audio_token_id": 258881,
+        "eos_token_id": [1, 106],
+        "tie_word_embeddings": True,
+    }
+
+
+def tower_shapes(target_width: int) -> dict[str, tuple[int, ...]]:
+    """The tensors of the published towers, as their files list them."""
+    hidden, wide = 1152, 4304
+    shapes: dict[str, tuple[int, ...]] = {
+        "std_bias": (hidden,),
+        "std_scale": (hidden,),
+        "patch_embedder.input_proj.weight": (hidden, 768),
+        "patch_embedder.position_embedding_table": (2, 10240, hidden),
+    }
+    for index in range(27):
+        layer = {f"self_attn.{one}_proj.linear.weight": (hidden, hidden) for one in "qkvo"}
+        layer |= {f"self_attn.{one}_norm.weight": (72,) for one in "qk"}
+        layer |= {f"mlp.{one}_proj.linear.weight": (wide, hidden) for one in ("gate", "up")}
+        layer |= {"mlp.down_proj.linear.weight": (hidden, wide)}
+        for one in ("input", "post_attention", "pre_feedforward", "post_feedforward"):
+            layer |= {f"{one}_layernorm.weight": (hidden,)}
+        shapes |= {f"encoder.layers.{index}.{name}": shape for name, shape in layer.items()}
+    shapes = {f"model.vision_tower.{name}": shape for name, shape in shapes.items()}
+    return shapes | {"model.embed_vision.embedding_projection.weight": (target_width, hidden)}

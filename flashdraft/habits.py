@@ -22,6 +22,8 @@ _NO_MATTER = "leave it out: there is nothing to choose"
 _NO_VECTORS = "flashdraft only writes text: there are no embeddings, scores or classes"
 _GRAMMAR = "generate(…, grammar=GrammarSpec.json(schema)), or .regex, .choice, .lark"
 _EVENTS = "async for event in llm.stream(…); leaving the loop cancels the request"
+_PICTURES = 'pictures are parts of a message: {"type": "image", "image": …}'
+_OWN_SIGHT = "leave it out: the model's own files say what it sees with"
 _FIRST = 'the first argument: LLM("org/name"), a folder or a .gguf file'
 
 # Where a word is typed -> the word -> what to type here.
@@ -83,6 +85,12 @@ HABITS: Mapping[str, Mapping[str, str]] = {
         "pretrained_model_name_or_path": _FIRST,
         "repo_id": _FIRST,
         "filename": _FIRST,
+        "limit_mm_per_prompt": "leave it out; vision=False leaves out the part that sees pictures",
+        "language_model_only": "vision=False",
+        "mm_processor_kwargs": "\"max_soft_tokens\": 560 in a picture's part of a message",
+        "allowed_local_media_path": "leave it out: who calls from Python may name any file",
+        "clip_model_path": _OWN_SIGHT,
+        "chat_handler": _OWN_SIGHT,
         "logits_all": "SamplingParams(prompt_logprobs=0)",
         "embedding": _NO_VECTORS,
         "verbose": "leave it out: nothing is printed",
@@ -136,6 +144,9 @@ HABITS: Mapping[str, Mapping[str, str]] = {
         "schema": "grammar=GrammarSpec.json(schema)",
         "response_format": "grammar=GrammarSpec.json(schema)",
         "guided_options_request": "grammar=GrammarSpec.json(schema)",
+        "images": "chat(messages): " + _PICTURES,
+        "multi_modal_data": "chat(messages): " + _PICTURES,
+        "mm_processor_kwargs": "\"max_soft_tokens\": 560 in a picture's part of a message",
         "system": "a first message: {\"role\": \"system\", \"content\": …}",
     },
     "llm.…": {

@@ -1,32 +1,57 @@
-"""Checks a conversation before it is rendered: text only, for now.
+"""Checks a conversation before it is rendered: texts, and pictures among them.
 
 Which roles and fields mean something is the template's business; they are passed on as they come.
 What a template cannot read is brought into another form where it is rendered (text/fitting.py).
+A picture has one form from here on, `{"type": "image", "image": …, "max_soft_tokens": …}`; nothing
+is opened here.
 """
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from flashdraft.errors import RequestError, quoted
+from flashdraft.media.sizes import BUDGETS
 from flashdraft.text import exact_json
 from flashdraft.text.fitting import MAY_STAND_ALONE
 
 Message = Mapping[str, Any]
 
 _TEXT_PARTS = ("text", "input_text", "output_text")  # the chat API's, the Responses API's
+_PICTURE_PARTS = ("image", "image_url", "input_image")  # ours, the chat API's, the Responses API's
+_WITH_PICTURES = ("user", "tool")  # roles
+_NO_SOUND = "there is no hearing in these models: send what is said as text"
+_NO_FILM = "films are not read yet: send some of their frames as pictures"
+_NO_FILE = "documents are not read yet: send their text, or their pages as pictures"
+_REFUSED_PARTS = {
+    **dict.fromkeys(("audio", "audio_url", "input_audio"), _NO_SOUND),
+    **dict.fromkeys(("video", "video_url", "input_video"), _NO_FILM),
+    **dict.fromkeys(("file", "input_file", "document"), _NO_FILE),
+}
+_DETAILS = {"low": 70, "auto": None, "high": 560}  # tokens; None: as the checkpoint has it
 _THOUGHTS = ("reasoning_content", "thinking", "reasoning")  # templates differ
 
 
-def check_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Copies of the messages, fit to be sent to a renderer: text, and JSON that can be read."""
+def check_messages(
+    messages: Sequence[Message], *, may_name_files: bool = False
+) -> list[dict[str, Any]]:
+    """Copies of the messages, fit to be sent to a renderer once their pictures are taken out.
+
+    `may_name_files`: whoever asks may read this machine's files and has Python's objects; a
+    picture may then also be a path or a PIL image, and is bytes or a data: URL otherwise.
+    """
     if isinstance(messages, str | bytes) or not isinstance(messages, Sequence) or not messages:
         raise RequestError(
             'messages must be a non-empty list of {"role": …, "content": …}, '
             f"not {quoted(messages)}."
         )
-    return [_check_message(index, message) for index, message in enumerate(messages)]
+    return [
+        _check_message(index, message, may_name_files) for index, message in enumerate(messages)
+    ]
 
 
 def check_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]] | None:
@@ -43,7 +68,7 @@ def check_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any
     return [dict(tool) for tool in tools]
 
 
-def _check_message(index: int, message: Message) -> dict[str, Any]:
+def _check_message(index: int, message: Message, may_name_files: bool) -> dict[str, Any]:
     where = f"messages[{index}]"
     if not isinstance(message, Mapping):
         raise RequestError(f"{where} is {quoted(message)}; it must be an object.")
@@ -65,9 +90,14 @@ def _check_message(index: int, message: Message) -> dict[str, Any]:
         raise RequestError(
             f"{where}.tool_responses is {quoted(results)}; it must be a list of objects."
         )
+    if message.get("images"):  # as Ollama has it; a template would not see them
+        raise RequestError(
+            f"{where} has images beside its content; pictures are parts of the content: "
+            '[{"type": "image", "image": …}, {"type": "text", "text": …}].'
+        )
     content = message.get("content")
     if content is not None:
-        checked["content"] = _check_content(where, content)
+        checked["content"] = _check_content(where, role, content, may_name_files)
     elif role == "tool" or not any(checked.get(name) for name in MAY_STAND_ALONE):
         raise RequestError(f"{where} has no content; only a message with tool calls may lack it.")
     return checked
@@ -77,25 +107,97 @@ def _is_list_of_objects(value: Any) -> bool:
     return isinstance(value, list | tuple) and all(isinstance(one, Mapping) for one in value)
 
 
-def _check_content(where: str, content: Any) -> str | list[dict[str, Any]]:
+def _check_content(
+    where: str, role: str, content: Any, may_name_files: bool
+) -> str | list[dict[str, Any]]:
     if isinstance(content, str):
         return content
-    if not isinstance(content, Sequence):
+    if not isinstance(content, Sequence) or isinstance(content, bytes | bytearray):
         raise RequestError(
-            f"{where}.content is {quoted(content)}; it must be text or a list of text parts."
+            f"{where}.content is {quoted(content)}; it must be text, or a list of parts that are "
+            "texts and pictures."
         )
     parts = []
     for number, part in enumerate(content):
+        spot = f"{where}.content[{number}]"
         kind = part.get("type") if isinstance(part, Mapping) else None
+        if kind in _PICTURE_PARTS:
+            if role not in _WITH_PICTURES:
+                raise RequestError(
+                    f"{spot} is a picture in a message of the role {quoted(role)}; pictures may "
+                    "stand in user messages and in tool results."
+                )
+            parts.append(_check_picture(spot, part, may_name_files))
+            continue
         if kind not in _TEXT_PARTS:
-            raise RequestError(
-                f"{where}.content[{number}] is {quoted(kind or part)}; only text parts are "
-                "supported: images, audio and video are refused."
-            )
+            why = _REFUSED_PARTS.get(kind) if isinstance(kind, str) else None
+            why = why or "a part is a text or a picture"
+            raise RequestError(f"{spot} is {quoted(kind or part)}; {why}.")
         if not isinstance(part.get("text"), str):
-            raise RequestError(f"{where}.content[{number}].text must be a string.")
+            raise RequestError(f"{spot}.text must be a string.")
         parts.append({**part, "type": "text"})
     return parts
+
+
+def _check_picture(where: str, part: Mapping[str, Any], may_name_files: bool) -> dict[str, Any]:
+    """A picture's part in our own form."""
+    image: Any = part.get("image" if part["type"] == "image" else "image_url")
+    detail = part.get("detail")
+    if isinstance(image, Mapping):  # the chat API's
+        image, detail = image.get("url"), image.get("detail", detail)
+    checked = {"type": "image", "image": _check_image(where, image, may_name_files)}
+    budget = _check_budget(where, part.get("max_soft_tokens"), detail)
+    return checked if budget is None else {**checked, "max_soft_tokens": budget}
+
+
+def _check_image(where: str, image: Any, may_name_files: bool) -> Any:
+    """What a picture is read from, checked for its form alone."""
+    forms = "a data: URL, such as data:image/png;base64,…"
+    if may_name_files:
+        forms = f"bytes, a path, a PIL image, or {forms}"
+    if isinstance(image, bytes | bytearray | memoryview):
+        if len(image) == 0:
+            raise RequestError(f"{where} is a picture of no bytes; give {forms}.")
+        return bytes(image)
+    if isinstance(image, str) and image:
+        if image[:5].lower() == "data:":
+            return image
+        if "://" in image:
+            raise RequestError(
+                f"{where} is at {quoted(image)}, and nothing is fetched here; give {forms}."
+            )
+        if may_name_files:
+            return Path(image)
+    elif may_name_files and (isinstance(image, os.PathLike) or _is_pil_image(image)):
+        return image
+    raise RequestError(f"{where} has {quoted(image)} for a picture; give {forms}.")
+
+
+def _is_pil_image(value: object) -> bool:
+    """Pillow is not loaded for that: who has one of its pictures has loaded it."""
+    pillow = sys.modules.get("PIL.Image")
+    return pillow is not None and isinstance(value, pillow.Image)
+
+
+def _check_budget(where: str, budget: Any, detail: Any) -> int | None:
+    """How many tokens a picture may take; None where the checkpoint decides."""
+    if detail is not None and (not isinstance(detail, str) or detail not in _DETAILS):
+        known = ", ".join(_DETAILS)
+        raise RequestError(f"{where}.detail is {quoted(detail)}; it must be one of {known}.")
+    said = _DETAILS[detail] if detail is not None else None
+    if budget is None:
+        return said
+    if type(budget) is not int or budget not in BUDGETS:
+        known = ", ".join(map(str, BUDGETS))
+        raise RequestError(
+            f"{where}.max_soft_tokens is {quoted(budget)}; it must be one of {known}."
+        )
+    if said not in (None, budget):
+        raise RequestError(
+            f"{where} has a detail of {quoted(detail)}, which is {said} tokens, and "
+            f"max_soft_tokens of {budget}; give one of them."
+        )
+    return budget
 
 
 def _check_calls(where: str, calls: Any) -> list[dict[str, Any]]:

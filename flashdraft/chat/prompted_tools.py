@@ -15,6 +15,7 @@ from typing import Any
 from flashdraft.chat.answers import hermes
 from flashdraft.chat.answers.marks import MarkKind
 from flashdraft.text import exact_json
+from flashdraft.text.fitting import has_pictures
 
 _CALL, _END_CALL = (hermes.CALL_SPELLINGS[mark] for mark in (MarkKind.CALL, MarkKind.END_CALL))
 _TOLD = f"""You may call these functions, each described by a JSON object:
@@ -86,23 +87,44 @@ def _written(call: Mapping[str, Any]) -> str:
 
 
 def _joined_results(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What functions returned, as messages of the user; those of one turn are one message."""
+    """What functions returned, as messages of the user; those of one turn are one message.
+
+    A result's pictures follow its text.
+    """
     joined: list[dict[str, Any]] = []
     was_result = False
     for message in messages:
         if is_result := message["role"] == "tool":
-            text = _RETURNED.format(text="\n".join(_texts(message.get("content"))))
+            returned = _returned(message.get("content"))
             if was_result:
-                joined[-1]["content"] += f"\n{text}"
+                joined[-1]["content"] = _behind(joined[-1]["content"], returned)
             else:
-                joined.append({"role": "user", "content": text})
+                joined.append({"role": "user", "content": returned})
         else:
             joined.append(message)
         was_result = is_result
     return joined
 
 
+def _returned(content: Any) -> str | list[dict[str, Any]]:
+    text = _RETURNED.format(text="\n".join(_texts(content)))
+    if not has_pictures(content):
+        return text
+    pictures = [part for part in content if part["type"] != "text"]
+    return [{"type": "text", "text": text}, *pictures]
+
+
+def _behind(before: str | list[dict[str, Any]], text: str | list[dict[str, Any]]) -> Any:
+    """Two contents as one."""
+    if isinstance(before, str) and isinstance(text, str):
+        return f"{before}\n{text}"
+    parts: list[dict[str, Any]] = []
+    for content in (before, text):
+        parts += [{"type": "text", "text": content}] if isinstance(content, str) else content
+    return parts
+
+
 def _texts(content: Any) -> list[str]:
     if isinstance(content, list):
-        return [part["text"] for part in content]
+        return [part["text"] for part in content if part["type"] == "text"]
     return [content] if content else []

@@ -7,15 +7,43 @@ within which limits, is the tokenizer's.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from flashdraft.chat.messages import Message, check_messages, check_tools
+from flashdraft.chat.pictures import (
+    NO_SIGHT,
+    GivenPicture,
+    PicturePrompt,
+    check_places,
+    place_pictures,
+    take_pictures,
+)
 from flashdraft.chat.prompted_tools import ignores_tools, prompt_tools
+from flashdraft.chat.sight import Sight
+from flashdraft.core import Picture
 from flashdraft.errors import RequestError, quoted
 from flashdraft.models.tokenizer import Tokenizer, is_long
 from flashdraft.text.protocol import MAX_CHARS
 
 _OWN_NAMES = ("messages", "tools", "add_generation_prompt", "raise_exception", "strftime_now")
+
+
+class ChatOptions(TypedDict, total=False):
+    """How a conversation becomes a prompt; `_encode` has the defaults.
+
+    `extra` holds template switches such as enable_thinking. `allowed` lists the switches that may
+    be given, None for any; none can replace what the prompt is made of. `continues_last` leaves the
+    last message open: the answer goes on where its text ends. For the rest see
+    `Tokenizer.encode_rendered`.
+    """
+
+    tools: Sequence[Mapping[str, Any]] | None
+    add_generation_prompt: bool
+    extra: Mapping[str, Any] | None
+    allowed: Collection[str] | None
+    max_chars: int
+    waits: bool | None
+    continues_last: bool
 
 
 def render_chat(
@@ -27,19 +55,63 @@ def render_chat(
     extra: Mapping[str, Any] | None = None,
     allowed: Collection[str] | None = None,
 ) -> str:
-    """The prompt text of a conversation; `extra` holds template switches such as enable_thinking.
+    """The prompt text of a conversation without pictures.
 
-    `allowed` lists the switches that may be given, None for any; none can replace what the prompt
-    is made of. The text carries its own special tokens: encode it without adding any.
+    The text carries its own special tokens: encode it without adding any.
     """
+    checked, pictures = take_pictures(check_messages(messages))
+    if pictures:
+        raise RequestError("Only text is taken here; leave the pictures out of the conversation.")
     return tokenizer.render(
-        _variables(tokenizer, messages, tools, add_generation_prompt, extra, allowed)
+        _variables(tokenizer, checked, tools, add_generation_prompt, extra, allowed)
     )
 
 
 def encode_chat(
+    tokenizer: Tokenizer, messages: Sequence[Message], **options: Unpack[ChatOptions]
+) -> list[int]:
+    """The token ids of what `render_chat` gives; a picture is the model's one placeholder.
+
+    `place_pictures` does the rest for those who open pictures themselves.
+    """
+    return _encode(tokenizer, take_pictures(check_messages(messages)).messages, **options)
+
+
+def encode_with_pictures(
     tokenizer: Tokenizer,
     messages: Sequence[Message],
+    sight: Sight | None,
+    *,
+    may_name_files: bool = False,
+    **options: Unpack[ChatOptions],
+) -> PicturePrompt:
+    """The prompt of a conversation that may have pictures, as `check_messages` takes them.
+
+    They are opened last, once the rest is known to be right. A model without `sight` is shown none.
+    """
+    bare, given = take_pictures(check_messages(messages, may_name_files=may_name_files))
+    if sight is None and given:
+        raise RequestError(NO_SIGHT)
+    ids = _encode(tokenizer, bare, **options)
+    if sight is None:
+        return PicturePrompt(ids)
+    check_places(ids, len(given), sight.tokens)
+    pictures = [_opened(sight, given, number) for number in range(len(given))]
+    return place_pictures(ids, pictures, sight.tokens)
+
+
+def _opened(sight: Sight, given: Sequence[GivenPicture], number: int) -> Picture:
+    try:
+        return sight.open(given[number])
+    except RequestError as error:
+        if len(given) == 1:
+            raise
+        raise RequestError(f"Picture {number + 1} of {len(given)}: {error}") from None
+
+
+def _encode(
+    tokenizer: Tokenizer,
+    checked: list[dict[str, Any]],
     *,
     tools: Sequence[Mapping[str, Any]] | None = None,
     add_generation_prompt: bool = True,
@@ -49,18 +121,14 @@ def encode_chat(
     waits: bool | None = None,
     continues_last: bool = False,
 ) -> list[int]:
-    """The token ids of what `render_chat` gives; see `Tokenizer.encode_rendered` for the rest.
-
-    `continues_last` leaves the last message open: the answer goes on where its text ends.
-    """
     begins_turn = add_generation_prompt and not continues_last
-    variables = _variables(tokenizer, messages, tools, begins_turn, extra, allowed)
+    variables = _variables(tokenizer, checked, tools, begins_turn, extra, allowed)
     return tokenizer.encode_rendered(variables, max_chars, waits, continues_last)
 
 
 def _variables(
     tokenizer: Tokenizer,
-    messages: Sequence[Message],
+    checked: list[dict[str, Any]],
     tools: Sequence[Mapping[str, Any]] | None,
     add_generation_prompt: bool,
     extra: Mapping[str, Any] | None,
@@ -69,7 +137,7 @@ def _variables(
     """What a template is given."""
     if tokenizer.chat_template is None:
         raise RequestError("The model has no chat template; use generate with a plain prompt.")
-    checked, offered = check_messages(messages), check_tools(tools)
+    offered = check_tools(tools)
     if ignores_tools(tokenizer.chat_template, offered):
         is_long([checked, offered])  # refuses what is nested too deeply to be written
         checked, offered = prompt_tools(checked, offered, tokenizer.chat_template), None

@@ -18,6 +18,7 @@ from flashdraft.core import SamplingParams
 from flashdraft.engine.config import DEFAULT_CACHE, KV_DTYPES, KV_KEYS, CacheOptions
 from flashdraft.errors import RequestError
 from flashdraft.kernels.kinds import AS_STORED, DTYPES, QUANTIZE, WeightOptions
+from flashdraft.media.sizes import BUDGETS
 from flashdraft.models.config.recommended import SAMPLING_KEYS
 from flashdraft.models.sources import DEFAULT_MODEL
 
@@ -29,6 +30,7 @@ MODEL_DEFAULTS: Mapping[str, Any] = {
     **dict.fromkeys(("draft", "verify", "device", "dtype"), "auto"),
     **AS_STORED._asdict(),
     "max_context": None,
+    "no_vision": False,
     **dataclasses.asdict(DEFAULT_CACHE),
 }
 
@@ -81,6 +83,30 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     add("max_context", int, "N", "longest prompt plus answer, in tokens")
     add("cache_gb", float, "GB", "memory for keys and values")
     add_cache_arguments(group)
+    group.add_argument(
+        "--no-vision",
+        action="store_true",
+        help="leave out the part that sees pictures, and have its memory for other things",
+    )
+
+
+def add_picture_arguments(parser: argparse.ArgumentParser, when: str) -> None:
+    """--image and --image-tokens."""
+    group = parser.add_argument_group("pictures")
+    group.add_argument(
+        "--image",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help=f"a picture that goes before {when}; may be given several times",
+    )
+    group.add_argument(
+        "--image-tokens",
+        type=OneOf("--image-tokens", tuple(map(str, BUDGETS))),
+        metavar="N",
+        help=f"the most tokens of a picture, one of {', '.join(map(str, BUDGETS))}: more see finer "
+        "detail (default: the model's own)",
+    )
 
 
 def add_model_name(parser: argparse.ArgumentParser) -> None:

@@ -75,6 +75,9 @@ def _memory_notes(plan: Plan) -> Iterator[str]:
     for window, cost in sorted(bytes_per_token(layers, dtype).items(), key=lambda one: one[0] or 0):
         seen = min(plan.context, window or plan.context)
         terms.append(f"{seen:,} × {cost:,} B" + (" (window)" if window else ""))
+    tower = count_target(plan.pair.target).vision * plan.best.form.float_bits / 8
+    if tower:
+        yield f"WEIGHTS: {_gb(tower)} GB of them is the tower for pictures, in floats."
     each = _gb(cache_bytes(layers, dtype, plan.context))
     yield f"Keys and values of one sequence: {' + '.join(terms)} = {each} GB."
     yield (

@@ -12,14 +12,18 @@ from flashdraft.chat.answer_format import AnswerFormat
 from flashdraft.chat.answers.deltas import ResponseParser
 from flashdraft.chat.binding import ToolUse, bound_grammar
 from flashdraft.chat.messages import Message, check_tools
+from flashdraft.chat.pictures import PicturePrompt
 from flashdraft.chat.sampling import MIN_ANSWER
-from flashdraft.chat.templates import encode_chat
-from flashdraft.core import GrammarSpec, Request, SamplingParams, answer_seeds
+from flashdraft.chat.sight import Sight
+from flashdraft.chat.templates import encode_with_pictures
+from flashdraft.core import GrammarSpec, PlacedPicture, Request, SamplingParams, answer_seeds
 from flashdraft.errors import RequestError, quoted
+from flashdraft.models.config.vision import VisionConfig
 from flashdraft.models.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]
 Messages = Sequence[Message]  # a conversation
+Pictures = tuple[PlacedPicture, ...]
 Settings = SamplingParams | Sequence[SamplingParams] | None
 Tools = Sequence[Mapping[str, Any]] | None
 ToolChoice = str | Mapping[str, Any] | None  # a word, a function's name, or OpenAI's object
@@ -49,11 +53,17 @@ class Asked:
 
 
 class Asker:
-    """Makes requests for one model. Threads may share it."""
+    """Makes requests for one model, which sees pictures if it has a `vision`.
 
-    def __init__(self, model: str, tokenizer: Tokenizer | None) -> None:
+    Threads may share it.
+    """
+
+    def __init__(
+        self, model: str, tokenizer: Tokenizer | None, vision: VisionConfig | None = None
+    ) -> None:
         self._model = model
         self._tokenizer = tokenizer
+        self.sight = None if vision is None else Sight(vision)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -78,7 +88,7 @@ class Asker:
         """Texts or token ids to be continued as they are."""
         many = _as_list(prompts)
         return [
-            self._asked(self._ids(prompt), params, grammar)
+            self._asked(PicturePrompt(self._ids(prompt)), params, grammar)
             for prompt, params in zip(many, _settings(settings, len(many)), strict=True)
         ]
 
@@ -100,7 +110,7 @@ class Asker:
         if tool_use.tools or switches:
             raise RequestError("tools and chat_template_kwargs are for conversations, not texts.")
         (params,) = _settings(settings, 1)
-        return self._asked(self._ids(prompt), params, grammar, verify)
+        return self._asked(PicturePrompt(self._ids(prompt)), params, grammar, verify)
 
     def chats(
         self,
@@ -115,20 +125,22 @@ class Asker:
         asked, tools = list[Asked](), tool_use.offered
         each = _settings(settings, len(conversations))
         for messages, params in zip(conversations, each, strict=True):
-            ids = self.chat_prompt(messages, tools, switches)
-            bound = self._bound(ids, params, tool_use, grammar, switches)
+            prompt = self.chat_prompt(messages, tools, switches)
+            bound = self._bound(prompt.token_ids, params, tool_use, grammar, switches)
             chat = AskedChat(self._answer_format, tools)
-            asked.append(self._asked(ids, params, bound, verify, chat))
+            asked.append(self._asked(prompt, params, bound, verify, chat))
         return asked
 
-    def chat_prompt(self, messages: Messages, tools: Tools, switches: Switches) -> list[int]:
-        """The token ids of a conversation."""
+    def chat_prompt(self, messages: Messages, tools: Tools, switches: Switches) -> PicturePrompt:
+        """The token ids of a conversation, and its pictures, opened."""
         if switches is not None and not isinstance(switches, Mapping):
             raise RequestError(
                 f"chat_template_kwargs is {quoted(switches)}; it must be a mapping, such as "
                 '{"enable_thinking": True}.'
             )
-        return encode_chat(self.tokenizer, messages, tools=tools, extra=switches)
+        return encode_with_pictures(
+            self.tokenizer, messages, self.sight, may_name_files=True, tools=tools, extra=switches
+        )
 
     def _bound(
         self,
@@ -165,7 +177,7 @@ class Asker:
 
     def _asked(
         self,
-        ids: list[int],
+        prompt: PicturePrompt,
         params: SamplingParams,
         grammar: GrammarSpec | None,
         verify: int | None = None,
@@ -175,7 +187,16 @@ class Asker:
             _ = self.tokenizer  # there must be one
         single = replace(params, n=1)
         requests = (
-            Request(uuid.uuid4().hex, ids, single, seed, verify, grammar, params.prompt_logprobs)
+            Request(
+                uuid.uuid4().hex,
+                prompt.token_ids,
+                single,
+                seed,
+                verify,
+                grammar,
+                params.prompt_logprobs,
+                prompt.pictures,
+            )
             for seed in answer_seeds(params.seed, params.n)
         )
         return Asked(tuple(requests), chat)

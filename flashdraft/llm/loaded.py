@@ -20,7 +20,7 @@ from flashdraft.errors import CapacityError, EngineLostError, RequestError
 from flashdraft.habits import ExplainsCalls, explained_class
 from flashdraft.kernels.kinds import WeightOptions
 from flashdraft.kernels.select import select_kernels
-from flashdraft.llm.asking import Asker, Messages
+from flashdraft.llm.asking import Asker, Messages, Pictures
 from flashdraft.models.pairs import find_drafter, open_pair
 from flashdraft.models.stream_decoder import StreamDecoder
 from flashdraft.models.tokenizer import Tokenizer
@@ -49,6 +49,7 @@ class LoadedModel(ExplainsCalls):
         cache_gb: float | None = None,
         kv_dtype: str = CacheOptions.kv_dtype,
         kv_keys: str = CacheOptions.kv_keys,
+        vision: bool = True,
     ) -> None:
         """Load a target with, usually, a drafter, which only hurries the target's own answers.
 
@@ -60,12 +61,14 @@ class LoadedModel(ExplainsCalls):
         `kv_keys`: "rebuilt" stores no keys where they can be made of the values: on Gemma 4's
         full layers. `quantize`: on a GPU, float weights become "int4", "int8" or "fp8" as they
         are loaded, those of the head as `quantize_head` says; weights that are stored in few
-        bits stay as they are.
+        bits stay as they are. `vision`: False leaves the part out that sees pictures, and has
+        its memory for other things.
         """
         self.model = _name("model", model)
         draft = None if draft is None or draft == "none" else _name("draft", draft)
-        if not isinstance(exact, bool):
-            raise RequestError(f"exact is {exact!r}; it must be True or False.")
+        for switch, value in (("exact", exact), ("vision", vision)):
+            if not isinstance(value, bool):
+                raise RequestError(f"{switch} is {value!r}; it must be True or False.")
         if not isinstance(device, str | torch.device):
             raise RequestError(f"device is {device!r}; it must be 'auto', 'cpu' or 'cuda'.")
         self.kernels = select_kernels(device, dtype, exact, WeightOptions(quantize, quantize_head))
@@ -79,7 +82,7 @@ class LoadedModel(ExplainsCalls):
         )
         check_cache(self.kernels, config)  # refused before anything is loaded
         self.drafter_name = find_drafter(self.model, draft)
-        pair = open_pair(self.model, self.drafter_name)
+        pair = open_pair(self.model, self.drafter_name, vision)
         check_cache(self.kernels, config, pair.checkpoint.config)
         self.generation_config = pair.checkpoint.generation_config
         self.tokenizer = Tokenizer.from_checkpoint(pair.path)
@@ -102,7 +105,8 @@ class LoadedModel(ExplainsCalls):
                 f"{self.model} does not fit in the device's memory ({error}); use a smaller model, "
                 "a smaller cache_gb, or a CPU."
             ) from error
-        self._asker = Asker(self.model, self.tokenizer)
+        seen = target.config.vision if target.vision is not None else None
+        self._asker = Asker(self.model, self.tokenizer, seen)
         self._begin()
 
     def _begin(self) -> None:
@@ -122,7 +126,21 @@ class LoadedModel(ExplainsCalls):
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """The token ids of a conversation, ready for the model's answer."""
-        return self._asker.chat_prompt(messages, tools, chat_template_kwargs)
+        return self._asker.chat_prompt(messages, tools, chat_template_kwargs).token_ids
+
+    def chat_pictures(
+        self,
+        messages: Messages,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> Pictures:
+        """The pictures of a conversation as the model sees them, and where in `chat_prompt`."""
+        return self._asker.chat_prompt(messages, tools, chat_template_kwargs).pictures
+
+    @property
+    def sees_pictures(self) -> bool:
+        """Whether conversations may have pictures."""
+        return self._asker.sight is not None
 
     def get_tokenizer(self) -> Tokenizer:
         """The model's tokenizer: `encode` and `decode`."""
@@ -145,10 +163,12 @@ class LoadedModel(ExplainsCalls):
         )
 
     def _forget_engine(self) -> None:
-        """Let go of the model's memory, and of the tokenizer's processes."""
+        """Let go of the model's memory, and of the processes that read texts and pictures."""
         self._engine = None
         if self.tokenizer is not None:
             self.tokenizer.rest()
+        if self._asker.sight is not None:
+            self._asker.sight.close()
         gc.collect()  # an engine's parts refer to each other
         if self.kernels.device.type == "cuda":
             torch.cuda.empty_cache()

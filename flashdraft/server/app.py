@@ -34,7 +34,8 @@ def create_app(serving: Serving, sink: Sink = write_line) -> FastAPI:
     document = app.openapi
     app.openapi = lambda: _name_models(document(), serving.model_names)  # type: ignore[method-assign]
     memory = app.state.body_memory = BodyMemory(serving.settings.max_body_memory_bytes)
-    add_layers(app, serving.settings, memory, cast(Metrics, serving.metrics), sink)
+    metrics = cast(Metrics, serving.metrics)
+    add_layers(app, serving.settings, memory, metrics, sink, lambda: serving.takes_pictures)
     return app
 
 

@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass
 
 from flashdraft.errors import RequestError
+from flashdraft.media.sources import MediaFetcher
 
 _EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
 LOG_FORMATS = ("auto", "text", "json")
@@ -33,7 +34,12 @@ class ServerSettings:
     open_objects: bool = False  # objects of schemas may have more than their properties
 
     max_body_bytes: int = 8 * MIB
+    max_picture_body_bytes: int = 32 * MIB  # of one that may hold pictures; its text has the above
     max_body_memory_bytes: int = 128 * MIB  # of all bodies until they are parsed
+    max_pictures: int = 16  # of a request
+    max_picture_memory_bytes: int = 512 * MIB  # of all requests' pictures: waiting, and open
+    picture_timeout_s: float = 60.0  # to open all pictures of a request
+    allow_media_domains: tuple[str, ...] = ()  # whose pictures are fetched where clients say so
     max_json_depth: int = 64
     max_messages: int = 2048
     max_n: int = 16
@@ -76,11 +82,14 @@ class ServerSettings:
                     f"allow_origins holds {origin!r}; an origin looks like https://example.com, "
                     "without a path, and there is no wildcard."
                 )
-        for name in ("max_queue", "max_restarts"):
+        MediaFetcher(self.allow_media_domains)  # refuses what is no host
+        for name in ("max_queue", "max_restarts", "max_pictures"):
             self._require_at_least(name, 0)
         for name in (
             "max_body_bytes",
+            "max_picture_body_bytes",
             "max_body_memory_bytes",
+            "max_picture_memory_bytes",
             "max_json_depth",
             "max_buffered_tokens",
             "max_connections",

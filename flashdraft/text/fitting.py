@@ -1,7 +1,8 @@
 """Brings a conversation that was checked into the forms that a chat template reads.
 
 Null, absent and divided contents, and the text of a call's arguments, stay as they came wherever
-the template can read them; elsewhere they become what it can read.
+the template can read them; elsewhere they become what it can read. The place of a picture, a part
+`{"type": "image"}`, is never lost: a template that cannot have it there refuses the conversation.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from flashdraft.killable.child import RefusalError
 from flashdraft.text import exact_json
 from flashdraft.text.forms import TemplateForms
 
@@ -55,6 +57,8 @@ def _fit_content(message: dict[str, Any], forms: TemplateForms) -> None:
         if form == "parts":
             message["content"] = [{"type": "text", "text": content}]
     elif form == "text":
+        if has_pictures(content):
+            raise _lost_picture(message["role"])
         message["content"] = _joined(content)
 
 
@@ -69,18 +73,34 @@ def _fit_arguments(function: dict[str, Any], forms: TemplateForms) -> None:
         function["arguments"] = exact_json.write(arguments)
 
 
+def has_pictures(content: Any) -> bool:
+    """Whether a content has parts that are no text; they must stay parts."""
+    return isinstance(content, list) and any(part["type"] != "text" for part in content)
+
+
+def _lost_picture(role: str) -> RefusalError:
+    remedy = "put the picture into a user message"
+    if role == "user":
+        remedy = "another template of the model may take pictures"
+    return RefusalError("template", f"it reads {role} messages as text, without pictures; {remedy}")
+
+
 def _joined(content: str | list[dict[str, Any]]) -> str:
     """Parts as one text, each on lines of its own, as vLLM has it."""
     return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
 
 
 def _fold_results(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Tool messages as `tool_responses` of the assistant's message that called."""
+    """Tool messages as `tool_responses` of the assistant's message that called.
+
+    Those are texts: a result with a picture stays a message, as such a template has it itself.
+    """
     folded: list[dict[str, Any]] = []
     for message in messages:
         last = folded[-1] if folded else None
         calls = last.get("tool_calls") if last is not None else None
-        if last is not None and calls and message["role"] == "tool":
+        is_result = message["role"] == "tool" and not has_pictures(message["content"])
+        if last is not None and calls and is_result:
             results = list(last.get("tool_responses") or ())
             name = message.get("name") or _called(calls, message, len(results))
             result = {"name": name, "response": _joined(message["content"])}

@@ -20,6 +20,10 @@ class OpenTurn:
         message = messages[-1]
         content = message.get("content") or ""
         parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+        if parts[-1]["type"] != "text":
+            raise RefusalError(
+                "template", "the last message ends with a picture, so no text goes on in it"
+            )
         text = parts[-1]["text"]
         self._last_line = text.rpartition("\n")[2].lstrip()
         if isinstance(content, str):

@@ -141,7 +141,7 @@ def test_files_that_cannot_go_are_refused_with_the_reason(
         ("raw.bin", b"\xff\xfe\x00\x01", "no text in UTF-8"),
         ("zero.txt", b"a\0b", "is no text"),
         ("big.txt", b"x" * 5_000_000, "4.8 MB; 4.0 MB at most"),
-        ("photo.png", b"\x89PNG", "is a picture"),
+        ("photo.png", b"\x89PNG", "this model takes none"),
     ):
         (tmp_path / name).write_bytes(content)
         page.find("#file-picker").send_keys(str(tmp_path / name))

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+from flashdraft.cli.pictures import PictureFile, content_of
 from flashdraft.errors import RequestError, quoted
 
-Message = dict[str, str]
+Message = dict[str, Any]
 
 
 @dataclass
 class Turn:
-    """A question and, once there is one, its answer."""
+    """A question with its pictures and, once there is one, its answer."""
 
     question: str
     answer: str | None = None
+    pictures: tuple[PictureFile, ...] = ()
 
 
 @dataclass
@@ -28,7 +31,10 @@ class Conversation:
 
     @classmethod
     def of(cls, messages: Sequence[Message]) -> Conversation:
-        """A conversation from its messages: perhaps a system prompt, then questions and answers."""
+        """A conversation from its messages: perhaps a system prompt, then questions and answers.
+
+        The content is a text; a question's `pictures` stand beside it.
+        """
         system = None
         if messages and messages[0]["role"] == "system":
             system, messages = messages[0]["content"], messages[1:]
@@ -42,11 +48,15 @@ class Conversation:
         if len(messages) % 2:
             raise RequestError("The last question has no answer; take it out.")
         pairs = zip(messages[::2], messages[1::2], strict=True)
-        return cls(system, [Turn(asked["content"], said["content"]) for asked, said in pairs])
+        turns = [
+            Turn(asked["content"], said["content"], tuple(asked.get("pictures", ())))
+            for asked, said in pairs
+        ]
+        return cls(system, turns)
 
     def messages(self) -> list[Message]:
-        """Everything that was said."""
-        return self._messages(self.turns)
+        """Everything that was said; pictures are the names of their files."""
+        return self._messages(self.turns, named=True)
 
     def prompt(self) -> list[Message]:
         """The messages the model gets to see."""
@@ -90,12 +100,13 @@ class Conversation:
     ) -> bool:
         return count_tokens(self._messages(self.turns[num_left_out:])) <= max_tokens
 
-    def _messages(self, turns: list[Turn]) -> list[Message]:
-        messages = []
+    def _messages(self, turns: list[Turn], *, named: bool = False) -> list[Message]:
+        messages: list[Message] = []
         if self.system is not None:
             messages.append({"role": "system", "content": self.system})
         for turn in turns:
-            messages.append({"role": "user", "content": turn.question})
+            content = content_of(turn.question, turn.pictures, named=named)
+            messages.append({"role": "user", "content": content})
             if turn.answer is not None:
                 messages.append({"role": "assistant", "content": turn.answer})
         return messages

@@ -1,7 +1,8 @@
 """Conversations in files: written with their settings, and read back with every doubt.
 
 A .json file holds the messages, the settings and the model's name; any other one is text to read,
-which is not read back. Only regular files are written and read.
+which is not read back. Pictures are named, not copied: they are read again from their own files.
+Only regular files are written and read.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from typing import Any
 from flashdraft.cli.chat.conversation import Conversation, Message
 from flashdraft.cli.files import write_text
 from flashdraft.cli.input import decoded
+from flashdraft.cli.pictures import PictureFile, read_picture
 from flashdraft.errors import RequestError, quoted, shortened
+from flashdraft.media.sizes import BUDGETS
 
 MAX_BYTES = 4 * 2**20
 MAX_MESSAGES = 4096
@@ -45,7 +48,7 @@ def save_chat(
         content = {"model": model, "settings": dict(settings), "messages": messages}
         text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
     else:
-        text = "\n".join(f"## {m['role']}\n\n{m['content']}\n" for m in messages)
+        text = "\n".join(f"## {m['role']}\n\n{_as_text(m['content'])}\n" for m in messages)
     write_text(path, text)
 
 
@@ -80,6 +83,14 @@ def load_chat(path: Path) -> SavedChat:
     return SavedChat(conversation, settings, model)
 
 
+def _as_text(content: str | list[dict[str, Any]]) -> str:
+    """A content to be read; the pictures of a question go before it."""
+    if isinstance(content, str):
+        return content
+    lines = (f"[picture: {p['image']}]" if p["type"] == "image" else p["text"] for p in content)
+    return "\n".join(lines)
+
+
 def _read(path: Path) -> bytes:
     try:
         # without waiting: somebody else's pipe of that name may have nobody at its other end
@@ -103,10 +114,38 @@ def _message(path: Path, number: int, message: Any) -> Message:
     role, content = message["role"], message["content"]
     if role not in _ROLES:
         raise RequestError(f"{where} has the role {quoted(role)}; known are {', '.join(_ROLES)}.")
+    parts = list[Any]()
+    if isinstance(content, list) and len(content) > 1 and role == "user":
+        *parts, last = content
+        content = last.get("text") if isinstance(last, dict) else last
     if not isinstance(content, str):
-        raise RequestError(f"{where} has {quoted(content)} for text; it must be a string.")
+        raise RequestError(
+            f"{where} has {quoted(content)} for text; it must be a string, or in a question "
+            "pictures and a text, as /save writes them."
+        )
     try:
         content.encode("utf-8")
     except UnicodeEncodeError:
         raise RequestError(f"{where} has half a character (a lone surrogate).") from None
-    return {"role": role, "content": content}
+    pictures = [_picture(where, part) for part in parts]
+    return {"role": role, "content": content, "pictures": pictures}
+
+
+def _picture(where: str, part: Any) -> PictureFile:
+    """A picture of a question, read from the file that is named."""
+    name = part.get("image") if isinstance(part, dict) and part.get("type") == "image" else None
+    if not isinstance(name, str) or not name:
+        raise RequestError(
+            f"{where} has {quoted(part)} before its text; there may be pictures, as "
+            '{"type": "image", "image": FILE}.'
+        )
+    budget = part.get("max_soft_tokens")
+    if budget is not None and (type(budget) is not int or budget not in BUDGETS):
+        known = ", ".join(map(str, BUDGETS))
+        raise RequestError(
+            f"{where} has max_soft_tokens of {quoted(budget)}; it must be one of {known}."
+        )
+    try:
+        return read_picture(name, budget)
+    except RequestError as error:
+        raise RequestError(f"{where}: {error}") from None

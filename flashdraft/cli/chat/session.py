@@ -26,6 +26,7 @@ from flashdraft.cli.display import Screen
 from flashdraft.cli.input import checked_text
 from flashdraft.cli.model import describe_model
 from flashdraft.cli.parser import in_flags
+from flashdraft.cli.pictures import read_picture, typed_path
 from flashdraft.errors import FlashdraftError, RequestError, did_you_mean, printable, quoted
 
 PROMPT, GOING_ON = "> ", "... "
@@ -33,6 +34,7 @@ LEAVING = ("bye", "exit", "quit")
 HELP = '''\
 /set [NAME VALUE]  the settings, or change one: /set temperature 0.8
 /system [TEXT]     set the system prompt, or remove it
+/image [FILE]      show the next question a picture; several times; without FILE, none
 /undo              take the last turn back
 /reset, /clear     forget every turn; the system prompt stays
 /save FILE         write the conversation: .json to be loaded again, else as text
@@ -65,6 +67,7 @@ class Chat:
             "colour": self._set_colours,
             "set": self._set,
             "system": self._set_system,
+            "image": self._add_picture,
             "undo": lambda _: self._undo(),
             "reset": lambda _: self._reset(),
             "clear": lambda _: self._reset(),
@@ -165,12 +168,28 @@ class Chat:
         self._talk.conversation.system = argument or None
         self._screen.note(f"System prompt {'set' if argument else 'removed'}.")
 
+    def _add_picture(self, argument: str) -> None:
+        talk = self._talk
+        if not argument:
+            talk.pictures = []
+            self._screen.note("The next question has no pictures.")
+            return
+        picture = read_picture(typed_path(argument), talk.picture_budget)
+        (seen,) = talk.llm.chat_pictures([{"role": "user", "content": [picture.part()]}])
+        talk.pictures.append(picture)
+        name, count = printable(picture.path.name), len(talk.pictures)
+        self._screen.note(
+            f"{name} goes with the next question: {seen.picture.num_tokens} tokens, "
+            f"{count} picture{'' if count == 1 else 's'} now."
+        )
+
     def _undo(self) -> None:
         turn = self._talk.conversation.undo()
         self._screen.note("Nothing to undo." if turn is None else f"Took back: {_brief(turn)}")
 
     def _reset(self) -> None:
         self._talk.conversation.reset()
+        self._talk.pictures = []
         self._screen.note("Conversation forgotten.")
 
     def _save(self, argument: str) -> None:
@@ -187,6 +206,11 @@ class Chat:
     def _load(self, argument: str) -> None:
         saved = load_chat(_named_file("load", argument))
         talk, turns = self._talk, saved.conversation.turns
+        if any(turn.pictures for turn in turns) and not talk.llm.sees_pictures:
+            raise RequestError(
+                f"{argument} has pictures, and the model sees none; take them out, or load it with "
+                "a model that does."
+            )
         talk.params = take_settings(talk.params, saved.settings)
         num_before = len(talk.conversation.turns)
         talk.conversation = saved.conversation

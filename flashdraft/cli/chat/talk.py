@@ -9,6 +9,7 @@ from __future__ import annotations
 from flashdraft.cli.answer import ShownAnswer, describe_cut, show_answer
 from flashdraft.cli.chat.conversation import Conversation, Message, Turn
 from flashdraft.cli.display import AnswerView, DraftColours, Screen
+from flashdraft.cli.pictures import PictureFile
 from flashdraft.cli.statistics import Totals, describe_briefly, describe_fully, describe_histogram
 from flashdraft.core import SamplingParams
 from flashdraft.interrupts import interrupt_between_steps
@@ -24,6 +25,8 @@ class Talk:
         self.llm = llm
         self.params = params
         self.conversation = conversation
+        self.pictures: list[PictureFile] = []  # of the next question
+        self.picture_budget: int | None = None  # tokens; None: as is usual for the model
         self.in_colours = False
         self.more_room = "/set max-tokens"  # what gives an answer that was cut off more of it
         self._screen = screen
@@ -33,13 +36,14 @@ class Talk:
     def ask(self, question: str) -> None:
         """Answer a question, whatever it looks like."""
         conversation = self.conversation
-        conversation.turns.append(Turn(question))
+        conversation.turns.append(Turn(question, pictures=tuple(self.pictures)))
         try:
             answer = self._show_answer()
         except BaseException:  # also when the user leaves: an unanswered turn is not history
             conversation.undo()
             raise
         conversation.turns[-1].answer = answer.text
+        self.pictures = []  # of a question that was not answered they wait for the next one
         self._last = answer
         self._totals.add(answer.num_tokens, answer.stats, self.was_interrupted)
         summary = describe_briefly(answer.num_tokens, answer.stats)
@@ -74,7 +78,7 @@ class Talk:
             self._screen.note(
                 f"The context of {context} tokens is full: the oldest {turns} left out."
             )
-        prompt = self.llm.chat_prompt(self.conversation.prompt())
+        prompt = self.conversation.prompt()
         colours = None
         if self.in_colours and self.llm.tokenizer is not None:
             colours = DraftColours(self.llm.tokenizer)

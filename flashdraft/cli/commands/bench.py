@@ -25,6 +25,7 @@ EXIT_INTERRUPTED = 130
 _SERVERS_OWN = (
     "draft",
     "device",
+    "no_vision",
     "dtype",
     "quantize",
     "quantize_head",

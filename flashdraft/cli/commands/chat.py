@@ -15,11 +15,13 @@ from flashdraft.cli.chat.talk import Talk
 from flashdraft.cli.display import Screen
 from flashdraft.cli.input import is_terminal_input, read_prompt
 from flashdraft.cli.model import load_model, require_template
+from flashdraft.cli.pictures import picture_budget, pictures_of
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Talk until the user leaves, or answer once."""
     sampling_params(arguments)  # a wrong flag is reported before the model is loaded
+    pictures = pictures_of(arguments)
     question = None
     if arguments.prompt:
         question = read_prompt(" ".join(arguments.prompt))
@@ -28,6 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
     params = sampling_params(arguments, model_sampling(llm.generation_config))
     screen = Screen.detect()
     talk = Talk(llm, params, screen, Conversation(arguments.system))
+    talk.pictures, talk.picture_budget = pictures, picture_budget(arguments)
     chat = Chat(talk, screen, arguments.flags)
     if question is not None:
         talk.more_room = "--max-tokens"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ from flashdraft.cli.display import AnswerView, Screen
 from flashdraft.cli.files import STDOUT, check_writable, part_for_file, write_json, write_text
 from flashdraft.cli.input import read_prompt
 from flashdraft.cli.model import describe_model, load_model, require_template
+from flashdraft.cli.pictures import PictureFile, content_of, pictures_of
 from flashdraft.cli.statistics import describe_briefly, describe_fully
-from flashdraft.core import Generation, SamplingParams
+from flashdraft.core import Generation, PlacedPicture, SamplingParams
 from flashdraft.errors import RequestError
 from flashdraft.llm import LLM, Messages, Prompt
 from flashdraft.models.config.recommended import SAMPLING_KEYS
@@ -27,13 +29,15 @@ def run(arguments: argparse.Namespace) -> int:
     """Answer the prompt."""
     sampling_params(arguments)  # a wrong flag is reported before the model is loaded
     _check(arguments)
+    pictures = pictures_of(arguments)
     text = read_prompt(arguments.prompt, as_it_is=arguments.raw)
     llm = load_model(arguments)
     params = sampling_params(arguments, model_sampling(llm.generation_config))
-    prompt = _make_prompt(llm, text, arguments)
+    prompt = _make_prompt(llm, text, arguments, pictures)
     screen = Screen.detect()
     if arguments.compare:
         return _compare(llm, prompt, params, screen)
+    seen = llm.chat_pictures(prompt) if pictures and not isinstance(prompt, str) else ()
     view = AnswerView(screen, echo=arguments.json is None and arguments.output is None)
     try:
         answer = show_answer(llm.stream(prompt, params), view)
@@ -46,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
         write_text(arguments.output, part.text)
         screen.note(f"wrote {arguments.output}: {part.says}")
     if arguments.json is not None:
-        write_json(arguments.json, as_json(answer.generation, params))
+        write_json(arguments.json, as_json(answer.generation, params, seen))
     cut = describe_cut(answer.generation, params, llm.engine.max_context)
     if cut is not None:
         screen.note(f"Cut off {cut}")
@@ -54,8 +58,13 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def as_json(generation: Generation, params: SamplingParams) -> dict[str, Any]:
-    """The documented form of `generate --json`; the histogram's keys are accepted lengths."""
+def as_json(
+    generation: Generation, params: SamplingParams, pictures: Sequence[PlacedPicture] = ()
+) -> dict[str, Any]:
+    """The documented form of `generate --json`; the histogram's keys are accepted lengths.
+
+    The tokens of pictures are among the prompt's.
+    """
     stats = generation.stats
     return {
         "sampling": {name: getattr(params, name) for name in SAMPLING_KEYS},
@@ -66,6 +75,10 @@ def as_json(generation: Generation, params: SamplingParams) -> dict[str, Any]:
             "prompt_tokens": stats.prompt_tokens,
             "completion_tokens": len(generation.token_ids),
         },
+        "pictures": [
+            {"width": one.width, "height": one.height, "tokens": one.num_tokens}
+            for _, one in pictures
+        ],
         "speculation": {
             "steps": stats.steps,
             "drafted": stats.drafted,
@@ -91,6 +104,10 @@ def _check(arguments: argparse.Namespace) -> None:
     """Refuse what does not go together, before the model is loaded."""
     if arguments.raw and arguments.system is not None:
         raise RequestError("--system needs the chat template, which --raw leaves out; drop one.")
+    if arguments.raw and arguments.image:
+        raise RequestError("--image needs the chat template, which --raw leaves out; drop one.")
+    if arguments.image_tokens is not None and not arguments.image:
+        raise RequestError("--image-tokens is for pictures; add --image FILE, or drop it.")
     if arguments.compare and (arguments.json is not None or arguments.output is not None):
         raise RequestError("--compare prints speeds, not an answer; drop --json and -o.")
     if arguments.compare and arguments.draft == "none":
@@ -117,11 +134,13 @@ def _note_interruption(
     screen.note(f"Interrupted.{kept}\n{describe_model(llm)}\n{made}")
 
 
-def _make_prompt(llm: LLM, text: str, arguments: argparse.Namespace) -> Prompt | Messages:
+def _make_prompt(
+    llm: LLM, text: str, arguments: argparse.Namespace, pictures: Sequence[PictureFile]
+) -> str | Messages:
     if arguments.raw:
         return text
     require_template(llm)
-    messages = [{"role": "user", "content": text}]
+    messages: list[dict[str, Any]] = [{"role": "user", "content": content_of(text, pictures)}]
     if arguments.system is not None:
         messages.insert(0, {"role": "system", "content": arguments.system})
     return messages

@@ -47,7 +47,9 @@ def run(arguments: argparse.Namespace) -> int:
         allow_hosts=tuple(arguments.allow_host),
         allow_origins=tuple(arguments.allow_origin),
         served_model_names=tuple(arguments.served_model_name) or (_public_name(model),),
+        allow_media_domains=tuple(arguments.allow_media_domain),
         max_queue=arguments.max_queue,
+        max_pictures=arguments.max_pictures,
         log_prompts=arguments.log_prompts,
         log_format=arguments.log_format,
         open_objects=arguments.open_objects,
@@ -101,6 +103,7 @@ def _llm_arguments(arguments: argparse.Namespace, model: str) -> dict[str, Any]:
         "model": model,
         "draft": None if arguments.draft == "none" else arguments.draft,
         **{name: getattr(arguments, name) for name in names},
+        "vision": not arguments.no_vision,
         **weight_options(arguments)._asdict(),
         **asdict(cache_options(arguments)),
     }

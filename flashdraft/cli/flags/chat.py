@@ -5,6 +5,7 @@ from __future__ import annotations
 from flashdraft.cli.arguments import (
     add_model_arguments,
     add_model_name,
+    add_picture_arguments,
     add_sampling_arguments,
     take_model_name,
 )
@@ -26,5 +27,6 @@ def add_arguments(parser: Parser) -> None:
         metavar="PROMPT",
         help="answer this and leave; what is piped in goes before it",
     )
+    add_picture_arguments(parser, "the first question")
     add_sampling_arguments(parser)
     add_model_arguments(parser)

@@ -5,7 +5,12 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from flashdraft.cli.arguments import add_json_argument, add_model_arguments, add_sampling_arguments
+from flashdraft.cli.arguments import (
+    add_json_argument,
+    add_model_arguments,
+    add_picture_arguments,
+    add_sampling_arguments,
+)
 from flashdraft.cli.input import require_prompt
 from flashdraft.cli.parser import Parser
 from flashdraft.models.sources import require_name
@@ -37,6 +42,7 @@ def add_arguments(parser: Parser) -> None:
         action="store_true",
         help="answer plainly, then drafted; print both speeds and whether the tokens are identical",
     )
+    add_picture_arguments(parser, "the prompt")
     add_sampling_arguments(parser)
     add_model_arguments(parser)
 

@@ -53,6 +53,11 @@ def _add_server_arguments(parser: argparse.ArgumentParser) -> None:
     for flag, metavar, text in (
         ("--allow-host", "NAME", "a further name of this server, as clients' Host header has it"),
         ("--allow-origin", "ORIGIN", "an origin whose web pages may use this server"),
+        (
+            "--allow-media-domain",
+            "HOST",
+            "a host whose pictures are fetched for clients that name their address",
+        ),
         ("--served-model-name", "NAME", "what clients call the model"),
     ):
         text += "; may be given several times"
@@ -63,6 +68,13 @@ def _add_server_arguments(parser: argparse.ArgumentParser) -> None:
         default=ServerSettings.max_queue,
         metavar="N",
         help="requests that may wait; one more is refused (default: %(default)s)",
+    )
+    group.add_argument(
+        "--max-pictures",
+        type=int,
+        default=ServerSettings.max_pictures,
+        metavar="N",
+        help="pictures that a request may have (default: %(default)s)",
     )
     group.add_argument(
         "--log-format",

@@ -95,7 +95,9 @@ def _refuse_native_flags(arguments: argparse.Namespace) -> None:
     for name, default in (
         ("allow_host", []),
         ("allow_origin", []),
+        ("allow_media_domain", []),
         ("max_queue", ServerSettings.max_queue),
+        ("max_pictures", ServerSettings.max_pictures),
         ("log_format", ServerSettings.log_format),
         ("log_prompts", False),
         ("open_objects", False),
@@ -103,6 +105,7 @@ def _refuse_native_flags(arguments: argparse.Namespace) -> None:
         ("quantize_head", None),
         ("kv_dtype", CacheOptions.kv_dtype),
         ("kv_keys", CacheOptions.kv_keys),
+        ("no_vision", False),
     ):
         if getattr(arguments, name) != default:
             raise RequestError(

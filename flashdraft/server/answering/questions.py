@@ -13,7 +13,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from flashdraft.chat.binding import Tool, ToolUse
-from flashdraft.core import GrammarSpec, Request, SamplingParams, answer_seeds
+from flashdraft.chat.pictures import PicturePrompt
+from flashdraft.core import GrammarSpec, PlacedPicture, Request, SamplingParams, answer_seeds
 from flashdraft.errors import ContextLengthError, RequestError
 from flashdraft.server.answering.constraints import answer_grammar
 from flashdraft.server.answering.serving import Serving
@@ -33,6 +34,7 @@ class Question:
     grammar: GrammarSpec | None = None
     verify: int | None = None
     prompt_logprobs: int | None = None
+    pictures: tuple[PlacedPicture, ...] = ()
     request_id: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     def request(self) -> Request:
@@ -46,6 +48,7 @@ class Question:
             self.verify,
             grammar=self.grammar,
             prompt_logprobs=self.prompt_logprobs,
+            pictures=self.pictures,
         )
 
 
@@ -59,10 +62,10 @@ class ChatInput:
     continues_last: bool = False  # it is the last message's, and goes on where that ends
 
 
-async def conversation_ids(
+async def conversation_prompt(
     serving: Serving, conversation: ChatInput, tools: Sequence[Tool] | None
-) -> list[int]:
-    """The token ids of a conversation within the limits."""
+) -> PicturePrompt:
+    """The token ids of a conversation within the limits, and its pictures in their places."""
     limit, messages = serving.settings.max_messages, conversation.messages
     if not messages:
         raise FieldError("messages", "messages is empty; it needs at least one message.")
@@ -70,13 +73,16 @@ async def conversation_ids(
         raise FieldError("messages", f"messages has {len(messages)} entries; at most {limit}.")
     if conversation.continues_last:
         _check_open(messages[-1])
-    return await serving.tokenize_chat(
-        messages,
+    vision = serving.engine.info.vision
+    opened = await serving.pictures.open(messages, vision)
+    token_ids = await serving.tokenize_chat(
+        opened.messages,
         tools,
         conversation.switches,
         conversation.add_generation_prompt,
         conversation.continues_last,
     )
+    return opened.place(token_ids, vision)
 
 
 def _check_open(last: Mapping[str, Any]) -> None:
@@ -120,14 +126,14 @@ async def chat_question(
                 "thinking is on, and messages ends with an answer to be continued, before which no "
                 "thought can stand; leave out the one or the other.",
             )
-        prompt_ids = await conversation_ids(serving, conversation, tool_use.offered)
+        prompt_ids, pictures = await conversation_prompt(serving, conversation, tool_use.offered)
         params = sampling(serving, prompt_ids, given)
         thinking = conversation.switches.get("enable_thinking")
         grammar = None
         if form is not None or tool_use.tools:  # in a thread: all tools together may be long
             parts = tool_use, form, prompt_ids, thinking, params.max_tokens
             grammar = await asyncio.to_thread(answer_grammar, serving, *parts)
-    return Question(prompt_ids, params, tool_use, grammar, verify)
+    return Question(prompt_ids, params, tool_use, grammar, verify, pictures=pictures)
 
 
 @contextmanager

@@ -7,47 +7,26 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 from flashdraft.chat.answer_format import AnswerFormat
 from flashdraft.chat.sampling import answer_limit, sampling_defaults
 from flashdraft.chat.templates import encode_chat
-from flashdraft.core import Generation, Request, TokenEvent
-from flashdraft.errors import ContextLengthError, quoted
+from flashdraft.errors import ContextLengthError, EngineLostError, quoted
 from flashdraft.killable.pool import RefusedError
 from flashdraft.models.tokenizer import Tokenizer, is_long
+from flashdraft.server.answering.needs import AnswerEngine, RequestCounter
+from flashdraft.server.answering.pictures import PictureOpener
 from flashdraft.server.answering.token_texts import TokenTexts
 from flashdraft.server.http.errors import ApiError, UnknownModelError
-from flashdraft.server.process.client import EngineInfo
-from flashdraft.server.process.queue_places import ReservedPlaces
 from flashdraft.server.settings import ServerSettings
 
 LONG_AT_ONCE = 1  # texts; the others wait, and short ones do not wait for them
 SHORT_AT_ONCE = 2  # more would wait for a process of the tokenizer all the same
-
-
-class AnswerEngine(Protocol):
-    """The part of `EngineClient` that routes use."""
-
-    @property
-    def info(self) -> EngineInfo: ...
-
-    def reserve(self, count: int) -> AbstractContextManager[ReservedPlaces]: ...
-
-    def generate(
-        self, request: Request, reserved: ReservedPlaces | None = None
-    ) -> AsyncGenerator[TokenEvent]: ...
-
-
-class RequestCounter(Protocol):
-    """Who counts requests. `outcome`: stop, length, tool_calls, cancelled, error or refused."""
-
-    def finished(self, route: str, outcome: str, generation: Generation | None) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -79,8 +58,26 @@ class Serving:
     @cached_property
     def capabilities(self) -> list[str]:
         """What the model can be asked for, in Ollama's words."""
-        able = {"completion": True, "tools": True, "thinking": self.answer_format.marks_thoughts}
+        able = {
+            "completion": True,
+            "tools": True,
+            "thinking": self.answer_format.marks_thoughts,
+            "vision": self.takes_pictures,
+        }
         return [what for what, is_there in able.items() if is_there]
+
+    @property
+    def takes_pictures(self) -> bool:
+        """Whether the model that is loaded does; none does before."""
+        try:
+            return self.engine.info.vision is not None
+        except EngineLostError:
+            return False
+
+    @cached_property
+    def pictures(self) -> PictureOpener:
+        """Who opens the pictures of all requests."""
+        return PictureOpener(self.settings, self.metrics)
 
     @cached_property
     def token_texts(self) -> TokenTexts:

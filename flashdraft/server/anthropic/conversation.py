@@ -8,11 +8,12 @@ from typing import Any
 from flashdraft.chat.binding import ToolUse
 from flashdraft.core import GrammarSpec
 from flashdraft.server.answering.constraints import check_tools, json_schema_grammar
+from flashdraft.server.answering.pictures import picture_part
 from flashdraft.server.answering.questions import (
     ChatInput,
     Question,
     chat_question,
-    conversation_ids,
+    conversation_prompt,
     spread,
     thinking_switches,
 )
@@ -35,7 +36,8 @@ async def prompt_of(serving: Serving, body: CountTokensRequest) -> list[int]:
     serving.model_name(body.model)
     tool_use = tool_use_of(body)
     _check_tools(serving, tool_use)
-    return await conversation_ids(serving, _conversation(serving, body), tool_use.offered)
+    conversation = _conversation(serving, body)
+    return (await conversation_prompt(serving, conversation, tool_use.offered)).token_ids
 
 
 def _check_tools(serving: Serving, tool_use: ToolUse) -> None:
@@ -119,13 +121,13 @@ def chat_messages(body: CountTokensRequest) -> list[dict[str, Any]]:
     if system:
         messages.append({"role": "system", "content": system})
     names: dict[str, str] = {}
-    for message in body.messages:
+    for number, message in enumerate(body.messages):
         if isinstance(message.content, str):
             messages.append({"role": message.role, "content": message.content})
         elif message.role == "assistant":
             messages.append(_assistant(message.content, names))
         else:
-            messages += _user(message, names)
+            messages += _user(message, names, f"messages[{number}].content")
     return messages
 
 
@@ -147,7 +149,7 @@ def _assistant(blocks: list[ContentBlock], names: dict[str, str]) -> dict[str, A
     # Null is what the chat API has where the model called and said nothing.
     made: dict[str, Any] = {
         "role": "assistant",
-        "content": _parts(blocks) or (None if calls else ""),
+        "content": _parts(blocks, "") or (None if calls else ""),
     }
     thoughts = "\n".join(block.thinking or "" for block in blocks if block.type == "thinking")
     if thoughts:
@@ -157,40 +159,52 @@ def _assistant(blocks: list[ContentBlock], names: dict[str, str]) -> dict[str, A
     return made
 
 
-def _user(message: AnthropicMessage, names: dict[str, str]) -> list[dict[str, Any]]:
+def _user(message: AnthropicMessage, names: dict[str, str], place: str) -> list[dict[str, Any]]:
     """Tool results are messages of their own, in the order they stand in."""
     messages: list[dict[str, Any]] = []
-    parts: list[dict[str, str]] = []
-    for block in message.content:
+    parts: list[dict[str, Any]] = []
+    for number, block in enumerate(message.content):
         assert isinstance(block, ContentBlock)
+        where = f"{place}[{number}]"
         if block.type == "tool_result":
             if parts:
                 messages.append({"role": message.role, "content": parts})
                 parts = []
-            messages.append(_tool_result(block, names))
+            messages.append(_tool_result(block, names, f"{where}.content"))
         else:
-            parts += _parts([block])
+            parts += _part(block, where)
     if parts or not messages:
         messages.append({"role": message.role, "content": parts or ""})
     return messages
 
 
-def _tool_result(block: ContentBlock, names: dict[str, str]) -> dict[str, Any]:
+def _tool_result(block: ContentBlock, names: dict[str, str], place: str) -> dict[str, Any]:
     content = block.content or ""
-    said: Any = content if isinstance(content, str) else _parts(content) or ""
+    said: Any = content if isinstance(content, str) else _parts(content, place) or ""
     if block.is_error:
-        text = said if isinstance(said, str) else "\n".join(part["text"] for part in said)
-        said = f"Error: {text}"
+        parts = [] if isinstance(said, str) else said
+        pictures = [part for part in parts if part["type"] != "text"]
+        texts = [said] if isinstance(said, str) else [part.get("text", "") for part in parts]
+        text = "Error: " + "\n".join(texts if not pictures else filter(None, texts))
+        said = [{"type": "text", "text": text}, *pictures] if pictures else text
     made = {"role": "tool", "tool_call_id": block.tool_use_id, "content": said}
     name = names.get(block.tool_use_id or "")
     return {**made, "name": name} if name else made
 
 
-def _parts(blocks: list[ContentBlock]) -> list[dict[str, str]]:
-    """What the blocks say; a reference to a tool stands as its name."""
-    texts = [
-        json.dumps({"tool": block.tool_name}) if block.type == "tool_reference" else block.text
-        for block in blocks
-        if block.type in ("text", "tool_reference")
-    ]
-    return [{"type": "text", "text": text} for text in texts if text]
+def _parts(blocks: list[ContentBlock], place: str) -> list[dict[str, Any]]:
+    """What the blocks say and show."""
+    parts = (_part(block, f"{place}[{number}]") for number, block in enumerate(blocks))
+    return [part for found in parts for part in found]
+
+
+def _part(block: ContentBlock, place: str) -> list[dict[str, Any]]:
+    """What one block says or shows, if anything; a reference to a tool stands as its name."""
+    if (source := block.source) is not None:
+        if source.data is not None:
+            return [picture_part(source.data, f"{place}.source.data", is_bare=True)]
+        assert source.url is not None, "the one or the other is there"
+        return [picture_part(source.url, f"{place}.source.url")]
+    is_reference = block.type == "tool_reference"
+    text = json.dumps({"tool": block.tool_name}) if is_reference else block.text
+    return [{"type": "text", "text": text}] if text else []

@@ -8,6 +8,7 @@ from pydantic import Field, field_validator, model_validator
 
 from flashdraft.server.http.field_errors import check_kind, complaint
 from flashdraft.server.http.fields import Advisory, Body, Extended, FunctionName, Many, one_of
+from flashdraft.server.http.picture_fields import PictureText
 
 # Of each type of block what it needs, and what it may have besides.
 _BLOCKS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
@@ -17,16 +18,44 @@ _BLOCKS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "tool_use": (("id", "name", "input"), ("caller",)),
     "tool_result": (("tool_use_id",), ("content", "is_error")),
     "tool_reference": (("tool_name",), ()),
+    "image": (("source",), ()),
 }
 # Where each may stand.
 _IN_SYSTEM = ("text",)
-_IN_RESULT = ("text", "tool_reference")
+_IN_RESULT = ("text", "image", "tool_reference")
 _IN_MESSAGE = {
     "system": ("text",),
-    "user": ("text", "tool_result"),
+    "user": ("text", "image", "tool_result"),
     "assistant": ("text", "thinking", "redacted_thinking", "tool_use"),
 }
-_MEDIA = ("image", "document", "container_upload", "search_result")
+_MEDIA = ("document", "container_upload", "search_result")
+
+
+class PictureSource(Body):
+    """Where a picture is: in the body, or behind an address."""
+
+    type: Annotated[str, one_of("base64", "url")]
+    media_type: Literal["image/jpeg", "image/png", "image/gif", "image/webp"] | None = None
+    data: PictureText | None = None  # base64
+    url: PictureText | None = None
+    file_id: Any = None
+
+    @field_validator("type")
+    @classmethod
+    def _is_supported(cls, kind: str) -> str:
+        if kind == "file":
+            raise ValueError(
+                "the server stores no files; send the picture itself, with the type 'base64'"
+            )
+        if kind not in ("base64", "url"):
+            raise ValueError("it must be 'base64' or 'url'")
+        return kind
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> PictureSource:
+        needed = ("media_type", "data") if self.type == "base64" else ("url",)
+        check_kind(self, self.type, needed)
+        return self
 
 
 class ContentBlock(Body):
@@ -43,7 +72,7 @@ class ContentBlock(Body):
     is_error: bool | None = None
     signature: Advisory
     data: Advisory  # redacted_thinking
-    source: Any = None
+    source: PictureSource | None = None  # image
     title: Advisory
     context: Advisory
     cache_control: Advisory
@@ -56,8 +85,8 @@ class ContentBlock(Body):
     def _is_supported(cls, kind: str) -> str:
         if kind in _MEDIA:
             raise ValueError(
-                f"a block of type {kind!r} is not supported: images and documents are refused; "
-                "send text blocks only"
+                f"a block of type {kind!r} is not supported: documents and files are refused; "
+                "send text and images only"
             )
         if kind not in _BLOCKS:
             raise ValueError(f"a block of type {kind!r} is not supported")

@@ -40,7 +40,7 @@ def router(serving: Serving) -> APIRouter:
 
     @routes.post(ROUTE, summary="Answer a conversation", responses=ANTHROPIC_RESPONSES)
     async def messages(body: MessagesRequest, request: Request) -> Response:
-        question = await question_of(serving, body)
+        question = await run_until_disconnect(request, question_of(serving, body))
         parts = answers(serving, ROUTE, [question])
         if body.stream:
             return await open_stream(
@@ -50,8 +50,9 @@ def router(serving: Serving) -> APIRouter:
         return json_response(_message(serving, body, question, answer))
 
     @routes.post(COUNT_ROUTE, summary="Count tokens", responses=ANTHROPIC_RESPONSES)
-    async def count_tokens(body: CountTokensRequest) -> Response:
-        return json_response({"input_tokens": len(await prompt_of(serving, body))})
+    async def count_tokens(body: CountTokensRequest, request: Request) -> Response:
+        prompt_ids = await run_until_disconnect(request, prompt_of(serving, body))
+        return json_response({"input_tokens": len(prompt_ids)})
 
     return routes
 

@@ -1,14 +1,16 @@
 """What a request's body may be, before anything parses it; and how long a client may not read.
 
 Every body here is JSON of a bounded size, so it is read as a whole, checked, and handed on in one
-piece. The size is checked while it arrives: a header that lies, or none, changes nothing. What all
-bodies together may have until they are parsed is body_memory.py's.
+piece. The size is checked while it arrives: a header that lies, or none, changes nothing. Where the
+model takes pictures a body may have more, for them alone: what else it says is counted when it is
+parsed (body_structure.py). What all bodies together may have until then is body_memory.py's.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 
 import numpy as np
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -23,6 +25,7 @@ from flashdraft.server.http.body_memory import (
 from flashdraft.server.http.body_structure import (
     MAX_TOKEN_VALUES,
     MAX_VALUES,
+    PICTURE_PATHS,
     TOKEN_PATHS,
     count_values,
     without_strings,
@@ -55,10 +58,15 @@ class BodyLimits:
     """Refuses bodies that are too large, too deep, too slow or no UTF-8; gives up slow readers."""
 
     def __init__(
-        self, app: ASGIApp, settings: ServerSettings, memory: BodyMemory | None = None
+        self,
+        app: ASGIApp,
+        settings: ServerSettings,
+        memory: BodyMemory | None = None,
+        takes_pictures: Callable[[], bool] = lambda: False,
     ) -> None:
         self._app = app
         self._settings = settings
+        self._takes_pictures = takes_pictures
         self._memory = memory or BodyMemory(settings.max_body_memory_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -85,29 +93,36 @@ class BodyLimits:
 
     async def _read_body(self, scope: Scope, receive: Receive) -> bytes | None:
         """The whole body; None if the client leaves before it is there."""
-        limit = self._settings.max_body_bytes
+        limit = self._max_bytes(scope["path"])
         declared = header(scope, b"content-length")
         if declared is not None and declared.isdigit() and int(declared) > limit:
             if header(scope, b"expect") is None:
                 await self._discard(receive)
-            raise _RefusedBodyError(self._too_large())
+            raise _RefusedBodyError(_too_large(limit))
         if header(scope, b"content-encoding") not in (None, b"identity"):
             raise _RefusedBodyError(ApiError(415, "Send the body without a Content-Encoding."))
-        return await self._receive_all(receive)
+        return await self._receive_all(receive, limit)
 
-    async def _receive_all(self, receive: Receive) -> bytes | None:
+    def _max_bytes(self, path: str) -> int:
+        settings = self._settings
+        if path not in PICTURE_PATHS or not self._takes_pictures():
+            return settings.max_body_bytes
+        most = min(settings.max_picture_body_bytes, settings.max_body_memory_bytes)
+        return max(settings.max_body_bytes, most)
+
+    async def _receive_all(self, receive: Receive, limit: int) -> bytes | None:
         has_more = True
         try:
             async with self._memory.receive(self._settings.body_timeout_s) as incoming:
-                while has_more and len(incoming.data) <= self._settings.max_body_bytes:
+                while has_more and len(incoming.data) <= limit:
                     message = await receive()
                     if message["type"] != "http.request":
                         return None
                     has_more = message.get("more_body", False)
                     incoming.add(message.get("body", b""))
-                if len(incoming.data) <= self._settings.max_body_bytes:
+                if len(incoming.data) <= limit:
                     return bytes(incoming.data)
-            refusal = self._too_large()
+            refusal = _too_large(limit)
         except TimeoutError:
             raise _RefusedBodyError(
                 ApiError(408, "The body did not arrive in time.", headers={"Connection": "close"})
@@ -164,15 +179,6 @@ class BodyLimits:
                     if message["type"] != "http.request" or not message.get("more_body", False):
                         return
 
-    def _too_large(self) -> ApiError:
-        limit = self._settings.max_body_bytes
-        return ApiError(
-            413,
-            f"The body is larger than {limit} bytes.",
-            code="body_too_large",
-            headers={"Connection": "close"},
-        )
-
     def _memory_full(self) -> ApiError:
         limit = self._settings.max_body_memory_bytes
         return ApiError(
@@ -194,6 +200,15 @@ class BodyLimits:
                 raise ClientTooSlowError from None
 
         return send_in_time
+
+
+def _too_large(limit: int) -> ApiError:
+    return ApiError(
+        413,
+        f"The body is larger than {limit} bytes.",
+        code="body_too_large",
+        headers={"Connection": "close"},
+    )
 
 
 def _shutting_down() -> ApiError:

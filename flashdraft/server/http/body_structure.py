@@ -2,8 +2,9 @@
 
 A body of megabytes can be a million small values, and a schema complains of each that is wrong:
 seconds in which no other request goes on. So values are counted in the bytes before they are
-parsed, and the entries of lists and objects before they are validated. Neither knows an API: the
-names of the fields are the same in all of them.
+parsed, and the entries of lists and objects before they are validated. A body may be longer for its
+pictures, and for nothing else: all other text is counted too. None of this knows an API: the names
+of the fields are the same in all of them.
 """
 
 from __future__ import annotations
@@ -27,6 +28,15 @@ MAX_CHOICES = 1024
 MAX_STOP_TOKEN_IDS = 1024
 
 TOKEN_PATHS = ("/v1/completions", "/detokenize")
+PICTURE_PATHS = (
+    "/v1/chat/completions",
+    "/v1/responses",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
+    "/api/chat",
+    "/api/generate",
+    "/tokenize",
+)
 _TOKEN_FIELDS = ("prompt", "tokens")  # of those; schemas stop at their first wrong entry
 # What these hold is the client's own, and no schema complains of it; where it is itself a JSON
 # schema, its size is checked later.
@@ -90,8 +100,10 @@ def check_structure(body: Any, settings: ServerSettings) -> None:
         "guided_choice": MAX_CHOICES,
     }
     _check_count(body, "", MAX_FIELDS)
-    counter = _EntryCounter()
+    counter = _EntryCounter(settings.max_body_bytes)
     for name, value in body.items():
+        if isinstance(value, str):
+            counter.add_text(value, name)
         if name in _TOKEN_FIELDS:
             if isinstance(value, list) and value and isinstance(value[0], list | str):
                 _check_count(value, name, MAX_PROMPTS)
@@ -103,11 +115,23 @@ def check_structure(body: Any, settings: ServerSettings) -> None:
 
 
 class _EntryCounter:
-    """Counts the parts and JSON values of a body."""
+    """Counts the parts and JSON values of a body, and its text apart from pictures."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_text: int) -> None:
         self._num_parts = 0
         self._num_values = 0
+        self._num_characters = 0
+        self._max_text = max_text
+
+    def add_text(self, text: str, place: str) -> None:
+        """Count a text that is no picture."""
+        self._num_characters += len(text)
+        if self._num_characters > self._max_text:
+            raise FieldError(
+                place,
+                f"{place} is past the {self._max_text} characters that a body may have besides its "
+                "pictures. Shorten it.",
+            )
 
     def add(self, value: Any, name: str, place: str, is_checked: bool = False) -> None:
         """Count what a field holds; the depth of a body has a limit, so this may go down it."""
@@ -137,10 +161,14 @@ class _EntryCounter:
             self._add_clients_own(value, place)
         elif isinstance(value, dict):
             for key, one in value.items():
+                if isinstance(one, str) and not _is_picture(key, name):
+                    self.add_text(one, f"{place}.{key:.40}")
                 if key == "arguments" or isinstance(one, list | dict):
                     self.add(one, key, f"{place}.{key:.40}")
         else:
             for number, one in enumerate(value):
+                if isinstance(one, str) and name != "images":
+                    self.add_text(one, f"{place}[{number}]")
                 if isinstance(one, list | dict):
                     self.add(one, "", f"{place}[{number}]")
 
@@ -150,6 +178,9 @@ class _EntryCounter:
             one = waiting.pop()
             children = one.values() if isinstance(one, dict) else one
             self._count_values(len(children), place)
+            for child in children:
+                if isinstance(child, str):
+                    self.add_text(child, place)
             waiting += [child for child in children if isinstance(child, list | dict)]
 
     def _count_values(self, count: int, place: str) -> None:
@@ -159,6 +190,13 @@ class _EntryCounter:
                 place,
                 f"{place} is past the {MAX_VALUES} JSON values that a body may have. Send fewer.",
             )
+
+
+def _is_picture(name: str, parent: str) -> bool:
+    """Whether a text is where the APIs have pictures; what holds none there is refused later."""
+    if name in ("data", "url"):
+        return parent in ("image_url", "source")
+    return name == "image_url"
 
 
 def _check_count(value: Sequence[Any] | Mapping[str, Any], place: str, limit: int) -> None:

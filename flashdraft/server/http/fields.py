@@ -48,14 +48,14 @@ def one_of(*values: str) -> Any:
     return Field(json_schema_extra={"enum": list(values)})
 
 
-def text_only(kinds: Sequence[str]) -> AfterValidator:
-    """The check of a content part's type: one of these kinds of text, and nothing else yet."""
+def known_part(kinds: Sequence[str]) -> AfterValidator:
+    """The check of a content part's type: a kind of text, or a picture as this API has it."""
 
     def check(kind: str) -> str:
         if kind not in kinds:
             raise ValueError(
-                f"a part of type {kind!r} is not supported: images, audio and files are refused; "
-                "send text parts only"
+                f"a part of type {kind!r} is not supported: audio, video and files are refused; "
+                f"there are {', '.join(kinds)}"
             )
         return kind
 

@@ -6,6 +6,8 @@ its limits; and no more requests than the limit go on at once. Routes are not kn
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from fastapi import FastAPI
 
 from flashdraft.server.http.body_limits import BodyLimits
@@ -19,10 +21,15 @@ from flashdraft.server.telemetry.metrics import Metrics
 
 
 def add_layers(
-    app: FastAPI, settings: ServerSettings, memory: BodyMemory, metrics: Metrics, sink: Sink
+    app: FastAPI,
+    settings: ServerSettings,
+    memory: BodyMemory,
+    metrics: Metrics,
+    sink: Sink,
+    takes_pictures: Callable[[], bool],
 ) -> None:
     """Put the layers around an application's routes; the last one added is the outermost."""
     app.add_middleware(ConcurrentRequestLimit, settings=settings)
-    app.add_middleware(BodyLimits, settings=settings, memory=memory)
+    app.add_middleware(BodyLimits, settings=settings, memory=memory, takes_pictures=takes_pictures)
     app.add_middleware(AccessControl, settings=settings)
     app.add_middleware(RequestRecorder, metrics=metrics, sink=sink)

@@ -31,7 +31,7 @@ _PAGE_POLICY = {
     "default-src": "'none'",
     "script-src": "'self'",
     "style-src": "'self'",
-    "img-src": "data:",  # the icon
+    "img-src": "data:",  # the icon, and pictures of the user's own
     "connect-src": "'self'",
     "base-uri": "'none'",
     "form-action": "'none'",

@@ -12,6 +12,7 @@ from flashdraft.server.answering.constraints import (
     function_tools,
     json_schema_grammar,
 )
+from flashdraft.server.answering.pictures import picture_part
 from flashdraft.server.answering.questions import (
     ChatInput,
     Question,
@@ -23,6 +24,7 @@ from flashdraft.server.answering.questions import (
 )
 from flashdraft.server.answering.serving import Serving
 from flashdraft.server.http.errors import FieldError
+from flashdraft.server.http.picture_fields import SentText
 from flashdraft.server.ollama.fields import (
     OllamaChatRequest,
     OllamaGenerateRequest,
@@ -48,7 +50,9 @@ _NAMES = {
 
 def is_load(body: OllamaChatRequest | OllamaGenerateRequest) -> bool:
     """Whether nothing is asked: that is how clients have a model loaded."""
-    return not (body.messages if isinstance(body, OllamaChatRequest) else body.prompt)
+    if isinstance(body, OllamaChatRequest):
+        return not body.messages
+    return not (body.prompt or body.images)
 
 
 async def question_of(
@@ -69,7 +73,8 @@ async def question_of(
         messages = _chat_messages(body.messages or [])
     else:
         messages = [{"role": "system", "content": body.system}] if body.system else []
-        messages.append({"role": "user", "content": body.prompt})
+        said = _content(body.prompt, body.images, "images")
+        messages.append({"role": "user", "content": said})
     thinking = None if body.think in (None, "") else body.think is not False
     switches = thinking_switches(serving, thinking, None)
     is_open = messages[-1]["role"] == "assistant"  # which Ollama continues
@@ -134,8 +139,9 @@ def _chat_messages(given: list[OllamaMessage]) -> list[dict[str, Any]]:
     """The messages as chat templates want them; a result without an id is the next call's."""
     messages: list[dict[str, Any]] = []
     waiting: list[dict[str, Any]] = []  # calls without a result yet
-    for message in given:
-        made: dict[str, Any] = {"role": message.role, "content": message.content or ""}
+    for place, message in enumerate(given):
+        content = _content(message.content, message.images, f"messages[{place}].images")
+        made: dict[str, Any] = {"role": message.role, "content": content}
         if message.thinking:
             made["reasoning_content"] = message.thinking
         if message.tool_calls:
@@ -154,6 +160,18 @@ def _chat_messages(given: list[OllamaMessage]) -> list[dict[str, Any]]:
             made |= _result(message, waiting)
         messages.append(made)
     return messages
+
+
+def _content(
+    text: str | None, images: list[SentText] | None, place: str
+) -> str | list[dict[str, Any]]:
+    """What is said, after what is shown: as Ollama has it."""
+    if not images:
+        return text or ""
+    parts = [
+        picture_part(one, f"{place}[{number}]", is_bare=True) for number, one in enumerate(images)
+    ]
+    return [*parts, {"type": "text", "text": text}] if text else parts
 
 
 def _result(message: OllamaMessage, waiting: list[dict[str, Any]]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
 from flashdraft.server.http.field_errors import complaint
 from flashdraft.server.http.fields import Advisory, Body, FunctionDefinition, Many, Penalty
+from flashdraft.server.http.picture_fields import PictureText
 
 
 def _whole(value: Any) -> Any:
@@ -81,21 +82,21 @@ class OllamaCall(Body):
 
 
 class OllamaMessage(Body):
-    """One turn; pictures are refused."""
+    """One turn; pictures are base64, of the user's or a tool's."""
 
     role: Literal["system", "user", "assistant", "tool"]
     content: str | None = None
     thinking: str | None = None
-    images: Many[Any] | None = None
+    images: Many[PictureText] | None = None
     tool_calls: Many[OllamaCall] | None = None
     tool_name: str | None = None
     tool_call_id: str | None = None
     name: str | None = None  # a tool's, as some clients have it
 
     @model_validator(mode="after")
-    def _is_text(self) -> OllamaMessage:
-        if self.images:
-            raise complaint("images", "is not supported: pictures are refused; send text only.")
+    def _has_its_fields(self) -> OllamaMessage:
+        if self.images and self.role not in ("user", "tool"):
+            raise complaint("images", f"has no meaning for the role {self.role!r}.")
         if self.tool_calls and self.role != "assistant":
             raise complaint("tool_calls", f"has no meaning for the role {self.role!r}.")
         return self
@@ -149,7 +150,7 @@ class OllamaGenerateRequest(OllamaRequest):
     raw: bool | None = None
     template: str | None = None
     suffix: str | None = None
-    images: Many[Any] | None = None
+    images: Many[PictureText] | None = None
     context: Many[int] | None = None
 
     @model_validator(mode="after")
@@ -157,7 +158,6 @@ class OllamaGenerateRequest(OllamaRequest):
         reasons = {
             "template": "the model's own chat template is used; leave it out, or set raw.",
             "suffix": "insertion is not known here; leave it out.",
-            "images": "pictures are refused; send text only.",
             "context": "send the whole conversation to /api/chat.",
         }
         for name, reason in reasons.items():
@@ -165,6 +165,8 @@ class OllamaGenerateRequest(OllamaRequest):
                 raise complaint(name, f"is not supported: {reason}")
         if self.raw and self.system:
             raise complaint("system", "has no meaning with raw; write it into prompt.")
+        if self.raw and self.images:
+            raise complaint("images", "has no meaning with raw; leave the one or the other out.")
         return self
 
 

@@ -49,7 +49,7 @@ async def _answer(
     if is_load(body):
         _ = serving.engine.info  # raises where there is no model yet
         return json_response(writer.loaded())
-    question = await question_of(serving, body)
+    question = await run_until_disconnect(request, question_of(serving, body))
     parts = answers(serving, route, [question])
     if body.stream is False:
         (answer,) = await run_until_disconnect(request, collect(parts, 1))

@@ -29,7 +29,7 @@ def router(serving: Serving) -> APIRouter:
 
     @routes.post(ROUTE, summary="Answer a conversation", responses=OPENAI_RESPONSES)
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
-        questions = await chat_questions(serving, body)
+        questions = await run_until_disconnect(request, chat_questions(serving, body))
         parts = answers(serving, ROUTE, questions)
         if body.stream:
             write = ChatStreamWriter(serving, body, questions).chunks

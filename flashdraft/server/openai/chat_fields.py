@@ -13,24 +13,34 @@ from flashdraft.server.http.fields import (
     FunctionTool,
     Many,
     SamplingFields,
+    known_part,
     one_of,
-    text_only,
 )
+from flashdraft.server.http.picture_fields import Budget, Detail, PictureText
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
-_TEXT_PARTS = ("text", "refusal")
+_PICTURE = "image_url"
+_PARTS = ("text", "refusal", _PICTURE)
+
+
+class PictureUrl(Body):
+    """A picture, and how many tokens it may take."""
+
+    url: PictureText
+    detail: Detail | None = None
+    max_soft_tokens: Budget | None = None  # counts before detail
 
 
 class ContentPart(Body):
-    """A part of a message's content; only text has a meaning for now."""
+    """A part of a message's content: text, or a picture."""
 
-    type: Annotated[str, one_of(*_TEXT_PARTS), text_only(_TEXT_PARTS)]
+    type: Annotated[str, one_of(*_PARTS), known_part(_PARTS)]
     text: str | None = None
     refusal: str | None = None
     cache_control: Advisory
     annotations: Advisory
-    image_url: Any = None
+    image_url: PictureUrl | None = None
     input_audio: Any = None
     file: Any = None
 
@@ -43,13 +53,30 @@ class ContentPart(Body):
 Content = str | Many[ContentPart] | None
 
 
+def _check_text(content: Content, role: str) -> None:
+    """Complain of a picture where only text has a meaning."""
+    for number, part in enumerate(content if isinstance(content, list) else ()):
+        if part.type == _PICTURE:
+            raise complaint(
+                f"content[{number}].type",
+                f"is {_PICTURE!r}, which has no meaning for the role {role!r}; pictures stand in "
+                "messages of the user's and in tools' results.",
+            )
+
+
 class TextMessage(Body):
-    """What the user, the system or the developer says."""
+    """What the user, the system or the developer says; the user shows pictures too."""
 
     role: Literal["system", "developer", "user"]
     content: str | Many[ContentPart]
     name: Advisory
     cache_control: Advisory
+
+    @model_validator(mode="after")
+    def _has_its_parts(self) -> TextMessage:
+        if self.role != "user":
+            _check_text(self.content, self.role)
+        return self
 
 
 class CalledFunction(Body):
@@ -91,6 +118,7 @@ class AssistantMessage(Body):
         said = (self.content, self.refusal, self.reasoning_content, self.reasoning)
         if all(one is None for one in said) and not self.tool_calls:
             raise complaint("content", "is missing; a message without tool_calls needs it.")
+        _check_text(self.content, self.role)
         return self
 
 

@@ -10,6 +10,7 @@ from flashdraft.server.answering.constraints import (
     check_function_tools,
     function_tools,
 )
+from flashdraft.server.answering.pictures import picture_part
 from flashdraft.server.answering.questions import (
     ChatInput,
     Question,
@@ -19,6 +20,7 @@ from flashdraft.server.answering.questions import (
 )
 from flashdraft.server.answering.serving import Serving
 from flashdraft.server.http.errors import FieldError
+from flashdraft.server.http.picture_fields import budget_of
 from flashdraft.server.openai.chat_fields import (
     AssistantMessage,
     ChatRequest,
@@ -84,8 +86,9 @@ def chat_messages(given: Sequence[Message]) -> list[dict[str, Any]]:
     """The messages as chat templates want them, and each tool result with its tool's name."""
     names: dict[str, str] = {}
     messages = []
-    for message in given:
-        made: dict[str, Any] = {"role": message.role, "content": _content(message.content)}
+    for number, message in enumerate(given):
+        content = _content(message.content, f"messages[{number}].content")
+        made: dict[str, Any] = {"role": message.role, "content": content}
         if isinstance(message, AssistantMessage):
             fields = _assistant_fields(message)
             if message.content is None:
@@ -114,7 +117,16 @@ def _assistant_fields(message: AssistantMessage) -> dict[str, Any]:
     return fields
 
 
-def _content(content: str | list[ContentPart] | None) -> str | list[dict[str, str]] | None:
+def _content(
+    content: str | list[ContentPart] | None, place: str
+) -> str | list[dict[str, Any]] | None:
     if content is None or isinstance(content, str):
         return content
-    return [{"type": "text", "text": part.text or part.refusal or ""} for part in content]
+    return [_part(part, f"{place}[{number}]") for number, part in enumerate(content)]
+
+
+def _part(part: ContentPart, place: str) -> dict[str, Any]:
+    if (shown := part.image_url) is None:
+        return {"type": "text", "text": part.text or part.refusal or ""}
+    budget = budget_of(shown.detail, shown.max_soft_tokens)
+    return picture_part(shown.url, f"{place}.image_url.url", budget)

@@ -29,7 +29,7 @@ def router(serving: Serving) -> APIRouter:
 
     @routes.post(ROUTE, summary="Answer a list of items", responses=OPENAI_RESPONSES)
     async def responses(body: ResponsesRequest, request: Request) -> Response:
-        question = await question_of(serving, body)
+        question = await run_until_disconnect(request, question_of(serving, body))
         writer = ResponseWriter(serving, body, question)
         parts = answers(serving, ROUTE, [question])
         if body.stream:

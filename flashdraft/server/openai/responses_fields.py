@@ -14,9 +14,10 @@ from flashdraft.server.http.fields import (
     Extended,
     FunctionName,
     Many,
+    known_part,
     one_of,
-    text_only,
 )
+from flashdraft.server.http.picture_fields import Budget, Detail, PictureText
 from flashdraft.server.openai.chat_fields import ReasoningEffort
 
 MAX_ECHOED = 16 * 1024  # characters; OpenAI takes 16 pairs of 64 and 512
@@ -44,31 +45,55 @@ Echoed = Annotated[
 ]
 
 _TEXT_PARTS = ("input_text", "output_text", "text", "refusal", "summary_text", "reasoning_text")
+_PICTURE = "input_image"
+_PARTS = (*_TEXT_PARTS, _PICTURE)
 
 
 class ResponsePart(Body):
     """A part of an item's content."""
 
-    type: Annotated[str, one_of(*_TEXT_PARTS), text_only(_TEXT_PARTS)]
+    type: Annotated[str, one_of(*_PARTS), known_part(_PARTS)]
     text: str | None = None
     refusal: str | None = None
     annotations: Advisory
     logprobs: Advisory
     prompt_cache_breakpoint: Advisory
-    image_url: Any = None
+    image_url: PictureText | None = None  # input_image
+    max_soft_tokens: Budget | None = None  # counts before detail
     file_id: Any = None
     file_url: Any = None
     file_data: Any = None
     filename: Any = None
-    detail: Any = None
+    detail: Detail | None = None
     input_audio: Any = None
 
     @model_validator(mode="after")
     def _is_whole(self) -> ResponsePart:
+        if self.type == _PICTURE:
+            if self.file_id is not None:
+                raise complaint(
+                    "file_id",
+                    "is not supported: the server stores no files. Send the picture as a data: URL "
+                    "in image_url.",
+                )
+            also = ("detail", "max_soft_tokens", "prompt_cache_breakpoint")
+            check_kind(self, self.type, ("image_url",), also)
+            return self
         needed = "refusal" if self.type == "refusal" else "text"
         also = ("annotations", "logprobs", "prompt_cache_breakpoint")
         check_kind(self, self.type, (needed,), also)
         return self
+
+
+def _check_text(parts: str | list[ResponsePart] | None, field: str, where: str) -> None:
+    """Complain of a picture where only text has a meaning."""
+    for number, part in enumerate(parts if isinstance(parts, list) else ()):
+        if part.type == _PICTURE:
+            raise complaint(
+                f"{field}[{number}].type",
+                f"is {_PICTURE!r}, which has no meaning in {where}; pictures stand in messages of "
+                "the user's and in functions' outputs.",
+            )
 
 
 class InputMessage(Body):
@@ -80,6 +105,12 @@ class InputMessage(Body):
     id: Advisory
     status: Advisory
     phase: Advisory
+
+    @model_validator(mode="after")
+    def _has_its_parts(self) -> InputMessage:
+        if self.role != "user":
+            _check_text(self.content, "content", f"a message of the role {self.role}")
+        return self
 
 
 class InputFunctionCall(Body):
@@ -115,6 +146,12 @@ class InputReasoning(Body):
     id: Advisory
     status: Advisory
     encrypted_content: Advisory
+
+    @model_validator(mode="after")
+    def _has_its_parts(self) -> InputReasoning:
+        _check_text(self.content, "content", "thoughts")
+        _check_text(self.summary, "summary", "thoughts")
+        return self
 
 
 InputItem = InputMessage | InputFunctionCall | InputFunctionOutput | InputReasoning

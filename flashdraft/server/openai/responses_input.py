@@ -8,6 +8,7 @@ from typing import Any
 from flashdraft.chat.binding import ToolUse
 from flashdraft.core import GrammarSpec
 from flashdraft.server.answering.constraints import check_tools, json_schema_grammar
+from flashdraft.server.answering.pictures import picture_part
 from flashdraft.server.answering.questions import (
     ChatInput,
     Question,
@@ -17,6 +18,7 @@ from flashdraft.server.answering.questions import (
 )
 from flashdraft.server.answering.serving import Serving
 from flashdraft.server.http.errors import FieldError
+from flashdraft.server.http.picture_fields import budget_of
 from flashdraft.server.openai.responses_fields import (
     ChosenTool,
     InputFunctionCall,
@@ -96,9 +98,11 @@ def chat_messages(body: ResponsesRequest) -> list[dict[str, Any]]:
     names: dict[str, str] = {}
     for number, item in enumerate(body.input):
         if isinstance(item, InputMessage) and item.role != "assistant":
-            messages.append({"role": item.role, "content": _content(item.content)})
+            content = _content(item.content, f"input[{number}].content")
+            messages.append({"role": item.role, "content": content})
         elif isinstance(item, InputFunctionOutput):
-            made = {"role": "tool", "tool_call_id": item.call_id, "content": _content(item.output)}
+            output = _content(item.output, f"input[{number}].output")
+            made = {"role": "tool", "tool_call_id": item.call_id, "content": output}
             name = names.get(item.call_id)
             messages.append({**made, "name": name} if name else made)
         else:
@@ -134,7 +138,7 @@ def _add_to_turn(
         messages.append({"role": "assistant", "content": ""})
     turn = messages[-1]
     if isinstance(item, InputMessage):
-        said = _content(item.content)
+        said = _content(item.content, "")
         turn["content"] = said if not turn["content"] else [*_parts(turn["content"]), *_parts(said)]
     elif isinstance(item, InputReasoning):
         thoughts = turn.get("reasoning_content", "") + _text(item.content or item.summary or [])
@@ -152,11 +156,18 @@ def _text(content: str | list[ResponsePart]) -> str:
     return "\n".join(part.text or part.refusal or "" for part in content)
 
 
-def _content(content: str | list[ResponsePart]) -> str | list[dict[str, str]]:
+def _content(content: str | list[ResponsePart], place: str) -> str | list[dict[str, Any]]:
     if isinstance(content, str):
         return content
-    return [{"type": "text", "text": part.text or part.refusal or ""} for part in content]
+    return [_part(part, f"{place}[{number}]") for number, part in enumerate(content)]
 
 
-def _parts(content: str | list[dict[str, str]]) -> list[dict[str, str]]:
+def _part(part: ResponsePart, place: str) -> dict[str, Any]:
+    if part.image_url is None:
+        return {"type": "text", "text": part.text or part.refusal or ""}
+    budget = budget_of(part.detail, part.max_soft_tokens)
+    return picture_part(part.image_url, f"{place}.image_url", budget)
+
+
+def _parts(content: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{"type": "text", "text": content}] if isinstance(content, str) else content

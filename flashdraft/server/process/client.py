@@ -31,7 +31,13 @@ from flashdraft.server.process.life import WORKER_COMMAND
 from flashdraft.server.process.queue_places import QueuePlaces, ReservedPlaces
 from flashdraft.server.process.request_stream import RequestStream
 from flashdraft.server.process.supervisor import EngineState, Supervisor
-from flashdraft.server.process.wire import event_from_dict, request_to_dict, step_from_dict
+from flashdraft.server.process.wire import (
+    Vision,
+    event_from_dict,
+    step_from_dict,
+    submissions,
+    vision_from_dict,
+)
 from flashdraft.server.settings import ServerSettings
 from flashdraft.server.telemetry.logs import current_record
 from flashdraft.server.telemetry.metrics import Metrics
@@ -41,6 +47,7 @@ __all__ = ["EngineClient", "EngineInfo", "EngineLostError", "EngineState", "Queu
 LAST_WORD_S = 2.0  # for responses to say that the server stops
 FIRST_GUESS_S = 10.0  # of an answer's duration, before any was seen
 MAX_RETRY_AFTER_S = 60.0
+MAX_UNSENT_BYTES = 128 * 1024 * 1024  # on the way to the engine; then it gets no more pictures
 RESTART_S = 5.0  # after which a client may try again when the engine was lost
 
 _ERRORS = {
@@ -71,6 +78,7 @@ class EngineInfo:
     generation_config: dict[str, Any]
     supports_grammar: bool
     max_batch: int = 1
+    vision: Vision | None = None  # None: it takes no pictures
 
 
 class EngineClient:
@@ -192,8 +200,11 @@ class EngineClient:
                 f"The prompt has {len(request.prompt_ids)} tokens; the context holds "
                 f"{self.info.max_context} with at least one for the answer. Shorten the prompt."
             )
+        if request.pictures and self._supervisor.num_unsent > MAX_UNSENT_BYTES:
+            raise CapacityError("The engine is behind with earlier pictures; try again later.")
         stream = RequestStream(request.id, self.settings.max_buffered_tokens)
-        self._supervisor.send({"type": "submit", "request": request_to_dict(request)})
+        for message, data in submissions(request):
+            self._supervisor.send(message, data)
         self._streams[request.id] = stream
         timeout = self.settings.request_timeout_s
         stream.timer = asyncio.get_running_loop().call_later(timeout, self._expire, stream)
@@ -258,7 +269,10 @@ class EngineClient:
 
     def _hear_ready(self, message: Message) -> None:
         info = dict(message["info"])
-        self._info = EngineInfo(**{**info, "eos_token_ids": tuple(info["eos_token_ids"])})
+        info["eos_token_ids"] = tuple(info["eos_token_ids"])
+        if info.get("vision") is not None:
+            info["vision"] = vision_from_dict(info["vision"])
+        self._info = EngineInfo(**info)
         self.metrics.observe_gauges(message["gauges"])
         self._last_step_at = time.monotonic()
         self._supervisor.set_ready()

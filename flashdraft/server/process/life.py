@@ -59,10 +59,15 @@ class EngineProcess:
     def pid(self) -> int:
         return self._process.pid
 
-    def send(self, message: Message) -> None:
+    @property
+    def num_unsent(self) -> int:
+        """Bytes that were sent and that the process has not taken yet."""
+        return self._writer.transport.get_write_buffer_size()
+
+    def send(self, message: Message, data: bytes | None = None) -> None:
         """Send without waiting; to a process that has gone nothing is sent."""
         if not self._writer.is_closing():
-            self._writer.write(pack(message))
+            self._writer.write(pack(message, data))
 
     async def messages(self) -> AsyncIterator[Message]:
         """Everything the process sends, until it ends. WireError if that is no message."""

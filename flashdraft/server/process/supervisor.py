@@ -90,10 +90,15 @@ class Supervisor:
         """The process, while there is one."""
         return None if self._process is None else self._process.pid
 
-    def send(self, message: Message) -> None:
+    @property
+    def num_unsent(self) -> int:
+        """Bytes on their way to the process."""
+        return 0 if self._process is None else self._process.num_unsent
+
+    def send(self, message: Message, data: bytes | None = None) -> None:
         """Send to the process that lives now, if one does."""
         if self._process is not None:
-            self._process.send(message)
+            self._process.send(message, data)
 
     async def start(self) -> None:
         """Start the process and wait until it is ready; raises why it cannot be."""

@@ -2,6 +2,9 @@
 
 This module knows the form of everything that crosses, and nothing of processes or of asyncio.
 
+The pictures of a request go before it, each in a frame of its own with its pixels as they are; the
+request says where they stand.
+
 The last event of a request does not repeat what the earlier ones said: `History`, at the reading
 end, puts the tokens back into its `Generation`.
 """
@@ -10,14 +13,16 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
 from flashdraft.core import (
     FinishReason,
     Generation,
     GenerationStats,
     GrammarSpec,
+    Picture,
+    PlacedPicture,
     Request,
     SamplingParams,
     StepStats,
@@ -25,11 +30,26 @@ from flashdraft.core import (
     TokenLogprob,
 )
 from flashdraft.errors import RequestError
-from flashdraft.killable.frames import Message, WireError
+from flashdraft.killable.frames import DATA, Message, WireError
+from flashdraft.models.config.vision import VisionConfig, VisionTokens
 
 BEAT_S = 1.0  # between two signs of life of an engine that is ready
 
 # -- requests --------------------------------------------------------------------------------------
+
+
+class Submission(NamedTuple):
+    """A message that submits a request or a part of it, and the bytes that go with it."""
+
+    message: Message
+    data: bytes | None = None
+
+
+def submissions(request: Request) -> Iterator[Submission]:
+    """What submits a request, in this order: its pictures, each of them once, and itself."""
+    for picture in {placed.picture.key: placed.picture for placed in request.pictures}.values():
+        yield Submission({"type": "picture", **_picture_to_dict(picture)}, picture.pixels)
+    yield Submission({"type": "submit", "request": request_to_dict(request)})
 
 
 def request_to_dict(request: Request) -> Message:
@@ -47,11 +67,18 @@ def request_to_dict(request: Request) -> Message:
         "verify": request.verify,
         "grammar": None if grammar is None else [grammar.kind, grammar.text],
         "prompt_logprobs": request.prompt_logprobs,
+        "pictures": [[placed.start, placed.picture.key.hex()] for placed in request.pictures],
     }
 
 
-def request_from_dict(content: Mapping[str, Any]) -> Request:
-    """The request again. RequestError if its settings are wrong, WireError if it is none."""
+def request_from_dict(
+    content: Mapping[str, Any], pictures: Mapping[bytes, Picture] | None = None
+) -> Request:
+    """The request again. RequestError if its settings are wrong, WireError if it is none.
+
+    `pictures` are those that went before it, by their keys.
+    """
+    sent = pictures or {}
     try:
         params = dict(content["params"])
         params["stop"] = tuple(params["stop"])
@@ -66,11 +93,55 @@ def request_from_dict(content: Mapping[str, Any]) -> Request:
             verify=content["verify"],
             grammar=None if grammar is None else GrammarSpec(*map(_text, grammar)),
             prompt_logprobs=content["prompt_logprobs"],
+            pictures=tuple(
+                PlacedPicture(int(start), sent[bytes.fromhex(key)])
+                for start, key in content["pictures"]
+            ),
         )
     except RequestError:
         raise
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise WireError(f"A request cannot be read: {type(error).__name__}: {error}.") from None
+
+
+def _picture_to_dict(picture: Picture) -> Message:
+    sizes = {name: getattr(picture, name) for name in ("width", "height", "num_tokens")}
+    return {**sizes, "key": picture.key.hex()}
+
+
+def picture_from_dict(content: Mapping[str, Any]) -> Picture:
+    """A picture that was sent. WireError if it is none."""
+    try:
+        width, height, num_tokens = (int(content[k]) for k in ("width", "height", "num_tokens"))
+        pixels, key = content[DATA], bytes.fromhex(content["key"])
+        if len(pixels) != 3 * width * height:
+            raise ValueError(f"{len(pixels)} bytes for {width} x {height} pixels")
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise WireError(f"A picture cannot be read: {type(error).__name__}: {error}.") from None
+    return Picture(pixels, width, height, num_tokens, key)
+
+
+# -- what the front must know of a model's eyes ----------------------------------------------------
+
+
+class Vision(NamedTuple):
+    """How the model takes pictures: as the front must know it to open and place them."""
+
+    cell: int  # pixels along each side of what becomes one token
+    default_budget: int  # of tokens for a picture
+    tokens: VisionTokens
+
+
+def vision_to_dict(config: VisionConfig) -> Message:
+    """What the front must know of a tower, in plain JSON."""
+    tokens = dataclasses.asdict(config.tokens)
+    return {"cell": config.cell, "default_budget": config.default_budget, "tokens": tokens}
+
+
+def vision_from_dict(content: Mapping[str, Any]) -> Vision:
+    """The same, as the front has it."""
+    tokens = VisionTokens(**content["tokens"])
+    return Vision(int(content["cell"]), int(content["default_budget"]), tokens)
 
 
 # -- events ----------------------------------------------------------------------------------------

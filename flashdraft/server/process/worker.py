@@ -8,7 +8,7 @@ front's end is open, and one request's failure ends that request alone.
 A grammar is compiled in a thread (grammar_queue.py), so that no stream waits for another's schema.
 Another thread says every second that the process lives, also while a step takes long.
 
-To the front: loading, ready or failed; refused, step, alive. From it: submit, cancel.
+To the front: loading, ready or failed; refused, step, alive. From it: picture, submit, cancel.
 """
 
 from __future__ import annotations
@@ -24,16 +24,24 @@ import socket
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
-from flashdraft.core import FinishReason, TokenEvent
+from flashdraft.core import FinishReason, Picture, TokenEvent
 from flashdraft.engine.engine import Engine
 from flashdraft.errors import FlashdraftError
 from flashdraft.killable.frames import FrameReader, Message, WireError, pack
 from flashdraft.llm import LLM
 from flashdraft.server.process.grammar_queue import CompiledRequest, GrammarQueue
-from flashdraft.server.process.wire import BEAT_S, event_to_dict, request_from_dict, step_to_dict
+from flashdraft.server.process.wire import (
+    BEAT_S,
+    event_to_dict,
+    picture_from_dict,
+    request_from_dict,
+    step_to_dict,
+    vision_to_dict,
+)
 from flashdraft.server.telemetry.logs import Sink, structured_logging, write_line
 from flashdraft.server.telemetry.text_lines import IN_WORDS, write_in_words
 from flashdraft.status_line import STATUS
@@ -58,6 +66,8 @@ class Worker:
         compiler = engine.compile_grammar  # the engine's own: what the thread made is kept
         self._grammar_queue = None if compiler is None else GrammarQueue(compiler)
         self._queued: dict[str, float] = {}  # requests no step has begun, and when they came
+        self._arrived: dict[bytes, Picture] = {}  # pictures of the request that comes next
+        self._pictures = weakref.WeakValueDictionary[bytes, Picture]()  # those of all requests
         self._sending = threading.Lock()  # frames go out whole, whichever thread sends them
 
     def run(self) -> None:
@@ -104,6 +114,10 @@ class Worker:
     def _obey(self, message: Message) -> None:
         if message["type"] == "submit":
             self._submit(message["request"])
+        elif message["type"] == "picture":
+            picture = picture_from_dict(message)
+            # answers to one request share it, and so do turns of one conversation
+            self._arrived[picture.key] = self._pictures.setdefault(picture.key, picture)
         elif message["type"] == "cancel":
             if self._grammar_queue is None or not self._grammar_queue.cancel(message["id"]):
                 self._engine.cancel(message["id"])
@@ -112,10 +126,12 @@ class Worker:
 
     def _submit(self, content: Mapping[str, Any]) -> None:
         try:
-            request = request_from_dict(content)
+            request = request_from_dict(content, self._arrived)
         except FlashdraftError as error:
             self._refuse(content["id"], type(error).__name__, str(error))
             return
+        finally:
+            self._arrived = {}
         grammars, grammar = self._grammar_queue, request.grammar
         if grammars is None or grammar is None or grammars.has_compiled(grammar):
             self._submit_compiled(CompiledRequest(request, time.monotonic(), None))
@@ -185,7 +201,9 @@ class Worker:
 
 def describe(llm: LLM) -> dict[str, Any]:
     """What the front must know of the loaded model."""
-    config = llm.engine.target.config
+    target = llm.engine.target
+    config = target.config
+    vision = None if target.vision is None else config.vision
     return {
         "model": llm.model,
         "drafter": llm.drafter_name or ("ngram" if llm.engine.config.ngram else None),
@@ -197,6 +215,7 @@ def describe(llm: LLM) -> dict[str, Any]:
         "dtype": str(llm.kernels.dtype).removeprefix("torch."),
         "generation_config": llm.generation_config,
         "supports_grammar": llm.engine.supports_grammar,
+        "vision": None if vision is None else vision_to_dict(vision),
     }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from flashdraft.chat.binding import ToolUse
@@ -14,8 +14,9 @@ from flashdraft.server.answering.constraints import (
     check_function_tools,
     function_tools,
 )
-from flashdraft.server.answering.questions import ChatInput, conversation_ids
+from flashdraft.server.answering.questions import ChatInput, conversation_prompt
 from flashdraft.server.answering.serving import Serving
+from flashdraft.server.http.disconnect import run_until_disconnect
 from flashdraft.server.http.errors import (
     SERVICE_RESPONSES,
     CheckedRoute,
@@ -61,9 +62,9 @@ def router(serving: Serving) -> APIRouter:
         return {**tokenizer.special_tokens, **sizes, "chat_template": tokenizer.chat_template}
 
     @routes.post("/tokenize")
-    async def tokenize(body: TokenizeRequest) -> Response:
+    async def tokenize(body: TokenizeRequest, request: Request) -> Response:
         serving.model_name(body.model)
-        tokens = await _tokens(serving, body)
+        tokens = await run_until_disconnect(request, _tokens(serving, body))
         limit = serving.engine.info.max_context
         content = {"tokens": tokens, "count": len(tokens), "max_model_len": limit}
         return await asyncio.to_thread(json_response, content)
@@ -103,4 +104,4 @@ async def _tokens(serving: Serving, body: TokenizeRequest) -> Many[int]:
         add_generation_prompt=body.add_generation_prompt,
         continues_last=body.continue_final_message,
     )
-    return await conversation_ids(serving, conversation, tool_use.offered)
+    return (await conversation_prompt(serving, conversation, tool_use.offered)).token_ids

@@ -35,6 +35,12 @@ class Metrics:
         self.cached_tokens = self._counter(
             "cached_tokens_total", "Tokens of prompts found in the prefix cache"
         )
+        self.pictures = self._counter(
+            "pictures_total", "Pictures of requests: opened, or refused", "outcome"
+        )
+        self.picture_tokens = self._counter(
+            "picture_tokens_total", "Tokens that pictures take in prompts"
+        )
         self.generations = self._counter(
             "generations_total", "Answers that ended, by why", "finish_reason"
         )
@@ -81,6 +87,15 @@ class Metrics:
     def finished(self, route: str, outcome: str, generation: Generation | None) -> None:
         """Count a request for an answer; its generation was counted as it came."""
         self.requests.add(1, route, outcome)
+
+    def picture_opened(self, num_tokens: int) -> None:
+        """Count a picture that goes into a prompt."""
+        self.pictures.add(1, "opened")
+        self.picture_tokens.add(num_tokens)
+
+    def picture_refused(self) -> None:
+        """Count a picture for which its request is refused."""
+        self.pictures.add(1, "refused")
 
     def observe_step(self, stats: StepStats, gauges: Mapping[str, int]) -> None:
         """Count a step of the engine."""

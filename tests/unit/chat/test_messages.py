@@ -108,13 +108,6 @@ def test_text_becomes_a_part_where_the_template_reads_nothing_else() -> None:
     assert run(only, [USER]) == "Hi;"
 
 
-@pytest.mark.parametrize("kind", ["image_url", "input_image", "input_audio", "video", "file"])
-def test_media_are_refused(kind: str) -> None:
-    parts = [{"type": "text", "text": "a"}, {"type": kind}]
-    with pytest.raises(RequestError, match=rf"content\[1\] is '{kind}'.*images, audio and video"):
-        run(ROLES, [{"role": "user", "content": parts}])
-
-
 CALLS = [
     {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}},
     {"id": "c2", "type": "function", "function": {"name": "g", "arguments": "{}"}},

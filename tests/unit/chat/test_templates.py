@@ -201,7 +201,7 @@ CALLS = {"role": "assistant", "content": None}
         ([USER, {"role": 3, "content": "x"}], r"messages\[1\]\.role is 3"),
         ([{"role": "user"}], "no content"),
         ([{"role": "user", "content": 3}], r"content is 3"),
-        ([{"role": "user", "content": [IMAGE]}], r"content\[0\] is 'image_url'.*images"),
+        ([{"role": "user", "content": [IMAGE]}], r"content\[0\] is at 'http://x', and nothing is"),
         ([{"role": "user", "content": [{"type": "text"}]}], r"content\[0\]\.text"),
         ([{"role": "user", "content": ["x"]}], r"content\[0\] is 'x'"),
         ([{**CALLS, "tool_calls": "f()"}], "tool_calls"),

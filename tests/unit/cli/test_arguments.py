@@ -136,4 +136,5 @@ def test_serve_hands_every_model_flag_to_the_engine() -> None:
     arguments = parse("serve", *(word.replace("_", "-") for word in words))
     handed = _llm_arguments(arguments, "m")
     assert {name: handed[name] for name in flags} == flags
+    assert handed["vision"] and not _llm_arguments(parse("serve", "--no-vision"), "m")["vision"]
     assert set(handed) == set(inspect.signature(LLM).parameters) - {"exact"}

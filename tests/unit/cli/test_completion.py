@@ -67,6 +67,7 @@ def complete(script: Path, *words: str) -> list[str]:
         (["generate", "--draft", "n"], ["none", "ngram", "notes one.txt", "notes.md"]),
         (["plan", "--gpu", "h2"], ["h200"]),
         (["serve", "--max-queue", ""], []),
+        (["serve", "--max-pictures", ""], []),
         (["bench", "com"], ["compare"]),
         (["completion", ""], ["bash", "zsh", "fish"]),
         (["models", ""], ["-h", "--help", "--json"]),

@@ -159,6 +159,7 @@ VALUES = {
         "--port 99999",
         "--port -1",
         "--max-queue -1",
+        "--max-pictures -1",
         "--max-batch 0",
         "--max-batch 999999999999999999999",
         "--max-context -1",

@@ -55,6 +55,7 @@ class FakeWorker:
         self.step_s = arguments.get("step_s", 0.005)
         self.info = {**INFO, "max_context": arguments.get("max_context", INFO["max_context"])}
         self.buffer = b""
+        self.pictures: list[str] = []
         self.sending = threading.Lock()
         self.running: dict[str, dict[str, Any]] = {}
 
@@ -94,17 +95,27 @@ class FakeWorker:
                 (length,) = struct.unpack(">I", self.buffer[:4])
                 if len(self.buffer) < 4 + length:
                     break
-                self.obey(json.loads(self.buffer[4 : 4 + length]))
+                body = self.buffer[4 : 4 + length]
+                if body[0] == 0:  # what goes with bytes: a length, the message, the bytes
+                    (end,) = struct.unpack(">I", body[1:5])
+                    self.obey(json.loads(body[5 : 5 + end]), body[5 + end :])
+                else:
+                    self.obey(json.loads(body))
                 self.buffer = self.buffer[4 + length :]
             idle = False
         return True
 
-    def obey(self, message: dict[str, Any]) -> None:
+    def obey(self, message: dict[str, Any], data: bytes = b"") -> None:
+        if message["type"] == "picture":
+            assert len(data) == 3 * message["width"] * message["height"]
+            self.pictures.append(message["key"])
+            return
         if message["type"] == "cancel":
             if message["id"] in self.running:
                 self.running[message["id"]]["reason"] = "cancelled"
             return
-        request = message["request"]
+        request, pictures, self.pictures = message["request"], self.pictures, []
+        assert {key for _, key in request["pictures"]} == set(pictures)
         if request["prompt_ids"][0] == 99:
             kind = "ContextLengthError" if len(request["prompt_ids"]) > 1 else "RequestError"
             self.send(

@@ -109,7 +109,11 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (MESSAGES, anthropic(system=[USE]), "system[0].type is 'tool_use'"),
     (CHAT, chat(user({"type": "text"})), "messages[0].content[0].text is missing"),
     (CHAT, chat(user({**TEXT, "refusal": "b"})), "messages[0].content[0].refusal has no meaning"),
-    (CHAT, chat(user({**TEXT, "image_url": "b"})), "messages[0].content[0].image_url has no mean"),
+    (
+        CHAT,
+        chat(user({**TEXT, "image_url": {"url": "b"}})),
+        "messages[0].content[0].image_url has no meaning",
+    ),
     (CHAT, chat({"role": "assistant"}, SAID), "messages[0].content is missing"),
     (
         CHAT,

@@ -1,6 +1,8 @@
-// Text files that go with the next question: picked, dropped or pasted. Their room is the context's.
+// Text files and pictures that go with the next question: picked, dropped or pasted. The texts' room
+// is the context's.
 
 import { button, element } from "../dom.js";
+import { isPicture, MAX_PICTURES, readPicture, thumbnail } from "./pictures.js";
 
 const CHARACTERS_A_TOKEN = 4; // what a token holds at most, as a rule
 const MAX_BYTES = 4 * 1024 * 1024; // of one file, before anybody knows the context
@@ -10,12 +12,18 @@ const MAX_NAME = 120;
 export class Attachments {
   constructor({ page, server, say }) {
     Object.assign(this, { page, server, say });
-    this.files = []; // { name, text }
+    this.files = []; // { name, text } or { name, picture: a data: URL }
     page.attach.addEventListener("click", () => page.filePicker.click());
     page.filePicker.addEventListener("change", () => {
       this.add([...page.filePicker.files]);
       page.filePicker.value = "";
     });
+    page.attachImage.addEventListener("click", () => page.imagePicker.click());
+    page.imagePicker.addEventListener("change", () => {
+      this.add([...page.imagePicker.files]);
+      page.imagePicker.value = "";
+    });
+    server.addEventListener("change", () => this.offer());
     page.question.addEventListener("paste", (event) => {
       const files = [...(event.clipboardData?.files ?? [])];
       if (!files.length) return;
@@ -45,6 +53,13 @@ export class Attachments {
     });
   }
 
+  // Pictures are for models that see them.
+  offer() {
+    const { canSee } = this.server;
+    this.page.attachImage.disabled = !canSee;
+    this.page.attachImage.title = canSee ? "Pictures; dropping and pasting them works too" : "This model takes no pictures";
+  }
+
   get room() {
     return (this.server.context ?? Infinity) * CHARACTERS_A_TOKEN;
   }
@@ -67,8 +82,12 @@ export class Attachments {
   async read(file) {
     const name = (file.name || "pasted.txt").slice(0, MAX_NAME);
     if (this.files.length >= MAX_FILES) throw new Error(`“${name}” is one file too many; ${MAX_FILES} at most.`);
-    if (file.type.startsWith("image/") && file.type !== "image/svg+xml") {
-      throw new Error(`“${name}” is a picture; this server's engine reads text only.`);
+    if (isPicture(file)) {
+      if (!this.server.canSee) throw new Error(`“${name}” is a picture, and this model takes none.`);
+      if (this.files.filter((one) => one.picture).length >= MAX_PICTURES) {
+        throw new Error(`“${name}” is one picture too many; ${MAX_PICTURES} at most.`);
+      }
+      return { name, picture: await readPicture(file, name) };
     }
     if (file.size > MAX_BYTES) {
       throw new Error(`“${name}” has ${sizeOf(file.size)}; ${sizeOf(MAX_BYTES)} at most. Cut out the part that matters.`);
@@ -80,7 +99,7 @@ export class Attachments {
       throw new Error(`“${name}” is no text in UTF-8; attach a text file.`);
     }
     if (text.includes("\0")) throw new Error(`“${name}” is no text; attach a text file.`);
-    const taken = this.files.reduce((sum, one) => sum + one.text.length, 0);
+    const taken = this.files.reduce((sum, one) => sum + (one.text ?? "").length, 0);
     if (taken + text.length > this.room) {
       throw new Error(
         `“${name}” has ${text.length.toLocaleString("en")} characters; the model's context of ` +
@@ -111,7 +130,8 @@ export class Attachments {
           this.page.question.focus();
         });
         remove.setAttribute("aria-label", `Remove ${file.name}`);
-        return element("li", "", file.name, element("span", "size", ` ${sizeOf(file.text.length)}`), remove);
+        const shown = file.picture ? [thumbnail(file)] : [file.name, element("span", "size", ` ${sizeOf(file.text.length)}`)];
+        return element("li", "", ...shown, remove);
       }),
     );
     this.page.attached.hidden = !this.files.length;

@@ -2,6 +2,7 @@
 // again makes a branch beside the turn; one branch at each place is the chosen one.
 
 import { Answer } from "../answers/answer.js";
+import { contentOf } from "./pictures.js";
 
 const MAX_TITLE = 60;
 const ROOT = ""; // what the first turns follow
@@ -17,7 +18,7 @@ export class Turn {
     this.id = id ?? newId();
     this.parent = parent ?? ROOT;
     this.question = question ?? "";
-    this.files = files ?? []; // { name, text }
+    this.files = files ?? []; // { name, text } or { name, picture }
     this.asked = asked ?? {}; // the settings it was asked with: fields of the request
     this.at = at ?? Date.now();
     this.keptAt = keptAt ?? this.at; // how fresh an unfinished answer is
@@ -46,9 +47,14 @@ export class Turn {
     return new Turn({ ...kept, answer: { ...figures, ...channels, steps: runs.steps } });
   }
 
-  // What the model is shown of the question: its files first, each in a fence that it cannot close.
+  // What the model reads of the question: its files first, each in a fence that it cannot close.
   get prompt() {
-    return [...this.files.map(fenced), this.question].filter(Boolean).join("\n\n");
+    const texts = this.files.filter((file) => !file.picture).map(fenced);
+    return [...texts, this.question].filter(Boolean).join("\n\n");
+  }
+
+  get content() {
+    return contentOf(this.prompt, this.files);
   }
 }
 
@@ -119,11 +125,11 @@ export class Conversation {
     for (const turn of this.path) {
       const { text } = turn.answer.content;
       if (turn === last) {
-        messages.push({ role: "user", content: turn.prompt });
+        messages.push({ role: "user", content: turn.content });
         break;
       }
       if (!text) continue;
-      messages.push({ role: "user", content: turn.prompt }, { role: "assistant", content: text });
+      messages.push({ role: "user", content: turn.content }, { role: "assistant", content: text });
     }
     return messages;
   }

@@ -2,6 +2,7 @@
 // is a stranger's: it is checked part by part, its ids are replaced, and its texts stay texts.
 
 import { Conversation, newId, titleOf, Turn } from "./conversation.js";
+import { isPictureAddress } from "./pictures.js";
 
 export const MAX_FILE_BYTES = 32 * 1024 * 1024;
 const MAX_CONVERSATIONS = 5000;
@@ -121,13 +122,14 @@ const timeOf = (value) => (isNumber(value) && value > 0 && value < 8e15 ? value 
 function turnOf(turn, id, parent) {
   check(isText(turn.question), "a question is no text");
   const files = Array.isArray(turn.files) ? turn.files : [];
-  check(files.every((file) => isObject(file) && isText(file.name) && isText(file.text)), "a file is no text");
+  const isFile = (file) => isObject(file) && isText(file.name) && (isText(file.text) || isPictureAddress(file.picture));
+  check(files.every(isFile), "a file is no text and no picture");
   const answer = isObject(turn.answer) ? turn.answer : {};
   return new Turn({
     id,
     parent,
     question: turn.question,
-    files: files.map(({ name, text }) => ({ name, text })),
+    files: files.map(({ name, text, picture }) => (isText(text) ? { name, text } : { name, picture })),
     asked: settingsOf(turn.asked),
     at: timeOf(turn.at),
     answer: answerOf(answer),

@@ -3,6 +3,7 @@
 import { AnswerView } from "../answers/view.js";
 import { button, copyFrom, drawError, element } from "../dom.js";
 import { sizeOf } from "./attachments.js";
+import { thumbnail } from "./pictures.js";
 
 const FRESH_MS = 15_000; // an unfinished answer kept more recently may still be coming elsewhere
 const FINISHES = new Map([
@@ -35,7 +36,9 @@ export class TurnView {
   }
 
   drawFiles() {
-    return this.turn.files.map(({ name, text }) => {
+    return this.turn.files.map((file) => {
+      if (file.picture) return thumbnail(file);
+      const { name, text } = file;
       const summary = element("summary", "", name, element("span", "size", ` ${sizeOf(text.length)}`));
       return element("details", "file", summary, element("pre", "", text));
     });

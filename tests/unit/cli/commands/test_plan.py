@@ -13,6 +13,7 @@ import pytest
 from flashdraft.bench.plan.pairs import TARGETS
 from flashdraft.cli import build_parser
 from flashdraft.errors import FlashdraftError, RequestError
+from tests.unit.models.vision.towers import published
 
 DENSE, MOE = "google/gemma-4-31B-it", "google/gemma-4-26B-A4B-it"
 
@@ -42,6 +43,16 @@ def test_a_plan_that_fits(capsys: pytest.CaptureFixture[str]) -> None:
     assert "accepted length: 8.6 at 15 draft tokens" in out and "measured on this card" in out
     assert out.count("--quantize") == 5 and "was not measured" not in out
     assert f"Run: flashdraft serve {DENSE} --max-context 32768 --max-batch 1" in out
+
+
+def test_a_tower_for_pictures_is_a_part_of_the_weights(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(published("31B")))
+    assert run(str(tmp_path), "--gpu", "h200", "--draft", "none") == 0
+    assert "WEIGHTS: 1.15 GB of them is the tower for pictures" in capsys.readouterr().out
+    assert run(DENSE, "--gpu", "h200") == 0
+    assert "tower" not in capsys.readouterr().out
 
 
 def test_a_plan_that_does_not_fit(capsys: pytest.CaptureFixture[str]) -> None:

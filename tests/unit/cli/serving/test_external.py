@@ -88,6 +88,7 @@ def test_without_a_known_drafter_it_says_so(
         (["--engine", "vllm", "--log-prompts"], "--log-prompts is the native engine's"),
         (["--engine", "vllm", "--open-objects"], "--open-objects is the native engine's"),
         (["--engine", "vllm", "--max-queue", "3"], "--max-queue is the native engine's"),
+        (["--engine", "vllm", "--max-pictures", "3"], "--max-pictures is the native engine's"),
         (["--engine", "vllm", "--quantize", "int4"], "--quantize is the native engine's"),
         (["--engine", "vllm", "--kv-dtype", "fp8"], "--kv-dtype is the native engine's"),
         (["--engine", "vllm", "--kv-keys", "rebuilt"], "--kv-keys is the native engine's"),

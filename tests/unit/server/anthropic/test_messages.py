@@ -189,10 +189,12 @@ def test_count_tokens_equals_usage() -> None:
         ({"messages": []}, "messages is empty"),
         ({"messages": [{"role": "user", "content": [
             {"type": "image", "source": {"type": "base64", "media_type": "image/png",
-                                         "data": "AAAA"}}]}]}, "images and documents"),
+                                         "data": "AAAA"}}]}]}, "the model takes none"),
         ({"messages": [{"role": "user", "content": [
             {"type": "tool_result", "tool_use_id": "x", "content": [{"type": "image"}]}]}]},
-         "images and documents"),
+         "content[0].content[0].source is missing"),
+        ({"messages": [{"role": "user", "content": [{"type": "document"}]}]},
+         "documents and files"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search", "max_uses": 5}]},
          "web_search_20250305"),
         ({"tool_choice": {"type": "any"}}, "no tools"),

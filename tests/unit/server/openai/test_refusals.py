@@ -134,11 +134,11 @@ def test_no_top_logprobs_need_no_logprobs() -> None:
         assert response.status_code == 200 and response.json()["choices"][0]["logprobs"] is None
 
 
-def test_images_are_refused_clearly() -> None:
+def test_pictures_are_refused_clearly_where_the_model_takes_none() -> None:
     part = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
     error = refusal(Scripted("x"), messages=[{"role": "user", "content": [part]}])
-    assert error["param"] == "messages[0].content[0].type"
-    assert "images" in error["message"] and "text parts only" in error["message"]
+    assert error["param"] == "messages[0].content[0].image_url.url"
+    assert "the model takes none" in error["message"] and "Send text only" in error["message"]
 
 
 def test_deep_schema_is_refused() -> None:

@@ -155,7 +155,11 @@ def test_recorded_request_of_codex_replays() -> None:
         ({"prompt": {"id": "x"}}, "stored prompts"),
         ({"frobnicate": 1}, "not supported"),
         ({"input": []}, "empty"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "images"),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
+            "image_url is missing",
+        ),
+        ({"input": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "audio, video"),
         ({"input": [{"type": "web_search_call"}]}, "input[0]"),
         ({"tools": [{"type": "function"}]}, "tools[0].name"),
         ({"text": {"format": {"type": "json_schema"}}}, "schema"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import random
@@ -14,6 +15,8 @@ from flashdraft.core import (
     Generation,
     GenerationStats,
     GrammarSpec,
+    Picture,
+    PlacedPicture,
     Request,
     SamplingParams,
     StepStats,
@@ -179,6 +182,56 @@ def test_a_message_beyond_the_cap_is_not_sent(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(frames, "MAX_FRAME_BYTES", 100)
     with pytest.raises(WireError, match="holds 100"):
         frames.pack({"type": "x", "text": "a" * 100})
+
+
+def make_picture(seed: int, width: int, height: int) -> Picture:
+    rng = random.Random(seed)
+    return Picture(rng.randbytes(3 * width * height), width, height, 4, rng.randbytes(32))
+
+
+def test_a_request_comes_back_with_its_pictures() -> None:
+    one, other = make_picture(0, 6, 4), make_picture(1, 50, 90)
+    request = dataclasses.replace(
+        random_request(random.Random(3)),
+        pictures=(PlacedPicture(1, one), PlacedPicture(7, other), PlacedPicture(20, one)),
+    )
+    stream = b"".join(frames.pack(*submission) for submission in wire.submissions(request))
+    assert len(stream) < len(one.pixels) + len(other.pixels) + 4000  # each once, and as it is
+    reader, messages = FrameReader(), list[dict[str, Any]]()
+    for begin in range(0, len(stream), 1000):
+        messages += reader.feed(stream[begin : begin + 1000])
+    assert [message["type"] for message in messages] == ["picture", "picture", "submit"]
+    pictures = [wire.picture_from_dict(message) for message in messages[:2]]
+    assert pictures == [one, other]
+    content = messages[-1]["request"]
+    assert wire.request_from_dict(content, {one.key: one for one in pictures}) == request
+    with pytest.raises(WireError):
+        wire.request_from_dict(content, {one.key: one})
+
+
+def test_a_picture_of_another_size_is_a_wire_error() -> None:
+    picture = make_picture(0, 6, 4)
+    request = dataclasses.replace(
+        random_request(random.Random(3)), pictures=(PlacedPicture(1, picture),)
+    )
+    (message, data), _ = wire.submissions(request)
+    whole = {**message, "data": data}
+    assert wire.picture_from_dict(whole) == picture
+    for wrong in ({"width": 7}, {"key": "x"}, {"data": None}, {"height": None}):
+        with pytest.raises(WireError):
+            wire.picture_from_dict({**whole, **wrong})
+
+
+@pytest.mark.parametrize("data", [b"", b"\0", b"\xff{}", bytes(range(256)) * 40])
+def test_bytes_go_with_a_message_as_they_are(data: bytes) -> None:
+    stream = frames.pack({"type": "a", "n": 1}, data) + frames.pack({"type": "b"})
+    assert list(FrameReader().feed(stream)) == [{"type": "a", "n": 1, "data": data}, {"type": "b"}]
+
+
+@pytest.mark.parametrize("body", [b"\0", b"\0\0\0\0\x05{}", b"\0\xff\xff\xff\xff{}", b"\0" * 9])
+def test_garbage_before_bytes_is_a_wire_error(body: bytes) -> None:
+    with pytest.raises(WireError):
+        list(FrameReader().feed(frames.HEADER.pack(len(body)) + body))
 
 
 def test_every_missing_or_wrong_field_is_a_wire_error() -> None:

@@ -207,6 +207,7 @@ def test_the_front_is_told_what_was_loaded(llm: LLM) -> None:
     assert info["max_context"] == llm.engine.max_context and info["max_batch"] == 4
     assert info["vocab_size"] == VOCAB_SIZE and info["eos_token_ids"] == [2]
     assert (info["device"], info["dtype"]) == ("cpu", "float32")
+    assert info["vision"] is None
 
 
 def start_process(

@@ -23,7 +23,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.stamp
 DEV_STAMP := $(VENV)/.stamp-dev
-NATIVE := $(wildcard flashdraft/kernels/cpu/native/*.[ch])
+NATIVE := $(wildcard flashdraft/*/native/*.[ch] flashdraft/kernels/cpu/native/*.[ch])
 PROMPT := Write a Python function that reverses a string, and explain how it works.
 
 .PHONY: setup dev demo check test test-vllm clients wheel format clean

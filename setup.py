@@ -1,4 +1,5 @@
-"""What pyproject.toml cannot say: the native CPU kernels, once for each level of processors.
+"""What pyproject.toml cannot say: how pictures are resized, and the native CPU kernels, the latter
+once for each level of processors.
 
 A level is a set of instructions beyond those that every machine of the architecture has. Each is an
 extension module of its own, compiled from the same sources with its own flags; which one runs is
@@ -81,6 +82,15 @@ def level_extension(name: str, flags: list[str]) -> Extension:
     )
 
 
+resampling = Extension(
+    "flashdraft.media._resampling",
+    sources=["flashdraft/media/native/resample.c"],
+    define_macros=[STABLE],
+    extra_compile_args=FLAGS,
+    py_limited_api=True,
+    optional=True,
+)
+
 processor = Extension(
     f"{PACKAGE}._processor",
     sources=[f"{FOLDER}/processor.c"],
@@ -93,6 +103,6 @@ processor = Extension(
 if __name__ == "__main__":  # benchmarks/native_levels.py and the tests read the tables above
     levels = [level_extension(name, flags) for name, flags in LEVELS.items()]
     setup(
-        ext_modules=[processor, *levels],
+        ext_modules=[processor, resampling, *levels],
         options={"bdist_wheel": {"py_limited_api": "cp311"}},
     )

@@ -20,7 +20,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 SETUP = runpy.run_path(str(ROOT / "setup.py"))
-SOURCE_ONLY = ("kernels/cpu/native/",)  # compiled, not carried
+SOURCE_ONLY = ("kernels/cpu/native/", "media/native/")  # compiled, not carried
 BUILT = (".so", ".pyc")
 
 
@@ -39,7 +39,8 @@ def kernel_files() -> set[str]:
     """The extension modules of this architecture, as the stable interface names them."""
     folder = SETUP["PACKAGE"].replace(".", "/")
     names = ["_processor", *(f"_native_{level}" for level in SETUP["LEVELS"])]
-    return {f"{folder}/{name}.abi3.so" for name in names}
+    found = {f"{folder}/{name}.abi3.so" for name in names}
+    return found | {"flashdraft/media/_resampling.abi3.so"}
 
 
 def problems(wheel: Path, *, with_kernels: bool = True) -> list[str]:

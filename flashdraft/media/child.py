@@ -26,7 +26,7 @@ from flashdraft.errors import quoted, shortened
 from flashdraft.killable.child import RefusalError, serve
 from flashdraft.killable.frames import DATA, Message
 from flashdraft.media.limits import FORMATS, MAX_PIXELS, MAX_SIDE
-from flashdraft.media.resampling import Bytes, LineResampler
+from flashdraft.media.resampling import Bytes, Resampler
 from flashdraft.media.sizes import cells_of
 
 # Named, they are all that is loaded; Pillow would look through its forty others for a stranger.
@@ -48,7 +48,7 @@ _SHOWN_BYTES = 24
 def answer(message: Message) -> Message:
     """One message's answer; RefusalError, of the kind "picture", where there is none."""
     if message["type"] == "load":
-        LineResampler(64, 48).apply(np.zeros((64, 64), np.uint8))  # its library's memory is counted
+        Resampler(64, 48).across(np.zeros((64, 64, 3), np.uint8))  # its library's memory is counted
         return {}
     image = _decoded(message[DATA])
     cells = cells_of(image.width, image.height, message["budget"], message["cell"])
@@ -130,17 +130,13 @@ def _resized(image: Image.Image, width: int, height: int) -> Bytes:
     """[height, width, 3]."""
     if image.size == (width, height):
         return np.concatenate(list(_strips(image)))
-    across, down = LineResampler(image.width, width), LineResampler(image.height, height)
-    narrowed = np.empty((3, width, image.height), np.uint8)
+    across, down = Resampler(image.width, width), Resampler(image.height, height)
+    narrowed = np.empty((image.height, width, 3), np.uint8)
     top = 0
     for strip in _strips(image):
-        rows = len(strip)
-        lines = np.ascontiguousarray(strip.transpose(2, 0, 1)).reshape(3 * rows, image.width)
-        found = across.apply(lines).reshape(3, rows, width)
-        narrowed[:, :, top : top + rows] = found.transpose(0, 2, 1)
-        top += rows
-    made = [down.apply(plane) for plane in narrowed]  # each [width, height]
-    return np.stack(made, axis=-1).transpose(1, 0, 2)
+        narrowed[top : top + len(strip)] = across.across(strip)
+        top += len(strip)
+    return down.down(narrowed)
 
 
 def _strips(image: Image.Image) -> Iterator[Bytes]:

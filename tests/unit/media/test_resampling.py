@@ -6,13 +6,21 @@ import numpy as np
 import pytest
 import torch
 
-from flashdraft.media.resampling import Bytes, LineResampler
+from flashdraft.media import resampling
+from flashdraft.media.resampling import Bytes, Resampler
+
+
+@pytest.fixture(params=["compiled", "numpy"], autouse=True)
+def how(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "numpy":
+        monkeypatch.setattr(resampling, "_native", None)
+    elif resampling._native is None:
+        pytest.skip("nothing was compiled")
 
 
 def ours(pixels: Bytes, width: int, height: int) -> Bytes:
-    across, down = LineResampler(pixels.shape[1], width), LineResampler(pixels.shape[0], height)
-    planes = [down.apply(across.apply(plane).T).T for plane in pixels.transpose(2, 0, 1)]
-    return np.stack(planes, axis=-1)
+    across, down = Resampler(pixels.shape[1], width), Resampler(pixels.shape[0], height)
+    return down.down(across.across(pixels))
 
 
 def of_torch(pixels: Bytes, width: int, height: int) -> Bytes:

@@ -17,6 +17,7 @@ from torch import Tensor
 from flashdraft.kernels.composed import ComposedKernels
 from flashdraft.kernels.interface import (
     Heads,
+    Kernels,
     KeyRebuild,
     PagedKeys,
     PageView,
@@ -128,20 +129,7 @@ class TorchKernels(ComposedKernels):
     def attend_whole(
         self, qkv: Tensor, heads: Heads, starts: Sequence[int], scale: float
     ) -> Tensor:
-        """One sequence after another, so that none changes the bits of another."""
-        rows, spec = qkv.shape[0], heads.spec
-        assert spec.num_kv_heads == spec.num_heads
-        keys, values = (qkv.new_empty(rows, 1, spec.num_heads, spec.head_dim) for _ in range(2))
-        slots = torch.arange(rows, device=qkv.device)
-        query = self.prepare_qkv(qkv, heads, keys, values, slots)
-        mixed = torch.empty_like(query)
-        for start, end in zip(starts, starts[1:], strict=False):
-            parts = (x[start:end] for x in (query, keys.squeeze(1), values.squeeze(1)))
-            # [1, heads, rows, head_dim], in memory of their own
-            q, k, v = (part.transpose(0, 1).unsqueeze(0).contiguous() for part in parts)
-            found = F.scaled_dot_product_attention(q, k, v, scale=scale)
-            mixed[start:end] = found.squeeze(0).transpose(0, 1)
-        return mixed.flatten(1)
+        return attend_whole(self, qkv, heads, starts, scale)
 
     def softmax(self, x: Tensor) -> Tensor:
         return self._rows(lambda rows: rows.float().softmax(-1), x)
@@ -190,6 +178,29 @@ def _read_pages(cache: Tensor, view: PageView, s: int, num_keys: int) -> Tensor:
         if torch.equal(pages, torch.arange(first, first + num_pages)):
             return tokens[first * view.page_size : first * view.page_size + num_keys].float()
     return cache[pages].view(-1, *cache.shape[2:])[:num_keys].float()
+
+
+def attend_whole(
+    kernels: Kernels, qkv: Tensor, heads: Heads, starts: Sequence[int], scale: float
+) -> Tensor:
+    """`Kernels.attend_whole`: one sequence after another, so that none changes another's bits."""
+    rows, spec = qkv.shape[0], heads.spec
+    assert spec.num_kv_heads == spec.num_heads
+    keys, values = (qkv.new_empty(rows, 1, spec.num_heads, spec.head_dim) for _ in range(2))
+    slots = torch.arange(rows, device=qkv.device)
+    query = kernels.prepare_qkv(qkv, heads, keys, values, slots)
+    mixed = torch.empty_like(query)
+    for start, end in zip(starts, starts[1:], strict=False):
+        # [1, heads, rows, head_dim]
+        q, k, v = (
+            part[start:end].transpose(0, 1).unsqueeze(0)
+            for part in (query, keys.squeeze(1), values.squeeze(1))
+        )
+        if qkv.device.type == "cpu":  # whose kernel goes by where a sequence lies in memory
+            q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
+        found = F.scaled_dot_product_attention(q, k, v, scale=scale)
+        mixed[start:end] = found.squeeze(0).transpose(0, 1)
+    return mixed.flatten(1)
 
 
 def _rebuild_keys(values: Tensor, rebuild: KeyRebuild, dtype: torch.dtype) -> Tensor:

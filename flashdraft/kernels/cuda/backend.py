@@ -34,7 +34,7 @@ from flashdraft.kernels.interface import (
 )
 from flashdraft.kernels.kinds import Activation, Scheme
 from flashdraft.kernels.quantized import Matrix, Quantized, join_floats
-from flashdraft.kernels.torch_backend import TorchKernels
+from flashdraft.kernels.torch_backend import TorchKernels, attend_whole
 
 MAX_TILES = 1 << 18
 MIN_ROWS_BESIDE = 2  # one row takes less time than a fork and a join
@@ -197,7 +197,7 @@ class TritonKernels(ComposedKernels):
     def attend_whole(
         self, qkv: Tensor, heads: Heads, starts: Sequence[int], scale: float
     ) -> Tensor:
-        return self._torch.attend_whole(qkv, heads, starts, scale)
+        return attend_whole(self, qkv, heads, starts, scale)
 
     def mixture(self, residual: Residual, parts: Mixture) -> tuple[Tensor, Tensor, Tensor]:
         settings = (self._limits, self._arrivals, self.exact)

@@ -35,14 +35,15 @@ class Patches:
         for picture in pictures:
             _check(picture, config)
             grid = picture.height // config.patch_size, picture.width // config.patch_size
-            pixels.append(_by_cells(_patches(picture, config.patch_size), config.pooling))
-            places = torch.cartesian_prod(*map(torch.arange, grid)).view(*grid, 2)
+            shown = _patches(_sent(picture.pixels, device).view(picture.height, -1), config)
+            pixels.append(_by_cells(shown, config.pooling))
+            sides = (torch.arange(count, device=device) for count in grid)
+            places = torch.cartesian_prod(*sides).view(*grid, 2)
             row, column = _by_cells(places, config.pooling).unbind(1)
             rows.append(row)
             columns.append(column)
             starts.append(starts[-1] + len(row))
-        every, column, row = (torch.cat(part).to(device) for part in (pixels, columns, rows))
-        return cls(every, column, row, starts)
+        return cls(torch.cat(pixels), torch.cat(columns), torch.cat(rows), starts)
 
 
 def passes(pictures: Sequence[Picture], config: VisionConfig) -> Iterator[list[Picture]]:
@@ -82,10 +83,18 @@ def _check(picture: Picture, config: VisionConfig) -> None:
         )
 
 
-def _patches(picture: Picture, size: int) -> Tensor:
-    """[rows, columns, size * size * 3]: each patch by row, column and colour."""
-    rows, columns = picture.height // size, picture.width // size
-    pixels = torch.frombuffer(bytearray(picture.pixels), dtype=torch.uint8)
+def _sent(pixels: bytes, device: torch.device) -> Tensor:
+    """On the device. A GPU fetches them by itself, so that nobody waits for its work before."""
+    found = torch.frombuffer(bytearray(pixels), dtype=torch.uint8)
+    if device.type == "cuda":
+        found = found.pin_memory()
+    return found.to(device, non_blocking=True)
+
+
+def _patches(pixels: Tensor, config: VisionConfig) -> Tensor:
+    """[height, width * 3] -> [rows, columns, values]: each patch by row, column and colour."""
+    size = config.patch_size
+    rows, columns = pixels.shape[0] // size, pixels.shape[1] // (3 * size)
     return pixels.view(rows, size, columns, size * 3).transpose(1, 2).reshape(rows, columns, -1)
 
 

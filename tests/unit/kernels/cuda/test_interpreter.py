@@ -306,6 +306,18 @@ def check_prepare(dtype: torch.dtype, spec: QKVSpec) -> None:
     torch.testing.assert_close(caches, expected_caches, **close)
 
 
+def check_whole() -> None:
+    """Heads of no power of two, as a vision tower has them."""
+    spec = QKVSpec(2, 2, 20, 1e-6, torch.randn(20), torch.randn(20), v_norm=True)
+    angles, qkv = torch.rand(9, 10) * 6, torch.randn(9, spec.width)
+    heads = Heads(spec, RopeTable(angles.cos(), angles.sin()), torch.arange(9))
+    found, expected = (
+        kernels.attend_whole(qkv, heads, (0, 4, 4, 9), 0.3)
+        for kernels in (make_kernels(torch.float32), TorchKernels(CPU, torch.float32))
+    )
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-5)
+
+
 def norm_weight() -> Tensor:
     return torch.randn(12)
 
@@ -320,6 +332,7 @@ CHECKS: dict[str, Callable[[], None]] = {
     "parts, picture": lambda: check_parts(9, [(3, 4, 13)]),
     "pictures by their rule": lambda: check_pictures(NARROW),
     "pictures by their rule, spread": lambda: check_pictures(spread(2)),
+    "whole": check_whole,
     "nothing to do": check_nothing_to_do,
     "blind row": check_blind_row,
     "norms, float32": lambda: check_norms(torch.float32),

@@ -56,19 +56,25 @@ class RandomModel:
     """A target and its drafter as their config.json, and the acceptance prescribed for the pair."""
 
     name: str
-    target: dict[str, Any]
+    target: dict[str, Any]  # its text model
     drafter: dict[str, Any]
     alpha: float  # chance that a draft slot is accepted, once all before it were
+    tower: dict[str, Any] | None = None  # None: it takes no pictures
 
     def target_config(self) -> ModelConfig:
-        return ModelConfig.from_hf(self.target)
+        if self.tower is None:
+            return ModelConfig.from_hf(self.target)
+        whole = {"model_type": "gemma4", "text_config": self.target, "vision_config": self.tower}
+        names = "architectures", "eos_token_id", "boi_token_id", "image_token_id", "eoi_token_id"
+        kept = {name: self.target[name] for name in names if name in self.target}
+        return ModelConfig.from_hf({**whole, **kept})
 
     def drafter_config(self) -> DrafterConfig:
         return DrafterConfig.from_hf(self.drafter)
 
 
 def _published(name: str, target: str, drafter: str, alpha: float) -> RandomModel:
-    sizes = TARGETS[target]
+    sizes = TARGETS[target]["text_config"]
     more = _DRAFTER | {"num_target_layers": len(sizes["layer_types"])}
     return RandomModel(name, {**sizes, **_TARGET}, {**DRAFTERS[drafter], **more}, alpha)
 

@@ -77,7 +77,10 @@ def _memory_notes(plan: Plan) -> Iterator[str]:
         terms.append(f"{seen:,} × {cost:,} B" + (" (window)" if window else ""))
     tower = count_target(plan.pair.target).vision * plan.best.form.float_bits / 8
     if tower:
-        yield f"WEIGHTS: {_gb(tower)} GB of them is the tower for pictures, in floats."
+        yield (
+            f"WEIGHTS: {_gb(tower)} GB of them is the tower for pictures, in floats; "
+            "--no-vision leaves it out."
+        )
     each = _gb(cache_bytes(layers, dtype, plan.context))
     yield f"Keys and values of one sequence: {' + '.join(terms)} = {each} GB."
     yield (

@@ -67,7 +67,6 @@ class Pair:
 
 
 _GEMMA4: dict[str, Any] = {
-    "architectures": ["Gemma4ForConditionalGeneration"],
     "model_type": "gemma4_text",
     "vocab_size": 262144,
     "head_dim": 256,
@@ -84,7 +83,35 @@ _GEMMA4: dict[str, Any] = {
         },
         _SLIDING: {"rope_theta": 10000.0},
     },
+    "use_bidirectional_attention": "vision",
 }
+_TOWER: dict[str, Any] = {
+    "model_type": "gemma4_vision",
+    "hidden_size": 1152,
+    "intermediate_size": 4304,
+    "num_hidden_layers": 27,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "head_dim": 72,
+    "global_head_dim": 72,
+    "pooling_kernel_size": 3,
+    "patch_size": 16,
+    "position_embedding_size": 10240,
+    "standardize": True,
+}
+
+
+def _seeing(**sizes: Any) -> dict[str, Any]:
+    """A Gemma 4 whose text model differs from others in these."""
+    return {
+        "architectures": ["Gemma4ForConditionalGeneration"],
+        "model_type": "gemma4",
+        "text_config": _GEMMA4 | sizes,
+        "vision_config": _TOWER,
+        "tie_word_embeddings": True,
+    }
+
+
 _QWEN3: dict[str, Any] = {
     "architectures": ["Qwen3ForCausalLM"],
     "model_type": "qwen3",
@@ -111,28 +138,26 @@ TARGETS: Mapping[str, Mapping[str, Any]] = {
         "rope_theta": 100000.0,
         "tie_word_embeddings": True,
     },
-    "google/gemma-4-31B-it": _GEMMA4
-    | {
-        "hidden_size": 5376,
-        "intermediate_size": 21504,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 16,
-        "num_global_key_value_heads": 4,
-        "layer_types": ([_SLIDING] * 5 + [_FULL]) * 10,
-    },
-    "google/gemma-4-26B-A4B-it": _GEMMA4
-    | {
-        "hidden_size": 2816,
-        "intermediate_size": 2112,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 8,
-        "num_global_key_value_heads": 2,
-        "layer_types": ([_SLIDING] * 5 + [_FULL]) * 5,
-        "enable_moe_block": True,
-        "num_experts": 128,
-        "top_k_experts": 8,
-        "moe_intermediate_size": 704,
-    },
+    "google/gemma-4-31B-it": _seeing(
+        hidden_size=5376,
+        intermediate_size=21504,
+        num_attention_heads=32,
+        num_key_value_heads=16,
+        num_global_key_value_heads=4,
+        layer_types=([_SLIDING] * 5 + [_FULL]) * 10,
+    ),
+    "google/gemma-4-26B-A4B-it": _seeing(
+        hidden_size=2816,
+        intermediate_size=2112,
+        num_attention_heads=16,
+        num_key_value_heads=8,
+        num_global_key_value_heads=2,
+        layer_types=([_SLIDING] * 5 + [_FULL]) * 5,
+        enable_moe_block=True,
+        num_experts=128,
+        top_k_experts=8,
+        moe_intermediate_size=704,
+    ),
     "Qwen/Qwen3-4B": _QWEN3
     | {"hidden_size": 2560, "intermediate_size": 9728, "tie_word_embeddings": True},
     "Qwen/Qwen3-8B": _QWEN3
@@ -145,14 +170,16 @@ TARGETS: Mapping[str, Mapping[str, Any]] = {
 STORED: Mapping[str, Mapping[str, int]] = {DEFAULT_MODEL: {"model.embed_tokens.weight": 30_081_024}}
 
 
+_SHARED = "vocab_size", "hidden_size", "max_position_embeddings"
+
+
 def _drafter(target: str, taps: list[int], mask: int, **sizes: Any) -> dict[str, Any]:
     """The published drafters have these in common: five Qwen3 layers, eight key heads of 128."""
+    text = TARGETS[target].get("text_config", TARGETS[target])
     return {
         "architectures": ["DFlashDraftModel"],
         "model_type": "qwen3",
-        "vocab_size": TARGETS[target]["vocab_size"],
-        "hidden_size": TARGETS[target]["hidden_size"],
-        "max_position_embeddings": TARGETS[target]["max_position_embeddings"],
+        **{name: text[name] for name in _SHARED},
         "num_hidden_layers": 5,
         "num_key_value_heads": 8,
         "head_dim": 128,

@@ -131,13 +131,13 @@ def test_both_ways_to_a_smaller_cache_are_advised_where_neither_is_enough() -> N
 
     pair, card = find_pair(DENSE), find_card("rtx4090")
     asked = make_plan(
-        pair, card, context=131072, cache=CacheOptions(kv_dtype="fp8", kv_keys="rebuilt")
+        pair, card, context=98304, cache=CacheOptions(kv_dtype="fp8", kv_keys="rebuilt")
     )
-    [line] = told(131072)
+    [line] = told(98304)
     assert line.startswith("--kv-dtype fp8 --kv-keys rebuilt, if the card has")
-    assert line.endswith(f"1 × 131,072 tokens fit in {asked.best.form.name}") and asked.best.fits
+    assert line.endswith(f"1 × 98,304 tokens fit in {asked.best.form.name}") and asked.best.fits
     # where one is enough both would be too much
-    assert told(60000) and "rebuilt" not in "".join(told(60000))
+    assert told(16000) and "rebuilt" not in "".join(told(16000))
     # and where both are not, how far they reach
     [line] = told(262144)
     most = max(fit.max_context for fit in asked.fits)

@@ -137,7 +137,7 @@ def test_both_ways_to_a_smaller_cache_are_advised_where_neither_is_enough() -> N
     assert line.startswith("--kv-dtype fp8 --kv-keys rebuilt, if the card has")
     assert line.endswith(f"1 × 98,304 tokens fit in {asked.best.form.name}") and asked.best.fits
     # where one is enough both would be too much
-    assert told(16000) and "rebuilt" not in "".join(told(16000))
+    assert told(30000) and "rebuilt" not in "".join(told(30000))
     # and where both are not, how far they reach
     [line] = told(262144)
     most = max(fit.max_context for fit in asked.fits)

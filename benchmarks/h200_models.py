@@ -21,11 +21,13 @@ from torch import Tensor
 from flashdraft.bench.plan.pairs import DRAFTERS, TARGETS
 from flashdraft.kernels.interface import Kernels
 from flashdraft.models.config.target import LayerConfig, ModelConfig
+from flashdraft.models.config.vision import VisionConfig
 from flashdraft.models.drafter.config import DrafterConfig
 from flashdraft.models.drafter.model import Drafter, PackedDrafter
 from flashdraft.models.layers import Target
 from flashdraft.models.registry import build_target
 
+LEAST_VOCABULARY = 262_144  # in which pictures' own marks are tokens
 SPREAD = 0.02  # standard deviation of every matrix: sandwich norms keep activations finite
 
 # what a published config says beside the sizes
@@ -65,9 +67,9 @@ class RandomModel:
         if self.tower is None:
             return ModelConfig.from_hf(self.target)
         whole = {"model_type": "gemma4", "text_config": self.target, "vision_config": self.tower}
-        names = "architectures", "eos_token_id", "boi_token_id", "image_token_id", "eoi_token_id"
-        kept = {name: self.target[name] for name in names if name in self.target}
-        return ModelConfig.from_hf({**whole, **kept})
+        ends = {name: self.target[name] for name in ("architectures", "eos_token_id")}
+        marks = _TINY_MARKS if self.target["vocab_size"] < LEAST_VOCABULARY else {}
+        return ModelConfig.from_hf({**whole, **ends, **marks})
 
     def drafter_config(self) -> DrafterConfig:
         return DrafterConfig.from_hf(self.drafter)
@@ -118,6 +120,29 @@ def tiny(model: RandomModel) -> RandomModel:
         model.drafter | sizes | drafter,
         model.alpha,
     )
+
+
+def seeing(model: RandomModel, tower: dict[str, Any] | None = None) -> RandomModel:
+    """The model with its tower for pictures: the published one, or one in miniature beside it."""
+    if tower is None:
+        tower = TARGETS["google/gemma-4-31B-it"]["vision_config"]
+        if model.target["hidden_size"] < tower["hidden_size"]:
+            tower = {**tower, **_TINY_TOWER}
+    return replace(model, tower=tower)
+
+
+_TINY_TOWER = {
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "head_dim": 24,
+    "global_head_dim": 24,
+    "patch_size": 4,
+    "position_embedding_size": 512,
+}
+_TINY_MARKS = {"boi_token_id": 505, "image_token_id": 506, "eoi_token_id": 507}
 
 
 def first_layers(model: RandomModel, num_layers: int) -> RandomModel:
@@ -183,6 +208,8 @@ def target_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     hidden, shapes = config.hidden_size, dict[str, tuple[int, ...]]()
     shapes["model.embed_tokens.weight"] = (config.vocab_size, hidden)
     shapes["model.norm.weight"] = (hidden,)
+    if config.vision is not None:
+        shapes |= tower_shapes(config.vision, hidden)
     for index, layer in enumerate(config.layers):
         prefix = f"model.layers.{index}"
         shapes |= _attention_shapes(f"{prefix}.self_attn", layer, hidden)
@@ -202,6 +229,31 @@ def target_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         for suffix in suffixes:
             shapes[f"{prefix}.{suffix}.weight"] = (hidden,)
         shapes[f"{prefix}.layer_scalar"] = (1,)
+    return shapes
+
+
+def tower_shapes(vision: VisionConfig, target_width: int) -> dict[str, tuple[int, ...]]:
+    """Every tensor of a tower for pictures, and of its projection."""
+    hidden, inner = vision.hidden_size, vision.num_heads * vision.head_dim
+    prefix, patch = "model.vision_tower", 3 * vision.patch_size**2
+    shapes: dict[str, tuple[int, ...]] = {
+        f"{prefix}.patch_embedder.input_proj.weight": (hidden, patch),
+        f"{prefix}.patch_embedder.position_embedding_table": (2, vision.num_positions, hidden),
+        "model.embed_vision.embedding_projection.weight": (target_width, hidden),
+    }
+    if vision.standardize:
+        shapes |= {f"{prefix}.std_{what}": (hidden,) for what in ("bias", "scale")}
+    for index in range(vision.num_layers):
+        layer = f"{prefix}.encoder.layers.{index}"
+        for name in "qkv":
+            shapes[f"{layer}.self_attn.{name}_proj.linear.weight"] = (inner, hidden)
+        shapes[f"{layer}.self_attn.o_proj.linear.weight"] = (hidden, inner)
+        shapes |= {f"{layer}.self_attn.{name}_norm.weight": (vision.head_dim,) for name in "qk"}
+        wide = vision.intermediate_size
+        shapes |= {f"{layer}.mlp.{n}_proj.linear.weight": (wide, hidden) for n in ("gate", "up")}
+        shapes[f"{layer}.mlp.down_proj.linear.weight"] = (hidden, wide)
+        for name in ("input", "post_attention", "pre_feedforward", "post_feedforward"):
+            shapes[f"{layer}.{name}_layernorm.weight"] = (hidden,)
     return shapes
 
 

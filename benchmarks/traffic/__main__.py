@@ -11,10 +11,11 @@ Closed loop: each client asks again at once. --rate: Poisson arrivals. Prompts o
 tokens, answers of 64-448 to their full length; a lone client asks 128 → 384. sampled is Gemma 4's
 own setting (temperature 1.0, top-p 0.95, top-k 64); in logprobs, penalty and schema every eighth
 request besides wants 5 log-probabilities, a repetition penalty of 1.1 or JSON by a schema; presence
-is a presence penalty on all. Drafts are accepted at a prescribed chance a slot and committed
-(h200_inject.py). Figures begin when the warm-up requests are answered; what anybody waited for
-before that is told apart. The prefix cache is off but in --conversations. tiny tries everything out
-on a CPU: its figures mean nothing.
+is a presence penalty on all; in pictures every fourth request begins with one of 266 tokens that
+nobody has seen, in pictures-as-text with as many tokens of text. Drafts are accepted at a
+prescribed chance a slot and committed (h200_inject.py). Figures begin when the warm-up requests are
+answered; what anybody waited for before that is told apart. The prefix cache is off but in
+--conversations. tiny tries everything out on a CPU: its figures mean nothing.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from benchmarks.h200_inject import PrescribedAcceptance, Routing
 from benchmarks.h200_measure import free_memory
-from benchmarks.h200_models import MODELS, RandomModel, RandomPair, build_pair, tiny
+from benchmarks.h200_models import MODELS, RandomModel, RandomPair, build_pair, seeing, tiny
 from benchmarks.traffic.vocabulary import schema_compiler
 from flashdraft.chat.grammar.compiler import LlguidanceCompiler
 from flashdraft.engine.config import CacheOptions, EngineConfig
@@ -28,10 +28,10 @@ PREPARE_S = 90.0  # for what an engine captures before it says that it is ready
 
 
 def model_named(name: str) -> RandomModel:
-    """A published pair, or its structure in miniature."""
+    """A published pair, or its structure in miniature; it sees pictures, as the published does."""
     if name.startswith("tiny"):
-        return tiny(MODELS[name.removeprefix("tiny").removeprefix("-") or "31b"])
-    return MODELS[name]
+        return seeing(tiny(MODELS[name.removeprefix("tiny").removeprefix("-") or "31b"]))
+    return seeing(MODELS[name])
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,9 @@ from benchmarks.traffic.workload import (
     ALONE_ANSWERS,
     ALONE_PROMPTS,
     ANSWERS,
+    AS_TEXT,
+    PICTURE_TOKENS,
+    PICTURES,
     PROMPTS,
     SCHEMA,
     Span,
@@ -87,7 +90,8 @@ class Settings:
     def max_context(self) -> int:
         """What the longest request of the loads takes."""
         loads = [self.spans(clients) for clients in (*self.clients, None)]
-        return _context(max(prompts.high + answers.high for prompts, answers in loads))
+        more = PICTURE_TOKENS if {PICTURES, AS_TEXT} & {*self.kinds} else 0
+        return _context(more + max(prompts.high + answers.high for prompts, answers in loads))
 
 
 def _context(tokens: int) -> int:
@@ -186,7 +190,8 @@ class Run:
     ) -> None:
         prompts, answers = self.settings.spans(clients)
         vocab_size, seed = engine.target.config.vocab_size, self.settings.seed
-        workload = Workload(kind, vocab_size, seed, prompts, answers, load)
+        vision = engine.target.config.vision
+        workload = Workload(kind, vocab_size, seed, prompts, answers, load, vision)
         record = Record(time.perf_counter())
 
         def new_source(begin: float) -> Source:

@@ -6,6 +6,8 @@ how tokens are drawn; in the mixed kinds every eighth request, the first one amo
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import json
 import random
 from collections.abc import Iterator
@@ -13,13 +15,18 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from flashdraft.bench.traffic.load import LengthRange
-from flashdraft.core import GrammarSpec, Request, SamplingParams
+from flashdraft.core import GrammarSpec, Picture, PlacedPicture, Request, SamplingParams
 from flashdraft.errors import RequestError
+from flashdraft.models.config.vision import VisionConfig
 
 EVERY = 8  # of a mixed kind, so many requests have one that wants more
 FIRST_TOKEN = 5  # ids below it are special
 GREEDY, SCHEMA = "greedy", "schema"
-KINDS = (GREEDY, "sampled", "logprobs", "penalty", "presence", SCHEMA)
+PICTURES, AS_TEXT = "pictures", "pictures-as-text"
+KINDS = (GREEDY, "sampled", "logprobs", "penalty", "presence", SCHEMA, PICTURES, AS_TEXT)
+PICTURE_EVERY = 4  # of the kind with pictures, so many requests have one with a picture
+ROWS, COLUMNS = 14, 19  # of its cells: 266 tokens, as 4:3 has by default
+PICTURE_TOKENS = ROWS * COLUMNS + 2  # with the marks around it
 # Structure at both ends and free text between: random drafts fit nowhere else
 SCHEMA_TEXT = json.dumps(
     {
@@ -84,15 +91,38 @@ class Workload:
     prompts: Span = PROMPTS
     answers: Span = ANSWERS
     name: str = "r"  # ids begin with it
+    vision: VisionConfig | None = None  # of the target, where pictures are sent
 
     def request(self, index: int) -> Request:
         dice = random.Random(f"{self.seed}/{index}")
         length, max_tokens = self.prompts.draw(dice), self.answers.draw(dice)
         prompt = random_tokens(dice, self.vocab_size, length)
         params = params_of(self.kind, index, max_tokens)
+        placed: tuple[PlacedPicture, ...] = ()
+        if self.kind in (PICTURES, AS_TEXT) and index % PICTURE_EVERY == 0:
+            added = random_tokens(dice, self.vocab_size, PICTURE_TOKENS)
+            if self.kind == PICTURES:
+                assert self.vision is not None, "the target takes no pictures"
+                tokens, picture = self.vision.tokens, made_up(self.vision, f"{self.seed}/{index}")
+                placed = (PlacedPicture(1, picture),)
+                added = [tokens.begin, *[tokens.picture] * picture.num_tokens, tokens.end]
+            prompt = added + prompt  # pictures come before the text
         has_grammar = self.kind == SCHEMA and wants_more(index)
         grammar = GrammarSpec("json_schema", SCHEMA_TEXT) if has_grammar else None
-        return Request(f"{self.name}-{index}", prompt, params, seed=index, grammar=grammar)
+        name = f"{self.name}-{index}"
+        return Request(name, prompt, params, seed=index, grammar=grammar, pictures=placed)
+
+
+def made_up(vision: VisionConfig, name: str) -> Picture:
+    """A picture that nobody has seen; only its key is its own, so that making it takes no time."""
+    height, width = ROWS * vision.cell, COLUMNS * vision.cell
+    key = hashlib.sha256(name.encode()).digest()
+    return Picture(_noise(3 * width * height), width, height, ROWS * COLUMNS, key)
+
+
+@functools.cache
+def _noise(count: int) -> bytes:
+    return random.Random("pixels").randbytes(count)
 
 
 def random_tokens(dice: random.Random, vocab_size: int, count: int) -> list[int]:

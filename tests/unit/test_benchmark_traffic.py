@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from benchmarks.h200_inject import PrescribedAcceptance
-from benchmarks.h200_models import MODELS, build_pair, tiny
+from benchmarks.h200_models import MODELS, build_pair, seeing, tiny
 from benchmarks.traffic.__main__ import main, make_settings, parse_arguments
 from benchmarks.traffic.figures import (
     Window,
@@ -58,9 +58,11 @@ from flashdraft.core import (
 )
 from flashdraft.engine.config import CacheOptions, EngineConfig
 from flashdraft.engine.engine import Engine
+from flashdraft.engine.validate import validate_pictures
 from flashdraft.kernels.torch_backend import TorchKernels
 
 CPU = torch.device("cpu")
+WITH_MORE = ("pictures", "pictures-as-text")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -101,6 +103,19 @@ def test_kinds_are_gemmas_sampling_and_every_eighth_wants_more() -> None:
     assert [n for n, one in enumerate(grammars) if one is not None] == [0, 8]
     with pytest.raises(ValueError, match="no kind 'odd'"):
         params_of("odd", 0, 1)
+
+
+def test_every_fourth_request_has_a_picture_or_as_many_tokens_of_text() -> None:
+    config = seeing(tiny(MODELS["31b"])).target_config()
+    assert config.vision is not None
+    for_both = (config.vocab_size, 0, Span(5, 9), Span(2, 4), "r", config.vision)
+    shown, told = ([Workload(kind, *for_both).request(n) for n in range(9)] for kind in WITH_MORE)
+    assert [len(one.prompt_ids) for one in shown] == [len(one.prompt_ids) for one in told]
+    assert [n for n, one in enumerate(shown) if one.pictures] == [0, 4, 8]
+    assert not any(one.pictures for one in told) and shown[1].prompt_ids == told[1].prompt_ids
+    for one in shown[::4]:
+        validate_pictures(one, config.vision, True)
+    assert len({placed.picture.key for one in shown for placed in one.pictures}) == 3
 
 
 @pytest.mark.parametrize("text", ["0-4", "9-4", "x", "-3", ""])

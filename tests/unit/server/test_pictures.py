@@ -486,6 +486,36 @@ def test_few_pictures_are_opened_at_once_and_none_for_who_has_left(
     assert slow.most == opening.OPEN_AT_ONCE and slow.begun == 3
 
 
+def test_few_fetched_files_wait_to_be_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody knows before how long a file is: files are counted, not their bytes."""
+    slow, fetched = _Slow(), list[str]()
+    monkeypatch.setattr(opening, "open_picture", slow)
+
+    def fetch(self: Any, url: str) -> bytes:
+        fetched.append(url)
+        return b"a file"
+
+    monkeypatch.setattr("flashdraft.media.sources.MediaFetcher.fetch", fetch)
+
+    def one_address() -> list[dict[str, Any]]:
+        part = picture_part(SentText("https://example.com/cat.png"), "here")
+        return [{"role": "user", "content": [part]}]
+
+    async def scenario() -> None:
+        settings = ServerSettings(allow_media_domains=("example.com",))
+        opener = PictureOpener(settings, _Nobody())
+        opened = [opener.open(one_address(), make_vision()) for _ in range(12)]
+        tasks = [asyncio.create_task(one) for one in opened]
+        while len(fetched) < opening.FETCH_AT_ONCE:
+            await asyncio.sleep(0.005)
+        await asyncio.sleep(0.1)
+        assert len(fetched) == opening.FETCH_AT_ONCE
+        slow.release.set()
+        assert len(await asyncio.gather(*tasks)) == len(fetched) == 12
+
+    asyncio.run(scenario())
+
+
 def test_opening_has_a_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     slow = _Slow()
     monkeypatch.setattr(opening, "open_picture", slow)

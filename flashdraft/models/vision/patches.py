@@ -41,7 +41,7 @@ class Patches:
             rows.append(row)
             columns.append(column)
             starts.append(starts[-1] + len(row))
-        every, column, row = (torch.cat(part).to(device) for part in (pixels, columns, rows))
+        every, column, row = (_sent(torch.cat(part), device) for part in (pixels, columns, rows))
         return cls(every, column, row, starts)
 
 
@@ -58,6 +58,13 @@ def passes(pictures: Sequence[Picture], config: VisionConfig) -> Iterator[list[P
         left -= size
     if found:
         yield found
+
+
+def _sent(values: Tensor, device: torch.device) -> Tensor:
+    """On the device; steps that are in flight there are not waited for."""
+    if device.type != "cuda":
+        return values.to(device)
+    return values.pin_memory().to(device, non_blocking=True)
 
 
 def _check(picture: Picture, config: VisionConfig) -> None:

@@ -110,6 +110,12 @@ class PictureOpener:
                 f"{len(sent)}). Send fewer, or start the server with a higher --max-pictures.",
             )
         for one in sent:
+            if one.is_bare and one.text.is_data_url:
+                raise FieldError(
+                    one.place,
+                    f"{one.place} is a data: URL; it is base64 alone here. Leave out its head, up to "
+                    "the comma.",
+                )
             if one.is_bare or one.text.is_data_url:
                 continue
             if not (one.text.is_address and self._settings.allow_media_domains):

@@ -284,6 +284,7 @@ def test_an_address_is_fetched_where_its_host_is_allowed(monkeypatch: pytest.Mon
 
 
 BOTH = {"type": "url", "url": "https://x", "data": "A"}
+PDF = {"type": "base64", "media_type": "application/pdf", "data": "JVBERi0="}
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"messages": [said(url_part("data:image/png;base64,AAAA"))]}, "cannot be taken"),
     (CHAT, {"messages": [said(url_part("data:image/png;base64,@@@@"))]}, "cannot be taken"),
@@ -344,6 +345,19 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ),
     (MESSAGES, {"messages": [said({"type": "image"})], "max_tokens": 4}, "source is missing"),
     (MESSAGES, {"messages": [said({"type": "document"})], "max_tokens": 4}, "documents and files"),
+    (
+        MESSAGES,
+        {"messages": [said({"type": "document", "source": PDF})], "max_tokens": 4},
+        "documents and files",
+    ),
+    (
+        MESSAGES,
+        {
+            "messages": [said(block(type="base64", media_type="image/png", data=URL))],
+            "max_tokens": 4,
+        },
+        "base64 alone",
+    ),
     (MESSAGES, {"messages": [said(TEXT)], "system": [block()], "max_tokens": 4}, "'image'"),
     (
         MESSAGES,
@@ -351,7 +365,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         "'image'",
     ),
     (OLLAMA, {"messages": [{"role": "user", "images": ["AAAA"]}]}, "messages[0].images[0] cannot"),
-    (OLLAMA, {"messages": [{"role": "user", "images": [URL]}]}, "messages[0].images[0] cannot"),
+    (OLLAMA, {"messages": [{"role": "user", "images": [URL]}]}, "base64 alone"),
     (OLLAMA, {"messages": [{"role": "user", "images": [5]}]}, "messages[0].images[0]"),
     (OLLAMA, {"messages": [{"role": "system", "images": ["AAAA"]}]}, "role 'system'"),
     (GENERATE, {"prompt": "x", "raw": True, "images": ["AAAA"]}, "has no meaning with raw"),

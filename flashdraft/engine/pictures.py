@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from flashdraft.core import Picture
@@ -32,7 +33,7 @@ class PictureFeatures:
         new = {one.key: one for one in pictures if one.key not in self._kept}
         features = {one.key: self._kept[one.key] for one in pictures if one.key not in new}
         if new:
-            encoded = self._tower.encode(list(new.values()))
+            encoded = self._encoded(list(new.values()))
             for picture, rows in zip(new.values(), encoded, strict=True):
                 assert len(rows) == picture.num_tokens, "the tower made another number of rows"
                 # a part of what was made for several would keep all of that
@@ -42,6 +43,14 @@ class PictureFeatures:
         self.num_found += len(pictures) - len(new)
         self._keep(features)
         return [features[one.key] for one in pictures]
+
+    def _encoded(self, pictures: Sequence[Picture]) -> list[Tensor]:
+        try:
+            return self._tower.encode(pictures)
+        except torch.OutOfMemoryError:  # whoever tries again has the room of what was kept
+            self._kept.clear()
+            self._num_bytes = 0
+            raise
 
     def _keep(self, features: dict[bytes, Tensor]) -> None:
         """Keep these before all others, as many as there is room for."""

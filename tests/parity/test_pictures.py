@@ -39,6 +39,7 @@ PATCH, POOLING = 4, 3
 CELL = PATCH * POOLING
 BEGIN, PICTURE, END = 499, 500, 502
 SIZES = [(160, 120), (90, 200), (50, 50), (300, 40), (1, 30)]
+COMMON_SIZES = [(224, 224), (640, 480), (1920, 1080), (3024, 4032), (1240, 1754), (4000, 300)]
 
 
 class Pair:
@@ -56,12 +57,14 @@ class Pair:
     def expected(self, name: str) -> Tensor:
         """Logits of one of PROMPTS."""
         if name not in self._known:
-            tokens, placed = prompt(name)
-            ids, inputs = torch.tensor([tokens]), as_transformers_takes(placed)
-            with torch.no_grad():
-                found = self.model(ids, mm_token_type_ids=(ids == PICTURE).long(), **inputs)
-            self._known[name] = found.logits[0]
+            self._known[name] = self.logits(*prompt(name))
         return self._known[name]
+
+    def logits(self, tokens: list[int], placed: Sequence[PlacedPicture]) -> Tensor:
+        ids, inputs = torch.tensor([tokens]), as_transformers_takes(placed)
+        with torch.no_grad():
+            found = self.model(ids, mm_token_type_ids=(ids == PICTURE).long(), **inputs)
+        return found.logits[0]
 
 
 def open_target(folder: Path, backend: str):
@@ -140,7 +143,8 @@ class Probe:
 
     def logits(self, tokens: list[int], pictures: PictureRows) -> Tensor:
         layers = cache_layers(self.target.config, None)
-        cache = KVCache(layers, {layer.window: 100 for layer in layers}, 4, self.target.kernels)
+        pages = {layer.window: len(tokens) // 4 + 1 for layer in layers}
+        cache = KVCache(layers, pages, 4, self.target.kernels)
         book = PageBook(cache.book_pools, 4)
         sequence = RunningSequence(
             Request("probe", tokens, SamplingParams(), 0), frozenset(), len(tokens)
@@ -240,6 +244,31 @@ def test_logits_match_transformers(pair, backend, name):
     probe = Probe(pair, backend)
     logits = probe.logits(tokens, rows_of(pair, len(tokens), placed))
     assert probe.off(logits, pair.expected(name)) <= TOLERANCE
+
+
+@pytest.mark.parametrize("pair", ["dense"], indirect=True)  # the tower is the same
+def test_features_of_common_sizes_match_transformers(pair):
+    tower = open_target(pair.folder, "float32").vision
+    pictures = [picture_of(size, 280) for size in COMMON_SIZES]
+    for picture, found in zip(pictures, tower.encode(pictures), strict=True):
+        assert_features(pair, picture, found)
+
+
+@pytest.mark.parametrize("pair", ["dense"], indirect=True)
+@pytest.mark.parametrize("budget", [280, 560, 1120])
+def test_larger_budgets_match_transformers(pair, budget):
+    tokens, placed = prompt_of([20, picture_of((640, 480), budget), 9])
+    rows = rows_of(pair, len(tokens), placed)
+    assert_features(pair, placed[0].picture, rows.features[placed[0].start : placed[0].end])
+    probe = Probe(pair, "float32")
+    assert probe.off(probe.logits(tokens, rows), pair.logits(tokens, placed)) <= TOLERANCE
+
+
+def assert_features(pair: Pair, picture: Picture, found: Tensor) -> None:
+    inputs = as_transformers_takes([PlacedPicture(0, picture)])
+    with torch.no_grad():
+        expected = pair.model.model.get_image_features(**inputs, return_dict=True).pooler_output
+    assert (found - expected[0]).abs().max() <= TOLERANCE
 
 
 def all_causal(rows: PictureRows, placed) -> PictureRows:

@@ -2,7 +2,8 @@
 
 Knows no API's shape: an API makes parts of `picture_part`. Few pictures are opened at once, one of
 a request at a time; those that wait, and those that were opened for a request that goes on, have a
-limit of memory together.
+limit of memory together. How long a file is that must be fetched nobody knows before: few of them
+are fetched or wait to be opened.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from flashdraft.server.process.wire import Vision
 from flashdraft.server.settings import ServerSettings
 
 OPEN_AT_ONCE = 2  # pictures; the others wait
-FETCH_AT_ONCE = 8  # addresses: whoever waits for a slow host keeps no processor busy
+FETCH_AT_ONCE = 8  # addresses, opened too: whoever waits for a slow host keeps no processor busy
 _KIND, _SENT = "image", "image"  # a part's type, and where it has the picture
 
 
@@ -72,6 +73,7 @@ class PictureOpener:
         self._fetcher = MediaFetcher(settings.allow_media_domains)
         self._openers = ThreadPoolExecutor(OPEN_AT_ONCE, "flashdraft-pictures")
         self._fetchers = ThreadPoolExecutor(FETCH_AT_ONCE, "flashdraft-fetches")
+        self._fetched = asyncio.Semaphore(FETCH_AT_ONCE)  # files until they are opened
 
     async def open(
         self, messages: Sequence[Mapping[str, Any]], vision: Vision | None
@@ -108,6 +110,12 @@ class PictureOpener:
                 f"{len(sent)}). Send fewer, or start the server with a higher --max-pictures.",
             )
         for one in sent:
+            if one.is_bare and one.text.is_data_url:
+                raise FieldError(
+                    one.place,
+                    f"{one.place} is a data: URL; it is base64 alone here. Leave out its head, up to "
+                    "the comma.",
+                )
             if one.is_bare or one.text.is_data_url:
                 continue
             if not (one.text.is_address and self._settings.allow_media_domains):
@@ -147,9 +155,10 @@ class PictureOpener:
         try:
             if sent.is_bare or sent.text.is_data_url:
                 return await loop.run_in_executor(self._openers, _decode, sent, rules)
-            fetch = self._fetcher.fetch
-            data = await loop.run_in_executor(self._fetchers, fetch, sent.text.take())
-            return await loop.run_in_executor(self._openers, open_picture, data, rules)
+            async with self._fetched:
+                fetch = self._fetcher.fetch
+                data = await loop.run_in_executor(self._fetchers, fetch, sent.text.take())
+                return await loop.run_in_executor(self._openers, open_picture, data, rules)
         except RequestError as error:
             raise FieldError(sent.place, f"{sent.place} cannot be taken. {error}") from None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -80,17 +81,20 @@ class ContentBlock(Body):
     caller: Advisory
     tool_name: str | None = None  # tool_reference
 
-    @field_validator("type")
+    @model_validator(mode="before")
     @classmethod
-    def _is_supported(cls, kind: str) -> str:
+    def _is_supported(cls, block: Any) -> Any:
+        """Before its fields, which mean something else in a block that is not known."""
+        kind = block.get("type") if isinstance(block, Mapping) else None
         if kind in _MEDIA:
-            raise ValueError(
-                f"a block of type {kind!r} is not supported: documents and files are refused; "
-                "send text and images only"
+            raise complaint(
+                "type",
+                f"is {kind!r}, which is not supported: documents and files are refused; send text "
+                "and images only.",
             )
-        if kind not in _BLOCKS:
-            raise ValueError(f"a block of type {kind!r} is not supported")
-        return kind
+        if isinstance(kind, str) and kind not in _BLOCKS:
+            raise complaint("type", f"is {kind!r}, which is not supported.")
+        return block
 
     @model_validator(mode="after")
     def _is_whole(self) -> ContentBlock:

@@ -191,6 +191,19 @@ def test_features_keep_nothing_of_their_neighbours():
     assert sizes == {10 * 8 * 4} and features._num_bytes == 3 * 10 * 8 * 4
 
 
+def test_what_is_kept_makes_room_where_memory_ends():
+    """The step is tried again: by then the tower has what the features of others had."""
+    tower, full = pictured.KeyTower(8), picture("full", 10)
+    features = PictureFeatures(tower)
+    features.of([picture("a", 10), picture("b", 10)])
+    tower.errors[full.key] = torch.OutOfMemoryError("CUDA out of memory")
+    with pytest.raises(torch.OutOfMemoryError):
+        features.of([full])
+    assert not features._kept and features._num_bytes == 0
+    tower.errors.clear()
+    assert torch.equal(features.of([full])[0], pictured.features_of(full, 8))
+
+
 def test_a_tower_that_makes_another_number_of_rows_is_not_believed():
     features = PictureFeatures(pictured.KeyTower(8))
     wrong = Picture(b"", 0, 0, 3, b"k" * 32)

@@ -284,6 +284,7 @@ def test_an_address_is_fetched_where_its_host_is_allowed(monkeypatch: pytest.Mon
 
 
 BOTH = {"type": "url", "url": "https://x", "data": "A"}
+PDF = {"type": "base64", "media_type": "application/pdf", "data": "JVBERi0="}
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"messages": [said(url_part("data:image/png;base64,AAAA"))]}, "cannot be taken"),
     (CHAT, {"messages": [said(url_part("data:image/png;base64,@@@@"))]}, "cannot be taken"),
@@ -344,6 +345,19 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ),
     (MESSAGES, {"messages": [said({"type": "image"})], "max_tokens": 4}, "source is missing"),
     (MESSAGES, {"messages": [said({"type": "document"})], "max_tokens": 4}, "documents and files"),
+    (
+        MESSAGES,
+        {"messages": [said({"type": "document", "source": PDF})], "max_tokens": 4},
+        "documents and files",
+    ),
+    (
+        MESSAGES,
+        {
+            "messages": [said(block(type="base64", media_type="image/png", data=URL))],
+            "max_tokens": 4,
+        },
+        "base64 alone",
+    ),
     (MESSAGES, {"messages": [said(TEXT)], "system": [block()], "max_tokens": 4}, "'image'"),
     (
         MESSAGES,
@@ -351,7 +365,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         "'image'",
     ),
     (OLLAMA, {"messages": [{"role": "user", "images": ["AAAA"]}]}, "messages[0].images[0] cannot"),
-    (OLLAMA, {"messages": [{"role": "user", "images": [URL]}]}, "messages[0].images[0] cannot"),
+    (OLLAMA, {"messages": [{"role": "user", "images": [URL]}]}, "base64 alone"),
     (OLLAMA, {"messages": [{"role": "user", "images": [5]}]}, "messages[0].images[0]"),
     (OLLAMA, {"messages": [{"role": "system", "images": ["AAAA"]}]}, "role 'system'"),
     (GENERATE, {"prompt": "x", "raw": True, "images": ["AAAA"]}, "has no meaning with raw"),
@@ -484,6 +498,36 @@ def test_few_pictures_are_opened_at_once_and_none_for_who_has_left(
 
     asyncio.run(scenario())
     assert slow.most == opening.OPEN_AT_ONCE and slow.begun == 3
+
+
+def test_few_fetched_files_wait_to_be_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody knows before how long a file is: files are counted, not their bytes."""
+    slow, fetched = _Slow(), list[str]()
+    monkeypatch.setattr(opening, "open_picture", slow)
+
+    def fetch(self: Any, url: str) -> bytes:
+        fetched.append(url)
+        return b"a file"
+
+    monkeypatch.setattr("flashdraft.media.sources.MediaFetcher.fetch", fetch)
+
+    def one_address() -> list[dict[str, Any]]:
+        part = picture_part(SentText("https://example.com/cat.png"), "here")
+        return [{"role": "user", "content": [part]}]
+
+    async def scenario() -> None:
+        settings = ServerSettings(allow_media_domains=("example.com",))
+        opener = PictureOpener(settings, _Nobody())
+        opened = [opener.open(one_address(), make_vision()) for _ in range(12)]
+        tasks = [asyncio.create_task(one) for one in opened]
+        while len(fetched) < opening.FETCH_AT_ONCE:
+            await asyncio.sleep(0.005)
+        await asyncio.sleep(0.1)
+        assert len(fetched) == opening.FETCH_AT_ONCE
+        slow.release.set()
+        assert len(await asyncio.gather(*tasks)) == len(fetched) == 12
+
+    asyncio.run(scenario())
 
 
 def test_opening_has_a_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ const MAX_SIDE = 2048; // pixels: more than a model looks at
 const QUALITY = 0.92;
 const ADDRESS = /^data:image\/(?:png|jpeg|webp|gif);base64,[A-Za-z0-9+/]+={0,2}$/;
 
-export const MAX_PICTURES = 16; // of a conversation, which is sent whole: the server's usual limit
+export const MAX_PICTURES = 16; // of a question; a conversation is sent whole, and the server counts
 export const isPicture = ({ type }) => type.startsWith("image/") && type !== "image/svg+xml";
 export const isPictureAddress = (value) => typeof value === "string" && ADDRESS.test(value);
 

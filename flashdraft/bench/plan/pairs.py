@@ -64,6 +64,7 @@ class Pair:
     accepted: AcceptedLength | None = None
     # bytes of the target's tensors that are stored in few bits, by name; empty = floats throughout
     stored: Mapping[str, int] = field(default_factory=dict)
+    sight: tuple[str, ...] = ()  # serve's flags for the tower, where one was chosen or left out
 
 
 _GEMMA4: dict[str, Any] = {
@@ -227,14 +228,17 @@ def find_pair(
     target, stored = _target(model, vision, _mmproj_file(mmproj) if vision else None)
     if not vision and target.vision is not None:
         target = target.without_vision(LEFT_OUT)
+    sight: tuple[str, ...] = () if vision else ("--no-vision",)
+    if vision and mmproj is not None:
+        sight = ("--mmproj", mmproj)
     usual = default_drafter(model)
     name = usual if draft == "auto" else None if draft in ("none", "ngram") else draft
     if name is None:
-        return Pair(model, target, draft, stored=stored)
+        return Pair(model, target, draft, stored=stored, sight=sight)
     drafter = _drafter_config(name)
     check_fit(drafter, target)
     accepted = ACCEPTED.get(model) if name == usual else None
-    return Pair(model, target, draft, name, drafter, accepted, stored)
+    return Pair(model, target, draft, name, drafter, accepted, stored, sight)
 
 
 def _mmproj_file(name: str | None) -> Path | None:

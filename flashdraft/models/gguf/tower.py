@@ -94,7 +94,12 @@ def tower_config(file: GGUFFile, target_width: int) -> dict[str, Any]:
 def _whole(file: GGUFFile, key: str, default: int | None = None) -> int:
     if default is not None and _VISION + key not in file.metadata:
         return default
-    return file.whole_numbers(_VISION + key)[0]
+    numbers = set(file.whole_numbers(_VISION + key))
+    if len(numbers) > 1:
+        raise CheckpointError(
+            f"{file.path} is not valid: {_VISION + key} must be one number. {_REMEDY}"
+        )
+    return numbers.pop()
 
 
 def _check_kind(file: GGUFFile) -> None:

@@ -58,11 +58,12 @@ _GEMMA4_NAMES = {
 _NAMES = {"llama": _LLAMA_NAMES, "qwen3": _LLAMA_NAMES, "gemma4": _GEMMA4_NAMES}
 
 _TOWER = "model.vision_tower"
-PATCHES = "v.patch_embd.weight"
+PATCHES, PLACES = "v.patch_embd.weight", "v.position_embd.weight"
+PROJECTION = "mm.input_projection.weight"
 _TOWER_NAMES = {
     PATCHES: f"{_TOWER}.patch_embedder.input_proj.weight",
-    "v.position_embd.weight": f"{_TOWER}.patch_embedder.position_embedding_table",
-    "mm.input_projection.weight": "model.embed_vision.embedding_projection.weight",
+    PLACES: f"{_TOWER}.patch_embedder.position_embedding_table",
+    PROJECTION: "model.embed_vision.embedding_projection.weight",
 }
 _TOWER_STANDARDS = {f"v.std_{one}": f"{_TOWER}.std_{one}" for one in ("bias", "scale")}
 _TOWER_LAYER_NAMES = {

@@ -88,10 +88,9 @@ def _open_tower(path: Path, model: GGUFFile, raw_config: dict[str, Any]) -> _Tow
             f"The vocabulary of {model.path} lacks the tokens that stand for pictures "
             f"({', '.join(missing)}). Use another file of the model."
         )
-    # a file does not say that sliding layers see a picture whole: those of every size do for which
-    # there is a tower that can be run
     media = {key: raw_config[key] for key in MEDIA_TOKENS if key in raw_config}
     text = {key: value for key, value in raw_config.items() if key not in media}
+    # no file says that sliding layers see a picture whole: they do in all sizes whose tower is read
     whole = {
         "model_type": "gemma4",
         "architectures": ["Gemma4ForConditionalGeneration"],

@@ -12,7 +12,7 @@ from typing import Any
 
 from flashdraft.errors import CheckpointError, UnsupportedModelError, quoted
 from flashdraft.models.gguf.file import GGUFFile
-from flashdraft.models.gguf.names import PATCHES, tower_names
+from flashdraft.models.gguf.names import PATCHES, PLACES, PROJECTION, tower_names
 
 _GEMMA4 = "gemma4v"
 _KINDS = {"gemma4uv": "is Gemma 4 12B's"}
@@ -31,6 +31,7 @@ _ONLY: Mapping[str, Any] = {
     f"{_VISION}image_mean": [0.0, 0.0, 0.0],
     f"{_VISION}image_std": [1.0, 1.0, 1.0],
 }
+_LAYER = re.compile(r"v\.blk\.\d+\.(\w+)\.weight")
 _OF_SOUND = ("a.", "mm.a.")
 _CLIPPED = re.compile(r".+\.(input|output)_(min|max)")
 _OTHER = "Use the mmproj file of Gemma 4 31B or 26B-A4B, whichever the model is."
@@ -52,43 +53,41 @@ def tower_config(file: GGUFFile, target_width: int) -> dict[str, Any]:
     _check_keys(file)
     _check_tensors(file)
 
-    def shape(name: str, num_dims: int) -> tuple[int, ...]:
-        found = file.tensors[name].shape
-        if len(found) != num_dims:
-            raise CheckpointError(
-                f"{file.path}: tensor {quoted(name)} has shape {list(found)}; it must have "
-                f"{num_dims} dimensions. {_REMEDY}"
-            )
-        return found
-
-    width = shape("mm.input_projection.weight", 2)[0]
-    if width != target_width:
-        raise UnsupportedModelError(
-            f"{file.path} is made for a model whose rows have {width} values; this one's have "
-            f"{target_width}. {_OTHER}"
-        )
-    patch = shape(PATCHES, 4)
-    size = _whole(file, "patch_size")
-    if patch[1:] != (3, size, size):
-        raise CheckpointError(
-            f"{file.path}: tensor {quoted(PATCHES)} has shape {list(patch)}; patches of {size} × "
-            f"{size} pixels in 3 colours need [{patch[0]}, 3, {size}, {size}]. {_REMEDY}"
-        )
-    heads = _whole(file, "attention.head_count")
-    return {
+    heads, size = _whole(file, "attention.head_count"), _whole(file, "patch_size")
+    num_places = _dims(file, PLACES, 3)[1]
+    config = {
         "model_type": "gemma4_vision",
         "hidden_size": _whole(file, "embedding_length"),
         "intermediate_size": _whole(file, "feed_forward_length"),
         "num_hidden_layers": _whole(file, "block_count"),
         "num_attention_heads": heads,
         "num_key_value_heads": heads,
-        "head_dim": shape("v.blk.0.attn_q_norm.weight", 1)[0],
+        "head_dim": _dims(file, "v.blk.0.attn_q_norm.weight", 1)[0],
         "patch_size": size,
         "pooling_kernel_size": _whole(file, "projector.scale_factor", 3),
-        "position_embedding_size": shape("v.position_embd.weight", 3)[1],
+        "position_embedding_size": num_places,
         "rms_norm_eps": float(file.number(f"{_VISION}attention.layer_norm_epsilon", 0.0)),
         "standardize": "v.std_bias" in file.tensors,
     }
+    width = _dims(file, PROJECTION, 2)[0]
+    if width != target_width:
+        raise UnsupportedModelError(
+            f"{file.path} is made for a model whose rows have {width} values; this one's have "
+            f"{target_width}. {_OTHER}"
+        )
+    _check_shapes(file, config, target_width)
+    return config
+
+
+def _dims(file: GGUFFile, name: str, count: int) -> tuple[int, ...]:
+    """The shape of a tensor that must have so many dimensions."""
+    shape = file.tensors[name].shape
+    if len(shape) != count:
+        raise CheckpointError(
+            f"{file.path}: tensor {quoted(name)} has shape {list(shape)}; it must have {count} "
+            f"dimensions. {_REMEDY}"
+        )
+    return shape
 
 
 def _whole(file: GGUFFile, key: str, default: int | None = None) -> int:
@@ -165,7 +164,32 @@ def _check_tensors(file: GGUFFile) -> None:
         )
     missing = [name for name in wanted if name not in file.tensors]
     if missing:
+        more = f" and {len(missing) - 1} others" if len(missing) > 1 else ""
         raise CheckpointError(
-            f"{file.path} lacks {len(missing)} tensors of Gemma 4's tower, {quoted(missing[0])} "
-            f"among them. {_REMEDY}"
+            f"{file.path} lacks tensors of Gemma 4's tower: {quoted(missing[0])}{more}. {_REMEDY}"
         )
+
+
+def _check_shapes(file: GGUFFile, config: Mapping[str, Any], target_width: int) -> None:
+    """Refuse tensors of other shapes than the keys say, before anything else is loaded."""
+    hidden, size, head_dim = config["hidden_size"], config["patch_size"], config["head_dim"]
+    inner, wide = config["num_attention_heads"] * head_dim, config["intermediate_size"]
+    outer = {
+        PATCHES: (hidden, 3, size, size),
+        PLACES: (2, config["position_embedding_size"], hidden),
+        PROJECTION: (target_width, hidden),
+    }
+    layer: dict[str, tuple[int, ...]] = {f"attn_{one}": (inner, hidden) for one in "qkv"}
+    layer |= {f"attn_{one}_norm": (head_dim,) for one in "qk"}
+    layer |= {f"ffn_{one}": (wide, hidden) for one in ("gate", "up")}
+    layer |= {"attn_out": (hidden, inner), "ffn_down": (hidden, wide)}
+    for name in tower_names(file):
+        part = _LAYER.fullmatch(name)
+        expected = layer.get(part[1]) if part else outer.get(name)
+        expected = expected or (hidden,)  # norms and standards
+        found = file.tensors[name].shape
+        if found != expected:
+            raise CheckpointError(
+                f"{file.path}: tensor {quoted(name)} has shape {list(found)}, its keys ask for "
+                f"{list(expected)}. {_REMEDY}"
+            )

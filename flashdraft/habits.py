@@ -89,7 +89,7 @@ HABITS: Mapping[str, Mapping[str, str]] = {
         "language_model_only": "vision=False",
         "mm_processor_kwargs": "\"max_soft_tokens\": 560 in a picture's part of a message",
         "allowed_local_media_path": "leave it out: who calls from Python may name any file",
-        "clip_model_path": _OWN_SIGHT,
+        "clip_model_path": "mmproj=; leave it out where the file lies beside the model's",
         "chat_handler": _OWN_SIGHT,
         "logits_all": "SamplingParams(prompt_logprobs=0)",
         "embedding": _NO_VECTORS,

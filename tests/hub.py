@@ -27,6 +27,7 @@ class FakeHub:
     def __init__(self) -> None:
         self.models: dict[str, dict[str, bytes]] = {}
         self.commits: dict[str, str] = {}
+        self.architectures: dict[str, str] = {}  # of GGUF files, as listed
         self.refusals: dict[str, tuple[int, dict[str, str]]] = {}  # by repository, of its files
         self.listing_refusal: tuple[int, dict[str, str]] | None = None
         self.asked: list[tuple[str, str, dict[str, str]]] = []  # host, path, headers
@@ -80,7 +81,7 @@ class FakeHub:
         return json.dumps(kept).encode()
 
     def listing(self, repository: str) -> bytes:
-        siblings = []
+        siblings, kind = [], self.architectures.get(repository)
         for name, content in self.models[repository].items():
             size = self.wrong_sizes.get(name, len(content))
             entry: dict[str, Any] = {"rfilename": name, "size": size, "blobId": git_digest(content)}
@@ -95,6 +96,7 @@ class FakeHub:
                 "siblings": siblings,
                 "tags": ["license:gemma"],
             }
+            | ({"gguf": {"architecture": kind}} if kind is not None else {})
         ).encode()
 
 

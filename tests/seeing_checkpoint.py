@@ -74,12 +74,15 @@ _VISION: dict[str, Any] = {
 }
 
 
-def make_seeing_checkpoint(folder: Path) -> Path:
-    """Write the model with its tokenizer and a chat template into `folder`; return it."""
+def make_seeing_checkpoint(folder: Path, **tower: int) -> Path:
+    """Write the model with its tokenizer and a chat template into `folder`; return it.
+
+    `tower` are other sizes of its tower, as a vision_config names them.
+    """
     library = importlib.import_module("transformers")
     config = library.Gemma4Config(
         text_config=_TEXT,
-        vision_config=_VISION,
+        vision_config={**_VISION, **tower},
         audio_config=None,
         boi_token_id=499,
         eoi_token_id=502,

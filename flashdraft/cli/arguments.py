@@ -20,7 +20,7 @@ from flashdraft.errors import RequestError
 from flashdraft.kernels.kinds import AS_STORED, DTYPES, QUANTIZE, WeightOptions
 from flashdraft.media.sizes import BUDGETS
 from flashdraft.models.config.recommended import SAMPLING_KEYS
-from flashdraft.models.sources import DEFAULT_MODEL
+from flashdraft.models.sources import DEFAULT_MODEL, require_mmproj
 
 KEY_VARIABLE = "FLASHDRAFT_API_KEY"  # a flag shows in the list of processes; this does not
 GREEDY, RECOMMENDED = "greedy", "recommended"  # how bench samples
@@ -30,7 +30,7 @@ MODEL_DEFAULTS: Mapping[str, Any] = {
     **dict.fromkeys(("draft", "verify", "device", "dtype"), "auto"),
     **AS_STORED._asdict(),
     "max_context": None,
-    "no_vision": False,
+    **{"no_vision": False, "mmproj": None},
     **dataclasses.asdict(DEFAULT_CACHE),
 }
 
@@ -83,11 +83,27 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     add("max_context", int, "N", "longest prompt plus answer, in tokens")
     add("cache_gb", float, "GB", "memory for keys and values")
     add_cache_arguments(group)
-    group.add_argument(
+    add_vision_arguments(group)
+
+
+def add_vision_arguments(parser: argparse._ActionsContainer) -> None:
+    """--no-vision and --mmproj."""
+    parser.add_argument(
         "--no-vision",
         action="store_true",
         help="leave out the part that sees pictures, and have its memory for other things",
     )
+    parser.add_argument(
+        "--mmproj",
+        metavar="FILE",
+        help="what a GGUF model sees with (default: the mmproj file beside it)",
+    )
+
+
+def check_mmproj(arguments: argparse.Namespace) -> None:
+    """Refuse a --mmproj that is none, before anything is loaded; --no-vision leaves it out."""
+    if arguments.mmproj is not None and not arguments.no_vision:
+        require_mmproj(arguments.mmproj)
 
 
 def add_picture_arguments(parser: argparse.ArgumentParser, when: str) -> None:

@@ -25,6 +25,7 @@ def load_model(arguments: argparse.Namespace, max_batch: int = 1) -> LLM:
             max_context=arguments.max_context,
             max_batch=max_batch,
             vision=not arguments.no_vision,
+            mmproj=arguments.mmproj,
             **weight_options(arguments)._asdict(),
             **asdict(cache_options(arguments)),
         )

@@ -50,6 +50,7 @@ class LoadedModel(ExplainsCalls):
         kv_dtype: str = CacheOptions.kv_dtype,
         kv_keys: str = CacheOptions.kv_keys,
         vision: bool = True,
+        mmproj: str | os.PathLike[str] | None = None,
     ) -> None:
         """Load a target with, usually, a drafter, which only hurries the target's own answers.
 
@@ -62,7 +63,8 @@ class LoadedModel(ExplainsCalls):
         full layers. `quantize`: on a GPU, float weights become "int4", "int8" or "fp8" as they
         are loaded, those of the head as `quantize_head` says; weights that are stored in few
         bits stay as they are. `vision`: False leaves the part out that sees pictures, and has
-        its memory for other things.
+        its memory for other things. `mmproj`: the file that a GGUF model sees with, where it is
+        not the only one beside the model's.
         """
         self.model = _name("model", model)
         draft = None if draft is None or draft == "none" else _name("draft", draft)
@@ -82,7 +84,8 @@ class LoadedModel(ExplainsCalls):
         )
         check_cache(self.kernels, config)  # refused before anything is loaded
         self.drafter_name = find_drafter(self.model, draft)
-        pair = open_pair(self.model, self.drafter_name, vision)
+        tower = None if mmproj is None else _name("mmproj", mmproj)
+        pair = open_pair(self.model, self.drafter_name, vision, tower)
         check_cache(self.kernels, config, pair.checkpoint.config)
         self.generation_config = pair.checkpoint.generation_config
         self.tokenizer = Tokenizer.from_checkpoint(pair.path)

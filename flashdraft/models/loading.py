@@ -6,7 +6,7 @@ What the tensors mean is for the model files; where checkpoints come from, for s
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
 from re import Match
@@ -20,9 +20,9 @@ from flashdraft.kernels.quantized import Matrix, Quantized, stack_experts, stack
 from flashdraft.models.compressed_tensors import CompressedTensors
 from flashdraft.models.files.meter import ReadMeter
 from flashdraft.models.files.safetensors import SafetensorsFiles
-from flashdraft.models.gguf.reader import GGUFTensors
+from flashdraft.models.gguf.reader import GGUFTensors, TowerTensors
 from flashdraft.models.stored import Stored, TableKinds, open_stored
-from flashdraft.models.tables import FusedTable, RenamedTable
+from flashdraft.models.tables import FusedTable, JoinedTable, RenamedTable
 from flashdraft.models.weights import GuardedTensors, TensorSource
 
 Checkpoint: TypeAlias = Stored[TensorSource]
@@ -41,6 +41,21 @@ class _Renamed(RenamedTable):
 
     def read_matrix(self, name: str, device: torch.device | None = None) -> Matrix:
         return self._source.read_matrix(self._stored[name], device)
+
+
+class _Joined(JoinedTable):
+    """All tensors of two sources."""
+
+    _tables: Mapping[str, TensorSource]
+
+    def __init__(self, first: TensorSource, second: TensorSource) -> None:
+        super().__init__(first, second)
+
+    def read(self, name: str) -> Tensor:
+        return self._tables[name].read(name)
+
+    def read_matrix(self, name: str, device: torch.device | None = None) -> Matrix:
+        return self._tables[name].read_matrix(name, device)
 
 
 class _FusedExperts(FusedTable):
@@ -87,17 +102,19 @@ def _floats(files: SafetensorsFiles) -> TensorSource:
 
 _READABLE: TableKinds[TensorSource] = TableKinds(
     gguf=GGUFTensors,
+    tower=TowerTensors,
     floats=_floats,
     compressed=CompressedTensors,
     renamed=_Renamed,
+    joined=_Joined,
     fused=_FusedExperts,
     guarded=GuardedTensors,
 )
 
 
-def open_checkpoint(path: Path, vision: bool = False) -> Checkpoint:
+def open_checkpoint(path: Path, vision: bool = False, mmproj: Path | None = None) -> Checkpoint:
     """Open a folder with config.json and safetensors, or a GGUF file: `open_stored`."""
-    return open_stored(path, _READABLE, vision)
+    return open_stored(path, _READABLE, vision, mmproj)
 
 
 @contextmanager

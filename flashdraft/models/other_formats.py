@@ -9,12 +9,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from flashdraft.errors import UnsupportedModelError, quoted
 from flashdraft.models.config.quantization import unsupported_weights
+from flashdraft.models.config.target import ModelConfig
 from flashdraft.models.files.opening import read_json
 from flashdraft.models.gguf.file import GGUFFile
+from flashdraft.models.gguf.tower import is_tower_file
 
 
 class _Mark(NamedTuple):
@@ -84,7 +86,8 @@ _NO_TEXT = {  # endings of architectures
     "TextEncoder": "an encoder",
 }
 _GGUF_KINDS = {  # general.type
-    "mmproj": "the vision or audio part of a model: name the language model's own file",
+    "mmproj": "the vision or audio part of a model: name the language model's own file, and this "
+    "one by --mmproj (in Python: mmproj=…) if it lies elsewhere",
     "adapter": "a LoRA adapter: merge it first (llama.cpp: `llama-export-lora`)",
     "imatrix": "an importance matrix and no model: name the model's own file",
 }
@@ -171,10 +174,26 @@ def refuse_other_gguf(file: GGUFFile) -> None:
             "`llama-gguf-split --merge FIRST_PART WHOLE.gguf`."
         )
     kind = file.metadata.get("general.type")
-    if file.metadata.get("general.architecture") == "clip":
+    if is_tower_file(file):
         kind = "mmproj"
     if isinstance(kind, str) and kind in _GGUF_KINDS:
         raise UnsupportedModelError(f"{file.path} is {_GGUF_KINDS[kind]}.")
+
+
+def refuse_other_tower(mmproj: Path, config: ModelConfig) -> None:
+    """Raise if a model's config could not take the tower that was named for it."""
+    if config.vision is None:
+        raise UnsupportedModelError(
+            f"{mmproj} holds no tower that can be run. {config.why_no_vision}"
+        )
+
+
+def refuse_tower_of_folder(folder: Path) -> NoReturn:
+    """A folder has its own tower, or none."""
+    raise UnsupportedModelError(
+        f"{folder} is a folder, and mmproj files are for GGUF models: a folder has its tower for "
+        "pictures in it. Leave --mmproj out (in Python: mmproj=…)."
+    )
 
 
 def _said(content: Mapping[str, Any], key: str) -> str:

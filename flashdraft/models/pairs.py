@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from flashdraft.kernels.interface import Kernels
 from flashdraft.models.drafter.loading import load_drafter
@@ -12,7 +13,15 @@ from flashdraft.models.files.opening import reading
 from flashdraft.models.layers import Target
 from flashdraft.models.loading import Checkpoint, loading_progress, open_checkpoint
 from flashdraft.models.registry import build_target
-from flashdraft.models.sources import default_drafter, resolve_sources
+from flashdraft.models.sources import default_drafter, require_mmproj, resolve_sources
+
+
+class PairSources(NamedTuple):
+    """Where the files of a pair are."""
+
+    target: Path
+    drafter: Path | None
+    mmproj: Path | None  # that was named
 
 
 @dataclass(frozen=True)
@@ -43,15 +52,30 @@ class OpenPair:
             return target, PackedDrafter(self.drafter, kernels)
 
 
-def open_pair(model: str, drafter: str | None, vision: bool = True) -> OpenPair:
+def open_pair(
+    model: str, drafter: str | None, vision: bool = True, mmproj: str | None = None
+) -> OpenPair:
     """A target and, where one is named, its drafter; what is missing of either is fetched.
 
-    The target has its tower for pictures, if `vision` asks for it and flashdraft can run it.
+    The target has its tower for pictures, if `vision` asks for it and flashdraft can run it: of a
+    GGUF model `mmproj` names it, or it lies beside the model's file.
     """
-    names = [model] if drafter is None else [model, drafter]
-    path, *others = (source.path for source in resolve_sources(*names))
-    drafter_path = others[0] if others else None
-    return OpenPair(path, open_checkpoint(path, vision), drafter, drafter_path)
+    sources = find_sources(model, drafter, vision, mmproj)
+    path, tower = sources.target, sources.mmproj
+    return OpenPair(path, open_checkpoint(path, vision, tower), drafter, sources.drafter)
+
+
+def find_sources(
+    model: str, drafter: str | None, vision: bool = True, mmproj: str | None = None
+) -> PairSources:
+    """Where a pair's files are, and the mmproj file if one is named; fetched where missing."""
+    asked = (drafter, mmproj if vision else None)
+    if asked[1] is not None:
+        require_mmproj(asked[1])
+    names = [name for name in asked if name is not None]
+    target, *others = resolve_sources(model, *names, with_mmproj=vision and mmproj is None)
+    found = iter(others)
+    return PairSources(target.path, *(None if name is None else next(found).path for name in asked))
 
 
 def find_drafter(model: str, draft: str | None) -> str | None:

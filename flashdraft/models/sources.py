@@ -85,14 +85,18 @@ def resolve_source(name: str) -> ModelSource:
     return resolve_sources(name)[0]
 
 
-def resolve_sources(*names: str, is_use: bool = True) -> list[ModelSource]:
+def resolve_sources(
+    *names: str, is_use: bool = True, with_mmproj: bool = False
+) -> list[ModelSource]:
     """Find models by name; what has to be fetched is, if there is room for all of it.
 
-    With `is_use` false they are only fetched, for a later use.
+    With `is_use` false they are only fetched, for a later use. With `with_mmproj` a GGUF file of a
+    repository comes with the mmproj file beside it, which it sees with.
     """
     found = {name: _find(name) for name in dict.fromkeys(names)}
     hub = {name: model for name, model in found.items() if isinstance(model, HubModel)}
-    paths = dict(zip(hub, fetch_from_hub(*hub.values(), is_use=is_use), strict=True))
+    fetched = fetch_from_hub(*hub.values(), is_use=is_use, with_mmproj=with_mmproj)
+    paths = dict(zip(hub, fetched, strict=True))
     return [_source(name, found[name], paths.get(name)) for name in names]
 
 
@@ -101,9 +105,23 @@ def require_name(name: str) -> None:
     _find(name)
 
 
-def pull(model: str, draft: str) -> list[ModelSource]:
+def require_mmproj(name: str) -> None:
+    """Refuse a name that stands for no mmproj file; no network is asked."""
+    try:
+        found = _find(name)
+    except ModelNotFoundError:
+        found = None
+    if found is None or not name.endswith(".gguf"):
+        raise ModelNotFoundError(
+            f"There is no mmproj file {name[:200]!r}: name a .gguf file, or one of a repository "
+            "(org/name:file.gguf)."
+        )
+
+
+def pull(model: str, draft: str, vision: bool = True) -> list[ModelSource]:
     """Fetch a model and the drafter that `draft` names: "auto" is the known one, if there is one.
 
+    With `vision` what a GGUF model sees with comes too.
     RequestError for a model that lies on this machine.
     """
     if isinstance(_find(model), ModelSource):
@@ -113,7 +131,7 @@ def pull(model: str, draft: str) -> list[ModelSource]:
         )
     drafter = default_drafter(model) if draft == "auto" else draft
     names = [model] if drafter in (None, "none", "ngram") else [model, str(drafter)]
-    return resolve_sources(*names, is_use=False)
+    return resolve_sources(*names, is_use=False, with_mmproj=vision)
 
 
 def _find(name: str) -> ModelSource | PackagedModel | HubModel:

@@ -21,18 +21,21 @@ from flashdraft.models.config.vision import NO_TOWER
 from flashdraft.models.files.compressed import CompressedTable
 from flashdraft.models.files.opening import check_model_files, read_json, reading
 from flashdraft.models.files.safetensors import SafetensorsFiles, open_safetensors
-from flashdraft.models.gguf.config import gguf_config, gguf_generation_config
 from flashdraft.models.gguf.file import GGUFFile
-from flashdraft.models.gguf.names import GGUFTable
+from flashdraft.models.gguf.names import GGUFTable, TowerTable
+from flashdraft.models.gguf.opening import read_gguf
 from flashdraft.models.other_formats import (
     refuse_other_config,
     refuse_other_folder,
     refuse_other_gguf,
     refuse_other_tensors,
+    refuse_other_tower,
+    refuse_tower_of_folder,
 )
 from flashdraft.models.tables import (
     FusedTable,
     GuardedTable,
+    JoinedTable,
     RenamedTable,
     TensorTable,
     experts_among,
@@ -53,9 +56,11 @@ class TableKinds(Generic[Table]):
     """What tables are made: of a file's tensors, and over one another."""
 
     gguf: Callable[[GGUFFile], Table]
+    tower: Callable[[GGUFFile], Table]
     floats: Callable[[SafetensorsFiles], Table]
     compressed: Callable[[SafetensorsFiles, tuple[WeightFormat, ...]], Table]
     renamed: Callable[[Table, dict[str, str]], Table]
+    joined: Callable[[Table, Table], Table]
     fused: Callable[[Table, Iterable[Match[str]]], Table]
     guarded: Callable[[Table, Path], Table]
 
@@ -77,44 +82,67 @@ def _bare(files: SafetensorsFiles) -> TensorTable:
 
 BARE: TableKinds[TensorTable] = TableKinds(
     gguf=GGUFTable,
+    tower=TowerTable,
     floats=_bare,
     compressed=CompressedTable,
     renamed=RenamedTable,
+    joined=JoinedTable,
     fused=FusedTable,
     guarded=GuardedTable,
 )
 
 
-def open_stored(path: Path, kinds: TableKinds[Table], vision: bool = False) -> Stored[Table]:
+def open_stored(
+    path: Path, kinds: TableKinds[Table], vision: bool = False, mmproj: Path | None = None
+) -> Stored[Table]:
     """Open a folder with config.json and safetensors, or a GGUF file.
 
     With `vision` the tower for pictures is a part of it, where there is one that can be run;
-    without it the config has none either.
+    without it the config has none either. A GGUF model's tower is `mmproj`, or lies beside it.
     """
     with reading(path):
         if path.suffix == ".gguf":
-            file = GGUFFile(path)
-            refuse_other_gguf(file)
-            raw_config = gguf_config(file)
-            generation_config = gguf_generation_config(file)
-            described = [file.metadata.get(key) for key in ("general.name", "general.basename")]
-            source = kinds.gguf(file)
-            config = _parse_config(path, raw_config, generation_config)
-        else:
-            raw_config = read_target_config(path)
-            optional = path / "generation_config.json"
-            generation_config = read_json(optional) if optional.is_file() else {}
-            described = [raw_config.get("_name_or_path")]
-            with reading(f"The config of {path}"):
-                formats = read_quantization(raw_config)
-            files = _open_folder(path, formats, kinds)
-            config = _parse_config(path, raw_config, generation_config)
-            config = _with_tower(config, files, vision)
-            source = _plain_tensors(files, kinds, config.vision is not None)
-        if config.tie_embeddings:  # some files store the tied head again
-            source = kinds.renamed(source, {n: n for n in source.names() if n != "lm_head.weight"})
-        generation_config = with_recommended(generation_config, names_of(path, described))
-    return Stored(path, config, raw_config, generation_config, kinds.guarded(source, path))
+            return _open_gguf(path, kinds, vision, mmproj)
+        if vision and mmproj is not None:
+            refuse_tower_of_folder(path)
+        return _open_folder(path, kinds, vision)
+
+
+def _open_gguf(
+    path: Path, kinds: TableKinds[Table], vision: bool, mmproj: Path | None
+) -> Stored[Table]:
+    file = GGUFFile(path)
+    refuse_other_gguf(file)
+    model = read_gguf(file, vision, mmproj)
+    config = _parse_config(path, model.raw_config, model.generation_config)
+    if mmproj is not None and model.tower is not None:
+        refuse_other_tower(mmproj, config)
+    if model.tower is None and model.why_none is not None:
+        config = config.without_vision(model.why_none)
+    _warn_of_blindness(config, vision)
+    source = kinds.guarded(_without_copies(kinds.gguf(file), config, kinds), path)
+    if config.vision is not None and model.tower is not None:
+        logger.info("%s sees pictures with %s.", path, model.tower.path)
+        source = kinds.joined(source, kinds.guarded(kinds.tower(model.tower), model.tower.path))
+    names = names_of(path, [file.metadata.get(f"general.{key}") for key in ("name", "basename")])
+    generation_config = with_recommended(model.generation_config, names)
+    return Stored(path, config, model.raw_config, generation_config, source)
+
+
+def _open_folder(path: Path, kinds: TableKinds[Table], vision: bool) -> Stored[Table]:
+    raw_config = read_target_config(path)
+    optional = path / "generation_config.json"
+    generation_config = read_json(optional) if optional.is_file() else {}
+    with reading(f"The config of {path}"):
+        formats = read_quantization(raw_config)
+    files = _open_tensors(path, formats, kinds)
+    config = _parse_config(path, raw_config, generation_config)
+    config = _with_tower(config, files, vision)
+    source = _plain_tensors(files, kinds, config.vision is not None)
+    source = kinds.guarded(_without_copies(source, config, kinds), path)
+    names = names_of(path, [raw_config.get("_name_or_path")])
+    generation_config = with_recommended(generation_config, names)
+    return Stored(path, config, raw_config, generation_config, source)
 
 
 def read_target_config(folder: Path) -> dict[str, Any]:
@@ -126,7 +154,7 @@ def read_target_config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def _open_folder(path: Path, formats: tuple[WeightFormat, ...], kinds: TableKinds[Table]) -> Table:
+def _open_tensors(path: Path, formats: tuple[WeightFormat, ...], kinds: TableKinds[Table]) -> Table:
     files = open_safetensors(path)
     if formats:
         return kinds.compressed(files, formats)
@@ -140,9 +168,21 @@ def _with_tower(config: ModelConfig, files: TensorTable, vision: bool) -> ModelC
         return config if config.vision is None else config.without_vision(LEFT_OUT)
     if config.vision is not None and not has_tower(files.names()):
         config = config.without_vision(_NO_TENSORS)
-    if config.why_no_vision not in (None, NO_TOWER):
-        logger.warning("%s takes no pictures. %s", config.architecture, config.why_no_vision)
+    _warn_of_blindness(config, vision)
     return config
+
+
+def _warn_of_blindness(config: ModelConfig, vision: bool) -> None:
+    """Say why a model takes no pictures, if it was asked to and there is more to say than that."""
+    if vision and config.why_no_vision not in (None, NO_TOWER):
+        logger.warning("%s takes no pictures. %s", config.architecture, config.why_no_vision)
+
+
+def _without_copies(source: Table, config: ModelConfig, kinds: TableKinds[Table]) -> Table:
+    """Some files store the tied head again."""
+    if not config.tie_embeddings:
+        return source
+    return kinds.renamed(source, {n: n for n in source.names() if n != "lm_head.weight"})
 
 
 def _plain_tensors(source: Table, kinds: TableKinds[Table], with_tower: bool) -> Table:

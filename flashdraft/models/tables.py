@@ -7,7 +7,7 @@ tensor, errors that name the file. No torch: loading.py has the same with values
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -55,6 +55,24 @@ class RenamedTable:
 
     def quantized_bytes(self, name: str) -> int | None:
         return self._source.quantized_bytes(self._stored[name])
+
+
+class JoinedTable:
+    """All tensors of two tables; no name is in both."""
+
+    def __init__(self, first: TensorTable, second: TensorTable) -> None:
+        self._tables: Mapping[str, TensorTable] = {
+            name: table for table in (first, second) for name in table.names()
+        }
+
+    def names(self) -> Iterable[str]:
+        return self._tables.keys()
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._tables[name].shape(name)
+
+    def quantized_bytes(self, name: str) -> int | None:
+        return self._tables[name].quantized_bytes(name)
 
 
 class FusedTable:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -12,6 +13,7 @@ import pytest
 from flashdraft.media.sizes import cells_of
 from tests.e2e.test_serve_process import Running, serving
 from tests.seeing_checkpoint import BUDGET, CELL, make_seeing_checkpoint
+from tests.seeing_gguf import make_seeing_gguf
 from tests.unit.server.seeing import base64_of, data_url, png
 
 ASKED = "the quick brown"
@@ -22,8 +24,12 @@ GREEDY: Any = {"extra_body": {"temperature": 0}}  # anthropic's client has no wo
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    folder = make_seeing_checkpoint(tmp_path_factory.mktemp("seeing") / "tiny")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_seeing_checkpoint(tmp_path_factory.mktemp("seeing") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     with serving(folder, tmp_path_factory.mktemp("server"), "--draft", "ngram") as running:
         yield running
 
@@ -78,6 +84,23 @@ def test_the_answer_is_about_the_picture_that_was_shown(by_openai: openai.OpenAI
     texts = [text_of(ask(by_openai, picture)) for picture in (GREEN, BLUE, GREEN, None, BLUE)]
     assert texts[0] == texts[2] and texts[1] == texts[4]
     assert len({*texts}) == 3 and all(texts)
+
+
+def test_a_gguf_model_with_its_mmproj_file_answers_alike(
+    by_openai: openai.OpenAI, folder: Path, tmp_path: Path
+) -> None:
+    model = make_seeing_gguf(folder, tmp_path / "gguf")
+    tower = model.with_name("mmproj-tiny-f32.gguf").rename(tmp_path / "tower.gguf")
+    flags = ("--draft", "ngram", "--mmproj", str(tower), "--served-model-name", "tiny")
+    with serving(model, tmp_path, *flags) as running:
+        url = f"http://127.0.0.1:{running.port}/v1"
+        with openai.OpenAI(base_url=url, api_key="none", max_retries=0) as client:
+            for picture in (RED, BLUE, None):
+                ours, theirs = (
+                    ask(one, picture, max_soft_tokens=BUDGET) for one in (client, by_openai)
+                )
+                assert text_of(ours) == text_of(theirs)
+                assert ours.usage.prompt_tokens == theirs.usage.prompt_tokens
 
 
 def test_a_pictures_tokens_are_counted_and_found_again(by_openai: openai.OpenAI) -> None:

@@ -158,6 +158,7 @@ class Patient:
             dtype=settings.dtype,
             max_batch=1,
             max_context=64,
+            vision=False,  # it is asked in words alone
             **settings.weights._asdict(),
             **asdict(settings.cache),
         )

@@ -125,6 +125,7 @@ def _run_reference(
         dtype=dtype,
         max_batch=1,
         max_context=64,
+        vision=False,
         **weights._asdict(),
     )
     drafter = drafter_for(llm, patient.folder)

@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from flashdraft.errors import ModelNotFoundError
+from flashdraft.errors import ModelNotFoundError, RequestError
 from flashdraft.models.config.quantization import read_quantization
 from flashdraft.models.config.target import ModelConfig
 from flashdraft.models.drafter.config import DrafterConfig
 from flashdraft.models.drafter.opening import check_fit, read_drafter_config
 from flashdraft.models.files.opening import reading
 from flashdraft.models.sources import DEFAULT_MODEL, default_drafter
-from flashdraft.models.stored import BARE, open_stored, read_target_config
+from flashdraft.models.stored import BARE, LEFT_OUT, open_stored, read_target_config
 
 _SLIDING, _FULL = "sliding_attention", "full_attention"
 
@@ -64,6 +64,7 @@ class Pair:
     accepted: AcceptedLength | None = None
     # bytes of the target's tensors that are stored in few bits, by name; empty = floats throughout
     stored: Mapping[str, int] = field(default_factory=dict)
+    sight: tuple[str, ...] = ()  # serve's flags for the tower, where one was chosen or left out
 
 
 _GEMMA4: dict[str, Any] = {
@@ -243,24 +244,48 @@ ACCEPTED: Mapping[str, AcceptedLength] = {
 }
 
 
-def find_pair(model: str, draft: str = "auto") -> Pair:
-    """The model with the drafter it would run with, from files at hand and the tables above."""
-    target, stored = _target(model)
+def find_pair(
+    model: str, draft: str = "auto", vision: bool = True, mmproj: str | None = None
+) -> Pair:
+    """The model with the drafter it would run with, from files at hand and the tables above.
+
+    Its tower for pictures is a part of it, unless `vision` is false; a GGUF model's is `mmproj`, or
+    lies beside it.
+    """
+    target, stored = _target(model, vision, _mmproj_file(mmproj) if vision else None)
+    if not vision and target.vision is not None:
+        target = target.without_vision(LEFT_OUT)
+    sight: tuple[str, ...] = () if vision else ("--no-vision",)
+    if vision and mmproj is not None:
+        sight = ("--mmproj", mmproj)
     usual = default_drafter(model)
     name = usual if draft == "auto" else None if draft in ("none", "ngram") else draft
     if name is None:
-        return Pair(model, target, draft, stored=stored)
+        return Pair(model, target, draft, stored=stored, sight=sight)
     drafter = _drafter_config(name)
     check_fit(drafter, target)
     accepted = ACCEPTED.get(model) if name == usual else None
-    return Pair(model, target, draft, name, drafter, accepted, stored)
+    return Pair(model, target, draft, name, drafter, accepted, stored, sight)
 
 
-def _target(model: str) -> tuple[ModelConfig, Mapping[str, int]]:
+def _mmproj_file(name: str | None) -> Path | None:
+    """A file at hand, for plan asks no network."""
+    path = None if name is None else _existing(name)
+    if name is not None and path is None:
+        raise ModelNotFoundError(f"There is no mmproj file {name[:200]!r}: name a .gguf file.")
+    return path
+
+
+def _target(model: str, vision: bool, mmproj: Path | None) -> tuple[ModelConfig, Mapping[str, int]]:
     """A target's config, and what its tensors take that are stored in few bits."""
+    path = None if model in TARGETS else _existing(model)
+    if mmproj is not None and (path is None or path.is_dir()):
+        raise RequestError(
+            f"{model[:200]!r} takes no mmproj file: only Gemma 4 in a .gguf file does. Leave "
+            "--mmproj out."
+        )
     if model in TARGETS:
         return ModelConfig.from_hf(TARGETS[model]), STORED.get(model, {})
-    path = _existing(model)
     if path is None:
         raise ModelNotFoundError(
             f"The sizes of {model[:200]!r} are not known here, and plan asks no network: known are "
@@ -274,7 +299,7 @@ def _target(model: str) -> tuple[ModelConfig, Mapping[str, int]]:
         with reading(f"The config of {path}"):
             if not read_quantization(raw):
                 return ModelConfig.from_hf(raw), {}
-    checkpoint = open_stored(path, BARE, vision=True)
+    checkpoint = open_stored(path, BARE, vision, mmproj)
     source = checkpoint.source
     sizes = {name: source.quantized_bytes(name) for name in source.names()}
     return checkpoint.config, {name: size for name, size in sizes.items() if size is not None}

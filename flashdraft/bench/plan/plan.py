@@ -92,7 +92,7 @@ def serve_command(plan: Plan, max_batch: int) -> str:
     words = ["flashdraft", "serve", plan.pair.model]
     if plan.pair.draft != "auto":
         words += ["--draft", plan.pair.draft]
-    words += plan.best.form.flags
+    words += [*plan.pair.sight, *plan.best.form.flags]
     words += [] if plan.cache_gb is None else ["--cache-gb", f"{plan.cache_gb:g}"]
     words += ["--max-context", str(plan.context), "--max-batch", str(max_batch)]
     return shlex.join(words)

@@ -26,6 +26,7 @@ _SERVERS_OWN = (
     "draft",
     "device",
     "no_vision",
+    "mmproj",
     "dtype",
     "quantize",
     "quantize_head",

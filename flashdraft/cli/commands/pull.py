@@ -17,7 +17,7 @@ from flashdraft.models.sources import default_drafter, pull
 def run(arguments: argparse.Namespace) -> int:
     """Fetch what is missing."""
     with terminate_as_interrupt():
-        sources = pull(arguments.model, arguments.draft)
+        sources = pull(arguments.model, arguments.draft, not arguments.no_vision)
     if arguments.draft == "auto" and default_drafter(arguments.model) is None:
         note = f"No drafter is known for {arguments.model}; what followed earlier is looked up."
         print(note, file=sys.stderr)

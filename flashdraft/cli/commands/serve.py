@@ -26,8 +26,7 @@ from flashdraft.cli.serving import external, notes
 from flashdraft.cli.serving.values import check_values
 from flashdraft.errors import FlashdraftError, RequestError, printable
 from flashdraft.interrupts import terminate_as_interrupt
-from flashdraft.models.pairs import find_drafter
-from flashdraft.models.sources import resolve_sources
+from flashdraft.models.pairs import find_drafter, find_sources
 from flashdraft.models.tokenizer import Tokenizer
 from flashdraft.server.settings import ServerSettings
 from flashdraft.status_line import STATUS
@@ -66,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
         with _listen(settings) as listener, terminate_as_interrupt():
             address = notes.address_of(listener)
             with STATUS.during(f"Loading {printable(model)} …"):
-                path = _fetch(model, arguments.draft)
+                path = _fetch(model, arguments)
                 tokenizer = _load_tokenizer(model, path)
             screen.note(f"Loading {model} …")
             asyncio.run(
@@ -104,6 +103,7 @@ def _llm_arguments(arguments: argparse.Namespace, model: str) -> dict[str, Any]:
         "draft": None if arguments.draft == "none" else arguments.draft,
         **{name: getattr(arguments, name) for name in names},
         "vision": not arguments.no_vision,
+        "mmproj": arguments.mmproj,
         **weight_options(arguments)._asdict(),
         **asdict(cache_options(arguments)),
     }
@@ -120,11 +120,10 @@ def _load_server() -> Any:
         ) from None
 
 
-def _fetch(model: str, draft: str) -> Path:
-    """Where the model is; it and its drafter are fetched here, where they are missing."""
-    drafter = None if draft == "none" else find_drafter(model, draft)
-    names = [model] if drafter is None else [model, drafter]
-    return resolve_sources(*names)[0].path
+def _fetch(model: str, arguments: argparse.Namespace) -> Path:
+    """Where the model is; it and what goes with it are fetched here, where they are missing."""
+    drafter = None if arguments.draft == "none" else find_drafter(model, arguments.draft)
+    return find_sources(model, drafter, not arguments.no_vision, arguments.mmproj).target
 
 
 def _load_tokenizer(model: str, path: Path) -> Tokenizer:

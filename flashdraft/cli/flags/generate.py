@@ -10,6 +10,7 @@ from flashdraft.cli.arguments import (
     add_model_arguments,
     add_picture_arguments,
     add_sampling_arguments,
+    check_mmproj,
 )
 from flashdraft.cli.input import require_prompt
 from flashdraft.cli.parser import Parser
@@ -51,3 +52,4 @@ def _check(arguments: argparse.Namespace) -> None:
     """Before anything is loaded: whether there is something to answer, and a model to do it."""
     require_prompt(arguments.prompt, "flashdraft generate")
     require_name(arguments.model)
+    check_mmproj(arguments)

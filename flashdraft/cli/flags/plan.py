@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from flashdraft.bench.plan.choices import DEFAULT_REQUESTS
 from flashdraft.bench.plan.plan import DEFAULT_CONTEXT
-from flashdraft.cli.arguments import add_cache_arguments, add_json_argument
+from flashdraft.cli.arguments import (
+    add_cache_arguments,
+    add_json_argument,
+    add_vision_arguments,
+)
 from flashdraft.cli.parser import Parser
 
 
@@ -46,4 +50,5 @@ def add_arguments(parser: Parser) -> None:
         "--cache-gb", type=float, metavar="GB", help="memory for keys and values, as serve takes it"
     )
     add_cache_arguments(parser)
+    add_vision_arguments(parser)
     add_json_argument(parser)

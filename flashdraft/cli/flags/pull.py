@@ -22,4 +22,9 @@ def add_arguments(parser: Parser) -> None:
         metavar="DRAFTER",
         help="auto (the known one), none, or a drafter's Hub id (default: %(default)s)",
     )
+    parser.add_argument(
+        "--no-vision",
+        action="store_true",
+        help="leave the mmproj file out, which a GGUF model sees pictures with",
+    )
     add_json_argument(parser)

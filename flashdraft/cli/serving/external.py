@@ -106,6 +106,7 @@ def _refuse_native_flags(arguments: argparse.Namespace) -> None:
         ("kv_dtype", CacheOptions.kv_dtype),
         ("kv_keys", CacheOptions.kv_keys),
         ("no_vision", False),
+        ("mmproj", None),
     ):
         if getattr(arguments, name) != default:
             raise RequestError(

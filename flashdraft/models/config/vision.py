@@ -22,7 +22,10 @@ from flashdraft.models.config.values import (
     require,
 )
 
-NO_TOWER = "It has no vision tower (its config has no vision_config; a GGUF file never has one)."
+NO_TOWER = (
+    "It has no vision tower (its config has no vision_config; a GGUF model's is an mmproj file "
+    "beside it)."
+)
 _TYPE = "gemma4_vision"
 _ACTIVATION = "gelu_pytorch_tanh"
 _ROPES = ("default", "axial")  # two names of one thing

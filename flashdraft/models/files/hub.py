@@ -25,6 +25,7 @@ from flashdraft.models.files import hub_cache, locks
 from flashdraft.models.files.digests import GIT, SHA256, parse_digest
 from flashdraft.models.files.hub_cache import HubFile, HubFolder
 from flashdraft.models.files.meter import FetchMeter, check_room, in_words, say
+from flashdraft.models.files.mmproj import ARCHITECTURES, beside, one_of_each
 from flashdraft.models.files.opening import MAX_JSON_BYTES
 from flashdraft.models.files.refusals import explain, explain_briefly, is_unreachable, licence_page
 from flashdraft.models.files.safetensors import INDEX_NAME
@@ -56,6 +57,7 @@ class _Plan:
     commit: str
     files: tuple[HubFile, ...]
     licence: str | None = None
+    mmproj: tuple[HubFile, ...] = ()  # what a GGUF model may see with: a file of its own
 
     @property
     def folder(self) -> HubFolder:
@@ -85,22 +87,34 @@ class _Plan:
         return [self.folder.blob(self.commit, file).name for file in files]
 
     @property
+    def companion(self) -> _Plan | None:
+        """What of the mmproj file has to be there; of several none is meant."""
+        if len(self.mmproj) != 1:
+            return None
+        model = HubModel(self.model.repository, self.mmproj[0].name)
+        return _Plan(model, self.commit, self.mmproj, self.licence)
+
+    @property
     def path(self) -> Path:
         snapshot = self.folder.path / "snapshots" / self.commit
         return snapshot / self.model.file if self.model.file else snapshot
 
 
-def fetch_from_hub(*models: HubModel, is_use: bool = True) -> list[Path]:
+def fetch_from_hub(*models: HubModel, is_use: bool = True, with_mmproj: bool = False) -> list[Path]:
     """Where the models are; what is missing of them is fetched, after a look at the disk's room.
 
-    Where the Hub cannot be asked, a model that is there is used as it is.
+    Where the Hub cannot be asked, a model that is there is used as it is. With `with_mmproj` a GGUF
+    file's mmproj file is fetched too, as a model of its own.
     """
     found = [_plan(model) for model in models]
-    plans = [one for one in found if isinstance(one, _Plan) and not one.is_shown]
-    _check_room(plans)
-    for plan in plans:
+    plans = [one for one in found if isinstance(one, _Plan)]
+    if with_mmproj:
+        plans += _companions(plans)
+    missing = [one for one in plans if not one.is_shown]
+    _check_room(missing)
+    for plan in missing:
         _fetch(plan)
-    for model in models:
+    for model in dict.fromkeys([*models, *(one.model for one in plans)]):
         HubFolder(model.repository).note_use(model.name, is_used=is_use)
     return [one.path if isinstance(one, _Plan) else one for one in found]
 
@@ -111,6 +125,18 @@ def bytes_on_disk(repository: str) -> int | None:
     if folder is None:
         return None
     return sum(file.stat().st_size for file in hub_cache.local_weights(folder))
+
+
+def _companions(plans: Sequence[_Plan]) -> list[_Plan]:
+    """What GGUF models see with; where that is not known, it is said how to name it."""
+    for plan in plans:
+        if len(plan.mmproj) > 1:
+            names = [f"{plan.model.repository}:{file.name}" for file in plan.mmproj]
+            say(
+                f"{plan.model.name} has {len(names)} mmproj files beside it, so none is fetched "
+                f"for its pictures. Name one by --mmproj: {', '.join(names)}."
+            )
+    return [one for plan in plans if (one := plan.companion) is not None]
 
 
 # -- what is needed ----------------------------------------------------------------------------
@@ -143,7 +169,13 @@ def _plan(model: HubModel) -> _Plan | Path:
     listed = {_safe_name(model, one.rfilename): one for one in info.siblings or ()}
     licence = next((tag for tag in info.tags or () if tag.startswith("license:")), None)
     files = [_hub_file(model, listed[name]) for name in _chosen(model, commit, listed)]
-    return _Plan(model, commit, tuple(files), licence and licence.removeprefix("license:"))
+    licence = licence and licence.removeprefix("license:")
+    mmproj = []
+    if (info.gguf or {}).get("architecture") in (None, *ARCHITECTURES):
+        mmproj = [
+            _hub_file(model, listed[name]) for name in one_of_each(beside(model.file, listed))
+        ]
+    return _Plan(model, commit, tuple(files), licence, tuple(mmproj))
 
 
 def _safe_name(model: HubModel, name: object) -> str:

@@ -15,7 +15,7 @@ from flashdraft.models.gguf.names import ROPE_FACTORS, architecture_of
 
 _GEMMA4_STOP_TOKENS = ("<eos>", "<turn|>", "<|tool_response>")
 # a file does not say which of its tokens stand for media
-_GEMMA4_MEDIA_TOKENS = {
+MEDIA_TOKENS = {
     "boi_token_id": "<|image>",
     "image_token_id": "<|image|>",
     "eoi_token_id": "<image|>",
@@ -122,7 +122,7 @@ def _media_ids(file: GGUFFile) -> dict[str, int]:
     tokens = file.metadata.get("tokenizer.ggml.tokens")
     named = tokens if isinstance(tokens, list) else []
     places = {name: place for place, name in enumerate(named) if isinstance(name, str)}
-    return {key: places[name] for key, name in _GEMMA4_MEDIA_TOKENS.items() if name in places}
+    return {key: places[name] for key, name in MEDIA_TOKENS.items() if name in places}
 
 
 def _llama_config(file: GGUFFile, architecture: str) -> dict[str, Any]:

@@ -1,7 +1,11 @@
-"""The tensors of a GGUF file by their Hugging Face names, for Llama, Qwen3 and Gemma 4."""
+"""The tensors of a GGUF file by their Hugging Face names, for Llama, Qwen3, Gemma 4 and its tower.
+
+Gemma 4's tower for pictures has a file of its own (tower.py), with names of its own.
+"""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable
 
@@ -53,6 +57,31 @@ _GEMMA4_NAMES = {
 }
 _NAMES = {"llama": _LLAMA_NAMES, "qwen3": _LLAMA_NAMES, "gemma4": _GEMMA4_NAMES}
 
+_TOWER = "model.vision_tower"
+PATCHES, PLACES = "v.patch_embd.weight", "v.position_embd.weight"
+PROJECTION = "mm.input_projection.weight"
+_TOWER_NAMES = {
+    PATCHES: f"{_TOWER}.patch_embedder.input_proj.weight",
+    PLACES: f"{_TOWER}.patch_embedder.position_embedding_table",
+    PROJECTION: "model.embed_vision.embedding_projection.weight",
+}
+_TOWER_STANDARDS = {f"v.std_{one}": f"{_TOWER}.std_{one}" for one in ("bias", "scale")}
+_TOWER_LAYER_NAMES = {
+    "ln1.weight": "input_layernorm.weight",
+    "attn_q.weight": "self_attn.q_proj.linear.weight",
+    "attn_k.weight": "self_attn.k_proj.linear.weight",
+    "attn_v.weight": "self_attn.v_proj.linear.weight",
+    "attn_out.weight": "self_attn.o_proj.linear.weight",
+    "attn_q_norm.weight": "self_attn.q_norm.weight",
+    "attn_k_norm.weight": "self_attn.k_norm.weight",
+    "attn_post_norm.weight": "post_attention_layernorm.weight",
+    "ln2.weight": "pre_feedforward_layernorm.weight",
+    "ffn_gate.weight": "mlp.gate_proj.linear.weight",
+    "ffn_up.weight": "mlp.up_proj.linear.weight",
+    "ffn_down.weight": "mlp.down_proj.linear.weight",
+    "ffn_post_norm.weight": "post_feedforward_layernorm.weight",
+}
+
 
 class GGUFTable:
     """The tensors of a GGUF file under Hugging Face names."""
@@ -74,6 +103,39 @@ class GGUFTable:
 
     def quantized_bytes(self, name: str) -> int | None:
         return self.file.quantized_bytes(self.stored[name])
+
+
+class TowerTable:
+    """The tensors of a tower's file under Hugging Face names; those of sounds are left out."""
+
+    def __init__(self, file: GGUFFile) -> None:
+        self.file = file
+        self.stored = {hub: name for name, hub in tower_names(file).items() if name in file.tensors}
+
+    def names(self) -> Iterable[str]:
+        return self.stored.keys()
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        shape = self.file.tensors[self.stored[name]].shape
+        return (shape[0], math.prod(shape[1:])) if self.stored[name] == PATCHES else shape
+
+    def quantized_bytes(self, name: str) -> None:
+        """A tower is kept in floats, however its file has it."""
+        return None
+
+
+def tower_names(file: GGUFFile) -> dict[str, str]:
+    """Every tensor that a file of Gemma 4's tower must have, with its Hugging Face name."""
+    num_layers = file.whole_numbers("clip.vision.block_count")[0]
+    names = dict(_TOWER_NAMES)
+    if any(name in file.tensors for name in _TOWER_STANDARDS):
+        names |= _TOWER_STANDARDS
+    for index in range(num_layers):
+        prefix = f"{_TOWER}.encoder.layers.{index}"
+        names |= {
+            f"v.blk.{index}.{name}": f"{prefix}.{hub}" for name, hub in _TOWER_LAYER_NAMES.items()
+        }
+    return names
 
 
 def architecture_of(file: GGUFFile) -> str:

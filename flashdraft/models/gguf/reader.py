@@ -10,7 +10,7 @@ from torch import Tensor
 
 from flashdraft.kernels.quantized import Matrix, Quantized
 from flashdraft.models.gguf.config import whole_number
-from flashdraft.models.gguf.names import GGUFTable
+from flashdraft.models.gguf.names import PATCHES, GGUFTable, TowerTable
 from flashdraft.models.gguf.values import read_matrix, read_tensor
 
 
@@ -38,3 +38,18 @@ class GGUFTensors(GGUFTable):
             return None
         num_heads = whole_number(self.file, key)
         return torch.arange(self.shape(name)[0]).view(num_heads, -1, 2).transpose(1, 2).flatten()
+
+
+class TowerTensors(TowerTable):
+    """A TensorSource over a tower's file, under Hugging Face names; floats, however stored."""
+
+    def read(self, name: str) -> Tensor:
+        stored = self.stored[name]
+        tensor = read_tensor(self.file, stored)
+        if stored != PATCHES:
+            return tensor
+        # a patch lies by colour, row and column; the Hub's form has the colour last
+        return tensor.permute(0, 2, 3, 1).reshape(self.shape(name))
+
+    def read_matrix(self, name: str, device: torch.device | None = None) -> Matrix:
+        return self.read(name).to(device)

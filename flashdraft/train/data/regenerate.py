@@ -104,6 +104,7 @@ def load_target(
         dtype=dtype,
         max_batch=1,
         max_context=64,
+        vision=False,
         **weights._asdict(),
     )
 

@@ -131,7 +131,7 @@ def test_an_output_that_cannot_be_written_is_refused_before_the_model_loads(
 
 def test_serve_hands_every_model_flag_to_the_engine() -> None:
     flags = {"quantize": "int4", "quantize_head": "fp8", "kv_dtype": "fp8", "cache_gb": 2.5}
-    flags["kv_keys"] = "rebuilt"
+    flags |= {"kv_keys": "rebuilt", "mmproj": "mmproj-BF16.gguf"}
     words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
     arguments = parse("serve", *(word.replace("_", "-") for word in words))
     handed = _llm_arguments(arguments, "m")

@@ -126,6 +126,8 @@ def test_how_many_tokens_a_picture_may_take(
         (["--image", "~nobody-here/x.png"], "is no name of a file"),
         (["--image", "BROKEN"], "--image 'BROKEN': A picture cannot be taken. It is broken."),
         (["--image", "WIDE", "--no-vision"], "--image needs what --no-vision leaves out; drop one"),
+        (["--mmproj", "none.gguf"], "There is no mmproj file 'none.gguf': name a .gguf file, or"),
+        (["--mmproj", "org/name"], "There is no mmproj file 'org/name': name a .gguf file, or one"),
         (["--image-tokens", "100", "--image", "WIDE"], "it must be one of 70, 140, 280, 560, 1120"),
     ],
 )

@@ -12,7 +12,9 @@ import pytest
 
 from flashdraft.bench.plan.pairs import TARGETS
 from flashdraft.cli import build_parser
-from flashdraft.errors import FlashdraftError, RequestError
+from flashdraft.errors import FlashdraftError, ModelNotFoundError, RequestError
+from tests.seeing_checkpoint import make_seeing_checkpoint
+from tests.seeing_gguf import make_seeing_gguf
 from tests.unit.models.vision.towers import published
 
 DENSE, MOE = "google/gemma-4-31B-it", "google/gemma-4-26B-A4B-it"
@@ -145,9 +147,11 @@ def test_without_a_model_all_known_ones_stand_beside_each_other(
 
 
 def test_what_is_for_one_model_is_refused_without_one() -> None:
-    for words in (("--draft", "none"), ("--kv-keys", "rebuilt")):
+    for words in (("--draft", "none"), ("--kv-keys", "rebuilt"), ("--mmproj", "m.gguf")):
         with pytest.raises(RequestError, match=f"{words[0]} is '{words[1]}', which is for one"):
             run("--gpu", "h200", *words)
+    with pytest.raises(RequestError, match="--no-vision is for one model; name it"):
+        run("--gpu", "h200", "--no-vision")
     assert run("--gpu", "h200", "--kv-dtype", "fp8") == 0
     with pytest.raises(RequestError, match="--kv-dtype is fp8"):
         run("--gpu", "rtx3090", "--kv-dtype", "fp8")
@@ -161,6 +165,26 @@ def test_a_cache_as_large_as_serve_would_make_it(capsys: pytest.CaptureFixture[s
     assert "It fits in no format" in capsys.readouterr().out
     with pytest.raises(RequestError, match="cache_gb is -1"):
         run(DENSE, "--gpu", "h200", "--cache-gb", "-1")
+
+
+def test_a_tower_of_its_own_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = make_seeing_checkpoint(tmp_path / "tiny")
+    model = str(make_seeing_gguf(folder, tmp_path / "gguf"))
+    tower = str(tmp_path / "gguf" / "mmproj-tiny-f32.gguf")
+    says = "of them is the tower for pictures, in floats."
+    assert run(model, "--gpu", "h200") == 0
+    out = capsys.readouterr().out
+    assert says in out and "--mmproj" not in out
+    assert run(model, "--gpu", "h200", "--mmproj", tower) == 0
+    out = capsys.readouterr().out
+    assert says in out and f"flashdraft serve {model} --mmproj {tower}" in out
+    assert run(model, "--gpu", "h200", "--no-vision", "--mmproj", "none.gguf") == 0
+    out = capsys.readouterr().out
+    assert says not in out and f"flashdraft serve {model} --no-vision" in out
+    with pytest.raises(ModelNotFoundError, match="There is no mmproj file 'none.gguf'"):
+        run(model, "--gpu", "h200", "--mmproj", "none.gguf")
+    with pytest.raises(RequestError, match="takes no mmproj file: only Gemma 4 in a .gguf file"):
+        run(DENSE, "--gpu", "h200", "--mmproj", tower)
 
 
 def test_a_card_by_its_figures(capsys: pytest.CaptureFixture[str]) -> None:

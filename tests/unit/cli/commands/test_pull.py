@@ -131,6 +131,83 @@ def test_others_fetch_in_the_same_way(hub: FakeHub, capsys: Captured, words: lis
     assert code == 2 and "https://huggingface.co/org/gated and set HF_TOKEN" in err
 
 
+# -- what a GGUF model sees with -------------------------------------------------------------------
+
+SEEING = "org/seeing-GGUF"
+TOWERS = {f"mmproj-{kind}.gguf": b"GGUF" + kind.encode() * 100 for kind in ("F32", "F16", "BF16")}
+
+
+@pytest.fixture
+def seeing(hub: FakeHub) -> str:
+    hub.models[SEEING] = {"q4.gguf": b"GGUF" * 1000, "sub/mmproj-BF16.gguf": b"GGUF", **TOWERS}
+    return f"{SEEING}:q4.gguf"
+
+
+def test_a_gguf_model_comes_with_what_it_sees_with(
+    hub: FakeHub, seeing: str, capsys: Captured
+) -> None:
+    code, out, err = ask(capsys, "pull", seeing)
+    assert code == 0 and f"Fetched {seeing}" in err
+    assert f"Fetching {SEEING}:mmproj-BF16.gguf: 404 bytes in 1 file." in err
+    path = Path(out.split()[1])
+    assert sorted(one.name for one in path.parent.iterdir()) == ["mmproj-BF16.gguf", "q4.gguf"]
+    assert (path.parent / "mmproj-BF16.gguf").read_bytes() == TOWERS["mmproj-BF16.gguf"]
+    code, again, err = ask(capsys, "pull", seeing)
+    assert (code, again) == (0, out) and "Fetch" not in err  # all of it is here
+    assert listed(capsys).keys() == {seeing, f"{SEEING}:mmproj-BF16.gguf"}
+    assert ask(capsys, "rm", seeing)[0] == 0
+    rows = listed(capsys)
+    assert rows.keys() == {f"{SEEING}:mmproj-BF16.gguf"}
+    assert rows[f"{SEEING}:mmproj-BF16.gguf"]["num_bytes"] == 404
+    assert ask(capsys, "rm", f"{SEEING}:mmproj-BF16.gguf")[0] == 0
+    assert not HubFolder(SEEING).path.exists()
+
+
+@pytest.mark.parametrize("words", [["generate", "x", "--model"], ["serve", "--port", "0"]])
+def test_who_uses_it_fetches_it_too(
+    hub: FakeHub, seeing: str, capsys: Captured, words: list[str]
+) -> None:
+    ask(capsys, *words, seeing, "--no-vision")
+    assert listed(capsys).keys() == {seeing}
+    ask(capsys, *words, seeing, "--mmproj", f"{SEEING}:mmproj-F16.gguf")
+    assert listed(capsys).keys() == {seeing, f"{SEEING}:mmproj-F16.gguf"}
+    ask(capsys, *words, seeing)
+    assert f"{SEEING}:mmproj-BF16.gguf" in listed(capsys)
+
+
+def test_it_can_stay_where_it_is(hub: FakeHub, seeing: str, capsys: Captured) -> None:
+    assert ask(capsys, "pull", seeing, "--no-vision")[0] == 0
+    assert listed(capsys).keys() == {seeing}
+    hub.models["org/other"] = {"q4.gguf": b"GGUF" * 1000, **TOWERS}
+    hub.architectures["org/other"] = "llama"  # which sees nothing here
+    assert ask(capsys, "pull", "org/other:q4.gguf")[0] == 0
+    assert listed(capsys).keys() == {seeing, "org/other:q4.gguf"}
+    hub.architectures["org/other"] = "gemma4"
+    assert ask(capsys, "pull", "org/other:q4.gguf")[0] == 0
+    assert "org/other:mmproj-BF16.gguf" in listed(capsys)
+
+
+def test_of_several_towers_none_is_fetched(hub: FakeHub, capsys: Captured) -> None:
+    names = ("mmproj-31B-F16.gguf", "mmproj-26B-F16.gguf")
+    hub.models[SEEING] = {"q4.gguf": b"GGUF" * 1000, **dict.fromkeys(names, b"GGUF")}
+    code, _, err = ask(capsys, "pull", f"{SEEING}:q4.gguf")
+    assert code == 0 and listed(capsys).keys() == {f"{SEEING}:q4.gguf"}
+    assert "q4.gguf has 2 mmproj files beside it, so none is fetched for its pictures" in err
+    assert all(f"{SEEING}:{name}" in err for name in names)
+    ask(capsys, "pull", f"{SEEING}:{names[0]}")  # itself a file that can be named
+    assert listed(capsys).keys() == {f"{SEEING}:q4.gguf", f"{SEEING}:{names[0]}"}
+
+
+def test_room_is_needed_for_both(
+    hub: FakeHub, seeing: str, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = SimpleNamespace(free=4100)  # enough for the model alone
+    monkeypatch.setattr(meter.shutil, "disk_usage", lambda _: free)
+    code, _, err = ask(capsys, "pull", seeing)
+    assert code == 2 and f"no room for {seeing} and {SEEING}:mmproj-BF16.gguf" in err
+    assert listed(capsys) == {} and ask(capsys, "pull", seeing, "--no-vision")[0] == 0
+
+
 # -- list --------------------------------------------------------------------------------------
 
 

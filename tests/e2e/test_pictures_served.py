@@ -95,7 +95,7 @@ def test_a_gguf_model_with_its_mmproj_file_answers_alike(
     with serving(model, tmp_path, *flags) as running:
         url = f"http://127.0.0.1:{running.port}/v1"
         with openai.OpenAI(base_url=url, api_key="none", max_retries=0) as client:
-            for picture in (RED, BLUE, None):
+            for picture in (GREEN, BLUE, None):
                 ours, theirs = (
                     ask(one, picture, max_soft_tokens=BUDGET) for one in (client, by_openai)
                 )

@@ -1,7 +1,7 @@
 """The pictures of a conversation: found, fetched where that is allowed, opened off the event loop.
 
-Knows no API's shape: an API makes parts of `picture_part`. Few pictures are opened at once, one of
-a request at a time; those that wait, and those that were opened for a request that goes on, have a
+Knows no API's shape: an API makes parts of `picture_part`. Few pictures are opened at once, and
+a request asks for no more at a time; those that wait, and those that were opened for a request that goes on, have a
 limit of memory together. How long a file is that must be fetched nobody knows before: few of them
 are fetched or wait to be opened.
 """
@@ -137,9 +137,9 @@ class PictureOpener:
         with self._memory.hold(most + sum(len(one.text) for one in sent)):
             try:
                 async with asyncio.timeout(limit_s):
-                    for one, rules in zip(sent, all_rules, strict=True):
-                        pictures.append(await self._open(one, rules))
-                        self._counter.picture_opened(pictures[-1].num_tokens)
+                    for begin in range(0, len(sent), OPEN_AT_ONCE):
+                        part = slice(begin, begin + OPEN_AT_ONCE)
+                        pictures += await self._open_together(sent[part], all_rules[part])
             except TimeoutError:
                 raise CapacityError(
                     f"The pictures could not be opened within {limit_s:g} s. Send fewer or smaller "
@@ -148,6 +148,18 @@ class PictureOpener:
         for picture in pictures:
             self._memory.keep(picture)
         return tuple(pictures)
+
+    async def _open_together(
+        self, sent: Sequence[SentPicture], all_rules: Sequence[PictureRules]
+    ) -> list[Picture]:
+        opening = (self._open(*both) for both in zip(sent, all_rules, strict=True))
+        pictures = list[Picture]()
+        for found in await asyncio.gather(*opening, return_exceptions=True):
+            if isinstance(found, BaseException):
+                raise found
+            pictures.append(found)
+            self._counter.picture_opened(found.num_tokens)
+        return pictures
 
     async def _open(self, sent: SentPicture, rules: PictureRules) -> Picture:
         """One picture; a thread that has not begun is not begun for who has left."""

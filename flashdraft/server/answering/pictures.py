@@ -1,9 +1,9 @@
 """The pictures of a conversation: found, fetched where that is allowed, opened off the event loop.
 
-Knows no API's shape: an API makes parts of `picture_part`. Few pictures are opened at once, and
-a request asks for no more at a time; those that wait, and those that were opened for a request that goes on, have a
-limit of memory together. How long a file is that must be fetched nobody knows before: few of them
-are fetched or wait to be opened.
+Knows no API's shape: an API makes parts of `picture_part`. Few pictures are opened at once, and a
+request asks for no more at a time; those that wait, and those that were opened for a request that
+goes on, have a limit of memory together. How long a file is that must be fetched nobody knows
+before: few of them are fetched or wait to be opened.
 """
 
 from __future__ import annotations

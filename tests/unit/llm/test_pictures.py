@@ -209,7 +209,7 @@ def test_the_tower_is_loaded_unless_it_is_left_out(
     monkeypatch.setattr("flashdraft.llm.loaded.open_pair", open_nothing)
     with pytest.raises(RequestError, match="seen"):
         LLM("no-such-model", vision=vision, **OPTIONS)
-    assert given == ["no-such-model", None, vision]
+    assert given == ["no-such-model", None, vision, None]
 
 
 def test_an_event_loop_goes_on_while_pictures_are_opened(

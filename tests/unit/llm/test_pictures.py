@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -207,9 +207,13 @@ def test_the_tower_is_loaded_unless_it_is_left_out(
         raise RequestError("seen")
 
     monkeypatch.setattr("flashdraft.llm.loaded.open_pair", open_nothing)
-    with pytest.raises(RequestError, match="seen"):
-        LLM("no-such-model", vision=vision, **OPTIONS)
-    assert given == ["no-such-model", None, vision, None]
+    for mmproj, named in ((None, None), (Path("mmproj.gguf"), "mmproj.gguf")):
+        with pytest.raises(RequestError, match="seen"):
+            LLM("no-such-model", vision=vision, mmproj=mmproj, **OPTIONS)
+        assert given == ["no-such-model", None, vision, named]
+        given.clear()
+    with pytest.raises(RequestError, match="mmproj is 3; it must be a name or a path"):
+        LLM("no-such-model", vision=vision, mmproj=cast(Any, 3), **OPTIONS)
 
 
 def test_an_event_loop_goes_on_while_pictures_are_opened(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import uuid
 from pathlib import Path
 
 import pytest
@@ -51,14 +52,15 @@ def check(path: Path) -> list[tuple[int, str]]:
 
 
 def test_the_pages_code_satisfies_a_type_checker(tmp_path: Path) -> None:
-    path = tmp_path / "page.py"
+    path = tmp_path / f"page_{uuid.uuid4().hex}.py"
     path.write_text("\n".join(BLOCKS), encoding="utf-8")
     assert len(BLOCKS) >= 8 and check(path) == []
 
 
 def test_a_type_checker_sees_mistakes(tmp_path: Path) -> None:
     """What is said at run time of words that do not exist hides nothing from it."""
-    path = tmp_path / "mistakes.py"
+    # mypy keeps what it said of a name, with the path that the file had then
+    path = tmp_path / f"mistakes_{uuid.uuid4().hex}.py"
     path.write_text(MISTAKES, encoding="utf-8")
     wrong = [
         (number, line.rpartition("# wrong: ")[2])

@@ -19,7 +19,7 @@ from flashdraft.models.drafter.config import DrafterConfig
 from flashdraft.models.drafter.opening import check_fit, read_drafter_config
 from flashdraft.models.files.opening import reading
 from flashdraft.models.sources import DEFAULT_MODEL, default_drafter
-from flashdraft.models.stored import BARE, open_stored, read_target_config
+from flashdraft.models.stored import BARE, LEFT_OUT, open_stored, read_target_config
 
 _SLIDING, _FULL = "sliding_attention", "full_attention"
 
@@ -65,6 +65,11 @@ class Pair:
     # bytes of the target's tensors that are stored in few bits, by name; empty = floats throughout
     stored: Mapping[str, int] = field(default_factory=dict)
 
+    @property
+    def is_without_vision(self) -> bool:
+        """Whether a tower for pictures is left out."""
+        return self.target.why_no_vision == LEFT_OUT
+
 
 _GEMMA4: dict[str, Any] = {
     "architectures": ["Gemma4ForConditionalGeneration"],
@@ -96,6 +101,19 @@ _QWEN3: dict[str, Any] = {
     "max_position_embeddings": 40960,
     "rope_theta": 1000000.0,
     "use_sliding_window": False,
+}
+_TOWER: Mapping[str, Any] = {  # for pictures
+    "model_type": "gemma4_vision",
+    "hidden_size": 1152,
+    "intermediate_size": 4304,
+    "num_hidden_layers": 27,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "head_dim": 72,
+    "patch_size": 16,
+    "pooling_kernel_size": 3,
+    "position_embedding_size": 10240,
+    "standardize": True,
 }
 TARGETS: Mapping[str, Mapping[str, Any]] = {
     DEFAULT_MODEL: {
@@ -216,9 +234,14 @@ ACCEPTED: Mapping[str, AcceptedLength] = {
 }
 
 
-def find_pair(model: str, draft: str = "auto") -> Pair:
-    """The model with the drafter it would run with, from files at hand and the tables above."""
+def find_pair(model: str, draft: str = "auto", vision: bool = True) -> Pair:
+    """The model with the drafter it would run with, from files at hand and the tables above.
+
+    `vision`: with its tower for pictures, where it has one.
+    """
     target, stored = _target(model)
+    if target.vision is not None and not vision:
+        target = target.without_vision(LEFT_OUT)
     usual = default_drafter(model)
     name = usual if draft == "auto" else None if draft in ("none", "ngram") else draft
     if name is None:
@@ -232,7 +255,7 @@ def find_pair(model: str, draft: str = "auto") -> Pair:
 def _target(model: str) -> tuple[ModelConfig, Mapping[str, int]]:
     """A target's config, and what its tensors take that are stored in few bits."""
     if model in TARGETS:
-        return ModelConfig.from_hf(TARGETS[model]), STORED.get(model, {})
+        return ModelConfig.from_hf(_whole(TARGETS[model])), STORED.get(model, {})
     path = _existing(model)
     if path is None:
         raise ModelNotFoundError(
@@ -251,6 +274,18 @@ def _target(model: str) -> tuple[ModelConfig, Mapping[str, int]]:
     source = checkpoint.source
     sizes = {name: source.quantized_bytes(name) for name in source.names()}
     return checkpoint.config, {name: size for name, size in sizes.items() if size is not None}
+
+
+def _whole(text: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The config of a known model, with the tower that a Gemma 4 has beside its text."""
+    if text["model_type"] != _GEMMA4["model_type"]:
+        return text
+    return {
+        "architectures": ["Gemma4ForConditionalGeneration"],
+        "model_type": "gemma4",
+        "text_config": text,
+        "vision_config": _TOWER,
+    }
 
 
 def _drafter_config(name: str) -> DrafterConfig:

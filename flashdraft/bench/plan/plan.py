@@ -92,6 +92,7 @@ def serve_command(plan: Plan, max_batch: int) -> str:
     words = ["flashdraft", "serve", plan.pair.model]
     if plan.pair.draft != "auto":
         words += ["--draft", plan.pair.draft]
+    words += ["--no-vision"] if plan.pair.is_without_vision else []
     words += plan.best.form.flags
     words += [] if plan.cache_gb is None else ["--cache-gb", f"{plan.cache_gb:g}"]
     words += ["--max-context", str(plan.context), "--max-batch", str(max_batch)]

@@ -27,7 +27,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.model is None:
         return _run_all(arguments)
     found = make_plan(
-        find_pair(arguments.model, arguments.draft),
+        find_pair(arguments.model, arguments.draft, not arguments.no_vision),
         _card(arguments),
         context=arguments.context,
         concurrency=1 if arguments.concurrency is None else arguments.concurrency,
@@ -50,6 +50,10 @@ def _run_all(arguments: argparse.Namespace) -> int:
                 f"{flag} is {value!r}, which is for one model; name it, as in "
                 f"flashdraft plan MODEL {flag} {value}."
             )
+    if arguments.no_vision:
+        raise RequestError(
+            "--no-vision is for one model; name it, as in flashdraft plan MODEL --no-vision."
+        )
     found = choose(
         _card(arguments),
         context=arguments.context,

@@ -46,4 +46,7 @@ def add_arguments(parser: Parser) -> None:
         "--cache-gb", type=float, metavar="GB", help="memory for keys and values, as serve takes it"
     )
     add_cache_arguments(parser)
+    parser.add_argument(
+        "--no-vision", action="store_true", help="without the part that sees pictures"
+    )
     add_json_argument(parser)

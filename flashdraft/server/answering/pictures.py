@@ -113,8 +113,8 @@ class PictureOpener:
             if one.is_bare and one.text.is_data_url:
                 raise FieldError(
                     one.place,
-                    f"{one.place} is a data: URL; it is base64 alone here. Leave out its head, up to "
-                    "the comma.",
+                    f"{one.place} is a data: URL; it is base64 alone here. Leave out its head, up "
+                    "to the comma.",
                 )
             if one.is_bare or one.text.is_data_url:
                 continue

@@ -131,19 +131,19 @@ def test_both_ways_to_a_smaller_cache_are_advised_where_neither_is_enough() -> N
 
     pair, card = find_pair(DENSE), find_card("rtx4090")
     asked = make_plan(
-        pair, card, context=131072, cache=CacheOptions(kv_dtype="fp8", kv_keys="rebuilt")
+        pair, card, context=98304, cache=CacheOptions(kv_dtype="fp8", kv_keys="rebuilt")
     )
-    [line] = told(131072)
+    [line] = told(98304)
     assert line.startswith("--kv-dtype fp8 --kv-keys rebuilt, if the card has")
-    assert line.endswith(f"1 × 131,072 tokens fit in {asked.best.form.name}") and asked.best.fits
+    assert line.endswith(f"1 × 98,304 tokens fit in {asked.best.form.name}") and asked.best.fits
     # where one is enough both would be too much
-    assert told(60000) and "rebuilt" not in "".join(told(60000))
+    assert told(30000) and "rebuilt" not in "".join(told(30000))
     # and where both are not, how far they reach
     [line] = told(262144)
     most = max(fit.max_context for fit in asked.fits)
     assert "--kv-dtype fp8 --kv-keys rebuilt, if the card has" in line
-    assert line.endswith(f"1 × {most:,} tokens fit in int4, fp8 head") and 131072 < most < 262144
-    assert told(131072, "rtx3090") == []  # it reads no fp8
+    assert line.endswith(f"1 × {most:,} tokens fit in int4, fp8 head") and 98304 < most < 262144
+    assert told(98304, "rtx3090") == []  # it reads no fp8
 
 
 def test_rebuilt_keys_are_refused_where_there_are_none() -> None:

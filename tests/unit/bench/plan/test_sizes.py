@@ -70,6 +70,12 @@ def test_a_tower_for_pictures_is_counted_and_stays_float(name: str) -> None:
         assert both.layer_bytes(form) == text.layer_bytes(form)  # no step reads it
 
 
+@pytest.mark.parametrize(("name", "tower"), [(DENSE, 575_743_536), (MOE, 572_794_416)])
+def test_known_pairs_are_planned_with_their_towers(name: str, tower: int) -> None:
+    assert count_target(find_pair(name).target).vision == tower
+    assert find_pair(name, vision=False).target.vision is None
+
+
 @pytest.mark.parametrize(
     ("name", "target", "drafter"),
     [
@@ -83,7 +89,7 @@ def test_a_tower_for_pictures_is_counted_and_stays_float(name: str) -> None:
 def test_parameters_are_counted_to_the_last_one(
     name: str, target: int, drafter: int | None
 ) -> None:
-    pair = find_pair(name)
+    pair = find_pair(name, vision=False)
     assert count_target(pair.target).total == target
     assert pair.drafter is not None
     if drafter is not None:
@@ -103,7 +109,7 @@ def test_parameters_are_those_of_a_checkpoint(tmp_path: Path, family: str) -> No
     [(DENSE, (61.4, 32.6, 30.7, 18.0, 17.9)), (MOE, (50.4, 26.8, 25.2, 14.6, 14.5))],
 )
 def test_weights_in_every_format(name: str, resident: tuple[float, ...]) -> None:
-    size = count_target(find_pair(name).target)
+    size = count_target(find_pair(name, vision=False).target)
     assert size.light == 0
     bare = replace(size, spare=0)
     found = [weight_bytes(bare, form) / GB for form in GPU_FORMATS]
@@ -111,7 +117,7 @@ def test_weights_in_every_format(name: str, resident: tuple[float, ...]) -> None
 
 
 def test_rows_that_a_gpu_fills_up_are_counted() -> None:
-    size = count_target(find_pair(MOE).target)
+    size = count_target(find_pair(MOE, vision=False).target)
     assert size.spare == 30 * 2816 * (128 * 64 + 64)  # 704 values of 768, and 2112 of 2176
     (int4,) = (form for form in GPU_FORMATS if form.name == "int4, int8 head")
     assert weight_bytes(size, int4) / GB == pytest.approx(14.99, abs=0.02)  # as loaded on the card
@@ -160,8 +166,8 @@ def test_an_embedding_table_beside_the_head_stays_float() -> None:
 
 
 def stored_everywhere(name: str, bits: float) -> Pair:
-    """A pair whose file has every matrix in so many bits."""
-    pair = find_pair(name)
+    """A pair whose file has every matrix in so many bits, and no tower."""
+    pair = find_pair(name, vision=False)
     hidden, wide = pair.target.hidden_size, pair.target.intermediate_size
     sizes = {"model.embed_tokens.weight": hidden * pair.target.vocab_size}
     for index, layer in enumerate(pair.target.layers):

@@ -26,6 +26,7 @@ from flashdraft.errors import quoted, shortened
 from flashdraft.killable.child import RefusalError, serve
 from flashdraft.killable.frames import DATA, Message
 from flashdraft.media.child import fitted, warm_up
+from flashdraft.media.kinds import film_format
 from flashdraft.media.limits import (
     FILM_FORMATS,
     MAX_FILM_FRAMES,
@@ -37,8 +38,6 @@ from flashdraft.media.limits import (
 
 _CODECS = {"h264", "hevc", "av1", "libdav1d", "vp8", "vp9", "mpeg4", "mjpeg", "prores"}
 _CODEC_NAMES = "H.264, H.265, AV1, VP8, VP9, MPEG-4, Motion JPEG and ProRes"
-_BOXES = (b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip")  # what an MP4 or MOV begins with
-_MATROSKA = b"\x1a\x45\xdf\xa3"
 _SHOWN_BYTES = 24
 _MAX_MISSING_S = 0.5  # a film's head may be so much wrong about its length
 _UPRIGHT = {
@@ -178,10 +177,8 @@ def _nothing_else(url: str, flags: int, options: dict[str, Any]) -> Any:
 
 def _format(data: bytes) -> str:
     """By the content; a reader of another format is never tried."""
-    if data[4:8] in _BOXES:
-        return "mov"
-    if data.startswith(_MATROSKA):
-        return "matroska"
+    if (found := film_format(data)) is not None:
+        return found
     begin = quoted(data[:_SHOWN_BYTES].decode("latin-1"))
     raise RefusalError(
         "film", f"It is no {FILM_FORMATS} file: it begins with {begin}. Convert it to one of them."

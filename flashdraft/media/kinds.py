@@ -8,11 +8,17 @@ from typing import NamedTuple
 from flashdraft.errors import RequestError
 from flashdraft.media.limits import FILM_FORMATS, FORMATS
 
+_BOXES = (b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip")  # what an MP4 or MOV begins with
+_BRANDS_OF_PICTURES = (b"avif", b"avis", b"heic", b"heix", b"hevc", b"mif1", b"msf1")
+_MATROSKA = b"\x1a\x45\xdf\xa3"
+PDF_HEAD_BYTES = 1024  # among them a PDF says that it is one
+
 
 class Kind(NamedTuple):
     """One of them. It goes by its content where it is read; all else is for what people read."""
 
     noun: str
+    part: str  # our own name of its part in a message, and of what that holds
     formats: str
     media_types: str  # a pattern of what its data: URL may begin with
     example: str  # the beginning of such a URL
@@ -25,6 +31,7 @@ class Kind(NamedTuple):
 
 PICTURE = Kind(
     "picture",
+    "image",
     FORMATS,
     r"image/[\w.+-]+",
     "data:image/png;base64,",
@@ -35,6 +42,7 @@ PICTURE = Kind(
 )
 FILM = Kind(
     "film",
+    "video",
     FILM_FORMATS,
     r"video/[\w.+-]+",
     "data:video/mp4;base64,",
@@ -46,6 +54,7 @@ FILM = Kind(
 )
 PDF = Kind(
     "PDF",
+    "pdf",
     "PDF",
     r"application/(?:x-)?pdf",
     "data:application/pdf;base64,",
@@ -55,6 +64,23 @@ PDF = Kind(
     "pypdfium2",
     "pdf",
 )
+
+
+KINDS = (PICTURE, FILM, PDF)
+
+
+def kind_of(data: bytes) -> Kind:
+    """What a file is, by its first bytes; what is neither a film nor a PDF may be a picture."""
+    if b"%PDF-" in data[:PDF_HEAD_BYTES]:
+        return PDF
+    return FILM if film_format(data) else PICTURE
+
+
+def film_format(data: bytes) -> str | None:
+    """The name that PyAV has for a film's format; None where it is none."""
+    if data[4:8] in _BOXES and data[8:12] not in _BRANDS_OF_PICTURES:
+        return "mov"
+    return "matroska" if data.startswith(_MATROSKA) else None
 
 
 def is_readable(kind: Kind) -> bool:

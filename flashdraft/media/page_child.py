@@ -17,10 +17,11 @@ from flashdraft.errors import quoted, shortened
 from flashdraft.killable.child import RefusalError, serve
 from flashdraft.killable.frames import DATA, Message
 from flashdraft.media.child import fitted, warm_up
+from flashdraft.media.kinds import PDF_HEAD_BYTES
 from flashdraft.media.limits import MAX_SIDE
 
 _OVERSIZE = 4  # pixels drawn for each that is left when the page is resized
-_HEAD_BYTES, _TAIL_BYTES = 1024, 4096  # where a PDF says that it is one, and that it ends
+_TAIL_BYTES = 4096  # among them a PDF says that it ends
 _SHOWN_BYTES = 24
 
 
@@ -48,7 +49,7 @@ def answer(message: Message) -> Message:
 
 
 def _opened(data: bytes) -> pypdfium2.PdfDocument:
-    if b"%PDF-" not in data[:_HEAD_BYTES]:
+    if b"%PDF-" not in data[:PDF_HEAD_BYTES]:
         begin = quoted(data[:_SHOWN_BYTES].decode("latin-1"))
         raise RefusalError("PDF", f"It is no PDF: it begins with {begin}. Save it as one.")
     if b"%%EOF" not in data[-_TAIL_BYTES:]:

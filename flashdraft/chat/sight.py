@@ -17,7 +17,7 @@ from flashdraft.chat.pictures import GivenPicture
 from flashdraft.core import Picture
 from flashdraft.media.decoding import rest
 from flashdraft.media.kinds import FILM, PDF
-from flashdraft.media.limits import MAX_PAGES, PAGE_BUDGET
+from flashdraft.media.limits import MAX_PAGES, page_budget
 from flashdraft.media.pictures import (
     Frame,
     PictureRules,
@@ -93,11 +93,6 @@ class Sight:
         with self._lock:
             self._kept.clear()
         rest()
-
-
-def page_budget(default_budget: int, given: int | None) -> int:
-    """How many tokens a page may take: more than a picture, for it is text in small letters."""
-    return max(PAGE_BUDGET, default_budget) if given is None else given
 
 
 def _open_pages(data: bytes, rules: PictureRules) -> tuple[Picture, ...]:

@@ -16,3 +16,8 @@ USUAL_FPS = 24  # where a film does not say
 
 MAX_PAGES = 64  # of a PDF
 PAGE_BUDGET = 560  # tokens of a page, where nothing else is said
+
+
+def page_budget(default_budget: int, given: int | None) -> int:
+    """How many tokens a page may take: more than a picture, for it is text in small letters."""
+    return max(PAGE_BUDGET, default_budget) if given is None else given

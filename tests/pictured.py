@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import random
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ from flashdraft.models.layers import Target
 from flashdraft.models.registry import build_target
 from tests import zoo
 
-BEGIN, PICTURE, END = 58, 60, 59  # ids of the markers and of the placeholder
+BEGIN, PICTURE, END, VIDEO = 58, 60, 59, 57  # ids of the markers and of the placeholders
 WINDOW = 20  # of the target's sliding layers
 BACKENDS = ["torch", "int8", "float32"]  # the last is the fastest
 
@@ -35,7 +36,7 @@ VISION = VisionConfig(
     norm_eps=1e-6,
     standardize=True,
     default_budget=70,
-    tokens=VisionTokens(BEGIN, PICTURE, END),
+    tokens=VisionTokens(BEGIN, PICTURE, END, VIDEO),
 )
 
 
@@ -73,7 +74,7 @@ def tiny_target(backend: Kernels, family: str = "gemma4", taps: Sequence[int] = 
     config = dataclasses.replace(
         ModelConfig.from_hf(zoo.CONFIGS[family]),
         sees_pictures_whole=True,
-        forbidden_token_ids=(BEGIN, END, PICTURE),
+        forbidden_token_ids=(BEGIN, END, PICTURE, VIDEO),
     )
     target = build_target(config, zoo.Tensors(zoo.random_tensors(config)), backend, taps)
     target.config = dataclasses.replace(config, vision=VISION)
@@ -87,9 +88,24 @@ def picture(name: object, num_tokens: int) -> Picture:
     return Picture(b"", 0, 0, num_tokens, key)
 
 
+class Frame(NamedTuple):
+    """A picture that stands in a film."""
+
+    picture: Picture
+
+
+def film(name: object, num_frames: int, num_tokens: int) -> list[Frame | list[int]]:
+    """Its frames, each behind a time and between its markers."""
+    parts: list[Frame | list[int]] = []
+    for number in range(num_frames):
+        frame = Frame(picture(f"{name}, frame {number}", num_tokens))
+        parts += [[*words(4, seed=number), BEGIN], frame, [END]]
+    return parts
+
+
 def request(
     name: str,
-    parts: Sequence[Picture | Sequence[int]],
+    parts: Sequence[Picture | Frame | Sequence[int]],
     params: SamplingParams | None = None,
     seed: int = 0,
 ) -> Request:
@@ -100,6 +116,9 @@ def request(
         if isinstance(part, Picture):
             placed.append(PlacedPicture(len(prompt), part))
             prompt += [PICTURE] * part.num_tokens
+        elif isinstance(part, Frame):
+            placed.append(PlacedPicture(len(prompt), part.picture))
+            prompt += [VIDEO] * part.picture.num_tokens
         else:
             prompt += part
     params = params or SamplingParams(max_tokens=10)

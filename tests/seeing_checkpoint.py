@@ -19,7 +19,8 @@ _TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n"
     "{% if message.content is string %}{{ message.content }}{% else %}"
     "{% for part in message.content %}"
-    "{% if part.type == 'image' %}<|image|>{% else %}{{ part.text }}{% endif %}"
+    "{% if part.type == 'image' %}<|image|>{% elif part.type == 'video' %}<|video|>"
+    "{% else %}{{ part.text }}{% endif %}"
     "{% endfor %}{% endif %}<|im_end|>\n{% endfor %}<|im_start|>model\n"
 )
 _TEXT: dict[str, Any] = {

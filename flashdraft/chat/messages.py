@@ -1,9 +1,9 @@
-"""Checks a conversation before it is rendered: texts, and pictures among them.
+"""Checks a conversation before it is rendered: texts, and pictures, films and PDFs among them.
 
 Which roles and fields mean something is the template's business; they are passed on as they come.
 What a template cannot read is brought into another form where it is rendered (text/fitting.py).
-A picture has one form from here on, `{"type": "image", "image": …, "max_soft_tokens": …}`; nothing
-is opened here.
+A picture has one form from here on, `{"type": "image", "image": …, "max_soft_tokens": …}`, a film
+is a "video" and a PDF document a "pdf" in its place; nothing is opened here.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from flashdraft.errors import RequestError, quoted
+from flashdraft.media.kinds import FILM, PDF, PICTURE, Kind
 from flashdraft.media.sizes import BUDGETS
 from flashdraft.text import exact_json
 from flashdraft.text.fitting import MAY_STAND_ALONE
@@ -22,16 +23,14 @@ from flashdraft.text.fitting import MAY_STAND_ALONE
 Message = Mapping[str, Any]
 
 _TEXT_PARTS = ("text", "input_text", "output_text")  # the chat API's, the Responses API's
-_PICTURE_PARTS = ("image", "image_url", "input_image")  # ours, the chat API's, the Responses API's
+_MEDIA_PARTS = {  # ours, the chat API's, the Responses API's, Anthropic's
+    **dict.fromkeys(("image", "image_url", "input_image"), PICTURE),
+    **dict.fromkeys(("video", "video_url", "input_video"), FILM),
+    **dict.fromkeys(("pdf", "file", "input_file", "document"), PDF),
+}
 _WITH_PICTURES = ("user", "tool")  # roles
 _NO_SOUND = "there is no hearing in these models: send what is said as text"
-_NO_FILM = "films are not read yet: send some of their frames as pictures"
-_NO_FILE = "documents are not read yet: send their text, or their pages as pictures"
-_REFUSED_PARTS = {
-    **dict.fromkeys(("audio", "audio_url", "input_audio"), _NO_SOUND),
-    **dict.fromkeys(("video", "video_url", "input_video"), _NO_FILM),
-    **dict.fromkeys(("file", "input_file", "document"), _NO_FILE),
-}
+_REFUSED_PARTS = dict.fromkeys(("audio", "audio_url", "input_audio"), _NO_SOUND)
 _DETAILS = {"low": 70, "auto": None, "high": 560}  # tokens; None: as the checkpoint has it
 _THOUGHTS = ("reasoning_content", "thinking", "reasoning")  # templates differ
 
@@ -121,17 +120,17 @@ def _check_content(
     for number, part in enumerate(content):
         spot = f"{where}.content[{number}]"
         kind = part.get("type") if isinstance(part, Mapping) else None
-        if kind in _PICTURE_PARTS:
+        if isinstance(kind, str) and (media := _MEDIA_PARTS.get(kind)):
             if role not in _WITH_PICTURES:
                 raise RequestError(
-                    f"{spot} is a picture in a message of the role {quoted(role)}; pictures may "
-                    "stand in user messages and in tool results."
+                    f"{spot} is a {media.noun} in a message of the role {quoted(role)}; "
+                    f"{media.noun}s may stand in user messages and in tool results."
                 )
-            parts.append(_check_picture(spot, part, may_name_files))
+            parts.append(_check_media(spot, part, media, may_name_files))
             continue
         if kind not in _TEXT_PARTS:
             why = _REFUSED_PARTS.get(kind) if isinstance(kind, str) else None
-            why = why or "a part is a text or a picture"
+            why = why or "a part is a text, a picture, a film or a PDF"
             raise RequestError(f"{spot} is {quoted(kind or part)}; {why}.")
         if not isinstance(part.get("text"), str):
             raise RequestError(f"{spot}.text must be a string.")
@@ -139,38 +138,74 @@ def _check_content(
     return parts
 
 
-def _check_picture(where: str, part: Mapping[str, Any], may_name_files: bool) -> dict[str, Any]:
-    """A picture's part in our own form."""
-    image: Any = part.get("image" if part["type"] == "image" else "image_url")
-    detail = part.get("detail")
-    if isinstance(image, Mapping):  # the chat API's
-        image, detail = image.get("url"), image.get("detail", detail)
-    checked = {"type": "image", "image": _check_image(where, image, may_name_files)}
+def _check_media(
+    where: str, part: Mapping[str, Any], kind: Kind, may_name_files: bool
+) -> dict[str, Any]:
+    """A part that is a picture, a film or a PDF, in our own form."""
+    name = kind.part
+    given, detail = _given(where, part, kind)
+    checked = {"type": name, name: _check_file(where, given, kind, may_name_files)}
     budget = _check_budget(where, part.get("max_soft_tokens"), detail)
+    if budget is not None and kind is FILM:
+        raise RequestError(
+            f"{where} says how many tokens a film may take, which is always the same: leave out "
+            "max_soft_tokens and detail."
+        )
     return checked if budget is None else {**checked, "max_soft_tokens": budget}
 
 
-def _check_image(where: str, image: Any, may_name_files: bool) -> Any:
-    """What a picture is read from, checked for its form alone."""
-    forms = "a data: URL, such as data:image/png;base64,…"
+def _given(where: str, part: Mapping[str, Any], kind: Kind) -> tuple[Any, Any]:
+    """The file of a part, wherever its API has it, and its detail."""
+    detail, name = part.get("detail"), kind.part
+    if part["type"] == name:
+        return part.get(name), detail
+    if kind is PDF:
+        return _given_pdf(where, part), detail
+    given: Any = part.get(f"{name}_url")
+    if isinstance(given, Mapping):  # the chat API's
+        return given.get("url"), given.get("detail", detail)
+    return given, detail
+
+
+def _given_pdf(where: str, part: Mapping[str, Any]) -> Any:
+    """The chat API's, the Responses API's or Anthropic's."""
+    held = {"file": part.get("file"), "document": part.get("source")}.get(part["type"], part)
+    if not isinstance(held, Mapping):
+        return held
+    if part["type"] == "document":
+        if held.get("type") == "base64" and isinstance(held.get("data"), str):
+            return f"data:{held.get('media_type')};base64,{held['data']}"
+    elif held.get("file_data") is not None:
+        return held["file_data"]
+    raise RequestError(
+        f"{where} does not hold its file; send the file itself, as {PDF.example}… "
+        "(nothing is stored or fetched here)."
+    )
+
+
+def _check_file(where: str, value: Any, kind: Kind, may_name_files: bool) -> Any:
+    """What a picture, a film or a PDF is read from, checked for its form alone."""
+    forms = f"a data: URL, such as {kind.example}…"
     if may_name_files:
-        forms = f"bytes, a path, a PIL image, or {forms}"
-    if isinstance(image, bytes | bytearray | memoryview):
-        if len(image) == 0:
-            raise RequestError(f"{where} is a picture of no bytes; give {forms}.")
-        return bytes(image)
-    if isinstance(image, str) and image:
-        if image[:5].lower() == "data:":
-            return image
-        if "://" in image:
+        forms = f"bytes, a path, {'a PIL image, ' if kind is PICTURE else ''}or {forms}"
+    if isinstance(value, bytes | bytearray | memoryview):
+        if len(value) == 0:
+            raise RequestError(f"{where} is a {kind.noun} of no bytes; give {forms}.")
+        return bytes(value)
+    if isinstance(value, str) and value:
+        if value[:5].lower() == "data:":
+            return value
+        if "://" in value:
             raise RequestError(
-                f"{where} is at {quoted(image)}, and nothing is fetched here; give {forms}."
+                f"{where} is at {quoted(value)}, and nothing is fetched here; give {forms}."
             )
         if may_name_files:
-            return Path(image)
-    elif may_name_files and (isinstance(image, os.PathLike) or _is_pil_image(image)):
-        return image
-    raise RequestError(f"{where} has {quoted(image)} for a picture; give {forms}.")
+            return Path(value)
+    elif may_name_files and (
+        isinstance(value, os.PathLike) or (kind is PICTURE and _is_pil_image(value))
+    ):
+        return value
+    raise RequestError(f"{where} has {quoted(value)} for a {kind.noun}; give {forms}.")
 
 
 def _is_pil_image(value: object) -> bool:

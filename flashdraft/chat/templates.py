@@ -6,25 +6,29 @@ within which limits, is the tokenizer's.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, TypedDict, Unpack
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, TypedDict, TypeVar, Unpack
 
 from flashdraft.chat.messages import Message, check_messages, check_tools
 from flashdraft.chat.pictures import (
+    NO_FILMS,
     NO_SIGHT,
-    GivenPicture,
     PicturePrompt,
     check_places,
+    has_media,
     place_pictures,
     take_pictures,
+    with_pages,
+    write_films,
 )
 from flashdraft.chat.prompted_tools import ignores_tools, prompt_tools
 from flashdraft.chat.sight import Sight
-from flashdraft.core import Picture
 from flashdraft.errors import RequestError, quoted
 from flashdraft.models.tokenizer import Tokenizer, is_long
 from flashdraft.text.protocol import MAX_CHARS
 
+_Given = TypeVar("_Given")
+_Opened = TypeVar("_Opened")
 _OWN_NAMES = ("messages", "tools", "add_generation_prompt", "raise_exception", "strftime_now")
 
 
@@ -59,8 +63,8 @@ def render_chat(
 
     The text carries its own special tokens: encode it without adding any.
     """
-    checked, pictures = take_pictures(check_messages(messages))
-    if pictures:
+    checked = check_messages(messages)
+    if has_media(checked):
         raise RequestError("Only text is taken here; leave the pictures out of the conversation.")
     return tokenizer.render(
         _variables(tokenizer, checked, tools, add_generation_prompt, extra, allowed)
@@ -87,26 +91,36 @@ def encode_with_pictures(
 ) -> PicturePrompt:
     """The prompt of a conversation that may have pictures, as `check_messages` takes them.
 
-    They are opened last, once the rest is known to be right. A model without `sight` is shown none.
+    They are opened last, once the rest is known to be right; but PDFs first, for each of their
+    pages has a place of its own. A model without `sight` is shown none.
     """
-    bare, given = take_pictures(check_messages(messages, may_name_files=may_name_files))
-    if sight is None and given:
-        raise RequestError(NO_SIGHT)
-    ids = _encode(tokenizer, bare, **options)
+    checked = check_messages(messages, may_name_files=may_name_files)
     if sight is None:
-        return PicturePrompt(ids)
-    check_places(ids, len(given), sight.tokens)
-    pictures = [_opened(sight, given, number) for number in range(len(given))]
-    return place_pictures(ids, pictures, sight.tokens)
+        if has_media(checked):
+            raise RequestError(NO_SIGHT)
+        return PicturePrompt(_encode(tokenizer, checked, **options))
+    bare, given, given_films = take_pictures(with_pages(checked, sight.pages))
+    if given_films and sight.tokens.video is None:
+        raise RequestError(NO_FILMS)
+    ids = _encode(tokenizer, bare, **options)
+    check_places(ids, len(given), sight.tokens, len(given_films))
+    pictures = _opened(sight.open, given, "Picture")
+    films = _opened(sight.film, given_films, "Film")
+    written = write_films(films, tokenizer.encode_batch)
+    return place_pictures(ids, pictures, sight.tokens, written)
 
 
-def _opened(sight: Sight, given: Sequence[GivenPicture], number: int) -> Picture:
-    try:
-        return sight.open(given[number])
-    except RequestError as error:
-        if len(given) == 1:
-            raise
-        raise RequestError(f"Picture {number + 1} of {len(given)}: {error}") from None
+def _opened(open_one: Callable[[_Given], _Opened], given: list[_Given], name: str) -> list[_Opened]:
+    """All of them; a complaint says which one it is of."""
+    opened = list[_Opened]()
+    for number, one in enumerate(given, 1):
+        try:
+            opened.append(open_one(one))
+        except RequestError as error:
+            if len(given) == 1:
+                raise
+            raise RequestError(f"{name} {number} of {len(given)}: {error}") from None
+    return opened
 
 
 def _encode(

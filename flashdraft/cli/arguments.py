@@ -107,7 +107,7 @@ def check_mmproj(arguments: argparse.Namespace) -> None:
 
 
 def add_picture_arguments(parser: argparse.ArgumentParser, when: str) -> None:
-    """--image and --image-tokens."""
+    """--image, --pdf, --video and --image-tokens."""
     group = parser.add_argument_group("pictures")
     group.add_argument(
         "--image",
@@ -117,11 +117,25 @@ def add_picture_arguments(parser: argparse.ArgumentParser, when: str) -> None:
         help=f"a picture that goes before {when}; may be given several times",
     )
     group.add_argument(
+        "--pdf",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="a PDF document whose pages go there, too, as pictures",
+    )
+    group.add_argument(
+        "--video",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="a film of which some frames go there, too; without its sound",
+    )
+    group.add_argument(
         "--image-tokens",
         type=OneOf("--image-tokens", tuple(map(str, BUDGETS))),
         metavar="N",
-        help=f"the most tokens of a picture, one of {', '.join(map(str, BUDGETS))}: more see finer "
-        "detail (default: the model's own)",
+        help=f"the most tokens of a picture or page, one of {', '.join(map(str, BUDGETS))}: more "
+        "see finer detail (default: the model's own; of a page 560)",
     )
 
 

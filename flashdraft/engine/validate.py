@@ -10,7 +10,7 @@ from flashdraft.media.sizes import MOST_TOKENS
 from flashdraft.models.config.vision import VisionConfig
 
 MAX_PROMPT_LOGPROBS = 20
-MAX_PICTURES = 64  # of a request
+MAX_PICTURES = 256  # of a request: pictures, pages, and frames of films
 
 
 def validate_request(request: Request, vocab_size: int, max_context: int) -> None:
@@ -94,8 +94,10 @@ def validate_pictures(request: Request, vision: VisionConfig | None, has_tower: 
                 f"its {len(prompt)} tokens."
             )
         end = placed.end
-        if any(token != vision.tokens.picture for token in prompt[placed.start : end]):
+        kinds = {vision.tokens.picture, vision.tokens.video} & {prompt[placed.start]}
+        if kinds != set(prompt[placed.start : end]):
+            film = "" if vision.tokens.video is None else f", or for a film {vision.tokens.video}"
             raise RequestError(
                 f"{name} is at tokens {placed.start} to {end} of the prompt; all of them must be "
-                f"the placeholder {vision.tokens.picture}."
+                f"the placeholder {vision.tokens.picture}{film}."
             )

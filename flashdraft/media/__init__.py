@@ -1,5 +1,5 @@
-"""Pictures, from what people send to what a vision tower takes.
+"""Pictures, films and pages, from what people send to what a vision tower takes.
 
-`child` is the process that decodes them, and that can be killed; nothing here knows models, prompts
-or the network.
+`child`, `film_child` and `page_child` are the processes that decode them, and that can be killed;
+nothing here knows models or prompts.
 """

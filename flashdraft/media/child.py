@@ -48,13 +48,21 @@ _SHOWN_BYTES = 24
 def answer(message: Message) -> Message:
     """One message's answer; RefusalError, of the kind "picture", where there is none."""
     if message["type"] == "load":
-        Resampler(64, 48).across(np.zeros((64, 64, 3), np.uint8))  # its library's memory is counted
+        warm_up()
         return {}
-    image = _decoded(message[DATA])
-    cells = cells_of(image.width, image.height, message["budget"], message["cell"])
-    width, height = (count * message["cell"] for count in (cells.columns, cells.rows))
-    pixels = _resized(image, width, height)
-    return {"width": width, "height": height, DATA: pixels.tobytes()}
+    return fitted(_decoded(message[DATA]), message["budget"], message["cell"])
+
+
+def warm_up() -> None:
+    """Have the memory of the resampler's library counted before the first picture's."""
+    Resampler(64, 48).across(np.zeros((64, 64, 3), np.uint8))
+
+
+def fitted(image: Image.Image, budget: int, cell: int) -> Message:
+    """An answer: the picture as large as so many cells make it."""
+    cells = cells_of(image.width, image.height, budget, cell)
+    width, height = (count * cell for count in (cells.columns, cells.rows))
+    return {"width": width, "height": height, DATA: _resized(image, width, height).tobytes()}
 
 
 def _decoded(data: bytes) -> Image.Image:

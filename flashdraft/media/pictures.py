@@ -1,6 +1,7 @@
-"""A picture of `core`, from a file's bytes; and the bytes of what people call a picture in Python.
+"""Pictures of `core`, from a file's bytes; and the bytes of what people call a picture in Python.
 
-Neither Pillow nor torch is imported here: files are decoded in a process of their own.
+A film becomes some of its frames and a PDF document its pages: all of them are pictures. Neither
+Pillow nor torch is imported here: files are decoded in processes of their own.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from flashdraft.core import Picture
 from flashdraft.errors import RequestError, quoted, shortened
-from flashdraft.media.decoding import decode
-from flashdraft.media.limits import MAX_BYTES, MIB
+from flashdraft.media.decoding import Decoded, decode, decode_film, decode_page
+from flashdraft.media.kinds import PICTURE, Kind
+from flashdraft.media.limits import FRAME_BUDGET, MAX_BYTES, MIB
 from flashdraft.media.sizes import BUDGETS
 from flashdraft.media.sources import read_data_url
 
@@ -40,15 +42,51 @@ class PictureRules(NamedTuple):
     budget: int
 
 
+class Frame(NamedTuple):
+    """A frame of a film."""
+
+    time: str  # minutes and seconds from the beginning, mm:ss
+    picture: Picture
+
+
+class Page(NamedTuple):
+    """A page of a PDF document, and how many that has."""
+
+    picture: Picture
+    num_pages: int
+
+
 def open_picture(data: bytes, rules: PictureRules) -> Picture:
     """The picture of a PNG, JPEG, WebP or GIF file. Raises RequestError where there is none."""
     cell, budget = rules
+    _check_budget(budget)
+    return _keyed(decode(data, budget, cell), rules)
+
+
+def open_film(data: bytes, cell: int) -> tuple[Frame, ...]:
+    """Frames from all of an MP4, MOV, WebM or MKV file; like `open_picture`."""
+    rules = PictureRules(cell, FRAME_BUDGET)
+    return tuple(Frame(time, _keyed(one, rules)) for time, one in decode_film(data, cell))
+
+
+def open_page(data: bytes, page: int, max_pages: int, rules: PictureRules) -> Page:
+    """A page, counted from 0, of a PDF document of at most `max_pages`; like `open_picture`."""
+    cell, budget = rules
+    _check_budget(budget)
+    decoded, num_pages = decode_page(data, page, max_pages, budget, cell)
+    return Page(_keyed(decoded, rules), num_pages)
+
+
+def _check_budget(budget: int) -> None:
     if budget not in BUDGETS:
         raise RequestError(
             f"A picture cannot take {quoted(budget)} tokens; it can take "
             f"{', '.join(map(str, BUDGETS))} at most. Choose one of them."
         )
-    pixels, width, height = decode(data, budget, cell)
+
+
+def _keyed(decoded: Decoded, rules: PictureRules) -> Picture:
+    (pixels, width, height), (cell, budget) = decoded, rules
     key = hashlib.sha256(_VERSION + struct.pack(">4Q", width, height, cell, budget))
     key.update(pixels)
     num_tokens = (width // cell) * (height // cell)
@@ -60,22 +98,28 @@ def picture_bytes(value: Any) -> bytes:
 
     Text is never a path: it may have come from anyone.
     """
-    if isinstance(value, bytes | bytearray | memoryview):
-        return bytes(value)
-    if isinstance(value, str):
-        return read_data_url(value)
-    if isinstance(value, os.PathLike):
-        return _read(os.fspath(value))
     pillow = sys.modules.get("PIL.Image")
     if pillow is not None and isinstance(value, pillow.Image):
         return _as_file(value)
+    return file_bytes(value, PICTURE)
+
+
+def file_bytes(value: Any, kind: Kind) -> bytes:
+    """The file of a film or a PDF document: its bytes, a path, or a data: URL."""
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value)
+    if isinstance(value, str):
+        return read_data_url(value, kind)
+    if isinstance(value, os.PathLike):
+        return _read(os.fspath(value), kind)
+    images = ", or an image of Pillow's" if kind is PICTURE else ""
     raise RequestError(
-        f"A picture is {quoted(value)}; it must be the bytes of a file, a pathlib.Path, a data: "
-        "URL, or an image of Pillow's."
+        f"A {kind.noun} is {quoted(value)}; it must be the bytes of a file, a pathlib.Path, a "
+        f"data: URL{images}."
     )
 
 
-def _read(path: str | bytes) -> bytes:
+def _read(path: str | bytes, kind: Kind) -> bytes:
     shown = quoted(os.fsdecode(path))
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe must not keep us waiting
@@ -84,13 +128,15 @@ def _read(path: str | bytes) -> bytes:
             data = file.read(MAX_BYTES + 1) if is_file else None
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or str(error)
-        raise RequestError(f"{shown} cannot be read: {why}. Check the picture's path.") from None
+        raise RequestError(
+            f"{shown} cannot be read: {why}. Check the {kind.noun}'s path."
+        ) from None
     if data is None:
-        raise RequestError(f"{shown} is no file. Give the path of a picture's file.")
+        raise RequestError(f"{shown} is no file. Give the path of a {kind.noun}'s file.")
     if len(data) > MAX_BYTES:
         raise RequestError(
-            f"{shown} has more than {MAX_BYTES // MIB} MiB, which is the most that a picture may "
-            "have. Make it smaller, or save it as JPEG."
+            f"{shown} has more than {MAX_BYTES // MIB} MiB, which is the most that a {kind.noun} "
+            f"may have. {kind.smaller}"
         )
     return data
 

@@ -1,4 +1,4 @@
-"""Where a picture's bytes come from on behalf of others: data: URLs, and hosts that are allowed.
+"""Where a file's bytes come from on behalf of others: data: URLs, and hosts that are allowed.
 
 Who sends a URL chooses what this machine asks for, so hosts are named by whoever runs it, their
 addresses are checked once and then dialled, and nothing leads anywhere else.
@@ -22,9 +22,10 @@ from urllib.parse import urlsplit
 
 from flashdraft.core import VERSION
 from flashdraft.errors import RequestError, quoted, shortened
-from flashdraft.media.limits import FORMATS, MAX_BYTES, MIB
+from flashdraft.media.kinds import PICTURE, Kind
+from flashdraft.media.limits import MAX_BYTES, MIB
 
-_DATA_URL = re.compile(r"data:image/[\w.+-]+(;[\w.+-]+=[\w.+-]+)*;base64", re.ASCII | re.IGNORECASE)
+_PARAMETERS = r"(;[\w.+-]+=[^;,]+)*;base64"  # a film's may name its codecs
 _MAX_HEAD = 200  # characters before the comma
 _MAX_TEXT = (MAX_BYTES + 2) // 3 * 4
 _MAX_URL = 8192
@@ -45,18 +46,19 @@ Resolve = Callable[[str, int], Sequence[str]]
 Connect = Callable[[str, int, float], socket.socket]
 
 
-def read_data_url(url: str) -> bytes:
+def read_data_url(url: str, kind: Kind = PICTURE) -> bytes:
     """The bytes of `data:image/…;base64,…`. What it says of their format is not believed."""
     head, comma, text = url[: _MAX_HEAD + 1].partition(",")
-    if not comma or not _DATA_URL.fullmatch(head):
+    wanted = f"data:{kind.media_types}{_PARAMETERS}"
+    if not comma or not re.fullmatch(wanted, head, re.ASCII | re.IGNORECASE):
         raise RequestError(
-            f"A picture's URL is {_brief(url)}; it must be 'data:image/png;base64,' and the file "
-            f"in base64 ({FORMATS}). Send the picture itself."
+            f"A {kind.noun}'s URL is {_brief(url)}; it must be '{kind.example}' and the file in "
+            f"base64 ({kind.formats}). Send the {kind.noun} itself."
         )
     if len(url) - len(head) - 1 > _MAX_TEXT:
         raise RequestError(
-            f"A picture's data: URL has {len(url)} characters; at most {MAX_BYTES // MIB} MiB are "
-            "taken. Make the picture smaller, or save it as JPEG."
+            f"A {kind.noun}'s data: URL has {len(url)} characters; at most {MAX_BYTES // MIB} MiB "
+            f"are taken. {kind.smaller}"
         )
     text = url[len(head) + 1 :]
     try:
@@ -66,7 +68,7 @@ def read_data_url(url: str) -> bytes:
     except ValueError as error:
         what = "it has characters beyond ASCII" if isinstance(error, UnicodeError) else str(error)
         raise RequestError(
-            f"A picture's data: URL is no base64: {shortened(what)}. Encode the whole file in "
+            f"A {kind.noun}'s data: URL is no base64: {shortened(what)}. Encode the whole file in "
             "standard base64, in one line, with its padding."
         ) from None
 
@@ -88,8 +90,9 @@ class _Entry(NamedTuple):
 
 
 class _Place(NamedTuple):
-    """What a URL means, read once and by one reader."""
+    """What a URL means, read once and by one reader, and what is wanted there."""
 
+    kind: Kind
     url: str
     scheme: str
     host: str
@@ -98,7 +101,7 @@ class _Place(NamedTuple):
 
 
 class MediaFetcher:
-    """Fetches pictures by http and https from allowed hosts; by default there are none.
+    """Fetches files by http and https from allowed hosts; by default there are none.
 
     `allowed_domains` are names, "example.com" or "*.example.com" (what is below it), with a port
     where it is not 80 or 443. `resolve` and `connect` stand for the system's.
@@ -119,9 +122,9 @@ class MediaFetcher:
         self._resolve = resolve or _resolved
         self._connect = connect or _connected
 
-    def fetch(self, url: str) -> bytes:
+    def fetch(self, url: str, kind: Kind = PICTURE) -> bytes:
         """The bytes at a URL, within all limits together. Raises RequestError."""
-        place = self._place(url)
+        place = self._place(url, kind)
         deadline = time.monotonic() + self._max_s
         try:
             addresses = self._addresses(place, deadline)
@@ -129,34 +132,38 @@ class MediaFetcher:
                 data = self._ask(place, line)
         except TimeoutError:
             raise self._error(
-                place, f"it took longer than {self._max_s:g} s in all", "Send the picture itself"
+                place,
+                f"it took longer than {self._max_s:g} s in all",
+                f"Send the {kind.noun} itself",
             ) from None
         except (OSError, http.client.HTTPException) as error:
             what = shortened(str(error) or type(error).__name__)
-            raise self._error(place, what, "Check the URL, or send the picture itself") from None
+            raise self._error(
+                place, what, f"Check the URL, or send the {kind.noun} itself"
+            ) from None
         return data
 
     # -- before anything is sent -----------------------------------------------------------------
 
-    def _place(self, url: str) -> _Place:
+    def _place(self, url: str, kind: Kind) -> _Place:
         if not self._entries:
             raise RequestError(
-                f"A picture's URL is {_brief(url)}; nothing is fetched from other machines here "
-                "unless their domains are allowed. Send the picture itself, as "
-                "'data:image/png;base64,…'."
+                f"A {kind.noun}'s URL is {_brief(url)}; nothing is fetched from other machines "
+                f"here unless their domains are allowed. Send the {kind.noun} itself, as "
+                f"'{kind.example}…'."
             )
         try:
-            place = _read_url(url)
+            place = _read_url(url, kind)
         except ValueError as error:
             raise RequestError(
-                f"A picture's URL is {_brief(url)}, which is not fetched: {error}. Write "
-                "https://host/path, or send the picture itself."
+                f"A {kind.noun}'s URL is {_brief(url)}, which is not fetched: {error}. Write "
+                f"https://host/path, or send the {kind.noun} itself."
             ) from None
         if not any(entry.allows(place.host, place.port) for entry in self._entries):
             raise self._error(
                 place,
                 f"{place.host}, port {place.port}, is not among the allowed domains",
-                "Send the picture itself, or have the domain allowed",
+                f"Send the {kind.noun} itself, or have the domain allowed",
             )
         return place
 
@@ -168,7 +175,7 @@ class MediaFetcher:
             raise self._error(
                 place,
                 "its host has an address that is not one of the public internet",
-                "Send the picture itself",
+                f"Send the {place.kind.noun} itself",
             )
         return list(dict.fromkeys(found))[:_MAX_DIALLED]
 
@@ -185,7 +192,7 @@ class MediaFetcher:
 
     def _error(self, place: _Place, what: str, remedy: str) -> RequestError:
         return RequestError(
-            f"A picture cannot be fetched from {_brief(place.url)}: {what}. {remedy}."
+            f"A {place.kind.noun} cannot be fetched from {_brief(place.url)}: {what}. {remedy}."
         )
 
     # -- the question and the answer ------------------------------------------------------------
@@ -198,7 +205,7 @@ class MediaFetcher:
             asked.default_port = place.port  # it is not named then
         asked.sock = line.socket
         headers = {
-            "Accept": "image/png, image/jpeg, image/webp, image/gif",
+            "Accept": place.kind.accepted,
             "Accept-Encoding": "identity",
             "Connection": "close",
             "User-Agent": f"flashdraft/{VERSION}",
@@ -217,7 +224,7 @@ class MediaFetcher:
             raise self._error(
                 place,
                 f"it leads elsewhere (status {answer.status}), and is not followed",
-                "Give the URL where the picture is",
+                f"Give the URL where the {place.kind.noun} is",
             )
         if answer.status != 200:
             raise self._error(
@@ -242,7 +249,7 @@ class MediaFetcher:
         return self._error(
             place,
             f"it has more than {self._max_bytes / MIB:g} MiB, the most that is taken",
-            "Make it smaller, or save it as JPEG",
+            place.kind.smaller.rstrip("."),
         )
 
 
@@ -309,7 +316,7 @@ def _entry(text: str) -> _Entry:
     return _Entry(match[2].strip("[]"), bool(match[1]), int(match[3][1:]) if match[3] else None)
 
 
-def _read_url(url: str) -> _Place:
+def _read_url(url: str, kind: Kind) -> _Place:
     """Raises ValueError, with the end of a sentence."""
     if len(url) > _MAX_URL:
         raise ValueError(f"it has {len(url)} characters; at most {_MAX_URL} are taken")
@@ -324,7 +331,9 @@ def _read_url(url: str) -> _Place:
     if not host:
         raise ValueError("it names no host")
     target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-    return _Place(url, parts.scheme, host, _PORTS[parts.scheme] if port is None else port, target)
+    return _Place(
+        kind, url, parts.scheme, host, _PORTS[parts.scheme] if port is None else port, target
+    )
 
 
 def _left(deadline: float) -> float:

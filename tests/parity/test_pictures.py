@@ -37,7 +37,7 @@ MOE = {
 }
 PATCH, POOLING = 4, 3
 CELL = PATCH * POOLING
-BEGIN, PICTURE, END = 499, 500, 502
+BEGIN, PICTURE, END, VIDEO = 499, 500, 502, 504
 SIZES = [(160, 120), (90, 200), (50, 50), (300, 40), (1, 30)]
 COMMON_SIZES = [(224, 224), (640, 480), (1920, 1080), (3024, 4032), (1240, 1754), (4000, 300)]
 
@@ -322,3 +322,47 @@ def test_full_layers_that_look_ahead_are_noticed(pair):
         layer._attention._sees_pictures_whole = True
     logits = probe.logits(tokens, rows_of(pair, len(tokens), placed))
     assert probe.off(logits, pair.expected("middle")) > 1000 * TOLERANCE
+
+
+def film(size: tuple[int, int], gaps: Sequence[int]) -> tuple[list[int], list[PlacedPicture]]:
+    """Frames, and so many text tokens before each and behind the last."""
+    *before, behind = gaps
+    frames = [picture_of(size, 70, seed) for seed, _ in enumerate(before)]
+    parts = [part for pair in zip(before, frames, strict=True) for part in pair]
+    tokens, placed = prompt_of([*parts, behind])
+    return [VIDEO if token == PICTURE else token for token in tokens], placed
+
+
+def features_of_film(pair: Pair, placed: Sequence[PlacedPicture]):
+    pixels, places = as_transformers_takes(placed).values()
+    counts = torch.tensor([len(placed)])
+    with torch.no_grad():
+        return pair.model.model.get_video_features(pixels, places, counts, return_dict=True)
+
+
+@pytest.mark.parametrize("size", SIZES[:3])
+def test_a_films_features_match_transformers_and_are_those_of_pictures(pair, size):
+    _, placed = film(size, (6, 7, 7, 9))
+    expected = torch.cat(features_of_film(pair, placed).pooler_output)
+    found = torch.cat(pair.features(placed))
+    assert (found - expected).abs().max() <= TOLERANCE
+    with torch.no_grad():
+        inputs = as_transformers_takes(placed)
+        pictures = pair.model.model.get_image_features(**inputs, return_dict=True).pooler_output
+    assert torch.equal(torch.cat(list(pictures)), expected)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("gaps", [(6, 7, 7, 20), (40, 7, 1)])
+def test_logits_of_films_match_transformers(pair, backend, gaps):
+    """Each frame is a block of its own, and stands like a picture behind its time."""
+    tokens, placed = film(SMALL, gaps)
+    probe, ids = Probe(pair, backend), torch.tensor([tokens])
+    with torch.no_grad():
+        features = {"video": features_of_film(pair, placed)}
+        kinds = 2 * (ids == VIDEO).long()
+        expected = pair.model(ids, mm_token_type_ids=kinds, mm_encoder_outputs=features).logits[0]
+    rows = rows_of(pair, len(tokens), placed)
+    assert probe.off(probe.logits(tokens, rows), expected) <= TOLERANCE
+    as_one = probe.logits(tokens, two_as_one(rows, placed))
+    assert probe.off(as_one, expected) > 1000 * TOLERANCE

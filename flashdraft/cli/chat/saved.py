@@ -20,6 +20,7 @@ from flashdraft.cli.files import write_text
 from flashdraft.cli.input import decoded
 from flashdraft.cli.pictures import PictureFile, read_picture
 from flashdraft.errors import RequestError, quoted, shortened
+from flashdraft.media.kinds import KINDS
 from flashdraft.media.sizes import BUDGETS
 
 MAX_BYTES = 4 * 2**20
@@ -87,7 +88,11 @@ def _as_text(content: str | list[dict[str, Any]]) -> str:
     """A content to be read; the pictures of a question go before it."""
     if isinstance(content, str):
         return content
-    lines = (f"[picture: {p['image']}]" if p["type"] == "image" else p["text"] for p in content)
+    nouns = {kind.part: kind.noun for kind in KINDS}
+    lines = (
+        f"[{nouns[kind]}: {part[kind]}]" if (kind := part["type"]) in nouns else part["text"]
+        for part in content
+    )
     return "\n".join(lines)
 
 
@@ -133,11 +138,13 @@ def _message(path: Path, number: int, message: Any) -> Message:
 
 def _picture(where: str, part: Any) -> PictureFile:
     """A picture of a question, read from the file that is named."""
-    name = part.get("image") if isinstance(part, dict) and part.get("type") == "image" else None
-    if not isinstance(name, str) or not name:
+    named = part.get("type") if isinstance(part, dict) else None
+    kind = next((one for one in KINDS if one.part == named), None)
+    name = part.get(kind.part) if kind is not None else None
+    if kind is None or not isinstance(name, str) or not name:
         raise RequestError(
             f"{where} has {quoted(part)} before its text; there may be pictures, as "
-            '{"type": "image", "image": FILE}.'
+            '{"type": "image", "image": FILE}, and films and PDFs.'
         )
     budget = part.get("max_soft_tokens")
     if budget is not None and (type(budget) is not int or budget not in BUDGETS):
@@ -146,6 +153,6 @@ def _picture(where: str, part: Any) -> PictureFile:
             f"{where} has max_soft_tokens of {quoted(budget)}; it must be one of {known}."
         )
     try:
-        return read_picture(name, budget)
+        return read_picture(name, budget, kind)
     except RequestError as error:
         raise RequestError(f"{where}: {error}") from None

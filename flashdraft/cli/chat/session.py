@@ -28,13 +28,15 @@ from flashdraft.cli.model import describe_model
 from flashdraft.cli.parser import in_flags
 from flashdraft.cli.pictures import read_picture, typed_path
 from flashdraft.errors import FlashdraftError, RequestError, did_you_mean, printable, quoted
+from flashdraft.media.kinds import FILM, PDF, PICTURE
 
 PROMPT, GOING_ON = "> ", "... "
 LEAVING = ("bye", "exit", "quit")
 HELP = '''\
 /set [NAME VALUE]  the settings, or change one: /set temperature 0.8
 /system [TEXT]     set the system prompt, or remove it
-/image [FILE]      show the next question a picture; several times; without FILE, none
+/image [FILE]      show the next question a picture, a PDF or a film; several times; without FILE,
+                   none
 /undo              take the last turn back
 /reset, /clear     forget every turn; the system prompt stays
 /save FILE         write the conversation: .json to be loaded again, else as text
@@ -174,13 +176,17 @@ class Chat:
             talk.pictures = []
             self._screen.note("The next question has no pictures.")
             return
-        picture = read_picture(typed_path(argument), talk.picture_budget)
-        (seen,) = talk.llm.chat_pictures([{"role": "user", "content": [picture.part()]}])
+        picture = read_picture(typed_path(argument), talk.picture_budget, kind=None)
+        seen = talk.llm.chat_pictures([{"role": "user", "content": [picture.part()]}])
         talk.pictures.append(picture)
         name, count = printable(picture.path.name), len(talk.pictures)
+        unit = {PICTURE: "", FILM: "frame", PDF: "page"}[picture.kind]
+        held = f"{len(seen)} {unit}{'' if len(seen) == 1 else 's'}, " if unit else ""
+        what = "picture" if all(one.kind is PICTURE for one in talk.pictures) else "file"
         self._screen.note(
-            f"{name} goes with the next question: {seen.picture.num_tokens} tokens, "
-            f"{count} picture{'' if count == 1 else 's'} now."
+            f"{name} goes with the next question: {held}"
+            f"{sum(placed.picture.num_tokens for placed in seen)} tokens, "
+            f"{count} {what}{'' if count == 1 else 's'} now."
         )
 
     def _undo(self) -> None:

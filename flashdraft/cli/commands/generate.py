@@ -15,7 +15,7 @@ from flashdraft.cli.display import AnswerView, Screen
 from flashdraft.cli.files import STDOUT, check_writable, part_for_file, write_json, write_text
 from flashdraft.cli.input import read_prompt
 from flashdraft.cli.model import describe_model, load_model, require_template
-from flashdraft.cli.pictures import PictureFile, content_of, pictures_of
+from flashdraft.cli.pictures import PictureFile, check_picture_flags, content_of, pictures_of
 from flashdraft.cli.statistics import describe_briefly, describe_fully
 from flashdraft.core import Generation, PlacedPicture, SamplingParams
 from flashdraft.errors import RequestError
@@ -104,10 +104,7 @@ def _check(arguments: argparse.Namespace) -> None:
     """Refuse what does not go together, before the model is loaded."""
     if arguments.raw and arguments.system is not None:
         raise RequestError("--system needs the chat template, which --raw leaves out; drop one.")
-    if arguments.raw and arguments.image:
-        raise RequestError("--image needs the chat template, which --raw leaves out; drop one.")
-    if arguments.image_tokens is not None and not arguments.image:
-        raise RequestError("--image-tokens is for pictures; add --image FILE, or drop it.")
+    check_picture_flags(arguments)
     if arguments.compare and (arguments.json is not None or arguments.output is not None):
         raise RequestError("--compare prints speeds, not an answer; drop --json and -o.")
     if arguments.compare and arguments.draft == "none":

@@ -82,6 +82,9 @@ async def conversation_prompt(
         conversation.add_generation_prompt,
         conversation.continues_last,
     )
+    if opened.films:  # their times are encoded
+        encode = serving.tokenizer.encode_batch
+        return await asyncio.to_thread(opened.place, token_ids, vision, encode)
     return opened.place(token_ids, vision)
 
 

@@ -18,6 +18,7 @@ from flashdraft.chat.sampling import answer_limit, sampling_defaults
 from flashdraft.chat.templates import encode_chat
 from flashdraft.errors import ContextLengthError, EngineLostError, quoted
 from flashdraft.killable.pool import RefusedError
+from flashdraft.media.kinds import FILM, PDF, is_readable
 from flashdraft.models.tokenizer import Tokenizer, is_long
 from flashdraft.server.answering.needs import AnswerEngine, RequestCounter
 from flashdraft.server.answering.pictures import PictureOpener
@@ -57,12 +58,14 @@ class Serving:
 
     @cached_property
     def capabilities(self) -> list[str]:
-        """What the model can be asked for, in Ollama's words."""
+        """What the model can be asked for, in Ollama's words, and two of our own."""
         able = {
             "completion": True,
             "tools": True,
             "thinking": self.answer_format.marks_thoughts,
             "vision": self.takes_pictures,
+            "video": self.takes_films,
+            "pdf": self.takes_pictures and is_readable(PDF),
         }
         return [what for what, is_there in able.items() if is_there]
 
@@ -73,6 +76,12 @@ class Serving:
             return self.engine.info.vision is not None
         except EngineLostError:
             return False
+
+    @property
+    def takes_films(self) -> bool:
+        """Whether the model does, and what reads them is installed."""
+        vision = self.engine.info.vision if self.takes_pictures else None
+        return vision is not None and vision.tokens.video is not None and is_readable(FILM)
 
     @cached_property
     def pictures(self) -> PictureOpener:

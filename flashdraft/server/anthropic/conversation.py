@@ -7,8 +7,9 @@ from typing import Any
 
 from flashdraft.chat.binding import ToolUse
 from flashdraft.core import GrammarSpec
+from flashdraft.media.kinds import PDF, PICTURE
 from flashdraft.server.answering.constraints import check_tools, json_schema_grammar
-from flashdraft.server.answering.pictures import picture_part
+from flashdraft.server.answering.pictures import media_part
 from flashdraft.server.answering.questions import (
     ChatInput,
     Question,
@@ -201,10 +202,12 @@ def _parts(blocks: list[ContentBlock], place: str) -> list[dict[str, Any]]:
 def _part(block: ContentBlock, place: str) -> list[dict[str, Any]]:
     """What one block says or shows, if anything; a reference to a tool stands as its name."""
     if (source := block.source) is not None:
+        kind = PDF if block.type == "document" else PICTURE
+        about = [{"type": "text", "text": one} for one in (block.title, block.context) if one]
         if source.data is not None:
-            return [picture_part(source.data, f"{place}.source.data", is_bare=True)]
+            return [*about, media_part(kind, source.data, f"{place}.source.data", is_bare=True)]
         assert source.url is not None, "the one or the other is there"
-        return [picture_part(source.url, f"{place}.source.url")]
+        return [*about, media_part(kind, source.url, f"{place}.source.url")]
     is_reference = block.type == "tool_reference"
     text = json.dumps({"tool": block.tool_name}) if is_reference else block.text
     return [{"type": "text", "text": text}] if text else []

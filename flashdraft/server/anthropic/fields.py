@@ -20,23 +20,27 @@ _BLOCKS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "tool_result": (("tool_use_id",), ("content", "is_error")),
     "tool_reference": (("tool_name",), ()),
     "image": (("source",), ()),
+    "document": (("source",), ("title", "context", "citations")),
 }
 # Where each may stand.
 _IN_SYSTEM = ("text",)
-_IN_RESULT = ("text", "image", "tool_reference")
+_IN_RESULT = ("text", "image", "document", "tool_reference")
 _IN_MESSAGE = {
     "system": ("text",),
-    "user": ("text", "image", "tool_result"),
+    "user": ("text", "image", "document", "tool_result"),
     "assistant": ("text", "thinking", "redacted_thinking", "tool_use"),
 }
-_MEDIA = ("document", "container_upload", "search_result")
+_FILES = ("container_upload", "search_result")
+_PDF = "application/pdf"
 
 
 class PictureSource(Body):
-    """Where a picture is: in the body, or behind an address."""
+    """Where a picture or a PDF is: in the body, or behind an address."""
 
     type: Annotated[str, one_of("base64", "url")]
-    media_type: Literal["image/jpeg", "image/png", "image/gif", "image/webp"] | None = None
+    media_type: (
+        Literal["image/jpeg", "image/png", "image/gif", "image/webp", "application/pdf"] | None
+    ) = None
     data: PictureText | None = None  # base64
     url: PictureText | None = None
     file_id: Any = None
@@ -46,7 +50,7 @@ class PictureSource(Body):
     def _is_supported(cls, kind: str) -> str:
         if kind == "file":
             raise ValueError(
-                "the server stores no files; send the picture itself, with the type 'base64'"
+                "the server stores no files; send the file itself, with the type 'base64'"
             )
         if kind not in ("base64", "url"):
             raise ValueError("it must be 'base64' or 'url'")
@@ -73,9 +77,9 @@ class ContentBlock(Body):
     is_error: bool | None = None
     signature: Advisory
     data: Advisory  # redacted_thinking
-    source: PictureSource | None = None  # image
-    title: Advisory
-    context: Advisory
+    source: PictureSource | None = None  # image, document
+    title: str | None = None  # document
+    context: str | None = None
     cache_control: Advisory
     citations: Advisory
     caller: Advisory
@@ -86,11 +90,11 @@ class ContentBlock(Body):
     def _is_supported(cls, block: Any) -> Any:
         """Before its fields, which mean something else in a block that is not known."""
         kind = block.get("type") if isinstance(block, Mapping) else None
-        if kind in _MEDIA:
+        if kind in _FILES:
             raise complaint(
                 "type",
-                f"is {kind!r}, which is not supported: documents and files are refused; send text "
-                "and images only.",
+                f"is {kind!r}, which is not supported: the server stores no files; send text, "
+                "images and documents.",
             )
         if isinstance(kind, str) and kind not in _BLOCKS:
             raise complaint("type", f"is {kind!r}, which is not supported.")
@@ -100,6 +104,14 @@ class ContentBlock(Body):
     def _is_whole(self) -> ContentBlock:
         needed, also = _BLOCKS[self.type]
         check_kind(self, self.type, needed, (*also, "cache_control"))
+        if self.source is not None and self.source.media_type is not None:
+            is_pdf = self.source.media_type == _PDF
+            if is_pdf != (self.type == "document"):
+                raise complaint(
+                    "source.media_type",
+                    f"is {self.source.media_type!r}, which has no meaning for type {self.type!r}; "
+                    f"an image has a picture's, a document {_PDF!r}.",
+                )
         if self.type == "tool_result":
             check_place(self.content, "content", _IN_RESULT, "a tool_result")
         return self

@@ -195,8 +195,8 @@ class _EntryCounter:
 def _is_picture(name: str, parent: str) -> bool:
     """Whether a text is where the APIs have pictures; what holds none there is refused later."""
     if name in ("data", "url"):
-        return parent in ("image_url", "source")
-    return name == "image_url"
+        return parent in ("image_url", "video_url", "source")
+    return name in ("image_url", "file_data")
 
 
 def _check_count(value: Sequence[Any] | Mapping[str, Any], place: str, limit: int) -> None:

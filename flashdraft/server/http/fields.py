@@ -54,8 +54,8 @@ def known_part(kinds: Sequence[str]) -> AfterValidator:
     def check(kind: str) -> str:
         if kind not in kinds:
             raise ValueError(
-                f"a part of type {kind!r} is not supported: audio, video and files are refused; "
-                f"there are {', '.join(kinds)}"
+                f"a part of type {kind!r} is not supported: sound is not heard here; there are "
+                f"{', '.join(kinds)}"
             )
         return kind
 

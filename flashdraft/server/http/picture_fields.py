@@ -42,7 +42,7 @@ def _held(value: Any) -> SentText:
     if not isinstance(value, str):
         raise ValueError("it must be a string")
     if not value:
-        raise ValueError("it is empty; it must hold a picture")
+        raise ValueError("it is empty; it must hold a file")
     return SentText(value)
 
 

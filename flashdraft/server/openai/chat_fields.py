@@ -20,8 +20,8 @@ from flashdraft.server.http.picture_fields import Budget, Detail, PictureText
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
-_PICTURE = "image_url"
-_PARTS = ("text", "refusal", _PICTURE)
+_MEDIA = {"image_url": "pictures", "video_url": "films", "file": "files"}
+_PARTS = ("text", "refusal", *_MEDIA)
 
 
 class PictureUrl(Body):
@@ -32,8 +32,35 @@ class PictureUrl(Body):
     max_soft_tokens: Budget | None = None  # counts before detail
 
 
+class VideoUrl(Body):
+    """A film, as vLLM has it."""
+
+    url: PictureText
+
+
+class SentFile(Body):
+    """A PDF document, and how many tokens each of its pages may take."""
+
+    file_data: PictureText | None = None
+    filename: Advisory
+    file_id: Any = None
+    max_soft_tokens: Budget | None = None
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> SentFile:
+        if self.file_id is not None:
+            raise complaint(
+                "file_id",
+                "is not supported: the server stores no files. Send the PDF as a data: URL in "
+                "file_data.",
+            )
+        if self.file_data is None:
+            raise complaint("file_data", "is missing; it holds a PDF as a data: URL.")
+        return self
+
+
 class ContentPart(Body):
-    """A part of a message's content: text, or a picture."""
+    """A part of a message's content: text, a picture, a film, or a PDF."""
 
     type: Annotated[str, one_of(*_PARTS), known_part(_PARTS)]
     text: str | None = None
@@ -42,7 +69,8 @@ class ContentPart(Body):
     annotations: Advisory
     image_url: PictureUrl | None = None
     input_audio: Any = None
-    file: Any = None
+    video_url: VideoUrl | None = None
+    file: SentFile | None = None
 
     @model_validator(mode="after")
     def _is_whole(self) -> ContentPart:
@@ -54,13 +82,13 @@ Content = str | Many[ContentPart] | None
 
 
 def _check_text(content: Content, role: str) -> None:
-    """Complain of a picture where only text has a meaning."""
+    """Complain of a picture, a film or a file where only text has a meaning."""
     for number, part in enumerate(content if isinstance(content, list) else ()):
-        if part.type == _PICTURE:
+        if part.type in _MEDIA:
             raise complaint(
                 f"content[{number}].type",
-                f"is {_PICTURE!r}, which has no meaning for the role {role!r}; pictures stand in "
-                "messages of the user's and in tools' results.",
+                f"is {part.type!r}, which has no meaning for the role {role!r}; "
+                f"{_MEDIA[part.type]} stand in messages of the user's and in tools' results.",
             )
 
 

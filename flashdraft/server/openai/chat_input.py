@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from flashdraft.chat.binding import ToolUse
+from flashdraft.media.kinds import FILM, PDF
 from flashdraft.server.answering.constraints import (
     check_function_tools,
     function_tools,
 )
-from flashdraft.server.answering.pictures import picture_part
+from flashdraft.server.answering.pictures import media_part, picture_part
 from flashdraft.server.answering.questions import (
     ChatInput,
     Question,
@@ -126,7 +127,12 @@ def _content(
 
 
 def _part(part: ContentPart, place: str) -> dict[str, Any]:
-    if (shown := part.image_url) is None:
-        return {"type": "text", "text": part.text or part.refusal or ""}
-    budget = budget_of(shown.detail, shown.max_soft_tokens)
-    return picture_part(shown.url, f"{place}.image_url.url", budget)
+    if (shown := part.image_url) is not None:
+        budget = budget_of(shown.detail, shown.max_soft_tokens)
+        return picture_part(shown.url, f"{place}.image_url.url", budget)
+    if (film := part.video_url) is not None:
+        return media_part(FILM, film.url, f"{place}.video_url.url")
+    if (file := part.file) is not None:
+        assert file.file_data is not None, "a part with a file has it"
+        return media_part(PDF, file.file_data, f"{place}.file.file_data", file.max_soft_tokens)
+    return {"type": "text", "text": part.text or part.refusal or ""}

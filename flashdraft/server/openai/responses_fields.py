@@ -45,8 +45,9 @@ Echoed = Annotated[
 ]
 
 _TEXT_PARTS = ("input_text", "output_text", "text", "refusal", "summary_text", "reasoning_text")
-_PICTURE = "input_image"
-_PARTS = (*_TEXT_PARTS, _PICTURE)
+_PICTURE, _FILE = "input_image", "input_file"
+_MEDIA = {_PICTURE: "pictures", _FILE: "files"}
+_PARTS = (*_TEXT_PARTS, *_MEDIA)
 
 
 class ResponsePart(Body):
@@ -61,23 +62,27 @@ class ResponsePart(Body):
     image_url: PictureText | None = None  # input_image
     max_soft_tokens: Budget | None = None  # counts before detail
     file_id: Any = None
-    file_url: Any = None
-    file_data: Any = None
-    filename: Any = None
+    file_url: PictureText | None = None  # input_file
+    file_data: PictureText | None = None
+    filename: Advisory
     detail: Detail | None = None
     input_audio: Any = None
 
     @model_validator(mode="after")
     def _is_whole(self) -> ResponsePart:
-        if self.type == _PICTURE:
+        if self.type in _MEDIA:
+            is_picture = self.type == _PICTURE
+            noun, place = ("picture", "image_url") if is_picture else ("PDF", "file_data")
             if self.file_id is not None:
                 raise complaint(
                     "file_id",
-                    "is not supported: the server stores no files. Send the picture as a data: URL "
-                    "in image_url.",
+                    f"is not supported: the server stores no files. Send the {noun} as a data: URL "
+                    f"in {place}.",
                 )
-            also = ("detail", "max_soft_tokens", "prompt_cache_breakpoint")
-            check_kind(self, self.type, ("image_url",), also)
+            if not is_picture and self.file_url is not None and self.file_data is None:
+                place = "file_url"
+            how = ("detail", "max_soft_tokens", "prompt_cache_breakpoint")
+            check_kind(self, self.type, (place,), how)
             return self
         needed = "refusal" if self.type == "refusal" else "text"
         also = ("annotations", "logprobs", "prompt_cache_breakpoint")
@@ -86,13 +91,13 @@ class ResponsePart(Body):
 
 
 def _check_text(parts: str | list[ResponsePart] | None, field: str, where: str) -> None:
-    """Complain of a picture where only text has a meaning."""
+    """Complain of a picture or a file where only text has a meaning."""
     for number, part in enumerate(parts if isinstance(parts, list) else ()):
-        if part.type == _PICTURE:
+        if part.type in _MEDIA:
             raise complaint(
                 f"{field}[{number}].type",
-                f"is {_PICTURE!r}, which has no meaning in {where}; pictures stand in messages of "
-                "the user's and in functions' outputs.",
+                f"is {part.type!r}, which has no meaning in {where}; {_MEDIA[part.type]} stand in "
+                "messages of the user's and in functions' outputs.",
             )
 
 

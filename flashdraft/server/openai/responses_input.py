@@ -7,8 +7,9 @@ from typing import Any
 
 from flashdraft.chat.binding import ToolUse
 from flashdraft.core import GrammarSpec
+from flashdraft.media.kinds import PDF
 from flashdraft.server.answering.constraints import check_tools, json_schema_grammar
-from flashdraft.server.answering.pictures import picture_part
+from flashdraft.server.answering.pictures import media_part, picture_part
 from flashdraft.server.answering.questions import (
     ChatInput,
     Question,
@@ -163,10 +164,13 @@ def _content(content: str | list[ResponsePart], place: str) -> str | list[dict[s
 
 
 def _part(part: ResponsePart, place: str) -> dict[str, Any]:
-    if part.image_url is None:
-        return {"type": "text", "text": part.text or part.refusal or ""}
     budget = budget_of(part.detail, part.max_soft_tokens)
-    return picture_part(part.image_url, f"{place}.image_url", budget)
+    if part.image_url is not None:
+        return picture_part(part.image_url, f"{place}.image_url", budget)
+    for name in ("file_data", "file_url"):
+        if (file := getattr(part, name)) is not None:
+            return media_part(PDF, file, f"{place}.{name}", budget)
+    return {"type": "text", "text": part.text or part.refusal or ""}
 
 
 def _parts(content: str | list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -163,11 +163,7 @@ def test_pictures_stand_in_user_messages_and_tool_results_alone(role: str) -> No
     [
         ("input_audio", "there is no hearing in these models: send what is said as text"),
         ("audio", "no hearing"),
-        ("video_url", "films are not read yet: send some of their frames as pictures"),
-        ("video", "films are not read yet"),
-        ("input_file", "documents are not read yet: send their text, or their pages as pictures"),
-        ("file", "documents are not read yet"),
-        ("smell", "a part is a text or a picture"),
+        ("smell", "a part is a text, a picture, a film or a PDF"),
     ],
 )
 def test_other_parts_are_refused_with_what_to_send(kind: str, words: str) -> None:
@@ -187,7 +183,8 @@ def test_pictures_are_taken_out_in_order_and_the_callers_messages_stay() -> None
         {"role": "assistant", "content": "b"},
         user(picture(SQUARE)),
     ]
-    bare, given = take_pictures(check_messages(said))
+    bare, given, films = take_pictures(check_messages(said))
+    assert films == []
     assert given == [GivenPicture(WIDE, None), GivenPicture(TALL, 70), GivenPicture(SQUARE, None)]
     assert bare[0]["content"] == [{"type": "image"}, text("a"), {"type": "image"}]
     assert bare[1:] == [said[1], user({"type": "image"})]
@@ -212,7 +209,7 @@ def test_every_placeholder_grows_to_its_picture() -> None:
         ([102, 102], 1, "Spell the mark in another way"),
         ([1], 1, r"0 places for 1 pictures: the model's chat template leaves pictures out"),
         ([102], 2, "Put all of them into user messages"),
-        ([102, 104], 1, "the model's own mark for a film, and films are not read yet"),
+        ([102, 104], 1, "has 1 places for 0 films: .* holds the model's own mark for a film"),
     ],
 )
 def test_places_and_pictures_are_as_many(ids: list[int], count: int, words: str) -> None:

@@ -54,7 +54,10 @@ def placed(*places):
         (placed((5, 30)), "within its 17 tokens"),
         (placed((5, 0)), "takes 0 tokens; it must be between 1 and 1120"),
         (placed((5, 1121)), "takes 1121 tokens; .* between 1 and 1120"),
-        (some("a", *[picture("a", 1)] * (MAX_PICTURES + 1)), "it may have 64. Leave some out"),
+        (
+            some("a", *[picture("a", 1)] * (MAX_PICTURES + 1)),
+            f"it may have {MAX_PICTURES}. Leave some out",
+        ),
         (dataclasses.replace(GOOD, prompt_logprobs=0), "prompt_logprobs does not go with pictures"),
     ],
 )

@@ -41,6 +41,8 @@ PROMPTS = {
     "largest first": [LARGE, picture("d", 1), words(2)],
     "many": [words(17), *(picture(name, 5) for name in "abcde"), words(3), picture("a", 9), [7]],
     "text": [words(30, seed=3)],
+    "film": [words(5), *pictured.film("a", 4, 9), words(6)],
+    "film and picture": [*pictured.film("b", 2, 6), picture("a", 9), words(3)],
 }
 
 
@@ -131,7 +133,9 @@ def test_together_and_drafted_is_as_alone_and_plain(family, has_drafter, loop, b
     assert_same(done, alone(backend, family))
     for one in requests():
         stats = done[one.id].stats
-        assert stats.picture_tokens == one.prompt_ids.count(pictured.PICTURE)
+        assert stats.picture_tokens == sum(
+            map(one.prompt_ids.count, (pictured.PICTURE, pictured.VIDEO))
+        )
 
 
 @pytest.mark.parametrize("wrong", [0.0, 0.4])
@@ -168,7 +172,7 @@ def test_a_second_time_is_as_the_first_and_needs_no_tower(loop):
 def test_who_gives_way_goes_on_as_if_it_had_not(loop):
     model = target()
     drafter = zoo.tiny_drafter(model.kernels, 4)
-    few = CacheOptions(cache_gb=zoo.cache_for(model, drafter, 13))
+    few = CacheOptions(cache_gb=zoo.cache_for(model, drafter, 12))
     sizes = {"prefill_chunk": 7, "max_step_tokens": 40, "max_batch": 8}
     engine = Engine(model, drafter, EngineConfig(verify=3, cache=few, **sizes, **LOOPS[loop]))
     again = [

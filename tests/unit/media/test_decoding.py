@@ -361,7 +361,7 @@ def test_pixels_that_are_none_are_not_believed(monkeypatch: pytest.MonkeyPatch) 
             return {"type": "answer", "width": 48, "height": 4800, "pixels": "AAAA"}
 
     with monkeypatch.context() as patch:
-        patch.setattr(decoding, "_pool", Liar)
+        patch.setattr(decoding, "_pool", lambda kind: Liar())
         assert "it made no picture of the right size" in refusal(b"x")
 
 

@@ -92,7 +92,7 @@ def test_base64_is_read_strictly(text: str) -> None:
 def test_a_long_one_is_refused_before_it_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
     text = "A" * (4 * (MAX_BYTES // 3 + 1) + 4)
     monkeypatch.setattr(sources, "binascii", None)
-    with pytest.raises(RequestError, match="at most 40 MiB are taken. Make the picture smaller"):
+    with pytest.raises(RequestError, match="at most 40 MiB are taken. Make it smaller"):
         read_data_url(f"data:image/png;base64,{text}")
 
 

@@ -22,7 +22,7 @@ from tests.unit.server.asgi_client import call
 from tests.unit.server.scripted import MARKS, Scripted, Step
 
 CELL = 6  # pixels: small ones, so that pictures of 1120 tokens are small too
-PICTURE_MARKS = ("<|image>", "<|image|>", "<image|>")
+PICTURE_MARKS = ("<|image>", "<|image|>", "<image|>", "<|video|>")
 TEMPLATE = (
     "{% for tool in tools or [] %}<|tool>{{ tool.function.name }}<tool|>{% endfor %}"
     "{% for message in messages %}<|turn>{{ message.role }}\n"
@@ -31,7 +31,8 @@ TEMPLATE = (
     "{% if message.role == 'tool' %}{{ message.name }}={% endif %}"
     "{% if message.content is string %}{{ message.content }}{% else %}"
     "{% for part in message.content or [] %}"
-    "{% if part.type == 'image' %}<|image|>{% else %}{{ part.text }}{% endif %}"
+    "{% if part.type == 'image' %}<|image|>{% elif part.type == 'video' %}<|video|>"
+    "{% else %}{{ part.text }}{% endif %}"
     "{% endfor %}{% endif %}<turn|>\n{% endfor %}<|turn>model\n"
 )
 
@@ -47,9 +48,9 @@ def make_seeing_tokenizer() -> Tokenizer:
 
 def make_vision() -> Vision:
     tokenizer = make_seeing_tokenizer()
-    begin, picture, end = map(tokenizer.token_id, PICTURE_MARKS)
+    begin, picture, end, video = map(tokenizer.token_id, PICTURE_MARKS)
     assert begin is not None and picture is not None and end is not None
-    return Vision(CELL, 280, VisionTokens(begin, picture, end))
+    return Vision(CELL, 280, VisionTokens(begin, picture, end, video))
 
 
 class Seeing(Scripted):

@@ -159,7 +159,7 @@ def test_recorded_request_of_codex_replays() -> None:
             {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
             "image_url is missing",
         ),
-        ({"input": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "audio, video"),
+        ({"input": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "sound is not heard"),
         ({"input": [{"type": "web_search_call"}]}, "input[0]"),
         ({"tools": [{"type": "function"}]}, "tools[0].name"),
         ({"text": {"format": {"type": "json_schema"}}}, "schema"),

@@ -508,7 +508,7 @@ def test_few_fetched_files_wait_to_be_opened(monkeypatch: pytest.MonkeyPatch) ->
     slow, fetched = _Slow(), list[str]()
     monkeypatch.setattr(opening, "open_picture", slow)
 
-    def fetch(self: Any, url: str) -> bytes:
+    def fetch(self: Any, url: str, kind: Any) -> bytes:
         fetched.append(url)
         return b"a file"
 
@@ -523,8 +523,9 @@ def test_few_fetched_files_wait_to_be_opened(monkeypatch: pytest.MonkeyPatch) ->
         opener = PictureOpener(settings, _Nobody())
         opened = [opener.open(one_address(), make_vision()) for _ in range(12)]
         tasks = [asyncio.create_task(one) for one in opened]
-        while len(fetched) < opening.FETCH_AT_ONCE:
-            await asyncio.sleep(0.005)
+        async with asyncio.timeout(20.0):
+            while len(fetched) < opening.FETCH_AT_ONCE:
+                await asyncio.sleep(0.005)
         await asyncio.sleep(0.1)
         assert len(fetched) == opening.FETCH_AT_ONCE
         slow.release.set()

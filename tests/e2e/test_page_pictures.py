@@ -142,6 +142,41 @@ def test_a_model_without_eyes_is_offered_no_pictures(page: Page) -> None:
     assert page.all("#attached li") == []
 
 
+def test_pdfs_and_films_go_as_what_they_are(page: Page, scripted: ScriptedServer) -> None:
+    scripted.script.capabilities = ("completion", "vision", "pdf", "video")
+    page.open()
+    give(page, "drop", "report.pdf", b"%PDF-1.7 and more", "application/pdf")
+    page.wait(lambda: [one.text for one in page.all("#attached p")] == ["report.pdf"])
+    give(page, "paste", "clip.mp4", b"a film", "video/mp4")
+    page.wait(lambda: [one.text for one in page.all("#attached p")] == ["report.pdf", "clip.mp4"])
+    page.ask("What are they?")
+    page.wait_for_end()
+    urls = [
+        f"data:{kind};base64,{base64.b64encode(data).decode()}"
+        for kind, data in (("application/pdf", b"%PDF-1.7 and more"), ("video/mp4", b"a film"))
+    ]
+    (question,) = scripted.questions[-1]["messages"]
+    assert question["content"] == [
+        {"type": "file", "file": {"filename": "report.pdf", "file_data": urls[0]}},
+        {"type": "video_url", "video_url": {"url": urls[1]}},
+        {"type": "text", "text": "What are they?"},
+    ]
+    page.run("location.reload()")
+    page.wait(lambda: [one.text for one in page.all(".turn p.size")] == ["report.pdf", "clip.mp4"])
+    page.ask("And now?")
+    page.wait(lambda: len(page.all(".turn")) == 2)
+    page.wait_for_end()
+    assert scripted.questions[-1]["messages"][0] == question
+
+
+def test_who_cannot_read_pdfs_and_films_is_offered_none(seeing: Page) -> None:
+    give(seeing, "drop", "report.pdf", b"%PDF-1.7", "application/pdf")
+    seeing.wait(lambda: "is a PDF, and this model takes none" in seeing.text("#attach-note"))
+    give(seeing, "drop", "clip.mp4", b"a film", "video/mp4")
+    seeing.wait(lambda: "is a film, and this model takes none" in seeing.text("#attach-note"))
+    assert seeing.all("#attached li") == []
+
+
 def test_an_answer_shows_no_pictures(seeing: Page, scripted: ScriptedServer) -> None:
     here = address(png())
     scripted.script.content = f"![a]({here}) <img src='{here}'> ![b](https://example.com/b.png)"

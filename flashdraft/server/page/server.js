@@ -83,6 +83,7 @@ export class Server extends EventTarget {
     this.defaults = {}; // what a request gets where it says nothing
     this.context = null; // tokens
     this.canThink = false;
+    this.able = [];
     this.canSee = false;
     this.trouble = null; // a ServerError while the server cannot be asked
     this.key = ofThisTab.read("key");
@@ -116,8 +117,9 @@ export class Server extends EventTarget {
       this.model = model.id;
       this.defaults = model.sampling_defaults ?? {};
       this.context = model.max_model_len ?? null;
-      this.canThink = (model.capabilities ?? []).includes("thinking");
-      this.canSee = (model.capabilities ?? []).includes("vision");
+      this.able = model.capabilities ?? [];
+      this.canThink = this.able.includes("thinking");
+      this.canSee = this.able.includes("vision");
       this.trouble = null;
     } catch (error) {
       this.trouble = error instanceof ServerError ? error : new ServerError("failed");

@@ -2,7 +2,7 @@
 // is the context's.
 
 import { button, element } from "../dom.js";
-import { isPicture, MAX_PICTURES, readPicture, thumbnail } from "./pictures.js";
+import { kindOf, MAX_PICTURES, readPicture, thumbnail } from "./pictures.js";
 
 const CHARACTERS_A_TOKEN = 4; // what a token holds at most, as a rule
 const MAX_BYTES = 4 * 1024 * 1024; // of one file, before anybody knows the context
@@ -82,8 +82,12 @@ export class Attachments {
   async read(file) {
     const name = (file.name || "pasted.txt").slice(0, MAX_NAME);
     if (this.files.length >= MAX_FILES) throw new Error(`“${name}” is one file too many; ${MAX_FILES} at most.`);
-    if (isPicture(file)) {
-      if (!this.server.canSee) throw new Error(`“${name}” is a picture, and this model takes none.`);
+    const kind = kindOf(file);
+    if (kind) {
+      if (!this.server.able.includes(kind)) {
+        const noun = { pdf: "PDF", video: "film" }[kind] ?? "picture";
+        throw new Error(`“${name}” is a ${noun}, and this model takes none.`);
+      }
       if (this.files.filter((one) => one.picture).length >= MAX_PICTURES) {
         throw new Error(`“${name}” is one picture too many; ${MAX_PICTURES} at most.`);
       }

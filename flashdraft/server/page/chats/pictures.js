@@ -1,25 +1,37 @@
-// Pictures that go with a question: read as data: URLs, large ones made smaller first. What is shown
-// are these alone: no answer and no imported file can name a picture that is elsewhere.
+// Pictures, PDFs and films that go with a question: read as data: URLs, large pictures made smaller
+// first. What is shown are these alone: no answer and no imported file can name one elsewhere.
+
+import { element } from "../dom.js";
 
 const KINDS = ["image/png", "image/jpeg", "image/webp", "image/gif"]; // as the server reads them
 const MAX_BYTES = 20 * 1024 * 1024; // of a file
 const AS_THEY_ARE = 1024 * 1024; // bytes; larger ones are made smaller
 const MAX_SIDE = 2048; // pixels: more than a model looks at
 const QUALITY = 0.92;
-const ADDRESS = /^data:image\/(?:png|jpeg|webp|gif);base64,[A-Za-z0-9+/]+={0,2}$/;
+const ADDRESS =
+  /^data:(?:image\/(?:png|jpeg|webp|gif)|application\/pdf|video\/[\w.+-]+);base64,[A-Za-z0-9+/]+={0,2}$/;
 
 export const MAX_PICTURES = 16; // of a question; a conversation is sent whole, and the server counts
-export const isPicture = ({ type }) => type.startsWith("image/") && type !== "image/svg+xml";
 export const isPictureAddress = (value) => typeof value === "string" && ADDRESS.test(value);
 
-// The data: URL of a picture's file. Throws words.
+// What the model must be able to, so that a file can go as a picture.
+export function kindOf({ type }) {
+  if (type === "application/pdf") return "pdf";
+  if (type.startsWith("video/")) return "video";
+  return type.startsWith("image/") && type !== "image/svg+xml" && "vision";
+}
+
+// The data: URL of such a file. Throws words.
 export async function readPicture(file, name) {
-  if (file.size > MAX_BYTES) throw new Error(`“${name}” has more than 20 MB; choose a smaller picture.`);
+  if (file.size > MAX_BYTES) throw new Error(`“${name}” has more than 20 MB; choose a smaller one.`);
   try {
-    const kept = KINDS.includes(file.type) && file.size <= AS_THEY_ARE;
-    const image = await createImageBitmap(file); // upright; throws where it is no picture
-    const address = await addressOf(kept ? file : await smaller(image));
-    image.close();
+    let sent = file;
+    if (kindOf(file) === "vision") {
+      const image = await createImageBitmap(file); // upright; throws where it is no picture
+      if (!KINDS.includes(file.type) || file.size > AS_THEY_ARE) sent = await smaller(image);
+      image.close();
+    }
+    const address = await addressOf(sent);
     if (isPictureAddress(address)) return address;
   } catch {
     // told below
@@ -48,6 +60,7 @@ const addressOf = (blob) =>
   });
 
 export function thumbnail({ name, picture }) {
+  if (!picture.startsWith("data:image")) return element("p", "size", name);
   const image = document.createElement("img");
   image.className = "picture";
   image.alt = name;
@@ -59,6 +72,10 @@ export function thumbnail({ name, picture }) {
 export function contentOf(text, files) {
   const pictures = files.filter((file) => file.picture);
   if (!pictures.length) return text;
-  const shown = pictures.map(({ picture }) => ({ type: "image_url", image_url: { url: picture } }));
+  const shown = pictures.map(({ name, picture: url }) => {
+    if (url.startsWith("data:app")) return { type: "file", file: { filename: name, file_data: url } };
+    const type = url.startsWith("data:video") ? "video_url" : "image_url";
+    return { type, [type]: { url } };
+  });
   return text ? [...shown, { type: "text", text }] : shown;
 }

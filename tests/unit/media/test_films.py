@@ -174,6 +174,13 @@ def test_films_stand_upright(entries: tuple[int, ...], corner: tuple[int, int]) 
     assert white == {corner}
 
 
+@pytest.mark.parametrize("kind", ["mp4", "mkv"])
+def test_words_about_a_film_may_be_in_any_alphabet(kind: str) -> None:
+    data = film(3, kind)
+    assert b"Lavf" in data
+    assert len(open_film(data.replace(b"Lavf", b"\xe4\xff\xfef"), 24)) == 3
+
+
 def test_sound_is_left_out_and_alone_is_no_film() -> None:
     assert len(open_film(film(10, with_sound=True), 24)) == 10
     assert "It has no frames, only sound, and sound is not read here." in (refusal(sound_alone()))

@@ -167,7 +167,13 @@ def _upright(frame: VideoFrame) -> Image.Image:
 @contextmanager
 def _opened(data: bytes) -> Iterator[InputContainer]:
     file, kind = io.BytesIO(data), _format(data)
-    with av.open(file, "r", format=kind, io_open=_nothing_else) as container:
+    with av.open(
+        file,
+        "r",
+        format=kind,
+        io_open=_nothing_else,
+        metadata_errors="replace",  # words about a film in an old alphabet are no damage
+    ) as container:
         yield container
 
 

@@ -14,6 +14,7 @@ from flashdraft.media.sizes import cells_of
 from tests.e2e.test_serve_process import Running, serving
 from tests.seeing_checkpoint import BUDGET, CELL, make_seeing_checkpoint
 from tests.seeing_gguf import make_seeing_gguf
+from tests.unit.media.film_files import filled, film, grey, pdf
 from tests.unit.server.seeing import base64_of, data_url, png
 
 ASKED = "the quick brown"
@@ -227,6 +228,44 @@ def test_a_picture_that_a_tool_returns_is_seen(
     assert green == again
     assert green[0] != blue[0] and green[1] == blue[1]
     assert large[1] - green[1] == cells_of(200, 40, BUDGET, CELL).num_tokens + 2 - NUM_TOKENS
+
+
+def test_films_and_pdfs_are_shown_too(
+    by_openai: openai.OpenAI, by_anthropic: anthropic.Anthropic
+) -> None:
+    """The answer is about what was sent, whichever client sends it, streamed or not."""
+    pages = [pdf([(300, 400)], [filled(red, 0, 0)]) for red in (0, 1)]
+    clips = [film([grey(level)] * 3, fps=1) for level in (20, 220)]
+    few = {"max_soft_tokens": 70}
+    documents = [data_url(one, "application/pdf") for one in pages]
+    parts: list[Any] = [{"type": "file", "file": {"file_data": one, **few}} for one in documents]
+    parts += [
+        {"type": "video_url", "video_url": {"url": data_url(one, "video/mp4")}} for one in clips
+    ]
+    fields: dict[str, Any] = {"model": "tiny", "temperature": 0, "extra_body": {"ignore_eos": True}}
+    texts = []
+    for part in parts:
+        messages: Any = [{"role": "user", "content": [part, {"type": "text", "text": ASKED}]}]
+        answer = by_openai.chat.completions.create(messages=messages, max_tokens=24, **fields)
+        texts.append(text_of(answer))
+        streamed = by_openai.chat.completions.create(
+            messages=messages, max_tokens=24, stream=True, **fields
+        )
+        pieces = [one.choices[0].delta.content or "" for one in streamed if one.choices]
+        assert "".join(pieces) == texts[-1]
+    assert len(set(texts)) == 4
+    file: Any = {"type": "input_file", "file_data": documents[1], "filename": "a.pdf"}
+    content = [{**file, **few}, {"type": "input_text", "text": ASKED}]
+    asked: Any = [{"role": "user", "content": content}]
+    response = by_openai.responses.create(input=asked, max_output_tokens=24, **fields)
+    assert response.output_text == texts[1]
+    source = {"type": "base64", "media_type": "application/pdf", "data": base64_of(pages[0])}
+    blocks: Any = [{"type": "document", "source": source}, {"type": "text", "text": ASKED}]
+    counted = by_anthropic.messages.count_tokens(
+        model="tiny", messages=[{"role": "user", "content": blocks}]
+    )
+    plain = ask(by_openai, None).usage.prompt_tokens
+    assert counted.input_tokens == plain + cells_of(300, 400, 560, CELL).num_tokens + 2
 
 
 def test_what_cannot_be_seen_is_refused_by_its_field(by_openai: openai.OpenAI) -> None:

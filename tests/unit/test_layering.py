@@ -56,6 +56,8 @@ TORCH_FREE = {
     "engine/cache/planning.py",
     "kernels/kinds.py",
     "media/child.py",
+    "media/film_child.py",
+    "media/page_child.py",
     "media/pictures.py",
     "models/stored.py",
     "text/child.py",

@@ -12,14 +12,16 @@ from base64 import b64encode
 from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from flashdraft.core import Picture
 from flashdraft.errors import RequestError
 from flashdraft.killable.pool import Limits
-from flashdraft.media import decoding, kinds
+from flashdraft.media import decoding, film_child, kinds
 from flashdraft.media.kinds import FILM, PDF
 from flashdraft.media.limits import MAX_BYTES
 from flashdraft.media.pictures import (
@@ -121,6 +123,24 @@ def test_a_short_film_shows_all_it_has_and_none_twice(count: int) -> None:
     assert len({frame.picture.key for frame in frames}) == len(frames)
 
 
+@pytest.mark.parametrize("announced", [42, 64, 4000])
+def test_packets_that_are_no_frames_are_not_counted(
+    announced: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same frames are shown as of a film whose packets are all frames."""
+    data, seen = film(40), list[tuple[int, int]]()
+
+    def use(image: Image.Image) -> dict[str, Any]:
+        seen.append(image.size)
+        return {"level": np.asarray(image).mean()}
+
+    expected = film_child._sampled(data, use)
+    length = film_child._Length(announced, Fraction(10))
+    monkeypatch.setattr(film_child, "_length", lambda data: length)
+    assert film_child._sampled(data, use) == expected
+    assert set(seen) == {(96, 72)}
+
+
 def test_times_are_cut_to_whole_seconds_and_go_beyond_an_hour() -> None:
     assert [frame.time for frame in open_film(film(4, fps=3), 24)] == ["00:00"] * 3 + ["00:01"]
     assert decoding._checked_time("61:05") == "61:05"
@@ -152,6 +172,13 @@ def test_films_stand_upright(entries: tuple[int, ...], corner: tuple[int, int]) 
     assert (frame.picture.height > frame.picture.width) == is_turned
     white = {(y, x) for y in (0, -1) for x in (0, -1) if shown[y, x].min() > 200}
     assert white == {corner}
+
+
+@pytest.mark.parametrize("kind", ["mp4", "mkv"])
+def test_words_about_a_film_may_be_in_any_alphabet(kind: str) -> None:
+    data = film(3, kind)
+    assert b"Lavf" in data
+    assert len(open_film(data.replace(b"Lavf", b"\xe4\xff\xfef"), 24)) == 3
 
 
 def test_sound_is_left_out_and_alone_is_no_film() -> None:

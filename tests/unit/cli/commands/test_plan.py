@@ -171,7 +171,7 @@ def test_a_tower_of_its_own_file(tmp_path: Path, capsys: pytest.CaptureFixture[s
     folder = make_seeing_checkpoint(tmp_path / "tiny")
     model = str(make_seeing_gguf(folder, tmp_path / "gguf"))
     tower = str(tmp_path / "gguf" / "mmproj-tiny-f32.gguf")
-    says = "of them is the tower for pictures, in floats."
+    says = "of them is the tower for pictures, in floats; --no-vision leaves it out."
     assert run(model, "--gpu", "h200") == 0
     out = capsys.readouterr().out
     assert says in out and "--mmproj" not in out

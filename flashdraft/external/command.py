@@ -74,6 +74,8 @@ class EngineSettings:
     tensor_parallel: int = 1
     nodes: Nodes | None = None
     ray_address: str | None = None
+    takes_pictures: bool = True  # where the model does
+    media_domains: tuple[str, ...] = ()  # whose pictures are fetched; others come as data: URLs
     drain_s: float = 30.0  # for running answers to end after a signal, where the engine can wait
     extra: tuple[str, ...] = ()  # the engine's own flags, passed on as they are
 

@@ -48,6 +48,10 @@ class EnginePair:
     weight_bytes: float | None = None  # None = not known
 
     @property
+    def sees_pictures(self) -> bool:
+        return self.target is not None and self.target.vision is not None
+
+    @property
     def is_mixed(self) -> bool:
         """Whether the drafter has sliding layers beside full ones."""
         config = self.drafter_config

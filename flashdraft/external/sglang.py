@@ -53,6 +53,16 @@ def _check(settings: EngineSettings) -> None:
             "--cache-gb has no counterpart in SGLang, which takes a share of the GPU: pass "
             "-- --mem-fraction-static 0.8, say."
         )
+    if not settings.takes_pictures:
+        raise RequestError(
+            "--no-vision has no counterpart in SGLang, which loads the whole checkpoint; use "
+            "--engine vllm or native."
+        )
+    if settings.media_domains:
+        raise RequestError(
+            "--allow-media-domain has no counterpart in SGLang, which fetches from any host; use "
+            "--engine vllm or native."
+        )
     if len(settings.served_names) > 1:
         raise RequestError(
             f"--served-model-name is given {len(settings.served_names)} times; SGLang has one name."
@@ -79,6 +89,8 @@ def _serving_flags(pair: EnginePair, settings: EngineSettings) -> Iterator[str]:
         yield from ("--max-running-requests", str(settings.max_batch))
     if pair.is_gemma4:  # heads of 256 and 512 side by side
         yield from ("--attention-backend", "triton")
+    if pair.sees_pictures and settings.takes_pictures:
+        yield "--enable-multimodal"
     if settings.api_key is not None:
         yield from ("--api-key", settings.api_key)
     yield "--enable-metrics"  # where `flashdraft bench --url` reads accepted lengths

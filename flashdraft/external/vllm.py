@@ -22,6 +22,7 @@ from flashdraft.external.vllm_plugin.releases import MENDED, SCALED, find_releas
 
 _MODULE = "vllm.entrypoints.cli.main"
 _FLASH_ATTENTION_FROM = (8, 0)  # compute capability
+_NOWHERE = "none.invalid"  # no host ever has this name
 _PACKAGE = Path(__file__).parents[1]
 _FROM_PATH = "--no-deps PATH (PATH is flashdraft's checkout or wheel"  # it is on no index
 
@@ -38,7 +39,7 @@ def compose(
     elif installation.gpus and settings.ray_address is None:
         notes += fit_notes(pair, settings, installation, is_rehearsal)
     arguments = [*_program(installation), "serve", pair.model]
-    arguments += _serving_flags(settings)
+    arguments += [*_serving_flags(settings), *_picture_flags(pair, settings)]
     arguments += ["--dtype", _dtype(pair, settings, on_cpu), "--enable-prefix-caching"]
     version = installation.version
     if version is None or VLLM.parse(version) >= VLLM.parse(VLLM.known):
@@ -107,6 +108,16 @@ def _serving_flags(settings: EngineSettings) -> Iterator[str]:
         yield from ("--max-num-seqs", str(settings.max_batch))
     if settings.cache_gb is not None and settings.device != "cpu":
         yield from ("--kv-cache-memory-bytes", str(int(settings.cache_gb * 1e9)))
+
+
+def _picture_flags(pair: EnginePair, settings: EngineSettings) -> Iterator[str]:
+    """Left to itself vLLM fetches from any host, this machine's network included."""
+    if not pair.sees_pictures:
+        return
+    if settings.takes_pictures:
+        yield from ("--allowed-media-domains", *(settings.media_domains or (_NOWHERE,)))
+    else:
+        yield "--language-model-only"
 
 
 def _parallel_flags(settings: EngineSettings) -> Iterator[str]:
@@ -194,6 +205,8 @@ def _environment(settings: EngineSettings, on_cpu: bool) -> dict[str, str]:
     environment = {}
     if settings.api_key is not None:  # a flag would show in the list of processes
         environment["VLLM_API_KEY"] = settings.api_key
+    if settings.media_domains:  # an allowed host may send on to one that is not
+        environment["VLLM_MEDIA_URL_ALLOW_REDIRECTS"] = "0"
     if settings.ray_address is not None:
         environment["RAY_ADDRESS"] = settings.ray_address
     if settings.device.startswith("cuda:"):

@@ -25,6 +25,8 @@ WISHES: dict[str, dict[str, Any]] = {
     "head": {"tensor_parallel": 4, "nodes": Nodes(2, 0, "10.0.0.1:5000")},
     "node": {"tensor_parallel": 4, "nodes": Nodes(2, 1, "10.0.0.1:5000")},
     "plain": {"verify": 0},
+    "text": {"takes_pictures": False},
+    "hosts": {"media_domains": ("a.example", "b.example")},
 }
 # argparse takes a flag's beginning for the flag: each must be there as it is written
 PARSE = """
@@ -51,6 +53,7 @@ for name, words in json.loads(sys.argv[1]).items():
         "headless": bool(read.headless), "executor": read.distributed_executor_backend,
         "names": read.served_model_name, "tokens": read.max_num_batched_tokens,
         "drafts": drafting.get("num_speculative_tokens"), "model": read.model_tag,
+        "text_only": bool(read.language_model_only), "domains": read.allowed_media_domains,
         "cache": read.kv_cache_memory_bytes, "caching": read.enable_prefix_caching,
     }
 print("READ" + json.dumps(shown))
@@ -78,6 +81,11 @@ def test_vllms_own_parser_reads_every_command(vllm_python: Path) -> None:
         assert one["drafts"] == {"plain": None, "one": 7}.get(name, 15), name
         assert "TRITON_ATTN" in one["backend"], name
         assert one["tensor_parallel"] == WISHES[name].get("tensor_parallel", 1), name
+        assert one["text_only"] is (name == "text"), name
+    hosts = {"text": None, "hosts": ["a.example", "b.example"]}
+    assert {n: one["domains"] for n, one in read.items()} == {
+        name: hosts.get(name, ["none.invalid"]) for name in WISHES
+    }
     assert read["one"]["cache"] == 2_500_000_000
     assert read["ray"]["executor"] == "ray"
     assert [(read[n]["nodes"], read[n]["rank"]) for n in ("head", "node")] == [(2, 0), (2, 1)]

@@ -95,7 +95,6 @@ def _refuse_native_flags(arguments: argparse.Namespace) -> None:
     for name, default in (
         ("allow_host", []),
         ("allow_origin", []),
-        ("allow_media_domain", []),
         ("max_queue", ServerSettings.max_queue),
         ("max_pictures", ServerSettings.max_pictures),
         ("log_format", ServerSettings.log_format),
@@ -105,7 +104,6 @@ def _refuse_native_flags(arguments: argparse.Namespace) -> None:
         ("quantize_head", None),
         ("kv_dtype", CacheOptions.kv_dtype),
         ("kv_keys", CacheOptions.kv_keys),
-        ("no_vision", False),
         ("mmproj", None),
     ):
         if getattr(arguments, name) != default:
@@ -140,6 +138,8 @@ def _settings(arguments: argparse.Namespace, server: ServerSettings) -> EngineSe
         tensor_parallel=parallel,
         nodes=nodes,
         ray_address=arguments.ray_address,
+        takes_pictures=not arguments.no_vision,
+        media_domains=server.allow_media_domains,
         drain_s=server.drain_timeout_s,
         extra=tuple(arguments.extra),
     )

@@ -33,7 +33,7 @@ SGLANG_FLAGS = {
     "--max-running-requests", "--attention-backend", "--api-key", "--enable-metrics",
     "--speculative-algorithm", "--speculative-draft-model-path", "--speculative-num-draft-tokens",
     "--speculative-draft-attention-backend", "--tp-size", "--nnodes", "--node-rank",
-    "--dist-init-addr",
+    "--dist-init-addr", "--enable-multimodal",
 }  # fmt: skip
 DENSE, EXPERTS = "google/gemma-4-31B-it", "google/gemma-4-26B-A4B-it"
 H200 = Gpu("H200", int(139e9), int(141e9), (9, 0))
@@ -69,6 +69,24 @@ def flags(command: EngineCommand) -> dict[str, str]:
 def drafting(command: EngineCommand) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(flags(command)["--speculative-config"])
     return found
+
+
+def test_pictures_are_shown_and_fetched_from_nowhere_unless_a_host_is_named() -> None:
+    """Left to itself vLLM fetches what any client names."""
+    found = flags(vllm.compose(pair(), PLAIN, engine(), False))
+    assert found["--allowed-media-domains"] == "none.invalid"
+    hosts = vllm.compose(
+        pair(), settings(media_domains=("a.example", "b.example")), engine(), False
+    )
+    place = hosts.arguments.index("--allowed-media-domains")
+    assert hosts.arguments[place + 1 : place + 3] == ("a.example", "b.example")
+    assert hosts.environment["VLLM_MEDIA_URL_ALLOW_REDIRECTS"] == "0"
+    text = flags(vllm.compose(pair(), settings(takes_pictures=False), engine(), False))
+    assert "--language-model-only" in text and "--allowed-media-domains" not in text
+    blind = flags(vllm.compose(pair("Qwen/Qwen3-8B"), PLAIN, engine(), False))
+    assert "--language-model-only" not in blind and "--allowed-media-domains" not in blind
+    on_sglang = sglang.compose(pair(), PLAIN, engine(SGLANG), False)
+    assert "--enable-multimodal" in on_sglang.arguments
 
 
 def test_vllm_serves_gemma_4_as_its_drafters_makers_advise() -> None:

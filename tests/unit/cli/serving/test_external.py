@@ -92,7 +92,15 @@ def test_without_a_known_drafter_it_says_so(
         (["--engine", "vllm", "--quantize", "int4"], "--quantize is the native engine's"),
         (["--engine", "vllm", "--kv-dtype", "fp8"], "--kv-dtype is the native engine's"),
         (["--engine", "vllm", "--kv-keys", "rebuilt"], "--kv-keys is the native engine's"),
-        (["--engine", "vllm", "--no-vision"], "--no-vision is the native engine's"),
+        (["--engine", "vllm", "--max-pictures", "3"], "--max-pictures is the native engine's"),
+        (
+            ["--engine", "sglang", "--dry-run", "--no-vision"],
+            "--no-vision has no counterpart in SGLang",
+        ),
+        (
+            ["--engine", "sglang", "--dry-run", "--allow-media-domain", "a.example"],
+            "--allow-media-domain has no counterpart in SGLang",
+        ),
         (["--engine", "vllm", "--mmproj", "m.gguf"], "--mmproj is the native engine's"),
         (["--quantize", "int5"], "quantize is 'int5'; it must be one of int4, int8, fp8"),
         (["--quantize-head", "4"], "--quantize-head is '4'; it must be one of"),

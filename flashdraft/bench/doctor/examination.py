@@ -31,6 +31,7 @@ from flashdraft.bench.doctor.probe import (
 from flashdraft.bench.doctor.replay import seconds_per_row
 from flashdraft.bench.doctor.report import OK, PROBLEM, WARNING, Finding, Measured, Report
 from flashdraft.bench.doctor.settings import Settings
+from flashdraft.bench.doctor.sight import check_sight
 from flashdraft.bench.doctor.weights import read_weights, schemes_in_use
 from flashdraft.core import Generation, SamplingParams
 from flashdraft.engine.config import MAX_VERIFY
@@ -64,6 +65,7 @@ def examine_patient(
     report.findings += check_environment(patient.llm.kernels, patient.cache)
     report.weights = read_weights(patient)
     report.findings.append(Finding("environment", OK, report.weights.text))
+    report.findings += check_sight(settings.model)
     schemes = schemes_in_use(patient.llm.kernels, report.weights.target.stored)
     patient = _affordable(patient, report)
     report.findings += check_kernels(patient.llm.kernels, schemes, patient.cache)

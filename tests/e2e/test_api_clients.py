@@ -303,7 +303,7 @@ def test_bad_requests(live: Live) -> None:
         live.openai.chat.completions.create(model=MODEL, messages=USER, temperature=-1)
     assert bad.value.param == "temperature" and bad.value.type == "invalid_request_error"
     image: Any = [{"type": "image", "source": {"type": "url", "url": "http://x/y.png"}}]
-    with pytest.raises(anthropic.BadRequestError, match="images and documents"):
+    with pytest.raises(anthropic.BadRequestError, match="the model takes none"):
         live.anthropic.messages.create(
             model=MODEL, max_tokens=9, messages=[{"role": "user", "content": image}]
         )

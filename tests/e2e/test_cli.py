@@ -34,7 +34,7 @@ PROMPT = "the quick brown fox"
 KEYS = {
     "": {
         *("text", "token_ids", "finish_reason", "sampling"),
-        *("usage", "speculation", "policy", "timing"),
+        *("usage", "pictures", "speculation", "policy", "timing"),
     },
     "sampling": {"temperature", "top_p", "top_k", "min_p", "repetition_penalty"},
     "usage": {"prompt_tokens", "completion_tokens"},
@@ -76,7 +76,7 @@ def test_json_has_exactly_the_documented_fields(run: Run, folder: str) -> None:
         [{"role": "user", "content": PROMPT}], SamplingParams(max_tokens=40, ignore_eos=True)
     )
     assert content["token_ids"] == expected.token_ids and content["text"] == expected.text
-    assert content["finish_reason"] == "length"
+    assert content["finish_reason"] == "length" and content["pictures"] == []
     assert content["usage"] == {
         "prompt_tokens": expected.stats.prompt_tokens,
         "completion_tokens": 40,

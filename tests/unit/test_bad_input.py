@@ -389,13 +389,20 @@ def test_params_that_do_not_fit(llm, params, message):
         None,
         [{"content": "hi"}],
         [{"role": "user"}],
-        [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
+        [{"role": "user", "content": [{"type": "image_url"}]}],
         [7],
     ],
 )
 def test_chat_messages(llm, messages):
     with pytest.raises(RequestError, match="message"):
         llm.chat(messages, GOOD)
+    assert len(llm.chat([{"role": "user", "content": "hi"}], GOOD).token_ids) == 4
+
+
+def test_pictures_for_a_model_that_sees_none(llm):
+    shown = {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGk="}}
+    with pytest.raises(RequestError, match="sees no pictures"):
+        llm.chat([{"role": "user", "content": [shown]}], GOOD)
     assert len(llm.chat([{"role": "user", "content": "hi"}], GOOD).token_ids) == 4
 
 

@@ -122,13 +122,11 @@ def tiny(model: RandomModel) -> RandomModel:
     )
 
 
-def seeing(model: RandomModel, tower: dict[str, Any] | None = None) -> RandomModel:
+def seeing(model: RandomModel) -> RandomModel:
     """The model with its tower for pictures: the published one, or one in miniature beside it."""
-    if tower is None:
-        tower = TARGETS["google/gemma-4-31B-it"]["vision_config"]
-        if model.target["hidden_size"] < tower["hidden_size"]:
-            tower = {**tower, **_TINY_TOWER}
-    return replace(model, tower=tower)
+    tower = TARGETS["google/gemma-4-31B-it"]["vision_config"]
+    is_tiny = model.target["hidden_size"] < tower["hidden_size"]
+    return replace(model, tower={**tower, **_TINY_TOWER} if is_tiny else tower)
 
 
 _TINY_TOWER = {

@@ -9,7 +9,6 @@ Random weights. `--tiny` tries it out on a CPU: its figures mean nothing.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import io
 import random
 import statistics
@@ -27,13 +26,12 @@ from PIL import Image
 from benchmarks.accepted_length import describe_environment, write_results
 from benchmarks.h200_models import RandomSource, tower_shapes
 from benchmarks.traffic.engines import Bench, EngineSpec, model_named, prepare
-from benchmarks.traffic.workload import OWN_SAMPLING, random_tokens
+from benchmarks.traffic.workload import OWN_SAMPLING, made_up, random_tokens
 from flashdraft.chat.pictures import place_pictures
-from flashdraft.core import Picture, Request, SamplingParams
+from flashdraft.core import Request, SamplingParams
 from flashdraft.engine.engine import Engine
 from flashdraft.kernels.select import select_kernels
 from flashdraft.media.pictures import PictureRules, open_picture
-from flashdraft.models.config.vision import VisionConfig
 from flashdraft.models.vision.tower import Gemma4VisionTower
 from flashdraft.models.weights import Weights
 
@@ -86,17 +84,11 @@ def measure_tower(
     rows = []
     loads = [*((n, 1) for n in CELLS), *((266, n) for n in TOGETHER[1:])]
     for tokens, count in loads if device == "cuda" else loads[:1]:
-        pictures = [made_up(vision, *CELLS[tokens], f"{seed}/{n}") for n in range(count)]
+        pictures = [made_up(vision, f"{seed}/{n}", *CELLS[tokens]) for n in range(count)]
         times = [milliseconds(lambda p=pictures: tower.encode(p), device) for _ in range(rounds)]
         row = {"model": name, "tokens": tokens, "pictures": count, "first_ms": times[0]}
         rows.append({**row, **spread(times[WARM_UPS:])})
     return rows
-
-
-def made_up(vision: VisionConfig, rows: int, columns: int, name: str) -> Picture:
-    width, height = columns * vision.cell, rows * vision.cell
-    pixels = random.Random(name).randbytes(3 * width * height)
-    return Picture(pixels, width, height, rows * columns, hashlib.sha256(pixels).digest())
 
 
 # -- to a first token ----------------------------------------------------------------------------
@@ -106,7 +98,6 @@ def measure_first_token(
     name: str, device: str, dtype: str, rounds: int, seed: int
 ) -> dict[str, Any]:
     """Milliseconds from receipt to first token, with pictures and without, in turns."""
-    limits: dict[str, int] = {}
     bench = Bench.load(
         name,
         device=device,
@@ -114,7 +105,7 @@ def measure_first_token(
         quantize=None,
         seed=seed,
         cache_gb=None,
-        limits=limits,
+        limits={},
         has_grammars=False,
     )
     routing = None if bench.routing is None else "uniform"

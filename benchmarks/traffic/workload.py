@@ -113,11 +113,11 @@ class Workload:
         return Request(name, prompt, params, seed=index, grammar=grammar, pictures=placed)
 
 
-def made_up(vision: VisionConfig, name: str) -> Picture:
+def made_up(vision: VisionConfig, name: str, rows: int = ROWS, columns: int = COLUMNS) -> Picture:
     """A picture that nobody has seen; only its key is its own, so that making it takes no time."""
-    height, width = ROWS * vision.cell, COLUMNS * vision.cell
+    height, width = rows * vision.cell, columns * vision.cell
     key = hashlib.sha256(name.encode()).digest()
-    return Picture(_noise(3 * width * height), width, height, ROWS * COLUMNS, key)
+    return Picture(_noise(3 * width * height), width, height, rows * columns, key)
 
 
 @functools.cache

@@ -112,15 +112,11 @@ def decode_page(data: bytes, page: int, max_pages: int, budget: int, cell: int) 
 def rest() -> None:
     """End the processes that have nothing to do; the next file starts one."""
     for kind in _CHILDREN:
-        _pool_of(kind).rest()
-
-
-def _pool(kind: Kind = PICTURE) -> ProcessPool:
-    return _pool_of(kind)
+        _pool(kind).rest()
 
 
 @functools.cache
-def _pool_of(kind: Kind) -> ProcessPool:
+def _pool(kind: Kind) -> ProcessPool:
     """No process runs before the first question."""
     child = _CHILDREN[kind]
     size = max(2, min(4, (os.cpu_count() or 2) // 2)) if kind is PICTURE else 2

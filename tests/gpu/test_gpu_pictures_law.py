@@ -84,29 +84,10 @@ def test_what_was_shown_before_is_not_seen_again():
 # -- the tower ---------------------------------------------------------------------------------
 
 
-class Source:
-    """Random tensors of a published tower with fewer layers."""
-
-    def __init__(self, shapes):
-        self._shapes = shapes
-
-    def names(self):
-        return self._shapes
-
-    def shape(self, name):
-        return self._shapes[name]
-
-    def read(self, name):
-        shape = self._shapes[name]
-        seeded = torch.Generator().manual_seed(sum(name.encode()))
-        noise = torch.randn(shape, generator=seeded)
-        return 1.0 + 0.1 * noise if len(shape) == 1 else 0.04 * noise
-
-    def read_matrix(self, name, device=None):
-        return self.read(name).to(device)
-
-    def quantized_bytes(self, name):
-        return None
+def values(name, shape):
+    seeded = torch.Generator().manual_seed(sum(name.encode()))
+    noise = torch.randn(shape, generator=seeded)
+    return 1.0 + 0.1 * noise if len(shape) == 1 else 0.04 * noise
 
 
 @functools.cache
@@ -114,13 +95,13 @@ def tower(device, dtype, exact=False):
     raw = published("26B-A4B")
     raw["vision_config"]["num_hidden_layers"] = 2
     config = ModelConfig.from_hf(raw)
-    shapes = {
-        name: shape
+    tensors = {  # of the published tower, with fewer layers
+        name: values(name, shape)
         for name, shape in tower_shapes(config.hidden_size).items()
         if ".layers." not in name or int(name.split(".")[4]) < 2
     }
     kernels = select_kernels(device, dtype, exact=exact)
-    weights = Weights(Source(shapes), lambda _: None)
+    weights = Weights(zoo.Tensors(tensors), lambda _: None)
     return Gemma4VisionTower(config.vision, config.hidden_size, weights, kernels)
 
 

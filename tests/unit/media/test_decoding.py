@@ -33,7 +33,7 @@ ROOT = Path(__file__).parents[3]
 @pytest.fixture(autouse=True)
 def none_is_left() -> Iterator[None]:
     yield
-    assert len(decoding._pool()._idle) == len(decoding._pool()._all)
+    assert len(decoding._pool(decoding.PICTURE)._idle) == len(decoding._pool(decoding.PICTURE)._all)
 
 
 def shown(data: bytes, size: tuple[int, int] = SIZE) -> Bytes:
@@ -45,7 +45,7 @@ def shown(data: bytes, size: tuple[int, int] = SIZE) -> Bytes:
 
 
 def pids() -> list[int]:
-    return [process._child.pid for process in decoding._pool()._all]
+    return [process._child.pid for process in decoding._pool(decoding.PICTURE)._all]
 
 
 def refusal(data: bytes) -> str:
@@ -320,7 +320,7 @@ def kill_in_the_middle(sent: list[signal.Signals]) -> tuple[list[Any], threading
 
     thread = threading.Thread(target=ask)
     thread.start()
-    while decoding._pool()._idle:
+    while decoding._pool(decoding.PICTURE)._idle:
         time.sleep(0.01)
     time.sleep(0.1)
     for one in sent:
@@ -352,7 +352,7 @@ def test_pictures_are_decoded_side_by_side() -> None:
     for thread in threads:
         thread.join(60)
     assert len(found) == 8 and all((one == noise(*SIZE)).all() for one in found)
-    assert len(pids()) <= decoding._pool().size
+    assert len(pids()) <= decoding._pool(decoding.PICTURE).size
 
 
 def test_pixels_that_are_none_are_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -370,7 +370,7 @@ def test_processes_end_with_the_program_and_no_file_is_left(tmp_path: Path) -> N
         "import sys, pathlib\n"
         "from flashdraft.media import decoding\n"
         "decoding.decode(pathlib.Path(sys.argv[1]).read_bytes(), 70, 48)\n"
-        "print([one._child.pid for one in decoding._pool()._all][0])\n"
+        "print([one._child.pid for one in decoding._pool(decoding.PICTURE)._all][0])\n"
     )
     picture = tmp_path / "picture.png"
     picture.write_bytes(encoded(noise()))

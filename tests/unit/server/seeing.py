@@ -6,6 +6,7 @@ import base64
 import dataclasses
 import functools
 import io
+import time
 from typing import Any
 
 import tokenizers
@@ -13,6 +14,7 @@ from PIL import Image
 
 from flashdraft.models.config.vision import VisionTokens
 from flashdraft.models.tokenizer import Tokenizer
+from flashdraft.server.answering.pictures import PictureOpener
 from flashdraft.server.answering.serving import Serving
 from flashdraft.server.app import create_app
 from flashdraft.server.process.wire import Vision
@@ -84,3 +86,11 @@ def base64_of(data: bytes) -> str:
 
 def data_url(data: bytes, kind: str = "image/png") -> str:
     return f"data:{kind};base64,{base64_of(data)}"
+
+
+def assert_given_back(opener: PictureOpener) -> None:
+    """All memory, once threads have let go: the answer is known a moment before."""
+    end = time.monotonic() + 5.0
+    while opener._memory.num_bytes and time.monotonic() < end:
+        time.sleep(0.005)
+    assert opener._memory.num_bytes == 0

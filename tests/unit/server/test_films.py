@@ -20,7 +20,15 @@ from flashdraft.server.http.picture_fields import SentText
 from flashdraft.server.settings import ServerSettings
 from tests.unit.media.film_files import ENCRYPTED, filled, film, grey, pdf
 from tests.unit.server.scripted import Scripted
-from tests.unit.server.seeing import CELL, Seeing, base64_of, data_url, make_vision, png
+from tests.unit.server.seeing import (
+    CELL,
+    Seeing,
+    assert_given_back,
+    base64_of,
+    data_url,
+    make_vision,
+    png,
+)
 
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 COUNT = "/v1/messages/count_tokens"
@@ -376,7 +384,7 @@ def test_their_memory_has_a_limit_and_is_given_back() -> None:
     assert large._memory.num_bytes == sum(len(one.pixels) for one in opened.pictures) > 0
     del opened
     for one in (small, roomy, large):
-        assert one._memory.num_bytes == 0
+        assert_given_back(one)
 
 
 def test_pictures_do_not_wait_for_films_and_time_is_limited(

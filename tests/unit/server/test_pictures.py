@@ -21,7 +21,15 @@ from flashdraft.server.http.picture_fields import SentText
 from flashdraft.server.settings import ServerSettings
 from tests.unit.server.asgi_client import call_async
 from tests.unit.server.scripted import Scripted
-from tests.unit.server.seeing import CELL, Seeing, base64_of, data_url, make_vision, png
+from tests.unit.server.seeing import (
+    CELL,
+    Seeing,
+    assert_given_back,
+    base64_of,
+    data_url,
+    make_vision,
+    png,
+)
 
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 COUNT, TOKENIZE = "/v1/messages/count_tokens", "/tokenize"
@@ -431,7 +439,7 @@ def test_pictures_that_wait_and_pictures_that_are_open_have_a_limit_together() -
     assert server.post(CHAT, body).status_code == 503
     kept.clear()
     gc.collect()
-    assert server.serving.pictures._memory.num_bytes == 0
+    assert_given_back(server.serving.pictures)
     assert server.post(CHAT, body).status_code == 200
 
 

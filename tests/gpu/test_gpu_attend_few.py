@@ -42,7 +42,7 @@ def attend(kernels, inputs, scale, window, mask):
     """By the kernel alone."""
     from flashdraft.kernels.cuda.attention.few_rows import attend_few
 
-    keys = PagedKeys(*inputs[4:], scale=scale, window=window, mask=mask)
+    keys = PagedKeys(*inputs[4:], scale=scale, window=window, mask=to_device(mask))
     return attend_few(inputs[0], Heads(*inputs[1:4]), keys, kernels._meetings, kernels._limits)
 
 

@@ -20,6 +20,7 @@ ANCHOR = tl.constexpr(rule.ANCHOR)
 FIXED = tl.constexpr(rule.FIXED)
 NOBODY = tl.constexpr(rule.NOBODY)
 UNWANTED = tl.constexpr(rule.UNWANTED)
+LEAST_SLOTS = 8  # fewer take as long, and would be compiled apart
 
 
 def share_rows(drafted: DraftedSlots, num_rows: int) -> Tensor:
@@ -27,116 +28,80 @@ def share_rows(drafted: DraftedSlots, num_rows: int) -> Tensor:
     num_slots, width = drafted.confidence.shape
     assert all(one.is_contiguous() for one in drafted)
     counts = torch.empty(num_slots, dtype=torch.int64, device=drafted.alive.device)
-    num_edges = drafted.edges.shape[0]
     _share_rows[(num_slots,)](
         drafted,
         counts,
         num_rows,
         num_slots,
-        WIDTH=width,
+        width,
+        drafted.edges.shape[0],
         PLACES=triton.next_power_of_2(1 + width),
-        SLOTS=triton.next_power_of_2(num_slots),
-        NUM_EDGES=num_edges,
-        EDGES=triton.next_power_of_2(num_edges),
+        SLOTS=max(LEAST_SLOTS, triton.next_power_of_2(num_slots)),
         num_warps=4,
     )
     return counts
 
 
-@triton.jit
+# Numbers that change from step to step compile nothing anew, and loops stay loops: unrolled, this
+# takes seconds to compile.
+@triton.jit(do_not_specialize=["num_rows", "num_slots", "width", "num_edges"])
 def _share_rows(
     drafted: DraftedSlots,
     counts: tl.tensor,
     num_rows: tl.tensor,
     num_slots: tl.tensor,
-    WIDTH: tl.constexpr,
+    width: tl.tensor,
+    num_edges: tl.tensor,
     PLACES: tl.constexpr,
     SLOTS: tl.constexpr,
-    NUM_EDGES: tl.constexpr,
-    EDGES: tl.constexpr,
 ) -> None:
     own = tl.program_id(0)
-    place, slots, edge = tl.arange(0, PLACES), tl.arange(0, SLOTS), tl.arange(0, EDGES)
-    there = slots < num_slots
-    edges = tl.load(drafted.edges + edge, mask=edge < NUM_EDGES, other=float("inf"))
-    # what the rows of this slot are worth
-    ours = own + tl.arange(0, 1)
-    is_ours = ours >= 0
-    alive = tl.full((1,), 1.0, tl.float64)
-    worth = tl.where(place == 0, _worth_of_anchor(drafted, ours, is_ours), UNWANTED)
-    for column in tl.static_range(WIDTH):
-        alive *= _chance(drafted, edges, ours, is_ours, column, WIDTH, NUM_EDGES)
-        one = _worth(drafted, ours, is_ours, column, alive)
-        worth = tl.where(place == 1 + column, one, worth)
-    # how many rows come before each of them
-    anchors = _worth_of_anchor(drafted, slots, there)
-    rank = _count_before(anchors, 0, slots, there, worth, place, own)
-    alive = tl.full((SLOTS,), 1.0, tl.float64)
-    for column in tl.static_range(WIDTH):
-        alive *= _chance(drafted, edges, slots, there, column, WIDTH, NUM_EDGES)
-        others = _worth(drafted, slots, there, column, alive)
-        rank += _count_before(others, 1 + column, slots, there, worth, place, own)
-    wins = (rank < num_rows) & (place <= WIDTH)
-    tl.store(counts + own, tl.sum(wins.to(tl.int64), 0))
-
-
-@triton.jit
-def _chance(
-    drafted: DraftedSlots,
-    edges: tl.tensor,
-    slots: tl.tensor,
-    there: tl.tensor,
-    column: tl.constexpr,
-    WIDTH: tl.constexpr,
-    NUM_EDGES: tl.constexpr,
-) -> tl.tensor:
-    """That the target agrees with the slots' draft tokens in a column, at their turn."""
-    sure = tl.load(drafted.confidence + slots * WIDTH + column, mask=there, other=0.0)
-    bucket = tl.sum((sure[:, None] >= edges[None, :]).to(tl.int32), 1)
-    source = tl.load(drafted.sources + slots, mask=there, other=0)
-    where = drafted.chances + source * (1 + NUM_EDGES) + bucket
-    chance = tl.load(where, mask=there, other=0.0)
-    return tl.where(sure > 0, chance, 0.0).to(tl.float64)
+    slots, place = tl.arange(0, SLOTS)[:, None], tl.arange(0, PLACES)[None, :]
+    worth = _worth(drafted, slots, place, num_slots, width, num_edges)
+    order = place * SLOTS + slots  # of equals, those that follow fewer come first
+    is_own = slots == own
+    count = 0
+    for mine in range(width + 1):
+        is_this = is_own & (place == mine)
+        value = tl.sum(tl.sum(tl.where(is_this, worth, 0.0), 1), 0)
+        is_before = (worth > value) | ((worth == value) & (order < mine * SLOTS + own))
+        is_before &= (slots < num_slots) & (place <= width)
+        rank = tl.sum(tl.sum(is_before.to(tl.int32), 1), 0)
+        count += (rank < num_rows).to(tl.int32)
+    tl.store(counts + own, count.to(tl.int64))
 
 
 @triton.jit
 def _worth(
     drafted: DraftedSlots,
     slots: tl.tensor,
-    there: tl.tensor,
-    column: tl.constexpr,
-    likely: tl.tensor,
+    place: tl.tensor,
+    num_slots: tl.tensor,
+    width: tl.tensor,
+    num_edges: tl.tensor,
 ) -> tl.tensor:
-    """Of draft tokens that survive with these chances."""
+    """What every row is worth [slots, places]: anchors, and draft tokens behind them."""
+    there = slots < num_slots
+    column = place - 1
+    is_drafted = there & (column >= 0) & (column < width)
+    sure = tl.load(drafted.confidence + slots * width + column, mask=is_drafted, other=0.0)
+    bucket = tl.zeros_like(sure).to(tl.int32)
+    for edge in range(num_edges):
+        bucket += (sure >= tl.load(drafted.edges + edge)).to(tl.int32)
+    source = tl.load(drafted.sources + slots, mask=there, other=0)
+    where = drafted.chances + source * (1 + num_edges) + bucket
+    chance = tl.load(where, mask=is_drafted & (sure > 0), other=0.0).to(tl.float64)
+    # products in the rule's order: another one rounds equals apart
+    alive = tl.sum(tl.where(place == 1, chance, 0.0), 1)[:, None]
+    likely = tl.where(place == 1, alive, 0.0)
+    for other in range(2, width + 1):
+        alive *= tl.sum(tl.where(place == other, chance, 0.0), 1)[:, None]
+        likely = tl.where(place == other, alive, likely)
     limit = tl.load(drafted.limits + slots, mask=there, other=-1)
     is_alive = tl.load(drafted.alive + slots, mask=there, other=0) > 0
     worth = tl.where(limit < 0, likely, tl.where(column < limit, FIXED, UNWANTED))
-    return tl.where((likely > 0) & is_alive, worth, UNWANTED)
-
-
-@triton.jit
-def _worth_of_anchor(drafted: DraftedSlots, slots: tl.tensor, there: tl.tensor) -> tl.tensor:
-    is_alive = tl.load(drafted.alive + slots, mask=there, other=0) > 0
-    return tl.where(is_alive, ANCHOR, NOBODY).to(tl.float64)
-
-
-@triton.jit
-def _count_before(
-    others: tl.tensor,
-    other_place: tl.constexpr,
-    slots: tl.tensor,
-    there: tl.tensor,
-    worth: tl.tensor,
-    place: tl.tensor,
-    own: tl.tensor,
-) -> tl.tensor:
-    """How many of the slots' rows in one place come before each row of our own."""
-    is_more = others[None, :] > worth[:, None]
-    is_earlier = (other_place < place[:, None]) | (
-        (other_place == place[:, None]) & (slots[None, :] < own)
-    )
-    is_before = is_more | ((others[None, :] == worth[:, None]) & is_earlier)
-    return tl.sum((is_before & there[None, :]).to(tl.int32), 1)
+    worth = tl.where((likely > 0) & is_alive, worth, UNWANTED)
+    return tl.where(place == 0, tl.where(is_alive, ANCHOR, NOBODY).to(tl.float64), worth)
 
 
 def lay_out(
@@ -167,7 +132,16 @@ def lay_out(
     )
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=[
+        "num_rows",
+        "num_slots",
+        "num_starts",
+        "pool_stride",
+        "slot_stride",
+        "place_stride",
+    ]
+)
 def _lay_out(
     slots: SlotTables,
     drafts: tl.tensor,

@@ -154,7 +154,7 @@ def multiply_tile(
     return total
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["tile_first", "tile_last"])
 def _up(
     x: tl.tensor,
     gate_up: tl.tensor,
@@ -204,7 +204,7 @@ def _up(
         )
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["tile_first", "tile_last"])
 def _down(
     between: tl.tensor,
     down: tl.tensor,

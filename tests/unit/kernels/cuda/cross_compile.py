@@ -58,6 +58,7 @@ class Compiled:
     starts_early: bool  # waits for its predecessor by itself
     copies_ahead: bool  # from global to shared memory while it computes
     is_half: bool  # numbers of 16 bits are among its arguments
+    digest: str  # two launches of one digest compile once
 
 
 @dataclass(frozen=True)
@@ -169,6 +170,7 @@ def _describe(name: str, kernel: Any, values: tuple[Any, ...]) -> Compiled:
         starts_early="griddepcontrol" in ptx,
         copies_ahead="cp.async" in ptx,
         is_half=any(each.dtype in (torch.bfloat16, torch.float16) for each in tensors),
+        digest=kernel.hash,
     )
 
 

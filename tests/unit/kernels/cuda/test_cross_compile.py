@@ -201,12 +201,17 @@ def route(num_rows: int, dtype: torch.dtype = BF16) -> None:
     kernels(dtype).route(x, router, 8, make(128, dtype=FP32))
 
 
-def prepare(spec: QKVSpec, cache_dtype: torch.dtype = BF16, stores_keys: bool = True) -> None:
+def prepare(
+    spec: QKVSpec,
+    cache_dtype: torch.dtype = BF16,
+    stores_keys: bool = True,
+    num_rows: int = 16,
+) -> None:
     rope = RopeTable(*(make(9, spec.head_dim // 2, dtype=FP32) for _ in range(2)))
     cache = make(64, 16, spec.num_kv_heads, spec.head_dim, dtype=cache_dtype)
-    rows = make(16, dtype=torch.int64)
+    rows = make(num_rows, dtype=torch.int64)
     keys = cache if stores_keys else None
-    kernels().prepare_qkv(make(16, spec.width), Heads(spec, rope, rows), keys, cache, rows)
+    kernels().prepare_qkv(make(num_rows, spec.width), Heads(spec, rope, rows), keys, cache, rows)
 
 
 def norm_residual(hidden: int, num_deltas: int, num_outputs: int) -> None:
@@ -249,7 +254,7 @@ def go_on(width: int, is_given: bool) -> None:
     kernels().advance(*step)
 
 
-def lay_out(num_slots: int, width: int) -> None:
+def lay_out(num_slots: int, width: int, num_rows: int | None = None) -> None:
     from flashdraft.kernels.layout import DraftedSlots, SlotTables
     from tests.laid_out import make_drafted, make_rows, make_slots
 
@@ -257,10 +262,11 @@ def lay_out(num_slots: int, width: int) -> None:
     drafted = DraftedSlots(*(one.to(meta) for one in make_drafted(0, num_slots, width)))
     *tensors, page_size = make_slots(0, num_slots, 2)
     slots = SlotTables(*(one.to(meta) for one in tensors), page_size)
-    counts = kernels().share_rows(drafted, num_slots)
+    num_rows = num_slots if num_rows is None else num_rows
+    counts = kernels().share_rows(drafted, num_rows)
     drafts = make(num_slots, width, dtype=torch.int64)
     for one in (None, counts):
-        kernels().lay_out(slots, drafts, one, num_slots, make_rows(99, num_slots, 2, meta))
+        kernels().lay_out(slots, drafts, one, num_rows, make_rows(999, num_slots, 2, meta))
 
 
 def explicit() -> BlockMask:
@@ -323,6 +329,20 @@ CASES: dict[str, Case] = {
     "experts of 1 row, float32": lambda: mix(1, FP32),
     "experts of 16 rows, float32": lambda: mix(16, FP32),
 }
+AS_BEFORE: dict[
+    str, Case
+] = {  # what steps launch that are of another number of rows than some before
+    "rows of 32 slots": lambda: lay_out(32, 15, 251),
+    "heads of 512, shared": lambda: prepare(SHARED, num_rows=13),
+    "draw over 262144": lambda: draw(13, 262144, FP32),
+    "draw over 100003": lambda: draw(1, 100003, FP32, plain=True),
+    "gate, gelu": lambda: kernels().gated(make(13, 43008), Activation.GELU_TANH),
+    "attention of 256, 2048 rows": lambda: attend(256, 1999),
+    "attention of 512, 2048 rows": lambda: attend(512, 1999),
+    "attention of 256, 2048 rows, pictures": lambda: attend(256, 1999, mask=pictures(1999)),
+    "experts of 1024 rows": lambda: mix(1001),
+}
+CASES |= {f"{name}, as before": case for name, case in AS_BEFORE.items()}
 for _scheme in ("int4", "int4_k", "int6", "int8", "fp8"):
     for _rows in (1, 16, 64):
         CASES[f"{_scheme} linear, {_rows} rows"] = lambda n=_scheme, m=_rows: multiply_few_bits(
@@ -404,6 +424,17 @@ def test_kernels_start_early_where_the_card_can(
     for name in ("norm of 2816, no weight", "attention of 128, 1 rows", "linear 26B gate, 1 row"):
         assert {each.starts_early for each in found[name].compiled} == {can}
     assert can or not any(each.starts_early for case in found.values() for each in case.compiled)
+
+
+@pytest.mark.parametrize("card", CARDS)
+@pytest.mark.parametrize("name", AS_BEFORE)
+def test_another_number_of_rows_compiles_nothing(
+    name: str, card: str, running: dict[str, Future[dict[str, Found]]]
+) -> None:
+    """Steps have any number of rows, and whoever is in one would wait for the compiler."""
+    found = running[card].result()
+    one, other = (found[case].compiled for case in (name, f"{name}, as before"))
+    assert {each.digest for each in other} <= {each.digest for each in one}
 
 
 @pytest.mark.parametrize("card", CARDS)

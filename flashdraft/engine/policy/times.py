@@ -12,6 +12,7 @@ from typing import TypeVar
 from flashdraft.engine.policy.costs import CostModel
 
 FADE = 0.2  # of the newest time in a running mean
+MOST_GROWTH = 2.0  # times a mean that a time counts: a moment's stall says nothing of later steps
 UNIT_S = 0.02  # a plain step, before any was timed
 MOST_BUCKETS = 16  # of contexts
 
@@ -119,7 +120,7 @@ class StepTimes:
 
 def _blend(times: dict[Key, float], key: Key, seconds: float) -> None:
     last = times.get(key, seconds)
-    times[key] = last + FADE * (seconds - last)
+    times[key] = last + FADE * (min(seconds, MOST_GROWTH * last) - last)
 
 
 def _bucket(context: int) -> int:

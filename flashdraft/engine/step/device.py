@@ -8,6 +8,7 @@ file knows no requests: pipeline.py feeds it.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -26,6 +27,7 @@ from flashdraft.engine.step.result import StepRecord, StepResult
 from flashdraft.engine.step.score import score_prompts
 from flashdraft.engine.step.shape import (
     FEW_SLOTS,
+    LONE_ROWS,
     MANY_ROWS,
     MIXED_ROWS,
     PromptChunk,
@@ -114,6 +116,8 @@ class DeviceSteps:
         self._peeks = proposer is None and limits.looks_up
         self._seen_chunks: set[int] = set()  # orders of magnitude of passes that are not captured
         self._has_woken = False  # somebody, whose first token was drawn
+        self._host_s = 0.0  # that the host takes for a pass that is not captured
+        self.row_s = 1.0  # that the device takes for a row of a long pass
         # of three steps: what each writes down in three tensors, and one a chunk of a prompt
         self._downloads = Staging(self._device, 3 * (3 + limits.max_chunks))
 
@@ -156,7 +160,7 @@ class DeviceSteps:
         is_ready = all(self.graphs.is_ready(key) for key in keys if key[0] != "verify")
         wakes = any(chunk.emits for chunk in chunks)
         is_ready &= not wakes or self._has_woken
-        if (size := self.fill_up(rows)) not in MIXED_ROWS:
+        if (size := self.fill_up(rows, shape.batch)) not in self._captured_sizes(shape.batch):
             return is_ready and size.bit_length() in self._seen_chunks
         return is_ready and self._is_mixed_ready(size, shape.batch, longest or self.max_length)
 
@@ -188,7 +192,8 @@ class DeviceSteps:
         if chunks and self._pictures is not None:  # what the tower takes is no time of the step's
             self._pictures.lay_out(shape.num_rows, chunks)
         drafting = self._draft(shape)
-        size = self.fill_up(shape.num_rows + sum(len(chunk.tokens) for chunk in chunks))
+        num_rows = shape.num_rows + sum(len(chunk.tokens) for chunk in chunks)
+        size = self.fill_up(num_rows, shape.batch)
         if chunks:  # before the host may have to wait for drafts
             self.pieces.lay_out_chunks(shape.num_rows, size, chunks)
         drafts = {} if guide is None else self.pieces.exchange.before_verify(shape, guide)
@@ -246,9 +251,11 @@ class DeviceSteps:
     def _verify_beside(self, shape: StepShape, size: int, longest: int) -> None:
         """The same with chunks of prompts behind, which are laid out; `size` rows in all."""
         self.pieces.lay_out_before_chunks(shape)
-        if size not in MIXED_ROWS or not self.graphs.captures:
+        if size not in self._captured_sizes(shape.batch):
             self._seen_chunks.add(size.bit_length())
+            begin = time.perf_counter()
             self.pieces.verify_mixed(size, shape.batch, longest)
+            self._host_s = time.perf_counter() - begin
             return
         num_slots = self._slots_beside(shape.batch)
         end = self._last_key(longest)
@@ -256,15 +263,22 @@ class DeviceSteps:
             ("mixed", size, num_slots, end), lambda: self.pieces.verify_mixed(size, num_slots, end)
         )
 
-    def fill_up(self, num_rows: int) -> int:
+    def fill_up(self, num_rows: int, batch: int) -> int:
         """Rows of the pass that so many take: where passes are captured, one of a few sizes.
 
         Many rows take the device longer than the host: rather than to fill up much, they run as
         they are.
         """
-        size = next((size for size in MIXED_ROWS if size >= num_rows), num_rows)
-        is_wasteful = num_rows > MANY_ROWS and size > MOST_FILLED * num_rows
-        return num_rows if is_wasteful or not self.graphs.captures else size
+        size = next((size for size in self._captured_sizes(batch) if size >= num_rows), num_rows)
+        as_they_are = max(self._host_s, self.row_s * num_rows)
+        is_wasteful = num_rows > MANY_ROWS and self.row_s * size > as_they_are
+        return num_rows if is_wasteful and size > MOST_FILLED * num_rows else size
+
+    def _captured_sizes(self, batch: int) -> tuple[int, ...]:
+        """Rows of the passes with prompts that are captured, beside so many slots."""
+        if not self.graphs.captures:
+            return ()
+        return MIXED_ROWS if batch else MIXED_ROWS + LONE_ROWS
 
     def _is_mixed_ready(self, num_rows: int, batch: int, longest: int) -> bool:
         """Whether a pass that has prompts beside so many who decode is captured."""

@@ -21,7 +21,7 @@ from flashdraft.engine.draft.block import BlockProposer
 from flashdraft.engine.draft.lookup import TokenHistory, look_up
 from flashdraft.engine.step.exchange import Exchange
 from flashdraft.engine.step.result import SCORE_COLUMNS, StepRecord, empty_lines, pack_scores
-from flashdraft.engine.step.shape import MANY_ROWS, MIXED_ROWS, PromptChunk, StepShape
+from flashdraft.engine.step.shape import LONE_ROWS, MANY_ROWS, PromptChunk, StepShape
 from flashdraft.engine.step.shares import Shares
 from flashdraft.engine.step.slots import Slots
 from flashdraft.kernels.accept import Acceptance
@@ -122,7 +122,7 @@ class StepPieces:
 
         max_batch, width, nobody = limits.max_batch, self.max_width, 1 + self.max_width
         num_decoded = max_batch * (1 + width)
-        max_rows = max(num_decoded + limits.max_prompt_rows, MIXED_ROWS[-1])
+        max_rows = max(num_decoded + limits.max_prompt_rows, LONE_ROWS[-1])
         slots = self.slots
         self._rows = PassRows.allocate(max_rows + nobody, max_batch, slots.num_pools, self._device)
         if self._proposer is not None:

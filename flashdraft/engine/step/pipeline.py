@@ -421,7 +421,7 @@ class StepPipeline:
             return
         if first.prompts:
             rows = shape.num_rows + sum(work.num_tokens for _, work in first.prompts)
-            pass_rows = self._steps.fill_up(rows)
+            pass_rows = self._steps.fill_up(rows, shape.batch)
             context = max(work.start for _, work in first.prompts)
         took = seconds.draft, seconds.total - seconds.draft
         self._policy.times.remember(*shape[:3], *took, pass_rows, context)

@@ -17,6 +17,7 @@ from flashdraft.engine.step.device import DeviceSteps
 from flashdraft.engine.step.guide import StepGuide
 from flashdraft.engine.step.shape import (
     FEW_SLOTS,
+    LONE_ROWS,
     MAX_CHUNKS,
     MIXED_ROWS,
     PromptChunk,
@@ -53,6 +54,7 @@ def prepare_steps(steps: DeviceSteps, times: StepTimes, max_rows: int, seconds: 
         prompt_rows = sum(len(chunk.tokens) for chunk in chunks)
         pass_rows = shape.num_rows + prompt_rows if prompt_rows else 0
         times.remember(*shape[:3], took.draft, took.total - took.draft, pass_rows)
+        steps.row_s = times.row_price() or steps.row_s
 
 
 def _without(steps: DeviceSteps) -> list[tuple[StepShape, list[PromptChunk]]]:
@@ -70,16 +72,23 @@ def _with_prompts(
         places = slots.place_of(pool, 0) + np.arange(num_pages)
         slots.write_pages(places, np.full(num_pages, page))
     most = min(max_rows, slots.max_pages * page_size, steps.max_length)
-    yield StepShape(0, 0), [PromptChunk(0, 0, [0] * most, True)]
+    longest = min(max_rows, MAX_CHUNKS * most)
+    for size in (longest, *(size for size in reversed(LONE_ROWS) if size < longest)):
+        yield StepShape(0, 0), _chunks(size, most)
     for size in reversed(MIXED_ROWS):
         for batch in sorted({min(FEW_SLOTS, slots.count), slots.count}):
             num_rows = max(batch, size - max_rows)
             left = size - num_rows
             is_possible = num_rows <= batch * (1 + steps.max_width) and left > 0
             if is_possible and left <= MAX_CHUNKS * most:
-                cuts = [min(most, left - first) for first in range(0, left, most)]
-                chunks = [PromptChunk(0, 0, [0] * count, False) for count in cuts]
-                yield StepShape(batch, num_rows), [*chunks[:-1], chunks[-1]._replace(emits=True)]
+                yield StepShape(batch, num_rows), _chunks(left, most)
+
+
+def _chunks(num_rows: int, most: int) -> list[PromptChunk]:
+    """So many rows of prompts for the first slot, which the last of them wakes."""
+    cuts = [min(most, num_rows - first) for first in range(0, num_rows, most)]
+    chunks = [PromptChunk(0, 0, [0] * count, False) for count in cuts]
+    return [*chunks[:-1], chunks[-1]._replace(emits=True)]
 
 
 def measure_rows(

@@ -17,8 +17,10 @@ STEP_ROWS = (4, 8, 16, 32, 64, 128, 192, 256, 384, 512)
 """Rows of those that verify drafts; without drafts there is one for every slot."""
 MIXED_ROWS = (128, 192, 256, 384, 512, 1024)
 """Rows of the captured passes that have some of prompts."""
+LONE_ROWS = (1536,)
+"""The same, where nobody decodes beside them."""
 MAX_CHUNKS = 8  # of prompts in a step
-MANY_ROWS = 768  # more of them take the device longer than the host
+MANY_ROWS = 768  # more of them may take the device longer than the host
 FEW_SLOTS = 8  # up to so many that decode beside prompts, attention is planned for few
 MANY_SLOTS = 32  # with more of them, batches and rows come in fewer sizes
 
@@ -99,7 +101,8 @@ class StepSizes:
     @cached_property
     def drawn(self) -> list[int]:
         """Rows that tokens are drawn from."""
-        return sorted({rows for batch in self.batches for rows in self.rows_for(batch)})
+        found = {rows for batch in self.batches for rows in self.rows_for(batch)}
+        return sorted(found - {2} if 4 in found else found)  # two take as long as four
 
     @property
     def shapes(self) -> list[StepShape]:

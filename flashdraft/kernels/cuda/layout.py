@@ -60,15 +60,15 @@ def _share_rows(
     worth = _worth(drafted, slots, place, num_slots, width, num_edges)
     order = place * SLOTS + slots  # of equals, those that follow fewer come first
     is_own = slots == own
-    count = 0
+    count = tl.full((), 0, tl.int64)
     for mine in range(width + 1):
         is_this = is_own & (place == mine)
         value = tl.sum(tl.sum(tl.where(is_this, worth, 0.0), 1), 0)
         is_before = (worth > value) | ((worth == value) & (order < mine * SLOTS + own))
         is_before &= (slots < num_slots) & (place <= width)
         rank = tl.sum(tl.sum(is_before.to(tl.int32), 1), 0)
-        count += (rank < num_rows).to(tl.int32)
-    tl.store(counts + own, count.to(tl.int64))
+        count += (rank < num_rows).to(tl.int64)
+    tl.store(counts + own, count)
 
 
 @triton.jit

@@ -225,3 +225,14 @@ def test_rows_that_the_reading_of_weights_hides_cost_the_others_nothing():
     policy = timed(h200, h200, chance=0.02)
     choice = policy.choose(options(8), [100])
     assert choice.prompt_rows == 100 and choice.seconds == pytest.approx(h200(128))
+
+
+def test_a_stall_says_little_of_later_steps():
+    """Whoever took it for the step's time would never choose that step again."""
+    times = StepTimes(FLAT)
+    for seconds in (0.1, 0.1, 4.0):
+        times.remember_beside(1024, 0, seconds)
+    assert times.beside(1024, 0) <= 0.121
+    for _ in range(40):  # what lasts is believed
+        times.remember_beside(1024, 0, 0.4)
+    assert times.beside(1024, 0) > 0.39

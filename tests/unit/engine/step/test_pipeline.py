@@ -23,7 +23,7 @@ from flashdraft.engine.step import prepare
 from flashdraft.engine.step.device import DeviceSteps
 from flashdraft.engine.step.result import SlotResult, pack_scores
 from flashdraft.engine.step.seats import Seat
-from flashdraft.engine.step.shape import MIXED_ROWS
+from flashdraft.engine.step.shape import LONE_ROWS, MIXED_ROWS
 from flashdraft.engine.streams import MOST_GRAPHS, Graphs
 from flashdraft.kernels.accept import Acceptance
 from flashdraft.kernels.draw.rule import MAX_TOP, Draw
@@ -915,7 +915,7 @@ def test_no_more_is_prepared_than_is_kept(has_drafter):
     engine.steps.graphs = graphs = SlowToBegin()
     engine.prepare(seconds=300.0)
     mixed = {key[1] for key in graphs if key[0] == "mixed"}
-    assert mixed == set(MIXED_ROWS) and len(set(graphs)) <= MOST_GRAPHS
+    assert mixed == {*MIXED_ROWS, *LONE_ROWS} and len(set(graphs)) <= MOST_GRAPHS
 
 
 @pytest.mark.parametrize("limits", [{"max_context": 200}, {"max_step_tokens": 64}])
@@ -1103,3 +1103,29 @@ def test_what_is_prepared_for_a_fixed_length_is_what_runs():
     zoo.run(engine, greedy_requests(6, max_tokens=30, temperature=0.9))
     drafted = {key for key in engine.steps.graphs.runs if key[0] == "draft"}
     assert drafted and drafted <= prepared
+
+
+@pytest.mark.parametrize(
+    ("row_s", "host_s", "expected"),
+    [(1e-4, 0.05, 1030), (2e-5, 0.05, LONE_ROWS[0]), (1e-4, 0.0, 1030), (1e-4, 0.16, 1536)],
+)
+def test_a_long_pass_is_filled_up_where_the_host_would_take_longer(row_s, host_s, expected):
+    _, engine = build(max_batch=4)
+    steps = engine.steps
+    assert steps.fill_up(1030, 0) == 1030, "nothing is captured here"
+    steps.graphs = SlowToBegin()
+    steps.row_s, steps._host_s = row_s, host_s
+    assert steps.fill_up(1030, 0) == expected
+    assert steps.fill_up(1030, 4) == 1030, "with others in it there is no such pass"
+    assert steps.fill_up(700, 0) == steps.fill_up(700, 4) == 1024
+    assert steps.fill_up(5000, 0) == 5000
+
+
+def test_what_long_passes_take_is_known_once_steps_are_prepared():
+    target = zoo.tiny_target("llama", zoo.kernels("float32"))
+    cache = CacheOptions(cache_gb=0.05)
+    config = EngineConfig(cache=cache, max_batch=4, max_step_tokens=4096, run_ahead=True)
+    engine = Engine(target, config=config)
+    engine.steps.graphs = SlowToBegin()
+    engine.prepare(seconds=300.0)
+    assert engine.steps._host_s > 0.0 and 0.0 < engine.steps.row_s < 0.1

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from flashdraft.engine.step.shape import FEW_SLOTS, MIXED_ROWS, StepSizes
+from flashdraft.engine.step.shape import FEW_SLOTS, LONE_ROWS, MIXED_ROWS, StepSizes
 from flashdraft.engine.streams import MOST_GRAPHS
 
 
 @pytest.mark.parametrize("max_width", [0, 1, 7, 15])
 @pytest.mark.parametrize("max_batch", [1, 2, 5, 8, 24, 32, 33, 64, 100, 256, 1000])
 def test_no_more_graphs_than_the_limit_are_ever_captured(max_batch, max_width):
-    shapes = StepSizes(max_batch, max_width).shapes
+    sizes = StepSizes(max_batch, max_width)
+    shapes = sizes.shapes
     verified = {(one.batch, one.num_rows, one.width) for one in shapes}
     drafted = {one.draft_key for one in shapes if one.width}
-    drawn = {one.num_rows for one in shapes}
-    mixed = len(MIXED_ROWS) * (1 if max_batch <= FEW_SLOTS else 2)
-    assert len(verified) + len(drafted) + len(drawn) + mixed <= MOST_GRAPHS == 64
+    mixed = len(MIXED_ROWS) * (1 if max_batch <= FEW_SLOTS else 2) + len(LONE_ROWS)
+    assert len(verified) + len(drafted) + len(sizes.drawn) + mixed <= MOST_GRAPHS == 64
 
 
 @pytest.mark.parametrize("max_batch", [1, 5, 32, 100])

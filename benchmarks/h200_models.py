@@ -97,7 +97,7 @@ MODELS = {
 def tiny(model: RandomModel) -> RandomModel:
     """The same structure in miniature, to try the benchmark out without a GPU."""
     sizes = {
-        "vocab_size": 512,
+        "vocab_size": 20000,
         "hidden_size": 64,
         "intermediate_size": 96,
         "num_attention_heads": 4,

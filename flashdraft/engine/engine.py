@@ -223,6 +223,8 @@ class Engine:
         """Capture steps now, for about so long at most, not while requests wait for them."""
         if self._runs_ahead and not self.has_work:
             self._pipeline.prepare(seconds)
+        if self.pictures is not None and not self.has_work:
+            self.pictures.prepare()
 
     # -- the step ------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ Who has which picture, and where in a pass its rows are, it does not know.
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from collections.abc import Sequence
 
@@ -13,7 +14,12 @@ import torch
 from torch import Tensor
 
 from flashdraft.core import Picture
+from flashdraft.engine.streams import Graphs
 from flashdraft.models.layers import VisionTower
+from flashdraft.models.vision.fixed import FixedPasses, Key
+from flashdraft.models.vision.tower import Gemma4VisionTower
+
+log = logging.getLogger(__name__)
 
 MAX_FEATURE_BYTES = 256 << 20  # of pictures of usual size some ninety for the largest Gemma 4
 
@@ -25,8 +31,22 @@ class PictureFeatures:
         self._tower, self._max_bytes = tower, max_bytes
         self._kept: OrderedDict[bytes, Tensor] = OrderedDict()  # those of longest ago first
         self._num_bytes = 0
+        self._captured: _CapturedTower | None = None  # None: the tower runs as it is
+        if isinstance(tower, Gemma4VisionTower) and tower.is_capturable:
+            self._captured = _CapturedTower(tower)
         self.num_encoded = 0  # pictures
         self.num_found = 0  # of those that were wanted, without the tower
+
+    def prepare(self) -> None:
+        """Have the tower's passes captured now, not while requests wait for it."""
+        if self._captured is None:
+            return
+        try:
+            self._captured.prepare()
+        except Exception as error:  # a picture that comes will say so itself
+            log.warning("the vision tower cannot be prepared, it is slower: %s", error)
+            self._captured = None
+        self._drop_failed()
 
     def of(self, pictures: Sequence[Picture]) -> list[Tensor]:
         """The features of each, [num_tokens, hidden_size]; the tower runs once for all new ones."""
@@ -46,11 +66,18 @@ class PictureFeatures:
 
     def _encoded(self, pictures: Sequence[Picture]) -> list[Tensor]:
         try:
-            return self._tower.encode(pictures)
+            return (self._captured or self._tower).encode(pictures)
         except torch.OutOfMemoryError:  # whoever tries again has the room of what was kept
             self._kept.clear()
             self._num_bytes = 0
             raise
+        finally:
+            self._drop_failed()
+
+    def _drop_failed(self) -> None:
+        """What cannot be captured need not be padded."""
+        if self._captured is not None and self._captured.is_failed:
+            self._captured = None
 
     def _keep(self, features: dict[bytes, Tensor]) -> None:
         """Keep these before all others, as many as there is room for."""
@@ -62,3 +89,24 @@ class PictureFeatures:
         while self._num_bytes > self._max_bytes:
             _, rows = self._kept.popitem(last=False)
             self._num_bytes -= rows.nbytes
+
+
+class _CapturedTower:
+    """A tower whose passes are captured, those that pictures of usual size take."""
+
+    def __init__(self, tower: Gemma4VisionTower) -> None:
+        self._graphs: Graphs[Key] = Graphs(tower.device)
+        self._passes = FixedPasses(tower, self._graphs.call)
+
+    @property
+    def is_failed(self) -> bool:
+        """Whether a pass cannot be captured."""
+        return bool(self._graphs.failed)
+
+    def prepare(self) -> None:
+        for key in self._passes.keys:
+            while not self.is_failed and not self._graphs.is_ready(key):
+                self._passes.rehearse(key)
+
+    def encode(self, pictures: Sequence[Picture]) -> list[Tensor]:
+        return self._passes.encode(pictures)

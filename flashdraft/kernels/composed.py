@@ -31,6 +31,7 @@ from flashdraft.kernels.interface import (
     SlotStates,
     SlotTables,
     Verified,
+    WholeSequences,
 )
 from flashdraft.kernels.kinds import Activation, Scheme
 from flashdraft.kernels.layout import lay_out, share_rows
@@ -120,12 +121,12 @@ class ComposedKernels(Kernels):
         return self.attention(self.prepare_qkv(qkv, heads, *caches, keys.view.slots), keys)
 
     def attend_whole(
-        self, qkv: Tensor, heads: Heads, starts: Sequence[int], scale: float
+        self, qkv: Tensor, heads: Heads, sequences: WholeSequences, scale: float
     ) -> Tensor:
         """Over pages of one row each, which lie as the rows do."""
         rows, spec = qkv.shape[0], heads.spec
         keys, values = (qkv.new_empty(rows, 1, spec.num_kv_heads, spec.head_dim) for _ in range(2))
-        view = _pages_of_one(starts, qkv.device)
+        view = _pages_of_one(sequences, rows)
         paged = PagedKeys(keys, values, view, scale, None, BIDIRECTIONAL)
         return self.attend(qkv, heads, paged)
 
@@ -205,17 +206,15 @@ class ComposedKernels(Kernels):
         return total.to(x.dtype)
 
 
-def _pages_of_one(starts: Sequence[int], device: torch.device) -> PageView:
+def _pages_of_one(sequences: WholeSequences, num_rows: int) -> PageView:
     """Sequences whose rows are their pages, without a context."""
-    starts_at = torch.tensor(starts, dtype=torch.int32, device=device)
-    lengths = [end - start for start, end in zip(starts, starts[1:], strict=False)]
-    longest = max(lengths, default=0)
-    own = torch.arange(longest, dtype=torch.int32, device=device)
+    starts, longest, device = sequences.starts, sequences.longest, sequences.starts.device
+    first = starts[:-1]
     return PageView(
-        query_start=starts_at,
-        context_lens=torch.zeros(len(lengths), dtype=torch.int32, device=device),
-        block_table=starts_at[:-1, None] + own,
-        slots=torch.arange(starts[-1], device=device),
+        query_start=starts,
+        context_lens=torch.zeros_like(first),
+        block_table=first[:, None] + torch.arange(longest, dtype=torch.int32, device=device),
+        slots=torch.arange(num_rows, device=device),
         page_size=1,
         max_query_len=longest,
         max_key_len=longest,

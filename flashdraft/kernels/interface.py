@@ -180,6 +180,18 @@ class Heads:
 
 
 @dataclass(frozen=True)
+class WholeSequences:
+    """Rows without a past, whose sequences follow one another: s owns starts[s] : starts[s + 1].
+
+    All rows are somebody's. A sequence may have none.
+    """
+
+    starts: Tensor  # [num_seqs + 1] int32
+    longest: int  # no sequence has more rows
+    known: Sequence[int] | None = None  # the starts on the host; None: it has to ask
+
+
+@dataclass(frozen=True)
 class PagedKeys:
     """The keys and values of one layer that rows attend to, and which of them a row sees.
 
@@ -314,13 +326,13 @@ class Kernels(Protocol):
         ...
 
     def attend_whole(
-        self, qkv: Tensor, heads: Heads, starts: Sequence[int], scale: float
+        self, qkv: Tensor, heads: Heads, sequences: WholeSequences, scale: float
     ) -> Tensor:
         """Attention that keeps nothing: every row sees all rows of its sequence, and no others.
 
-        Sequence s owns the rows starts[s] : starts[s + 1]. Heads are made as `prepare_qkv` makes
-        them, as many for keys as for queries. On the CPU a row's bits depend on its own sequence
-        alone. Returns [num_rows, num_heads * head_dim].
+        Heads are made as `prepare_qkv` makes them, as many for keys as for queries. On the CPU a
+        row's bits depend on its own sequence alone. On a GPU, in 16 bits, the host need not know
+        the starts. Returns [num_rows, num_heads * head_dim].
         """
         ...
 

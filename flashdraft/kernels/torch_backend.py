@@ -6,8 +6,9 @@ price of speed: this is what runs where the native kernels could not be built.
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,11 +22,13 @@ from flashdraft.kernels.interface import (
     KeyRebuild,
     PagedKeys,
     PageView,
+    WholeSequences,
 )
 from flashdraft.kernels.kinds import Activation
 from flashdraft.kernels.quantized import LARGEST_FP8, Matrix, join_floats
 
 FP8 = torch.float8_e4m3fn  # of a cache in 8 bits
+MAX_FLASH_DIM = 256
 
 
 class TorchKernels(ComposedKernels):
@@ -127,9 +130,9 @@ class TorchKernels(ComposedKernels):
         return merged.reshape(query.shape[0], query.shape[1] * query.shape[2])
 
     def attend_whole(
-        self, qkv: Tensor, heads: Heads, starts: Sequence[int], scale: float
+        self, qkv: Tensor, heads: Heads, sequences: WholeSequences, scale: float
     ) -> Tensor:
-        return attend_whole(self, qkv, heads, starts, scale)
+        return attend_whole(self, qkv, heads, sequences, scale)
 
     def softmax(self, x: Tensor) -> Tensor:
         return self._rows(lambda rows: rows.float().softmax(-1), x)
@@ -181,15 +184,18 @@ def _read_pages(cache: Tensor, view: PageView, s: int, num_keys: int) -> Tensor:
 
 
 def attend_whole(
-    kernels: Kernels, qkv: Tensor, heads: Heads, starts: Sequence[int], scale: float
+    kernels: Kernels, qkv: Tensor, heads: Heads, sequences: WholeSequences, scale: float
 ) -> Tensor:
-    """`Kernels.attend_whole`: one sequence after another, so that none changes another's bits."""
+    """`Kernels.attend_whole`: no sequence changes another's bits."""
     rows, spec = qkv.shape[0], heads.spec
     assert spec.num_kv_heads == spec.num_heads
     keys, values = (qkv.new_empty(rows, 1, spec.num_heads, spec.head_dim) for _ in range(2))
     slots = torch.arange(rows, device=qkv.device)
     query = kernels.prepare_qkv(qkv, heads, keys, values, slots)
+    if _has_flash(query):
+        return _flash(query, keys.squeeze(1), values.squeeze(1), sequences, scale).flatten(1)
     mixed = torch.empty_like(query)
+    starts = sequences.starts.tolist() if sequences.known is None else sequences.known
     for start, end in zip(starts, starts[1:], strict=False):
         # [1, heads, rows, head_dim]
         q, k, v = (
@@ -201,6 +207,34 @@ def attend_whole(
         found = F.scaled_dot_product_attention(q, k, v, scale=scale)
         mixed[start:end] = found.squeeze(0).transpose(0, 1)
     return mixed.flatten(1)
+
+
+def _has_flash(query: Tensor) -> bool:
+    """Whether torch attends to many sequences at once, whose starts lie on the device."""
+    is_half, head_dim = query.dtype in (torch.bfloat16, torch.float16), query.shape[-1]
+    fits = is_half and head_dim % 8 == 0 and head_dim <= MAX_FLASH_DIM
+    return fits and _can_flash(query.device)
+
+
+@functools.cache
+def _can_flash(device: torch.device) -> bool:
+    if device.type != "cuda" or not torch.backends.cuda.is_flash_attention_available():
+        return False
+    return torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def _flash(
+    query: Tensor, keys: Tensor, values: Tensor, sequences: WholeSequences, scale: float
+) -> Tensor:
+    """Attention of [num_rows, heads, head_dim], each row's by its sequence alone."""
+    starts, longest = sequences.starts, sequences.longest
+    lengths = starts, starts, longest, longest  # of queries and of keys
+    dropout, causal, return_mask = 0.0, False, False
+    found = torch.ops.aten._flash_attention_forward(
+        query, keys, values, *lengths, dropout, causal, return_mask, scale=scale
+    )
+    attended: Tensor = found[0]
+    return attended
 
 
 def _rebuild_keys(values: Tensor, rebuild: KeyRebuild, dtype: torch.dtype) -> Tensor:

@@ -164,7 +164,7 @@ def _opaque(strip: Image.Image) -> Bytes:
     if strip.has_transparency_data:
         white = Image.new("RGBA", strip.size, "white")
         strip = Image.alpha_composite(white, strip.convert("RGBA"))
-    return np.asarray(strip.convert("RGB"))
+    return np.asarray(strip if strip.mode == "RGB" else strip.convert("RGB"))
 
 
 def main() -> int:

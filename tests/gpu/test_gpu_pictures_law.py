@@ -12,16 +12,17 @@ import random
 import pytest
 import torch
 
-from flashdraft.core import Picture
 from flashdraft.engine.config import CacheOptions, EngineConfig
 from flashdraft.engine.engine import Engine
+from flashdraft.engine.pictures import PictureFeatures
 from flashdraft.kernels.select import select_kernels
 from flashdraft.models.config.target import ModelConfig
+from flashdraft.models.vision.fixed import SIZES
 from flashdraft.models.vision.tower import Gemma4VisionTower
 from flashdraft.models.weights import Weights
 from tests import pictured, zoo
 from tests.unit.engine.test_pictures_law import requests
-from tests.unit.models.vision.towers import published, tower_shapes
+from tests.unit.models.vision.towers import published, shown, tower_shapes
 
 pytestmark = pytest.mark.gpu
 
@@ -105,17 +106,13 @@ def tower(device, dtype, exact=False):
     return Gemma4VisionTower(config.vision, config.hidden_size, weights, kernels)
 
 
-def shown(rows, columns):
-    pixels = random.Random(rows).randbytes(3 * rows * columns * 48 * 48)
-    return Picture(pixels, 48 * columns, 48 * rows, rows * columns, bytes([rows, columns]) * 16)
-
-
+CELL = 48
 SHOWN = [(14, 19), (1, 70), (7, 9)]
 
 
 @pytest.mark.parametrize(("dtype", "limit"), [("float32", 1e-3), ("bfloat16", 4e-2)])
 def test_the_tower_says_what_it_says_on_a_cpu(dtype, limit):
-    pictures = [shown(*size) for size in SHOWN]
+    pictures = [shown(*size, cell=CELL) for size in SHOWN]
     found = tower("cuda", dtype).encode(pictures)
     for one, expected in zip(found, tower("cpu", "float32").encode(pictures), strict=True):
         assert one.device.type == "cuda" and one.shape == expected.shape
@@ -125,7 +122,80 @@ def test_the_tower_says_what_it_says_on_a_cpu(dtype, limit):
 
 def test_pictures_in_one_pass_are_those_of_passes_of_their_own():
     exact = tower("cuda", "bfloat16", exact=True)
-    pictures = [shown(*size) for size in SHOWN]
+    pictures = [shown(*size, cell=CELL) for size in SHOWN]
     together = exact.encode(pictures)
     for one, found in zip(pictures, together, strict=True):
         assert torch.equal(exact.encode([one])[0], found)
+
+
+# -- captured ----------------------------------------------------------------------------------
+
+HALF = [("bfloat16", 4e-2), ("float16", 1e-2)]
+
+
+def off(found, expected):
+    return (found.cpu().float() - expected.cpu().float()).norm() / expected.cpu().float().norm()
+
+
+@functools.cache
+def captured(dtype):
+    """Its passes are captured once for all tests; it keeps no features."""
+    features = PictureFeatures(tower("cuda", dtype), max_bytes=0)
+    features.prepare()
+    assert sorted(features._captured._graphs) == [("tower", size) for size in SIZES]
+    return features
+
+
+@pytest.mark.parametrize(("dtype", "limit"), HALF)
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        *([size] for size in SHOWN),
+        [(1, 1)],  # all the others are nobody's
+        [(1, 70), (14, 19), (7, 9), (7, 10)],
+        [(14, 20), (14, 20)],  # the largest pass, full
+        [(7, 9)] * 9,  # more than there is room for
+        [(20, 29), (7, 9)],  # larger than the largest, which runs as it is
+    ],
+)
+def test_a_captured_pass_says_what_the_tower_says(sizes, dtype, limit):
+    pictures = [shown(*size, seed=seed, cell=CELL) for seed, size in enumerate(sizes)]
+    found = captured(dtype).of(pictures)
+    for one, expected in zip(found, tower("cuda", dtype).encode(pictures), strict=True):
+        assert one.shape == expected.shape and one.dtype == expected.dtype
+        assert off(one, expected) < limit
+
+
+def test_one_graph_serves_other_pictures_and_what_it_said_before_stays():
+    features, as_it_is = captured("bfloat16"), tower("cuda", "bfloat16")
+    loads = [  # all of one pass
+        [shown(14, 19, seed=1, cell=CELL)],
+        [shown(8, 8, cell=CELL), shown(14, 14, cell=CELL)],
+        [shown(19, 14, seed=2, cell=CELL)],
+        [shown(7, 9, seed=seed, cell=CELL) for seed in range(4)],
+        [shown(14, 19, seed=3, cell=CELL)],
+    ]
+    found = [features.of(pictures) for pictures in loads]
+    copies = [[one.clone() for one in some] for some in found]
+    again = [features.of(pictures) for pictures in reversed(loads)]
+    for pictures, some, copy, other in zip(loads, found, copies, reversed(again), strict=True):
+        expected = as_it_is.encode(pictures)
+        for one, then, now, right in zip(some, copy, other, expected, strict=True):
+            assert torch.equal(one, then) and torch.equal(one, now)
+            assert off(one, right) < 4e-2
+    assert features._captured is not None and len(features._captured._graphs) == len(SIZES)
+
+
+def test_what_is_in_a_pass_beside_it_and_was_before_changes_no_bit():
+    """A graph has the same plans for whatever it holds."""
+    features, one = captured("bfloat16"), shown(7, 9, cell=CELL)
+    expected = features.of([one, shown(8, 8, cell=CELL)])[0]
+    features.of([shown(8, 17, cell=CELL)])
+    assert torch.equal(features.of([one, shown(8, 9, cell=CELL)])[0], expected)
+
+
+@pytest.mark.parametrize(("dtype", "is_exact"), [("float32", False), ("bfloat16", True)])
+def test_what_must_not_be_padded_runs_as_it_is(dtype, is_exact):
+    features = PictureFeatures(tower("cuda", dtype, is_exact))
+    features.prepare()
+    assert features._captured is None

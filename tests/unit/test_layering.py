@@ -26,7 +26,7 @@ ORDER = {
     " | grammar, templates | families | answer_format | binding",
     "cli": "choices, clients, files, input, parser, statistics | arguments, completion, display"
     ", pictures, plan | answer, model | bench, chat, flags | serving | commands",
-    "engine": "config, drafts, output, pictures, sequence, streams | cache, policy, sampling"
+    "engine": "config, drafts, output, sequence, streams | cache, pictures, policy, sampling"
     " | scheduler, validate | draft | live | drafting, step | engine",
     "external": "command, pairs, processes, tensor_rules, vllm_plugin"
     " | checkpoint_rules, launch, versions | memory | sglang, vllm",

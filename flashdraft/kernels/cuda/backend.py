@@ -31,6 +31,7 @@ from flashdraft.kernels.interface import (
     SlotStates,
     SlotTables,
     Verified,
+    WholeSequences,
 )
 from flashdraft.kernels.kinds import Activation, Scheme
 from flashdraft.kernels.quantized import Matrix, Quantized, join_floats
@@ -195,9 +196,9 @@ class TritonKernels(ComposedKernels):
             return attend(qkv, heads, keys, *how)
 
     def attend_whole(
-        self, qkv: Tensor, heads: Heads, starts: Sequence[int], scale: float
+        self, qkv: Tensor, heads: Heads, sequences: WholeSequences, scale: float
     ) -> Tensor:
-        return attend_whole(self, qkv, heads, starts, scale)
+        return attend_whole(self, qkv, heads, sequences, scale)
 
     def mixture(self, residual: Residual, parts: Mixture) -> tuple[Tensor, Tensor, Tensor]:
         settings = (self._limits, self._arrivals, self.exact)

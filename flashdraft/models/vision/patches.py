@@ -8,15 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from flashdraft.core import Picture
 from flashdraft.errors import RequestError
+from flashdraft.kernels.interface import WholeSequences
 from flashdraft.models.config.vision import VisionConfig
-
-MAX_PATCHES = 16_384  # of several pictures in a pass
 
 
 @dataclass(frozen=True)
@@ -26,37 +29,41 @@ class Patches:
     pixels: Tensor  # [num_patches, patch * patch * 3] uint8, row, column, colour
     columns: Tensor  # [num_patches] int64, of the picture that a patch is in
     rows: Tensor
-    starts: list[int]  # where each picture begins, and where the last one ends
+    pictures: WholeSequences
 
     @classmethod
     def of(cls, pictures: Sequence[Picture], config: VisionConfig, device: torch.device) -> Patches:
         """The patches of pictures whose sides are whole numbers of cells."""
-        pixels, columns, rows, starts = [], [], [], [0]
         for picture in pictures:
             _check(picture, config)
-            grid = picture.height // config.patch_size, picture.width // config.patch_size
-            shown = _patches(_sent(picture.pixels, device).view(picture.height, -1), config)
-            pixels.append(_by_cells(shown, config.pooling))
-            sides = (torch.arange(count, device=device) for count in grid)
-            places = torch.cartesian_prod(*sides).view(*grid, 2)
-            row, column = _by_cells(places, config.pooling).unbind(1)
-            rows.append(row)
-            columns.append(column)
-            starts.append(starts[-1] + len(row))
-        return cls(torch.cat(pixels), torch.cat(columns), torch.cat(rows), starts)
+        whole = [np.frombuffer(picture.pixels, np.uint8) for picture in pictures]
+        shown = torch.split(_sent(whole, torch.uint8, device), list(map(len, whole)))
+        pixels = [
+            _by_cells(one.view(picture.height, picture.width, 3), config.patch_size, config.pooling)
+            for picture, one in zip(pictures, shown, strict=True)
+        ]
+        places = [_places(picture, config) for picture in pictures]
+        rows, columns = (
+            _sent([one[:, axis] for one in places], torch.int64, device) for axis in (0, 1)
+        )
+        known = [0, *accumulate(map(len, places))]
+        starts = _sent([np.array(known)], torch.int32, device)
+        sequences = WholeSequences(starts, max(map(len, places)), known)
+        return cls(torch.cat(pixels), columns, rows, sequences)
 
 
-def passes(pictures: Sequence[Picture], config: VisionConfig) -> Iterator[list[Picture]]:
-    """The pictures in order, as many in a pass as its memory admits."""
+def passes(
+    pictures: Sequence[Picture], max_tokens: int, max_pictures: int | None = None
+) -> Iterator[list[Picture]]:
+    """The pictures in order, as many in a pass as it has room for; a larger one has its own."""
     found: list[Picture] = []
-    left = MAX_PATCHES
+    left = max_tokens
     for picture in pictures:
-        size = picture.num_tokens * config.pooling**2
-        if found and size > left:
+        if found and (picture.num_tokens > left or len(found) == max_pictures):
             yield found
-            found, left = [], MAX_PATCHES
+            found, left = [], max_tokens
         found.append(picture)
-        left -= size
+        left -= picture.num_tokens
     if found:
         yield found
 
@@ -83,23 +90,30 @@ def _check(picture: Picture, config: VisionConfig) -> None:
         )
 
 
-def _sent(pixels: bytes, device: torch.device) -> Tensor:
-    """On the device. A GPU fetches them by itself, so that nobody waits for its work before."""
-    found = torch.frombuffer(bytearray(pixels), dtype=torch.uint8)
-    if device.type == "cuda":
-        found = found.pin_memory()
-    return found.to(device, non_blocking=True)
+def _sent(parts: Sequence[NDArray[Any]], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """One behind the other on the device.
+
+    A GPU fetches them by itself, so that nobody waits for its work before.
+    """
+    count, is_cuda = sum(map(len, parts)), device.type == "cuda"
+    whole = torch.empty(count, dtype=dtype, pin_memory=is_cuda)
+    np.concatenate(parts, out=whole.numpy(), casting="same_kind")
+    return whole.to(device, non_blocking=True)
 
 
-def _patches(pixels: Tensor, config: VisionConfig) -> Tensor:
-    """[height, width * 3] -> [rows, columns, values]: each patch by row, column and colour."""
-    size = config.patch_size
-    rows, columns = pixels.shape[0] // size, pixels.shape[1] // (3 * size)
-    return pixels.view(rows, size, columns, size * 3).transpose(1, 2).reshape(rows, columns, -1)
+def _places(picture: Picture, config: VisionConfig) -> NDArray[np.int64]:
+    """[num_patches, 2]: the row and the column of each."""
+    grid = np.indices((picture.height // config.patch_size, picture.width // config.patch_size))
+    by_cells = _by_cells(torch.from_numpy(np.moveaxis(grid, 0, 2).copy()), 1, config.pooling)
+    return by_cells.numpy()
 
 
-def _by_cells(grid: Tensor, pooling: int) -> Tensor:
-    """[rows, columns, values] -> [rows * columns, values], cell after cell."""
-    rows, columns, values = grid.shape
-    cells = grid.view(rows // pooling, pooling, columns // pooling, pooling, values)
-    return cells.transpose(1, 2).reshape(-1, values)
+def _by_cells(grid: Tensor, patch: int, pooling: int) -> Tensor:
+    """[height, width, values] -> [num_patches, patch * patch * values], cell after cell.
+
+    A patch has its values by row and column.
+    """
+    height, width, values = grid.shape
+    cell = patch * pooling
+    split = grid.view(height // cell, pooling, patch, width // cell, pooling, patch * values)
+    return split.permute(0, 3, 1, 4, 2, 5).reshape(-1, patch * patch * values)

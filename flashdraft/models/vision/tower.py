@@ -14,7 +14,14 @@ import torch
 from torch import Tensor
 
 from flashdraft.core import Picture
-from flashdraft.kernels.interface import Heads, Kernels, QKVSpec, Residual, RopeTable
+from flashdraft.kernels.interface import (
+    Heads,
+    Kernels,
+    QKVSpec,
+    Residual,
+    RopeTable,
+    WholeSequences,
+)
 from flashdraft.kernels.kinds import Activation
 from flashdraft.models.config.rope import RopeConfig
 from flashdraft.models.config.vision import VisionConfig
@@ -22,6 +29,8 @@ from flashdraft.models.layers import load_vector
 from flashdraft.models.rope import Rope
 from flashdraft.models.vision.patches import Patches, passes
 from flashdraft.models.weights import Weights
+
+MAX_PATCHES = 16_384  # of several pictures in a pass
 
 _PREFIX = "model.vision_tower"
 
@@ -32,7 +41,7 @@ class _Pass:
 
     rope: RopeTable  # a row for every patch
     patches: Tensor  # [num_patches] int64: their own rows
-    starts: Sequence[int]  # of pictures
+    pictures: WholeSequences
 
 
 class _Loader:
@@ -95,7 +104,7 @@ class _Layer:
         kernels, eps = self._kernels, self._spec.eps
         x, qkv = kernels.residual_linear(residual, self._input_norm, eps, self._qkv)
         heads = Heads(self._spec, batch.rope, batch.patches)
-        mixed = kernels.linear(kernels.attend_whole(qkv, heads, batch.starts, 1.0), self._output)
+        mixed = kernels.linear(kernels.attend_whole(qkv, heads, batch.pictures, 1.0), self._output)
         attended = Residual(x, [(mixed, self._post_attention_norm)])
         x, gated = kernels.residual_linear(
             attended, self._pre_mlp_norm, eps, self._gate_up, Activation.GELU_TANH
@@ -128,17 +137,27 @@ class Gemma4VisionTower:
         rope = RopeConfig(config.rope_theta, config.head_dim // 2, config.head_dim // 2)
         angles = Rope(rope, kernels.device).table(config.num_positions)
         self._angles = [each.to(kernels.dtype).float() for each in (angles.cos, angles.sin)]
-        self._config = config
+        self.config, self.device = config, kernels.device
         self._kernels = kernels
+
+    @property
+    def is_capturable(self) -> bool:
+        """Whether `features` is fit for a CUDA graph: it waits for nothing, and may be padded."""
+        kernels = self._kernels
+        return kernels.device.type == "cuda" and not kernels.exact and kernels.dtype.itemsize == 2
 
     def encode(self, pictures: Sequence[Picture]) -> list[Tensor]:
         """The features of each, [num_tokens, target_width]."""
         features: list[Tensor] = []
-        for some in passes(pictures, self._config):
-            patches = Patches.of(some, self._config, self._kernels.device)
+        for some in passes(pictures, MAX_PATCHES // self.config.pooling**2):
+            patches = Patches.of(some, self.config, self.device)
             sizes = [picture.num_tokens for picture in some]
-            features += torch.split(self._project(self._pool(self._run(patches))), sizes)
+            features += torch.split(self.features(patches), sizes)
         return features
+
+    def features(self, patches: Patches) -> Tensor:
+        """[num_tokens, target_width] of whole cells; its work depends on shapes alone."""
+        return self._project(self._pool(self._run(patches)))
 
     def _run(self, patches: Patches) -> Tensor:
         """The stream behind the last layer, [num_patches, hidden_size]."""
@@ -150,25 +169,25 @@ class Gemma4VisionTower:
             torch.cat([each[patches.columns], each[patches.rows]], dim=1) for each in self._angles
         )
         own = torch.arange(len(x), device=kernels.device)
-        batch, residual = _Pass(RopeTable(cos, sin), own, patches.starts), Residual(x)
+        batch, residual = _Pass(RopeTable(cos, sin), own, patches.pictures), Residual(x)
         for layer in self._layers:
             residual = layer(residual, batch)
-        return kernels.residual_norms(residual, [], self._config.norm_eps)[0]
+        return kernels.residual_norms(residual, [], self.config.norm_eps)[0]
 
     def _pool(self, x: Tensor) -> Tensor:
         """The mean of every cell's patches, as large as the text's rows are; in float32 within."""
-        size = self._config.pooling**2
+        size = self.config.pooling**2
         cells = x.view(-1, size, x.shape[1])
         total = cells[:, 0].float()
         for index in range(1, size):  # in this order, however many cells there are
             total = total + cells[:, index].float()
-        mean = (total / size).to(x.dtype).float() * self._config.hidden_size**0.5
+        mean = (total / size).to(x.dtype).float() * self.config.hidden_size**0.5
         if self._bias is not None:
             mean = (mean - self._bias) * self._scale
         return mean.to(x.dtype)
 
     def _project(self, x: Tensor) -> Tensor:
-        normed = self._kernels.rms_norm(x, None, self._config.norm_eps)
+        normed = self._kernels.rms_norm(x, None, self.config.norm_eps)
         return self._kernels.linear(normed, self._projection)
 
 

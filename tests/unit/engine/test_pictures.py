@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 
 import pytest
 import torch
 
 from flashdraft.core import FinishReason, Picture, PlacedPicture, SamplingParams
+from flashdraft.engine import pictures as pictures_module
 from flashdraft.engine.config import CacheOptions, EngineConfig
 from flashdraft.engine.engine import Engine
 from flashdraft.engine.pictures import PictureFeatures
@@ -15,8 +17,11 @@ from flashdraft.engine.step.picture_rows import PassPictures
 from flashdraft.engine.step.shape import PromptChunk
 from flashdraft.engine.validate import MAX_PICTURES
 from flashdraft.errors import RequestError
+from flashdraft.models.vision.fixed import FixedPasses
+from flashdraft.models.vision.tower import Gemma4VisionTower
 from tests import pictured, zoo
 from tests.pictured import picture, request, words
+from tests.unit.models.vision.towers import shown, tiny_tower
 
 CONFIG = EngineConfig(verify=3, cache=CacheOptions(cache_gb=0.01), max_step_tokens=64)
 LOOPS = {"at_once": False, "ahead": True}
@@ -214,6 +219,78 @@ def test_a_tower_that_makes_another_number_of_rows_is_not_believed():
     with pytest.raises(AssertionError, match="another number of rows"):
         features.of([wrong])
     assert not features._kept
+
+
+# -- as on a GPU ---------------------------------------------------------------------------------
+
+
+class Recorded:
+    """Graphs that count runs, and fail where they are told to."""
+
+    broken = False
+
+    def __init__(self, device):
+        self.runs, self.failed = Counter(), set()
+
+    def is_ready(self, key):
+        return self.runs[key] > 1 or key in self.failed
+
+    def call(self, key, function):
+        self.runs[key] += 1
+        if self.broken and self.runs[key] > 1:
+            self.failed.add(key)
+        return function()
+
+
+@pytest.fixture
+def capturable(monkeypatch):
+    monkeypatch.setattr(Gemma4VisionTower, "is_capturable", True)
+    monkeypatch.setattr(pictures_module, "Graphs", Recorded)
+    monkeypatch.setattr(FixedPasses.__init__, "__defaults__", ((6, 12),))
+    return tiny_tower(zoo.kernels(pictured.BACKENDS[-1]))
+
+
+def test_every_pass_is_prepared_and_serves(capturable):
+    features, pictures = PictureFeatures(capturable), [shown(2, 3), shown(2, 2)]
+    features.prepare()
+    runs = features._captured._graphs.runs
+    assert runs == {("tower", 6): 2, ("tower", 12): 2}
+    found = features.of(pictures)
+    assert runs == {("tower", 6): 2, ("tower", 12): 3}
+    for one, expected in zip(found, capturable.encode(pictures), strict=True):
+        assert torch.equal(one, expected)
+    assert features._num_bytes == sum(one.untyped_storage().nbytes() for one in found)
+
+
+def test_what_cannot_be_captured_runs_as_it_is(capturable, monkeypatch):
+    monkeypatch.setattr(Recorded, "broken", True)
+    prepared, other, one = PictureFeatures(capturable), PictureFeatures(capturable), shown(2, 3)
+    prepared.prepare()
+    assert prepared._captured is None
+    for seed in range(2):
+        assert other._captured is not None
+        other.of([shown(2, 3, seed)])
+    assert other._captured is None
+    (expected,) = capturable.encode([one])
+    for features in (prepared, other):
+        assert torch.equal(features.of([one])[0], expected)
+
+
+def test_a_tower_that_cannot_be_prepared_runs_as_it_is(capturable, monkeypatch, caplog):
+    def full(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    features = PictureFeatures(capturable)
+    monkeypatch.setattr(FixedPasses, "rehearse", full)
+    features.prepare()
+    assert "cannot be prepared, it is slower: CUDA out of memory" in caplog.text
+    assert features._captured is None and len(features.of([shown(2, 3)])[0]) == 6
+
+
+def test_on_a_cpu_there_is_nothing_to_prepare():
+    features = PictureFeatures(tiny_tower(zoo.kernels(pictured.BACKENDS[-1])))
+    features.prepare()
+    assert features._captured is None
 
 
 # -- rows of a pass --------------------------------------------------------------------------------

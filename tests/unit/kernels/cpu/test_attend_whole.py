@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from flashdraft.kernels.interface import Heads, Kernels, QKVSpec, RopeTable
+from flashdraft.kernels.interface import Heads, Kernels, QKVSpec, RopeTable, WholeSequences
 from tests import zoo
 
-STARTS = (0, 5, 135, 136, 169)
+STARTS = (0, 5, 135, 135, 136, 169)  # one of them has no rows
 
 
 def heads_of(num_heads: int, dim: int, num_rows: int) -> tuple[Tensor, Heads]:
@@ -38,14 +38,27 @@ def expected(qkv: Tensor, heads: Heads) -> Tensor:
     return torch.einsum("hij,jhd->ihd", weights, normed[2]).flatten(1)
 
 
+def sequences(*starts: int, longest: int, is_known: bool) -> WholeSequences:
+    there = torch.tensor(starts, dtype=torch.int32)
+    return WholeSequences(there, longest, starts if is_known else None)
+
+
 @pytest.mark.parametrize("backend", ["float32", "torch"])
 @pytest.mark.parametrize(("num_heads", "dim"), [(3, 72), (2, 24), (1, 20)])
-def test_every_row_sees_its_sequence_alone(backend: str, num_heads: int, dim: int) -> None:
+@pytest.mark.parametrize("is_known", [True, False])
+def test_every_row_sees_its_sequence_alone(
+    is_known: bool, backend: str, num_heads: int, dim: int
+) -> None:
     kernels: Kernels = zoo.kernels(backend)
     qkv, heads = heads_of(num_heads, dim, STARTS[-1])
-    together = kernels.attend_whole(qkv, heads, STARTS, 0.3)
+    longest = 130 if is_known else STARTS[-1]  # who does not know the starts knows their end
+    all_of_them = sequences(*STARTS, longest=longest, is_known=is_known)
+    together = kernels.attend_whole(qkv, heads, all_of_them, 0.3)
     for start, end in zip(STARTS, STARTS[1:], strict=False):
+        if start == end:
+            continue
         own = Heads(heads.spec, heads.rope, heads.positions[start:end])
-        alone = kernels.attend_whole(qkv[start:end].clone(), own, (0, end - start), 0.3)
+        itself = sequences(0, end - start, longest=end - start, is_known=True)
+        alone = kernels.attend_whole(qkv[start:end].clone(), own, itself, 0.3)
         assert torch.equal(alone, together[start:end])
         assert (alone - expected(qkv[start:end], own)).abs().max() < 1e-5

@@ -27,6 +27,7 @@ from flashdraft.kernels.interface import (
     PageView,
     QKVSpec,
     RopeTable,
+    WholeSequences,
 )
 from flashdraft.kernels.kinds import Activation
 from flashdraft.kernels.torch_backend import TorchKernels
@@ -311,8 +312,9 @@ def check_whole() -> None:
     spec = QKVSpec(2, 2, 20, 1e-6, torch.randn(20), torch.randn(20), v_norm=True)
     angles, qkv = torch.rand(9, 10) * 6, torch.randn(9, spec.width)
     heads = Heads(spec, RopeTable(angles.cos(), angles.sin()), torch.arange(9))
+    sequences = WholeSequences(torch.tensor([0, 4, 4, 9], dtype=torch.int32), longest=9)
     found, expected = (
-        kernels.attend_whole(qkv, heads, (0, 4, 4, 9), 0.3)
+        kernels.attend_whole(qkv, heads, sequences, 0.3)
         for kernels in (make_kernels(torch.float32), TorchKernels(CPU, torch.float32))
     )
     torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-5)

@@ -1,8 +1,18 @@
-"""Published configs with towers, and every tensor that such a tower has."""
+"""Published configs with towers, and every tensor that such a tower has; a tiny one; pictures."""
 
 from __future__ import annotations
 
+import random
 from typing import Any
+
+import torch
+
+from flashdraft.core import Picture
+from flashdraft.kernels.interface import Kernels
+from flashdraft.models.vision.tower import Gemma4VisionTower
+from flashdraft.models.weights import Weights
+from tests import zoo
+from tests.pictured import VISION
 
 TOWER = {
     "model_type": "gemma4_vision",
@@ -112,3 +122,23 @@ def tower_shapes(target_width: int) -> dict[str, tuple[int, ...]]:
         shapes |= {f"encoder.layers.{index}.{name}": shape for name, shape in layer.items()}
     shapes = {f"model.vision_tower.{name}": shape for name, shape in shapes.items()}
     return shapes | {"model.embed_vision.embedding_projection.weight": (target_width, hidden)}
+
+
+def tiny_tower(kernels: Kernels) -> Gemma4VisionTower:
+    """A tower of pictured.VISION with random values."""
+    sizes = {1152: 24, 4304: 40, 72: 12, 10240: 64, 768: 48}
+    seeded = torch.Generator().manual_seed(3)
+    tensors = {
+        name: torch.randn([sizes.get(size, size) for size in shape], generator=seeded)
+        for name, shape in tower_shapes(target_width=16).items()
+        if ".layers." not in name or ".layers.0." in name
+    }
+    return Gemma4VisionTower(VISION, 16, Weights(zoo.Tensors(tensors), lambda _: None), kernels)
+
+
+def shown(rows: int, columns: int, seed: int = 0, cell: int = VISION.cell) -> Picture:
+    """A picture of noise, of so many cells."""
+    dice = random.Random(f"{rows} {columns} {seed}")
+    width, height = columns * cell, rows * cell
+    pixels = dice.randbytes(3 * width * height)
+    return Picture(pixels, width, height, rows * columns, dice.randbytes(32))

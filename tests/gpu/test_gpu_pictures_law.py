@@ -110,7 +110,11 @@ CELL = 48
 SHOWN = [(14, 19), (1, 70), (7, 9)]
 
 
-@pytest.mark.parametrize(("dtype", "limit"), [("float32", 1e-3), ("bfloat16", 4e-2)])
+# torch on a CPU is 0.080 off itself in bfloat16, and 0.0105 in float16
+BESIDE_FLOAT32 = [("float32", 1e-3), ("bfloat16", 0.09), ("float16", 0.012)]
+
+
+@pytest.mark.parametrize(("dtype", "limit"), BESIDE_FLOAT32)
 def test_the_tower_says_what_it_says_on_a_cpu(dtype, limit):
     pictures = [shown(*size, cell=CELL) for size in SHOWN]
     found = tower("cuda", dtype).encode(pictures)

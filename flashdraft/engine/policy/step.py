@@ -41,7 +41,7 @@ class StepOptions(NamedTuple):
     rows: Sequence[int]  # of those who decode: fewest first, which is without drafts
     rows_beside: Sequence[int]  # the same where prompts ride
     sizes: Sequence[int]  # of passes with prompts: all their rows
-    width_of: Callable[[int], int]  # draft tokens that are filled in, by rows
+    widths_of: Callable[[int], Sequence[int]]  # draft tokens that may be filled in, by rows
 
 
 class StepChoice(NamedTuple):
@@ -53,6 +53,7 @@ class StepChoice(NamedTuple):
     seconds: float
     plain_tokens: float = 0.0  # the same of a step without drafts
     plain_s: float = 0.0
+    width: int = 0  # draft tokens that are filled in for each
 
 
 class StepPolicy:
@@ -65,7 +66,8 @@ class StepPolicy:
         self.times, self._survival = times, survival
         self.fixed, self._max_rows = fixed, max_rows
         self._num_drafted = 0  # sequences of the last drafts
-        self._gains = [0.0]  # tokens that their likeliest slots bring together, by how many slots
+        self._curves: list[list[float]] = []  # survival of every slot of theirs
+        self._gains: dict[int, list[float]] = {}  # by width, see `_gains_of`
         self._steps_since_draft = 0
         self._batch, self._steps_of_batch = 0, 0
 
@@ -80,19 +82,18 @@ class StepPolicy:
 
     def remember_drafts(self, drafts: Sequence[tuple[str, Sequence[float]]]) -> None:
         """Take in the newest drafts: for each sequence the source, and its confidence in them."""
-        curves = [self._curve(source, confidence) for source, confidence in drafts]
-        slots = sorted((alive for curve in curves for alive in curve), reverse=True)
-        self._num_drafted, self._gains = len(curves), [0.0, *accumulate(slots)]
+        self._curves = [self._curve(source, confidence) for source, confidence in drafts]
+        self._num_drafted, self._gains = len(drafts), {}
 
-    def expected_tokens(self, num_awake: int, num_rows: int) -> float:
-        """Tokens that a step over so many rows is expected to commit."""
-        num_slots = min(max(num_rows - num_awake, 0), num_awake * MAX_VERIFY)
+    def expected_tokens(self, num_awake: int, num_rows: int, width: int = MAX_VERIFY) -> float:
+        """Tokens that a step over so many rows is expected to commit, where so many are drafted."""
+        num_slots = min(max(num_rows - num_awake, 0), num_awake * width)
         if num_slots == 0:
             return float(num_awake)
         if self._num_drafted == 0:
             return num_awake * sum(UNKNOWN**i for i in range(num_slots // num_awake + 1))
         place = round(num_slots * self._num_drafted / num_awake)
-        return num_awake + num_awake / self._num_drafted * self._gains[place]
+        return num_awake + num_awake / self._num_drafted * self._gains_of(width)[place]
 
     def choose(
         self, options: StepOptions, prompts: Sequence[int] = (), context: int = 0
@@ -159,19 +160,22 @@ class StepPolicy:
         return [next((rows for rows in drafted if rows >= wanted), sizes[-1])]
 
     def _alone(self, options: StepOptions, rows: int) -> StepChoice:
-        awake, width = options.num_awake, options.width_of(rows)
+        return min(
+            (self._drafted(options, rows, one) for one in options.widths_of(rows)), key=_pace
+        )
+
+    def _drafted(self, options: StepOptions, rows: int, width: int) -> StepChoice:
         seconds = self.times.alone(options.batch, rows) + self.times.draft(options.batch, width)
-        used = min(rows, awake * (1 + width))  # what is left belongs to nobody
-        return StepChoice(rows, 0, self.expected_tokens(awake, used), seconds)
+        tokens = self.expected_tokens(options.num_awake, rows, width)
+        return StepChoice(rows, 0, tokens, seconds, width=width)
 
     def _beside(
         self, options: StepOptions, alone: StepChoice, size: int, waiting: int, context: int
     ) -> StepChoice:
-        rows = alone.num_rows
-        drafting = self.times.draft(options.batch, options.width_of(rows))
+        rows, drafting = alone.num_rows, self.times.draft(options.batch, alone.width)
         seconds = max(self.times.beside(size, context) + drafting, alone.seconds)
         riding = min(size - rows, waiting, self._max_rows)
-        return StepChoice(rows, riding, alone.tokens, seconds)
+        return StepChoice(rows, riding, alone.tokens, seconds, width=alone.width)
 
     def _or_none(
         self,
@@ -202,6 +206,13 @@ class StepPolicy:
         place = rows.index(best)
         near = rows[max(0, place - 1) : place + 2]
         return next((one for one in near if not times.knows_alone(batch, one)), None)
+
+    def _gains_of(self, width: int) -> list[float]:
+        """Tokens that the likeliest of the first slots bring together, by how many slots."""
+        if width not in self._gains:
+            slots = sorted((one for curve in self._curves for one in curve[:width]), reverse=True)
+            self._gains[width] = [0.0, *accumulate(slots)]
+        return self._gains[width]
 
     def _curve(self, source: str, confidence: Sequence[float]) -> list[float]:
         """Survival of every slot; those that were not drafted go on as the others did."""

@@ -135,12 +135,11 @@ class DeviceSteps:
         some = (num_awake * (1 + mean) for mean in MEAN_VERIFIED if 0 < mean <= self.max_width)
         return [num_awake, *(rows for rows in some if rows > batch)]
 
-    def shape_of(self, batch: int, num_rows: int, is_solo: bool = False) -> StepShape:
-        """A step of a batch over so many rows."""
-        width = self.sizes.width_for(batch, num_rows)
+    def widths_for(self, batch: int, num_rows: int, is_solo: bool = False) -> list[int]:
+        """How many draft tokens may be filled in for each of a batch, by all its rows."""
         if self._peeks and batch and not is_solo:
-            width = self.max_width
-        return StepShape(batch, num_rows, width)
+            return [self.max_width]
+        return self.sizes.widths_for(batch, num_rows)
 
     def set_chances(self, chances: Sequence[Sequence[float]]) -> None:
         """How likely the target agrees, for each of DEVICE_SOURCES and bucket of confidence."""
@@ -242,7 +241,8 @@ class DeviceSteps:
             return
         if width and not is_given:
             yield ("draft", *shape.draft_key), lambda: self.pieces.draft(shape)
-        yield ("verify", batch, num_rows, width, is_given), lambda: self.pieces.verify(shape)
+        verify = "verify", batch, num_rows, width > 0, is_given  # however many were filled in
+        yield verify, lambda: self.pieces.verify(shape)
         drawn = shape._replace(num_rows=self._fill_up_drawn(num_rows))
         yield ("draw", drawn.num_rows, is_given), lambda: self.pieces.draw(drawn)
 

@@ -113,7 +113,7 @@ class StepPipeline:
                 choice = self._choose([])
             if not prompts and not self._is_worth_it():
                 return
-            shape = self._shape(choice.num_rows, bool(prompts))
+            shape = self._shape(choice, bool(prompts))
             if self._num_launched % CHANCES_PERIOD == 0 and shape.width:
                 self._steps.set_chances(self._policy.chances())
             self._launch(shape, prompts, choice=choice)
@@ -447,18 +447,18 @@ class StepPipeline:
             alone[:1] if self._is_solo else alone,
             beside[:1] if self._is_solo else beside,
             MIXED_ROWS,
-            lambda rows: steps.shape_of(batch, rows, self._is_solo).width,
+            lambda rows: steps.widths_for(batch, rows, self._is_solo),
         )
         return self._policy.choose(options, prompts, asleep[0].num_computed if asleep else 0)
 
-    def _shape(self, num_rows: int, is_beside: bool) -> StepShape:
-        """A step over so many rows, or more where some requests fix how many they verify.
+    def _shape(self, choice: StepChoice, is_beside: bool) -> StepShape:
+        """The step that was chosen, or a larger one where some fix how many they verify.
 
-        Whoever gave way since they were chosen has none.
+        Whoever gave way since then has no rows.
         """
-        batch, steps = self._batch, self._steps
+        batch, steps, num_rows = self._batch, self._steps, choice.num_rows
         if batch == 0:
-            return steps.shape_of(0, 0)
+            return StepShape(0, 0)
         limits = [seat.limit for seat in self._seats[:batch] if seat is not None and seat.is_awake]
         fixed = [min(one, steps.max_width) for one in limits if one >= 0]
         if fixed and not self._is_solo:
@@ -469,7 +469,9 @@ class StepPipeline:
         if not is_beside and steps.graphs.captures:
             sizes = steps.rows_for(batch, len(limits))
             num_rows = next((rows for rows in sizes if rows >= num_rows), sizes[-1])
-        return steps.shape_of(batch, num_rows, self._is_solo)
+        widths = steps.widths_for(batch, num_rows, self._is_solo)
+        fits = choice.width in widths and choice.width >= max(fixed, default=0)
+        return StepShape(batch, num_rows, choice.width if fits else widths[-1])
 
     def _is_worth_it(self) -> bool:
         """Whether somebody is sure to go on after what is in flight; stop tokens aside."""

@@ -59,7 +59,11 @@ def prepare_steps(steps: DeviceSteps, times: StepTimes, max_rows: int, seconds: 
 
 def _without(steps: DeviceSteps) -> list[tuple[StepShape, list[PromptChunk]]]:
     """Steps without prompts."""
-    return [(steps.shape_of(one.batch, one.num_rows), []) for one in steps.sizes.shapes]
+    widest = (
+        one._replace(width=steps.widths_for(one.batch, one.num_rows)[-1])
+        for one in steps.sizes.shapes
+    )
+    return [(one, []) for one in widest]
 
 
 def _with_prompts(

@@ -87,16 +87,18 @@ class StepSizes:
         most = batch * (1 + self.max_width)
         return [batch, *(rows for rows in STEP_ROWS if batch < rows <= most)]
 
-    def width_for(self, batch: int, num_rows: int) -> int:
-        """Draft tokens that are filled in for each where so many rows are verified.
+    def widths_for(self, batch: int, num_rows: int) -> list[int]:
+        """How many draft tokens may be filled in for each where so many rows are verified.
 
-        Some may verify more than the mean. A whole block, or half of one where many have little.
+        Some may verify more than the mean. A whole block, half of one where many have little, or
+        either where halves are just enough.
         """
         if num_rows <= batch:
-            return 0
-        half = self.max_width // 2
-        is_little = batch > FEW_SLOTS and 4 * (num_rows - batch) <= 3 * half * batch
-        return half if is_little and half > 1 else self.max_width
+            return [0]
+        half, drafted = self.max_width // 2, num_rows - batch
+        if batch <= FEW_SLOTS or half <= 1 or drafted > half * batch:
+            return [self.max_width]
+        return [half] if 4 * drafted <= 3 * half * batch else [half, self.max_width]
 
     @cached_property
     def drawn(self) -> list[int]:
@@ -108,7 +110,7 @@ class StepSizes:
     def shapes(self) -> list[StepShape]:
         """All steps without prompts, largest first."""
         return [
-            StepShape(batch, rows, self.width_for(batch, rows))
+            StepShape(batch, rows, self.widths_for(batch, rows)[-1])
             for batch in reversed(self.batches)
             for rows in reversed(self.rows_for(batch))
         ]

@@ -42,7 +42,7 @@ def policy_of(costs, chance, batch=1, fixed=None, max_rows=10**6):
 def options(batch, num_awake=None, sizes=SIZES):
     rows = [batch * (1 + width) for width in (0, 1, 3, 7, 15)]
     awake = batch if num_awake is None else num_awake
-    return StepOptions(batch, awake, rows, rows, sizes, lambda rows: 15 if rows > batch else 0)
+    return StepOptions(batch, awake, rows, rows, sizes, lambda rows: [15 if rows > batch else 0])
 
 
 def timed(alone, beside, chance=0.9, batch=8, context=0, **more):
@@ -83,6 +83,23 @@ def test_beside_prompts_a_drafter_that_rests_is_asked_now_and_then_too():
     policy = timed(lambda rows: 0.01 + 0.001 * rows, lambda rows: 0.01 + 0.001 * rows, chance=0.02)
     choices = [policy.choose(options(8), [500]).num_rows for _ in range(2 * PROBE_PERIOD)]
     assert choices.count(8) == len(choices) - 2 and set(choices) == {8, 16}
+
+
+@pytest.mark.parametrize("prompts", [[], [900]])
+@pytest.mark.parametrize(("drafted", "width"), [([0.5] * 15, 7), ([0.999] * 15, 15)])
+def test_whole_blocks_are_drafted_where_some_can_use_them(drafted, width, prompts):
+    """Others hope for little; where all hope for as much, halves are as good and cost less."""
+    policy = timed(h200, lambda rows: 0.02 + h200(rows))
+    policy.times.remember_draft(8, 7, 0.0015)
+    for _ in range(400):
+        policy._survival.observe(BLOCK_SOURCE, 0.999, True)
+    drafts = [(BLOCK_SOURCE, drafted), (BLOCK_SOURCE, [0.5] * 15)]
+    policy.remember_drafts(drafts * 4)
+    widths = {8: [0], 16: [7], 32: [7], 64: [7, 15], 128: [15]}
+    found = policy.choose(
+        options(8)._replace(rows=[8, 64], rows_beside=[8, 64], widths_of=widths.get), prompts
+    )
+    assert (found.num_rows, found.width) == (64, width)
 
 
 def test_times_that_were_measured_overrule_the_first_guess():

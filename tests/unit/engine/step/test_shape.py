@@ -14,7 +14,14 @@ def test_no_more_graphs_than_the_limit_are_ever_captured(max_batch, max_width):
     sizes = StepSizes(max_batch, max_width)
     shapes = sizes.shapes
     verified = {(one.batch, one.num_rows, one.width) for one in shapes}
-    drafted = {one.draft_key for one in shapes if one.width}
+    drafted = {
+        (one.batch, width)
+        for one in shapes
+        for width in sizes.widths_for(one.batch, one.num_rows)
+        if width
+    }
+    # a step's time beforehand is that of its draft and that of its rows: both ran in some step
+    assert drafted == {one.draft_key for one in shapes if one.width}
     mixed = len(MIXED_ROWS) * (1 if max_batch <= FEW_SLOTS else 2) + len(LONE_ROWS)
     assert len(verified) + len(drafted) + len(sizes.drawn) + mixed <= MOST_GRAPHS == 64
 
@@ -32,8 +39,9 @@ def test_every_number_of_requests_has_a_batch_and_rows(max_batch):
 
 def test_half_a_block_is_drafted_where_many_verify_little():
     sizes = StepSizes(32, 15)
-    assert sizes.width_for(32, 32) == 0
-    assert sizes.width_for(32, 128) == 7
-    assert sizes.width_for(32, 512) == 15
-    assert sizes.width_for(1, 4) == 15  # what few draft costs next to nothing
-    assert StepSizes(32, 3).width_for(32, 64) == 3  # a half would be one token
+    assert sizes.widths_for(32, 32) == [0]
+    assert sizes.widths_for(32, 128) == [7]
+    assert sizes.widths_for(32, 256) == [7, 15]  # halves are enough, if all verify as many
+    assert sizes.widths_for(32, 384) == sizes.widths_for(32, 512) == [15]
+    assert sizes.widths_for(1, 4) == [15]  # what few draft costs next to nothing
+    assert StepSizes(32, 3).widths_for(32, 64) == [3]  # a half would be one token

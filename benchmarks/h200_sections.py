@@ -288,7 +288,7 @@ class Run:
         if name == "real":
             return {"real tasks": self.run_tasks, "real exact": self.run_exact}
         drafted = partial(self.measure, drafted=True)
-        plain = partial(self.measure, drafted=False, profiled=(1, 32))
+        plain = partial(self.measure, drafted=False, profiled=(1, 8, 32))
         fixed = partial(self.measure, drafted=True, verify=MAX_VERIFY)
         if self.arguments.quantize:
             return self._quantized_sections(f"{name} {self.arguments.quantize}")
@@ -306,14 +306,14 @@ class Run:
             with_routing = partial(self.with_routing, is_uniform=routing == "uniform")
             cold = routing == "degenerate"
             found[f"26b drafted {routing}"] = with_routing(
-                partial(drafted, cold=cold, profiled=(1, 32))
+                partial(drafted, cold=cold, profiled=(1, 8, 32))
             )
             found[f"26b fixed {routing}"] = with_routing(fixed)
             found[f"26b plain {routing}"] = with_routing(plain)
         return found
 
     def _quantized_sections(self, label: str) -> dict[str, Callable[..., None]]:
-        plain = partial(self.measure, drafted=False, profiled=(1, 32))
+        plain = partial(self.measure, drafted=False, profiled=(1, 8, 32))
         drafted = partial(self.measure, drafted=True, profiled=(1,))
         found: dict[str, Callable[..., None]] = {f"{label} load": self.load_model}
         if self.arguments.model == "31b":

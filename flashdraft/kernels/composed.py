@@ -20,6 +20,7 @@ from flashdraft.kernels.interface import (
     DraftedSlots,
     Draw,
     DrawnRows,
+    HeadProducts,
     Heads,
     Kernels,
     Mixture,
@@ -142,7 +143,9 @@ class ComposedKernels(Kernels):
     ) -> tuple[Tensor, Tensor]:
         return first(), second(choose())
 
-    def draw(self, logits: Tensor, settings: SlotSettings, rows: DrawnRows) -> Draw:
+    def draw(self, logits: Tensor | HeadProducts, settings: SlotSettings, rows: DrawnRows) -> Draw:
+        if isinstance(logits, HeadProducts):
+            logits = self.finish_logits(*logits)
         if self.device.type == "cpu":
             return host.draw(logits, settings, rows, self.argmax)
         return reference.draw(logits, settings, rows)

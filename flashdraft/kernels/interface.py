@@ -19,6 +19,7 @@ from flashdraft.kernels.advance import SlotStates as SlotStates  # for those who
 from flashdraft.kernels.advance import Verified as Verified
 from flashdraft.kernels.draw.rule import Draw as Draw
 from flashdraft.kernels.draw.rule import DrawnRows as DrawnRows
+from flashdraft.kernels.draw.rule import HeadProducts as HeadProducts
 from flashdraft.kernels.draw.rule import SlotSettings as SlotSettings
 from flashdraft.kernels.kinds import Activation, Scheme
 from flashdraft.kernels.layout import DraftedSlots as DraftedSlots
@@ -358,10 +359,11 @@ class Kernels(Protocol):
         """Index of each row's largest value, the first of equals; NaN is larger than anything."""
         ...
 
-    def draw(self, logits: Tensor, settings: SlotSettings, rows: DrawnRows) -> Draw:
+    def draw(self, logits: Tensor | HeadProducts, settings: SlotSettings, rows: DrawnRows) -> Draw:
         """The token of every row of logits [num_rows, vocab], by its slot's settings: draw/rule.py.
 
-        The same on every backend. On a device nothing waits for it, and a graph can hold it.
+        The same on every backend, from logits or from what they are made of, which may be written
+        over. On a device nothing waits for it, and a graph can hold it.
         """
         ...
 

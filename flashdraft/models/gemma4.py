@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from flashdraft.kernels.interface import Kernels, Mixture, Residual, RopeTable
+from flashdraft.kernels.interface import HeadProducts, Kernels, Mixture, Residual, RopeTable
 from flashdraft.models.config.target import ExpertsConfig, ModelConfig
 from flashdraft.models.layers import (
     Attention,
@@ -171,9 +171,12 @@ class Gemma4Target:
     def embed(self, token_ids: Tensor, scale: float | None = None) -> Tensor:
         return self._vocabulary.embed(token_ids, scale)
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def head(self, hidden: Tensor) -> HeadProducts:
         normed = self.kernels.rms_norm(hidden, self._norm, self.config.norm_eps)
-        return self._vocabulary.logits(normed, self.config.logit_softcap)
+        return self._vocabulary.head(normed, self.config.logit_softcap)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self.kernels.finish_logits(*self.head(hidden))
 
     def unembed(self, normed: Tensor) -> Tensor:
         return self._vocabulary.unembed(normed)

@@ -18,6 +18,7 @@ from flashdraft.errors import CheckpointError, RequestError
 from flashdraft.kernels.interface import (
     CAUSAL,
     BlockMask,
+    HeadProducts,
     Heads,
     Kernels,
     KeyRebuild,
@@ -100,8 +101,12 @@ class Target(Protocol):
         """Input embeddings with the model's own scale, or with the given one."""
         ...
 
+    def head(self, hidden: Tensor) -> HeadProducts:
+        """Final norm and head: what the target says of every token, to be drawn from."""
+        ...
+
     def logits(self, hidden: Tensor) -> Tensor:
-        """Final norm, head and softcap: what the target says, [num_rows, vocab_size] float32."""
+        """The same as logits, [num_rows, vocab_size] float32."""
         ...
 
     def unembed(self, normed: Tensor) -> Tensor:
@@ -144,9 +149,9 @@ class Vocabulary:
     def unembed(self, normed: Tensor) -> Tensor:
         return self._kernels.linear(normed, self._head)
 
-    def logits(self, normed: Tensor, softcap: float | None) -> Tensor:
-        """What is said of every token, [num_rows, vocab_size] float32."""
-        return self._kernels.finish_logits(self.unembed(normed), 1.0, softcap, self.forbidden)
+    def head(self, normed: Tensor, softcap: float | None) -> HeadProducts:
+        """What is said of every token."""
+        return HeadProducts(self.unembed(normed), 1.0, softcap, self.forbidden)
 
 
 class RopeTables:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from flashdraft.kernels.draw import arithmetic, host, reference
-from flashdraft.kernels.draw.rule import Draw
+from flashdraft.kernels.draw.rule import Draw, HeadProducts
 from tests.drawn import CPU, Rows, assert_equal, make_rows
 
 pytestmark = pytest.mark.gpu
@@ -49,6 +49,20 @@ def test_equals_the_host() -> None:
     batch = make_rows(2, 49152, num_slots=28, masked=True)
     assert_equal(draw(batch.to(CUDA)), host.draw(*batch.drawable))
     assert_equal(reference.draw(*batch.to(CUDA).drawable), host.draw(*batch.drawable))
+
+
+@pytest.mark.parametrize("kind", ["mixed", "greedy", "top-k and top-p", "top-p", "large top-k"])
+def test_a_head_s_products_are_as_good_as_its_logits(kind: str) -> None:
+    from flashdraft.kernels.cuda.backend import TritonKernels
+
+    kernels = TritonKernels(CUDA, torch.bfloat16)
+    batch = make_rows(4, VOCABULARY, num_slots=14, **KINDS[kind]).to(CUDA)
+    forbidden = torch.arange(VOCABULARY, device=CUDA) % 7 == 3
+    for softcap, banned in ((30.0, None), (None, forbidden), (30.0, forbidden)):
+        head = HeadProducts((batch.logits * 3).to(torch.bfloat16), 0.75, softcap, banned)
+        found = kernels.draw(head, *batch.drawable[1:])
+        assert_equal(found, kernels.draw(kernels.finish_logits(*head), *batch.drawable[1:]))
+        assert banned is None or not banned[found.tokens.clamp(min=0)].any()
 
 
 def test_half_precision_logits_with_their_many_equals() -> None:

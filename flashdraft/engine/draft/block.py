@@ -25,7 +25,7 @@ from flashdraft.engine.sampling.process import RequestSampler, draft_rows
 from flashdraft.engine.scheduler import Work
 from flashdraft.engine.sequence import Sequence as RunningSequence
 from flashdraft.engine.streams import Mark
-from flashdraft.kernels.interface import BIDIRECTIONAL, CAUSAL, Heads, PagedKeys
+from flashdraft.kernels.interface import BIDIRECTIONAL, CAUSAL, HeadProducts, Heads, PagedKeys
 from flashdraft.models.drafter.model import Attend, PackedDrafter
 from flashdraft.models.layers import LayerCache, Target
 
@@ -175,6 +175,13 @@ class BlockProposer:
     def _layers(self, rows: Rows) -> list[LayerCache]:
         last = self._first_layer + self.drafter.config.num_layers
         return self._cache.layers(rows.views, self._first_layer, last)
+
+    def head(self, hidden: Tensor) -> Tensor | HeadProducts:
+        """What the drafter says of the target's vocabulary, to be drawn from."""
+        head = self.drafter.head(self._target, hidden)
+        if self.drafter.config.draft_vocab_size is None:
+            return head
+        return self.widen(self.drafter.kernels.finish_logits(*head))
 
     def widen(self, logits: Tensor) -> Tensor:
         """Logits over the target's vocabulary, from those over it or a reduced one."""

@@ -189,10 +189,10 @@ class StepPieces:
             one[:num_rows].view(batch, 1 + masked, -1)[:, 1 : 1 + width].flatten(0, 1)
             for one in (hidden, rows.owner, rows.positions)
         )
-        logits = self._proposer.widen(drafter.logits(self._target, wanted))
+        head = self._proposer.head(wanted)
         # penalties are those of what is committed
         drawn_rows = self.describe_free(owner.view(-1), positions.view(-1))
-        drawn = self._target.kernels.draw(logits, self.slots.settings.for_drafts, drawn_rows)
+        drawn = self._target.kernels.draw(head, self.slots.settings.for_drafts, drawn_rows)
         tokens, chance = drawn.tokens, (drawn.logit - drawn.log_total).exp()
         self.exchange.offer(pack_scores(drawn).view(batch, width, -1))
         confidence = chance.nan_to_num(0.0).view(batch, width)
@@ -361,8 +361,8 @@ class StepPieces:
 
     def _choose(self, hidden: Tensor, rows: DrawnRows, place: slice) -> Tensor:
         """The target's token for every row, -1 where there is none; its scores go to `place`."""
-        logits, settings = self._target.logits(hidden), self.slots.settings
-        drawn = self._target.kernels.draw(logits, settings, rows)
+        head, settings = self._target.head(hidden), self.slots.settings
+        drawn = self._target.kernels.draw(head, settings, rows)
         if self._has_totals:
             self.scores[place] = pack_scores(drawn)
         return drawn.tokens

@@ -22,6 +22,7 @@ from flashdraft.kernels.interface import (
     DraftedSlots,
     Draw,
     DrawnRows,
+    HeadProducts,
     Heads,
     Mixture,
     PagedKeys,
@@ -243,7 +244,7 @@ class TritonKernels(ComposedKernels):
     def argmax(self, x: Tensor) -> Tensor:
         return self._torch.argmax(x)
 
-    def draw(self, logits: Tensor, settings: SlotSettings, rows: DrawnRows) -> Draw:
+    def draw(self, logits: Tensor | HeadProducts, settings: SlotSettings, rows: DrawnRows) -> Draw:
         with self._on_device():
             return dense_backend.draw(logits, settings, rows)
 

@@ -15,6 +15,7 @@ from flashdraft.kernels.interface import (
     DraftedSlots,
     Draw,
     DrawnRows,
+    HeadProducts,
     PassRows,
     SlotSettings,
     SlotStates,
@@ -47,9 +48,10 @@ def finish(
     return finish_logits(products, multiplier, softcap, forbidden)
 
 
-def draw(logits: Tensor, settings: SlotSettings, rows: DrawnRows) -> Draw:
+def draw(logits: Tensor | HeadProducts, settings: SlotSettings, rows: DrawnRows) -> Draw:
     """`Kernels.draw`."""
-    return drawing.draw(logits, settings, rows)
+    head = logits if isinstance(logits, HeadProducts) else HeadProducts(logits)
+    return drawing.draw(head, settings, rows)
 
 
 def share_rows(drafted: DraftedSlots, num_rows: int) -> Tensor:

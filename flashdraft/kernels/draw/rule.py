@@ -65,6 +65,15 @@ class Draw(NamedTuple):
     top_logits: Tensor  # [rows, MAX_TOP] float32
 
 
+class HeadProducts(NamedTuple):
+    """What a head says of every token, before it is logits: `Kernels.finish_logits` of these."""
+
+    products: Tensor  # [rows, vocab]
+    multiplier: float = 1.0
+    softcap: float | None = None
+    forbidden: Tensor | None = None  # [vocab] bool
+
+
 @dataclass(frozen=True)
 class DrawnRows:
     """Whose rows they are, and what stands before each of them."""

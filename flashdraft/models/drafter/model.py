@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flashdraft.kernels.interface import Kernels, QKVSpec
+from flashdraft.kernels.interface import HeadProducts, Kernels, QKVSpec
 from flashdraft.kernels.kinds import Activation
 from flashdraft.models.drafter.config import DrafterConfig
 from flashdraft.models.rope import Rope
@@ -278,17 +278,18 @@ class PackedDrafter:
         hidden, pending = _run_layers(self._layers, embeddings, attend)
         return self.kernels.add_rms_norm(hidden, pending, self._norm, self.config.norm_eps)[1]
 
-    def logits(self, target: TargetVocabulary, hidden: Tensor) -> Tensor:
-        """Draft logits, float32, over the target's vocabulary or the drafter's reduced one.
-
-        -inf for tokens that no answer has.
-        """
+    def head(self, target: TargetVocabulary, hidden: Tensor) -> HeadProducts:
+        """What the drafter says of the target's vocabulary, or of its own reduced one."""
         if self._head is None:
             raw = target.unembed(hidden)
         else:
             raw = self.kernels.linear(hidden, self._head)
         multiplier, softcap = self.config.output_multiplier, self.config.logit_softcap
-        return self.kernels.finish_logits(raw, multiplier, softcap, self._forbidden(target))
+        return HeadProducts(raw, multiplier, softcap, self._forbidden(target))
+
+    def logits(self, target: TargetVocabulary, hidden: Tensor) -> Tensor:
+        """The same as logits, float32; -inf for tokens that no answer has."""
+        return self.kernels.finish_logits(*self.head(target, hidden))
 
     def _forbidden(self, target: TargetVocabulary) -> Tensor | None:
         """The draft tokens that no answer has, [draft vocabulary] bool."""

@@ -21,7 +21,7 @@ from flashdraft.core import SamplingParams
 from flashdraft.engine.sampling.process import BROKEN_LOGITS
 from flashdraft.engine.streams import Graphs
 from flashdraft.errors import CapacityError, TrainingError
-from flashdraft.kernels.draw.rule import DrawnRows, SlotRequest, SlotSettings
+from flashdraft.kernels.draw.rule import DrawnRows, HeadProducts, SlotRequest, SlotSettings
 from flashdraft.kernels.interface import PageView
 from flashdraft.models.layers import ForwardBatch, LayerCache, Target
 
@@ -158,7 +158,7 @@ class BulkDecoder:
             max_key_len=self._capacity,
         )
         hidden = self._forward(self._last, positions, view)
-        tokens = self._choose(self._target.logits(hidden), self._slots, positions + 1, self._active)
+        tokens = self._choose(self._target.head(hidden), self._slots, positions + 1, self._active)
         grows = self._active
         column = self._num_out.masked_fill(~grows, self.max_tokens)
         self._out.scatter_(1, column.unsqueeze(1), tokens.unsqueeze(1))
@@ -171,10 +171,12 @@ class BulkDecoder:
         caches = [LayerCache(key, value, view) for key, value in self._storage]
         return self._target.forward(tokens, ForwardBatch(positions, self._capacity, caches)).hidden
 
-    def _choose(self, logits: Tensor, slots: Tensor, positions: Tensor, matters: Tensor) -> Tensor:
+    def _choose(
+        self, head: HeadProducts, slots: Tensor, positions: Tensor, matters: Tensor
+    ) -> Tensor:
         """The next token of every row, which is one of these slots: [num_rows] int64."""
         rows = DrawnRows(slots, positions, totals=False)
-        tokens = self._target.kernels.draw(logits, self._settings, rows).tokens
+        tokens = self._target.kernels.draw(head, self._settings, rows).tokens
         self._unsound |= ((tokens < 0) & matters).any()
         return tokens.clamp_min(0)
 
@@ -263,7 +265,7 @@ class BulkDecoder:
             }
         )
         tokens = self._choose(
-            self._target.logits(hidden[self._put(ends - 1)]),
+            self._target.head(hidden[self._put(ends - 1)]),
             where,
             self._put(lengths),
             torch.ones_like(where, dtype=torch.bool),

@@ -204,19 +204,19 @@ def test_nan_after_accepted_drafts_keeps_what_plain_decoding_shows(monkeypatch, 
         "a", [5, 9], SamplingParams(max_tokens=12, ignore_eos=True, temperature=temperature), 4
     )
     answer = plain_answers(target, [request])["a"]
-    forward, logits, positions = target.forward, target.logits, []
+    forward, head, positions = target.forward, target.head, []
 
     def remember(token_ids, batch):
         positions[:] = batch.positions.tolist()
         return forward(token_ids, batch)
 
     def spoil(hidden):
-        rows = logits(hidden)
-        rows[[place == 5 for place in positions[-len(rows) :]]] = math.nan
-        return rows
+        found = head(hidden)
+        found.products[[place == 5 for place in positions[-len(hidden) :]]] = math.nan
+        return found
 
     monkeypatch.setattr(target, "forward", remember)
-    monkeypatch.setattr(target, "logits", spoil)
+    monkeypatch.setattr(target, "head", spoil)
     bare = zoo.run(Engine(target, config=PLAIN), [request])["a"]
     assert bare.token_ids == answer[:4] and bare.finish_reason is FinishReason.ERROR
     proposer = zoo.ScriptedProposer({"a": answer}, 0.0, 7)
@@ -288,8 +288,8 @@ def test_a_drafter_of_nans_costs_drafts_and_no_request(policy):
     requests = healthy()
     expected = plain_answers(target, requests)
     drafter = zoo.tiny_drafter(target.kernels)
-    logits = drafter.logits
-    drafter.logits = lambda *arguments: logits(*arguments) * math.nan
+    head = drafter.head
+    drafter.head = lambda *rows: head(*rows)._replace(multiplier=math.nan)
     engine = Engine(target, drafter, dataclasses.replace(DRAFTED, verify=policy, ngram=False))
     done = zoo.run(engine, requests)
     assert tokens(done) == expected

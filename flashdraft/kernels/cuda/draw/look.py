@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import torch
@@ -11,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from flashdraft.kernels.cuda.dense.logits import finish
 from flashdraft.kernels.cuda.draw.arithmetic import order
 from flashdraft.kernels.draw import rule
 
@@ -26,9 +28,11 @@ LOWEST_FLOAT = tl.constexpr(torch.finfo(torch.float32).min)
 
 
 class Look(NamedTuple):
-    """What a kernel looks at: rows of logits, and the settings of their slots (rule.py)."""
+    """What a kernel looks at: rows of a head's products, and their slots' settings (rule.py)."""
 
-    logits: Tensor
+    products: Tensor
+    head: Tensor  # [3] float32: multiplier, softcap or 0, whether tokens are forbidden
+    forbidden: Tensor  # uint8; unread if none is
     temperature: Tensor
     top_k: Tensor
     top_p: Tensor
@@ -50,13 +54,17 @@ class Look(NamedTuple):
     mask_of: Tensor
 
 
-def make_look(logits: Tensor, settings: rule.SlotSettings, rows: rule.DrawnRows) -> Look:
+def make_look(head: rule.HeadProducts, settings: rule.SlotSettings, rows: rule.DrawnRows) -> Look:
     """The tensors behind a draw, which lie in memory row after row."""
-    unread = rows.owner
-    tables = (logits, rows.followed, rows.masks, rows.mask_of)
-    assert all(one is None or one.is_contiguous() for one in tables)
+    unread, products, banned = rows.owner, head.products.contiguous(), head.forbidden
+    assert all(
+        one is None or one.is_contiguous()
+        for one in (rows.followed, rows.masks, rows.mask_of, banned)
+    )
     return Look(
-        logits,
+        products,
+        _head_numbers(head.multiplier, head.softcap, banned is not None, products.device),
+        unread if banned is None else banned.view(torch.uint8),
         settings.temperature,
         settings.top_k,
         settings.top_p,
@@ -79,13 +87,29 @@ def make_look(logits: Tensor, settings: rule.SlotSettings, rows: rule.DrawnRows)
     )
 
 
+@functools.lru_cache(maxsize=64)
+def _head_numbers(
+    multiplier: float, softcap: float | None, forbids: bool, device: torch.device
+) -> Tensor:
+    """For `Look.head`, sent once: a graph could not."""
+    return torch.tensor([multiplier, softcap or 0.0, forbids], device=device)
+
+
 @triton.jit
 def load_raw(look: tl.tensor, row: tl.tensor, ids: tl.tensor, vocab_size: tl.tensor) -> tl.tensor:
     """Logits in float32; -inf behind the vocabulary, and +inf for NaN, which is as bad."""
-    x = tl.load(
-        look.logits + row * vocab_size + ids, mask=ids < vocab_size, other=float("-inf")
-    ).to(tl.float32)
-    return tl.where(x != x, float("inf"), x)
+    real = ids < vocab_size
+    products = tl.load(look.products + row * vocab_size + ids, mask=real, other=0.0)
+    multiplier, softcap = tl.load(look.head), tl.load(look.head + 1)
+    if softcap > 0.0:
+        x = finish(products, multiplier, softcap, True)
+    else:
+        x = finish(products, multiplier, softcap, False)
+    x = tl.where(x != x, float("inf"), x)
+    if tl.load(look.head + 2) > 0.0:
+        banned = tl.load(look.forbidden + ids, mask=real, other=1)
+        x = tl.where(banned != 0, float("-inf"), x)
+    return tl.where(real, x, float("-inf"))
 
 
 @triton.jit

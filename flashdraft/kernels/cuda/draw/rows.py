@@ -121,17 +121,20 @@ class Notes(NamedTuple):
 
 
 def draw(
-    logits: Tensor, settings: rule.SlotSettings, rows: rule.DrawnRows, plan: DrawPlan = PLAN
+    head: rule.HeadProducts,
+    settings: rule.SlotSettings,
+    rows: rule.DrawnRows,
+    plan: DrawPlan = PLAN,
 ) -> rule.Draw:
-    """`Kernels.draw`."""
-    num_rows, vocab_size = logits.shape
-    drawn = _make_draw(num_rows, logits.device)
+    """`Kernels.draw`. Products become logits wherever they are read: nobody writes them down."""
+    (num_rows, vocab_size), device = head.products.shape, head.products.device
+    drawn = _make_draw(num_rows, device)
     if num_rows == 0:
         return drawn
     num_blocks = triton.cdiv(vocab_size, plan.block)
     num_pieces = triton.cdiv(num_blocks, plan.blocks)
-    notes = _make_notes(num_rows, num_blocks, num_pieces, plan, logits.device)
-    look = make_look(logits.contiguous(), settings, rows)
+    notes = _make_notes(num_rows, num_blocks, num_pieces, plan, device)
+    look = make_look(head, settings, rows)
     follows = rows.followed is not None and rows.place is not None
     shared: dict[str, Any] = {
         "WIDTH": rows.followed.shape[1] if follows and rows.followed is not None else 0,
@@ -575,8 +578,7 @@ def _conclude(
         # Nobody wins only where logits differ by less than a normal float: the likeliest stays.
         token = tl.where(winner == NOTHING, token, id_of(winner).to(tl.int64))
         tl.store(drawn.tokens + row, token)
-    place = row * vocab_size + tl.maximum(token, 0)
-    logit = tl.load(look.logits + place).to(tl.float32)
+    logit = load_raw(look, row, tl.maximum(token, 0), vocab_size)
     tl.store(drawn.logit + row, tl.where(token >= 0, logit, float("-inf")))
     tops = tl.arange(0, TOP_BLOCK)
     num_top = tl.where(token >= 0, tl.load(look.num_top + tl.load(look.owner + row)), 0)

@@ -666,17 +666,17 @@ def test_a_row_without_a_token_ends_its_request_alone():
     params = SamplingParams(max_tokens=30, ignore_eos=True)
     requests = [Request("good", [5, 6], params, 0), Request("bad", [7, 8], params, 0)]
     expected = plain_tokens(target, requests)
-    whole, count = target.logits, 0
+    whole, count = target.head, 0
 
     def broken(hidden):
         nonlocal count
         count += 1
-        logits = whole(hidden)
+        head = whole(hidden)
         if count >= 5 and len(hidden) == 2:
-            logits[1] = math.nan
-        return logits
+            head.products[1] = math.nan
+        return head
 
-    target.logits = broken
+    target.head = broken
     done = zoo.run(engine, requests)
     assert done["bad"].finish_reason is FinishReason.ERROR and "NaN" in done["bad"].error
     assert done["bad"].token_ids == expected["bad"][: len(done["bad"].token_ids)]

@@ -115,13 +115,13 @@ def test_without_being_asked_there_are_none_and_a_single_token_follows_nothing()
 
 def test_no_large_matrix_of_logits_is_made(monkeypatch):
     model, sizes = target(), []
-    logits = model.logits
+    head = model.head
 
     def counted(hidden):
         sizes.append(len(hidden))
-        return logits(hidden)
+        return head(hidden)
 
-    monkeypatch.setattr(model, "logits", counted)
+    monkeypatch.setattr(model, "head", counted)
     config = dataclasses.replace(CONFIG, prefill_chunk=256, verify=0)
     zoo.run(Engine(model, config=config), [request(max_tokens=1)])
     assert sum(sizes) == len(PROMPT) and max(sizes) <= score.ROWS_AT_ONCE

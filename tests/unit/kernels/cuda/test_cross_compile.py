@@ -235,7 +235,7 @@ def finish(vocab_size: int, dtype: torch.dtype, softcap: float | None, forbids: 
 
 
 def draw(num_rows: int, vocab_size: int, dtype: torch.dtype, plain: bool = False) -> None:
-    from flashdraft.kernels.draw.rule import DrawnRows, SlotSettings
+    from flashdraft.kernels.draw.rule import DrawnRows, HeadProducts, SlotSettings
 
     settings = SlotSettings.allocate(8, vocab_size, torch.device("meta"))
     owner = make(num_rows, dtype=torch.int64)
@@ -244,7 +244,9 @@ def draw(num_rows: int, vocab_size: int, dtype: torch.dtype, plain: bool = False
     rows = DrawnRows(owner, owner)
     if not plain:
         rows = DrawnRows(owner, owner, followed, place=owner, masks=masks, mask_of=owner)
-    kernels(dtype).draw(make(num_rows, vocab_size, dtype=dtype), settings, rows)
+    banned = None if plain else make(vocab_size, dtype=torch.bool)
+    head = HeadProducts(make(num_rows, vocab_size, dtype=dtype), 1.0, 30.0, banned)
+    kernels(dtype).draw(head, settings, rows)
 
 
 def go_on(width: int, is_given: bool) -> None:

@@ -11,6 +11,7 @@ import torch
 
 from flashdraft import LLM, SamplingParams
 from flashdraft.errors import TrainingError
+from flashdraft.kernels.interface import HeadProducts
 from flashdraft.models.layers import Target
 from flashdraft.train.data.decode import BulkDecoder, Job
 from tests.tiny import END_OF_TURN, VOCAB_SIZE, make_tiny_checkpoint
@@ -107,7 +108,7 @@ def test_what_does_not_fit_the_positions(llm: LLM) -> None:
 def test_unsound_logits_are_an_error(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     target = llm.engine.target
     broken = torch.full((1, VOCAB_SIZE), float("nan"))
-    monkeypatch.setattr(target, "logits", lambda hidden: broken.expand(len(hidden), -1).clone())
+    monkeypatch.setattr(target, "head", lambda hidden: HeadProducts(broken.repeat(len(hidden), 1)))
     with pytest.raises(TrainingError, match="NaN"):
         list(decoder(target, 4).run(make_jobs(3)))
 

@@ -17,7 +17,7 @@ import torch
 
 from flashdraft.core import SamplingParams
 from flashdraft.kernels.draw import arithmetic, noise, reference
-from flashdraft.kernels.draw.rule import DrawnRows, SlotRequest, SlotSettings
+from flashdraft.kernels.draw.rule import DrawnRows, HeadProducts, SlotRequest, SlotSettings
 from tests.drawn import CPU, Rows, assert_equal, make_rows
 from tests.interpreted import collect, judge, report
 
@@ -32,13 +32,29 @@ SAMPLED = {"temperature": 1.0, "min_p": 0.0, "logprobs": None}
 def compare(batch: Rows, plan: str) -> None:
     from flashdraft.kernels.cuda.draw.rows import DrawPlan, draw
 
-    found = draw(batch.logits, batch.settings, batch.rows, DrawPlan(**PLANS[plan]))
+    head = HeadProducts(batch.logits)
+    found = draw(head, batch.settings, batch.rows, DrawPlan(**PLANS[plan]))
     assert_equal(found, reference.draw(batch.logits, batch.settings, batch.rows))
 
 
 def check_random(plan: str, vocab_size: int, masked: bool, **fixed: Any) -> None:
     seed = vocab_size + 1000 * masked
     compare(make_rows(seed, vocab_size, num_slots=7, masked=masked, **fixed), plan)
+
+
+def check_head(plan: str, softcap: float | None, multiplier: float) -> None:
+    """From a head's products, some of whose tokens are forbidden."""
+    from flashdraft.kernels.cuda.dense.logits import finish_logits
+    from flashdraft.kernels.cuda.draw.rows import DrawPlan, draw
+
+    batch = make_rows(5, 219, num_slots=7, masked=True)
+    forbidden = torch.arange(219) % 5 == 2
+    for dtype, banned in itertools.product((torch.float32, torch.bfloat16), (None, forbidden)):
+        head = HeadProducts(batch.logits.to(dtype), multiplier, softcap, banned)
+        found = draw(head, batch.settings, batch.rows, DrawPlan(**PLANS[plan]))
+        assert_equal(found, reference.draw(finish_logits(*head), batch.settings, batch.rows))
+        if banned is not None:
+            assert not banned[found.tokens.clamp(min=0)].any()
 
 
 def check_levels(plan: str, **setting: Any) -> None:
@@ -70,10 +86,12 @@ def check_alone() -> None:
     from flashdraft.kernels.cuda.draw.rows import DrawPlan, draw
 
     plan, batch = DrawPlan(**PLANS["small"]), make_rows(11, 150, num_slots=7)
-    together = draw(batch.logits, batch.settings, batch.rows, plan)
+    together = draw(HeadProducts(batch.logits), batch.settings, batch.rows, plan)
     for row in range(0, len(batch.logits), 4):
         one = batch.alone(row)
-        for found, expected in zip(draw(*one.drawable, plan), together, strict=True):
+        for found, expected in zip(
+            draw(HeadProducts(one.logits), *one.drawable[1:], plan), together, strict=True
+        ):
             assert torch.equal(found[0].nan_to_num(0.5), expected[row].nan_to_num(0.5))
 
 
@@ -84,7 +102,8 @@ def check_unread_masks() -> None:
     batch = make_rows(13, 150, num_slots=7)
     none, empty = torch.full_like(batch.rows.owner, -1), torch.empty(0, 5, dtype=torch.int32)
     rows = replace(batch.rows, masks=empty, mask_of=none)
-    found = draw(batch.logits, batch.settings, rows, DrawPlan(**PLANS["small"]))
+    head = HeadProducts(batch.logits)
+    found = draw(head, batch.settings, rows, DrawPlan(**PLANS["small"]))
     assert_equal(found, reference.draw(*batch.drawable))
 
 
@@ -106,7 +125,8 @@ def check_few_allowed() -> None:
     zero = torch.zeros(1, dtype=torch.int64)
     drawn = DrawnRows(zero, zero + 9, masks=masks, mask_of=zero)
     try:
-        found = kernels.draw(logits, settings, drawn, kernels.DrawPlan(**PLANS["small"]))
+        head, plan = HeadProducts(logits), kernels.DrawPlan(**PLANS["small"])
+        found = kernels.draw(head, settings, drawn, plan)
     finally:
         kernels._make_notes = make_notes
     assert_equal(found, reference.draw(logits, settings, drawn))
@@ -134,6 +154,10 @@ CHECKS: dict[str, Callable[[], None]] = {
 for _vocab, _masked in itertools.product((1, 33, 300), (False, True)):
     CHECKS[f"{_vocab} tokens{', masked' * _masked}"] = lambda v=_vocab, m=_masked: check_random(
         "small", v, m
+    )
+for _cap, _multiplier in ((None, 1.0), (3.0, 0.25), (30.0, 1.0)):
+    CHECKS[f"a head, {_cap}, {_multiplier}"] = lambda c=_cap, m=_multiplier: check_head(
+        "small", c, m
     )
 for _plan in PLANS:
     for _name, _setting in {

@@ -31,8 +31,9 @@ class Look(NamedTuple):
     """What a kernel looks at: rows of a head's products, and their slots' settings (rule.py)."""
 
     products: Tensor
-    head: Tensor  # [3] float32: multiplier, softcap or 0, whether tokens are forbidden
-    forbidden: Tensor  # uint8; unread if none is
+    multiplier: Tensor | None  # [1] float32, both: what is None costs nothing
+    softcap: Tensor | None
+    forbidden: Tensor | None  # [vocab] uint8
     temperature: Tensor
     top_k: Tensor
     top_p: Tensor
@@ -63,8 +64,9 @@ def make_look(head: rule.HeadProducts, settings: rule.SlotSettings, rows: rule.D
     )
     return Look(
         products,
-        _head_numbers(head.multiplier, head.softcap, banned is not None, products.device),
-        unread if banned is None else banned.view(torch.uint8),
+        None if head.multiplier == 1.0 else _on_device(head.multiplier, products.device),
+        None if head.softcap is None else _on_device(head.softcap, products.device),
+        None if banned is None else banned.view(torch.uint8),
         settings.temperature,
         settings.top_k,
         settings.top_p,
@@ -88,28 +90,26 @@ def make_look(head: rule.HeadProducts, settings: rule.SlotSettings, rows: rule.D
 
 
 @functools.lru_cache(maxsize=64)
-def _head_numbers(
-    multiplier: float, softcap: float | None, forbids: bool, device: torch.device
-) -> Tensor:
-    """For `Look.head`, sent once: a graph could not."""
-    return torch.tensor([multiplier, softcap or 0.0, forbids], device=device)
+def _on_device(number: float, device: torch.device) -> Tensor:
+    """Sent once: a graph could not."""
+    return torch.tensor([number], device=device)
 
 
 @triton.jit
 def load_raw(look: tl.tensor, row: tl.tensor, ids: tl.tensor, vocab_size: tl.tensor) -> tl.tensor:
     """Logits in float32; -inf behind the vocabulary, and +inf for NaN, which is as bad."""
     real = ids < vocab_size
-    products = tl.load(look.products + row * vocab_size + ids, mask=real, other=0.0)
-    multiplier, softcap = tl.load(look.head), tl.load(look.head + 1)
-    if softcap > 0.0:
-        x = finish(products, multiplier, softcap, True)
+    x = tl.load(look.products + row * vocab_size + ids, mask=real, other=float("-inf"))
+    multiplier = 1.0 if look.multiplier is None else tl.load(look.multiplier)
+    if look.softcap is None:
+        x = finish(x, multiplier, 1.0, False)
     else:
-        x = finish(products, multiplier, softcap, False)
+        x = tl.where(real, finish(x, multiplier, tl.load(look.softcap), True), float("-inf"))
     x = tl.where(x != x, float("inf"), x)
-    if tl.load(look.head + 2) > 0.0:
+    if look.forbidden is not None:
         banned = tl.load(look.forbidden + ids, mask=real, other=1)
         x = tl.where(banned != 0, float("-inf"), x)
-    return tl.where(real, x, float("-inf"))
+    return x
 
 
 @triton.jit

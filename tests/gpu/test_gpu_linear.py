@@ -84,7 +84,12 @@ def test_a_captured_linear_is_replayed_with_other_rows() -> None:
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("softcap", [None, 30.0])
 @pytest.mark.parametrize("num_rows", [1, 16, 33, 100, 480])
-def test_the_head_equals_the_reference(num_rows: int, softcap: float | None, exact: bool) -> None:
+def test_the_head_equals_the_reference(
+    num_rows: int, softcap: float | None, exact: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # cuBLAS may cut few rows' sums of this shape in parts and round each: the reference does not
+    matmul = torch.backends.cuda.matmul
+    monkeypatch.setattr(matmul, "allow_bf16_reduced_precision_reduction", False)
     kernels, weight = triton_kernels(exact), random_weight(VOCABULARY, 1024)
     x = random_rows(num_rows, 1024) * 4
     found = kernels.finish_logits(kernels.linear(x, weight), 0.8, softcap)

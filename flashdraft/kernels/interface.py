@@ -65,23 +65,38 @@ class PageView:
         )
 
 
+MAX_TREE = 64  # rows of a sequence of which not each follows all before it: bits of a word
+
+
+@dataclass(frozen=True)
+class Trees:
+    """Rows of a sequence that are a tree: a row follows its ancestors, which come before it.
+
+    A tree has at most MAX_TREE rows, and none lies deeper than any window is wide. Sequences whose
+    rows follow one another have every bit set, and may have any number of rows.
+    """
+
+    ancestors: Tensor  # [num_rows] int64: bit j = row j of its sequence, or -1; its own bit is set
+    depths: Tensor  # [num_rows] int32: how many of its sequence's rows it follows
+
+
 @dataclass(frozen=True)
 class BlockMask:
     """Which rows of a sequence's own block a row sees; earlier keys only the window limits.
 
-    `causal` is the usual rule, not causal lets every row see the whole block. `explicit`, if given,
-    replaces both: [num_seqs, max_query_len, max_query_len] bool, [s, i, j] = row i sees row j.
-    `ahead`, beside `causal` alone, lets a row see some that follow it: [num_rows] int32, how many.
-    They are rows of its sequence in the same pass, and the window does not hide them. No row sees
-    less far than a row before it: a picture's rows all see as far as its last one.
+    `causal` is the usual rule, not causal lets every row see the whole block. Beside `causal`:
+    `ahead` lets a row see some that follow it: [num_rows] int32, how many. They are rows of its
+    sequence in the same pass, and the window does not hide them. No row sees less far than a row
+    before it: a picture's rows all see as far as its last one.
+    `trees` has a row see its ancestors alone, and windows go by its depth instead of its place.
     """
 
     causal: bool = True
-    explicit: Tensor | None = None
     ahead: Tensor | None = None
+    trees: Trees | None = None
 
     def __post_init__(self) -> None:
-        assert self.ahead is None or (self.causal and self.explicit is None), "ahead stands alone"
+        assert self.causal or (self.ahead is None and self.trees is None), "neither stands alone"
 
 
 CAUSAL = BlockMask(causal=True)
@@ -136,7 +151,7 @@ class KeyRebuild:
     """How keys that nobody stored are made of the values: RoPE(weight * value).
 
     That is the key of a layer with `QKVSpec.share_kv`, a key norm and a value norm. The key of
-    index j stands at position j.
+    index j stands at position j, that of a tree's row at context + depth.
     """
 
     weight: Tensor  # [head_dim], of the key norm
@@ -198,7 +213,8 @@ class PagedKeys:
 
     With a window, a row at index p (its own key's index) sees key j only if p - j < window, and,
     where the mask is not causal, j - p < window. A causal row sees no key behind p, or behind
-    p + ahead where the mask has `ahead`.
+    p + ahead where the mask has `ahead`. A tree's row counts the window from context + depth, and
+    sees of its own block's first MAX_TREE keys those of its ancestors.
     """
 
     key_cache: Tensor | None  # [num_pages, page_size, kv_heads, head_dim], as value_cache

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from flashdraft.kernels.composed import ComposedKernels
 from flashdraft.kernels.interface import (
+    MAX_TREE,
     Heads,
     Kernels,
     KeyRebuild,
@@ -119,7 +120,8 @@ class TorchKernels(ComposedKernels):
                 assert keys.key_cache is not None, "neither keys nor how to make them"
                 found = _read_pages(keys.key_cache, view, s, num_keys)
             else:
-                found = _rebuild_keys(values, keys.rebuild, query.dtype)
+                positions = _key_positions(keys, range(starts[s], starts[s + 1]), context)
+                found = _rebuild_keys(values, positions, keys.rebuild, query.dtype)
             visible = _visible(keys, s, range(starts[s], starts[s + 1]), context)
             if self._row_by_row:
                 for i in range(rows.shape[0]):
@@ -237,9 +239,19 @@ def _flash(
     return attended
 
 
-def _rebuild_keys(values: Tensor, rebuild: KeyRebuild, dtype: torch.dtype) -> Tensor:
-    """The keys of values 0, 1, ... in float32, rounded to the dtype where `prepare_qkv` rounds."""
-    cos, sin = (table[: len(values)].unsqueeze(1) for table in (rebuild.rope.cos, rebuild.rope.sin))
+def _key_positions(keys: PagedKeys, rows: range, context: int) -> Tensor:
+    """Where the keys stand that a sequence of these rows sees."""
+    positions = torch.arange(context + len(rows), device=keys.value_cache.device)
+    if keys.mask.trees is not None:
+        positions[context:] = context + keys.mask.trees.depths[rows.start : rows.stop]
+    return positions
+
+
+def _rebuild_keys(
+    values: Tensor, positions: Tensor, rebuild: KeyRebuild, dtype: torch.dtype
+) -> Tensor:
+    """The keys of these values in float32, rounded to the dtype where `prepare_qkv` rounds."""
+    cos, sin = (table[positions].unsqueeze(1) for table in (rebuild.rope.cos, rebuild.rope.sin))
     normed = (values * rebuild.weight.float()).to(dtype)
     return _rotate(normed, cos, sin).float()
 
@@ -250,14 +262,19 @@ def _visible(keys: PagedKeys, s: int, rows: range, context: int) -> Tensor:
     own = torch.arange(context, context + len(rows), device=device).unsqueeze(1)
     index = torch.arange(context + len(rows), device=device)
     seen = torch.ones(len(rows), context + len(rows), dtype=torch.bool, device=device)
-    if mask.explicit is not None:
-        seen[:, context:] = mask.explicit[s, : len(rows), : len(rows)]
-    elif mask.causal:
+    if mask.causal:
         last = own if mask.ahead is None else own + mask.ahead[rows.start : rows.stop, None]
         seen = index <= last
+    if mask.trees is not None:
+        ancestors, depths = (
+            one[rows.start : rows.stop, None] for one in (mask.trees.ancestors, mask.trees.depths)
+        )
+        bits = ancestors >> (index - context).clamp(0, MAX_TREE - 1) & 1
+        seen = seen & ((bits > 0) | (index < context) | (index >= context + MAX_TREE))
+        own = context + depths
     if window is not None:
         seen = seen & (own - index < window)
-        if mask.explicit is not None or not mask.causal:
+        if not mask.causal:
             seen = seen & (index - own < window)
     return seen
 

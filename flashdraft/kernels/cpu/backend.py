@@ -169,10 +169,10 @@ class CpuKernels(ComposedKernels):
             )
         if window is not None and window < 1:
             raise ValueError(f"The window is {window}; it must be at least 1, or None.")
-        seen, seen_width = 0, 0
-        if mask.explicit is not None:
-            seen_width = mask.explicit.shape[-1]
-            seen = _address(mask.explicit, torch.bool, batch.num_seqs * seen_width**2)
+        ancestors, depths = 0, 0
+        if mask.trees is not None:
+            ancestors = _address(mask.trees.ancestors, torch.int64, rows)
+            depths = _address(mask.trees.depths, torch.int32, rows)
         ahead = 0 if mask.ahead is None else _address(mask.ahead, torch.int32, rows)
         out = torch.empty(rows, heads * dim)
         self._native.attention(
@@ -185,8 +185,8 @@ class CpuKernels(ComposedKernels):
             kv_heads,
             dim,
             pages,
-            seen,
-            seen_width,
+            ancestors,
+            depths,
             ahead,
             keys.scale,
             window or 0,

@@ -25,6 +25,7 @@ from flashdraft.kernels.interface import (
     RopeTable,
 )
 from flashdraft.kernels.torch_backend import TorchKernels
+from tests.tree_rows import make_trees
 
 CPU = torch.device("cpu")
 FP8 = torch.float8_e4m3fn
@@ -40,8 +41,7 @@ SPEC = QKVSpec(
     v_norm=True,
     share_kv=True,
 )
-EXPLICIT = BlockMask(explicit=torch.tensor([[[1, 0, 0], [1, 1, 0], [1, 0, 1]]]).bool())
-MASKS = {"causal": CAUSAL, "bidirectional": BIDIRECTIONAL, "explicit": EXPLICIT}
+MASKS = {"causal": CAUSAL, "bidirectional": BIDIRECTIONAL}
 
 
 def make_rope(num_positions: int = 64) -> RopeTable:
@@ -86,18 +86,23 @@ def run(
     kernels: TorchKernels,
     inputs: list[Tensor],
     steps: list[list[int]],
-    mask: BlockMask = CAUSAL,
+    masks: BlockMask | list[BlockMask] = CAUSAL,
     *,
     stores_keys: bool,
     dtype: torch.dtype | None = None,
 ) -> list[Tensor]:
-    """Rows of every sequence, in steps that say how many of each are next: their outputs."""
+    """Rows of every sequence, in steps that say how many of each are next: their outputs.
+
+    There may be a mask for every step.
+    """
+    if isinstance(masks, BlockMask):
+        masks = [masks] * len(steps)
     pages = len(inputs) * (-(-max(map(len, inputs)) // PAGE_SIZE))
     cache = torch.zeros(2, pages, PAGE_SIZE, 2, HEAD_DIM, dtype=dtype or kernels.dtype)
     keys = cache[0] if stores_keys else None
     whole = make_view([(0, len(rows)) for rows in inputs])
     done, outputs = [0] * len(inputs), [[] for _ in inputs]
-    for step in steps:
+    for step, mask in zip(steps, masks, strict=True):
         view = make_view(list(zip(done, step, strict=True)))
         places = [done[s] + i for s, count in enumerate(step) for i in range(count)]
         owner = [s for s, count in enumerate(step) for _ in range(count)]
@@ -106,7 +111,7 @@ def run(
         qkv = torch.stack([inputs[s][place] for s, place in zip(owner, places, strict=True)])
         query = kernels.prepare_qkv(
             qkv.to(kernels.dtype),
-            Heads(SPEC, make_rope(), torch.tensor(places)),
+            Heads(SPEC, make_rope(), positions_of(places, mask)),
             keys,
             cache[1],
             slots,
@@ -125,6 +130,11 @@ def run(
     if not stores_keys:
         assert not cache[0].any(), "keys were written"
     return [torch.stack(rows) for rows in outputs]
+
+
+def positions_of(places: list[int], mask: BlockMask) -> Tensor:
+    """Where rows stand; a tree's are those of one sequence."""
+    return torch.tensor(places) if mask.trees is None else places[0] + mask.trees.depths.long()
 
 
 def make_inputs(*lengths: int) -> list[Tensor]:
@@ -151,13 +161,16 @@ def test_float32_is_the_same_to_the_bit(name: str, mask: str) -> None:
     assert all(torch.equal(a, b) for a, b in zip(stored, rebuilt, strict=True))
 
 
-def test_explicit_masks() -> None:
-    inputs, kernels = make_inputs(8), TorchKernels(CPU, torch.float32)
+def test_a_tree_s_keys_stand_where_their_rows_do() -> None:
+    inputs, kernels = make_inputs(9), TorchKernels(CPU, torch.float32)
+    tree = BlockMask(trees=make_trees([4], [[0, 0, 2]]))
     stored, rebuilt = (
-        run(kernels, inputs, [[3], [2], [3]], EXPLICIT, stores_keys=stores)
+        run(kernels, inputs, [[5], [4]], [CAUSAL, tree], stores_keys=stores)
         for stores in (True, False)
     )
     assert torch.equal(stored[0], rebuilt[0])
+    in_order = run(kernels, inputs, [[5], [4]], [CAUSAL, CAUSAL], stores_keys=False)
+    assert not torch.equal(in_order[0][-2:], rebuilt[0][-2:])
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

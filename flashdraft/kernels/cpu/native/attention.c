@@ -30,7 +30,6 @@ static Status check_view(const Attention *call) {
         const size_t num_keys = (size_t)call->context_lens[s] + length;
         if (length == 0) continue;
         if (num_keys > call->table_width * call->page_size) return BAD_VIEW;
-        if (call->mask && length > call->mask_width) return BAD_VIEW;
         size_t page = first_seen(call, (size_t)call->context_lens[s]) / call->page_size;
         for (; page * call->page_size < num_keys; page++)
             if ((size_t)call->block_table[s * call->table_width + page] >= call->pages)
@@ -49,6 +48,19 @@ static Status check_ahead(const Attention *call) {
             if (ahead[row] < 0 || row + 1 + (size_t)ahead[row] > length) return BAD_VIEW;
             if (row + 1 + (size_t)ahead[row] < end) return BAD_VIEW;
             end = row + 1 + (size_t)ahead[row];
+        }
+    }
+    return DONE;
+}
+
+/* A row lies no deeper than there are rows before it, and sees itself. */
+static Status check_trees(const Attention *call) {
+    for (size_t s = 0; call->ancestors && s < call->sequences; s++) {
+        const size_t first = (size_t)call->query_start[s], length = query_length(call, s);
+        for (size_t row = 0; row < length; row++) {
+            const int32_t depth = call->depths[first + row];
+            if (depth < 0 || (size_t)depth > row) return BAD_VIEW;
+            if (row < TREE_ROWS && !(call->ancestors[first + row] >> row & 1)) return BAD_VIEW;
         }
     }
     return DONE;
@@ -161,6 +173,7 @@ static Status attend_together(const Plan *plan) {
 Status attention(const Attention *call) {
     Status status = check_view(call);
     if (status == DONE) status = check_ahead(call);
+    if (status == DONE) status = check_trees(call);
     if (status != DONE || call->rows == 0) return status;
     Plan plan = {.call = call, .first_tile = malloc((call->sequences + 1) * sizeof(size_t))};
     if (!plan.first_tile) return NO_MEMORY;

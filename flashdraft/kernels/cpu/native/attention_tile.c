@@ -36,25 +36,40 @@ size_t first_seen(const Attention *call, size_t own) {
     return call->window && own + 1 > call->window ? own + 1 - call->window : 0;
 }
 
+/* The index of a row's key, or of the place in a tree from which its window counts. */
+static size_t stands_at(const Tile *tile, size_t row) {
+    return tile->context + (tile->ancestors ? (size_t)tile->depths[row] : row);
+}
+
 /* One past the last key that a row sees. */
 static size_t end_seen(const Tile *tile, size_t row) {
     const Attention *call = tile->call;
     const size_t own = tile->context + row;
-    if (!call->mask && call->causal) return own + 1 + (tile->ahead ? (size_t)tile->ahead[row] : 0);
+    if (call->causal) return own + 1 + (tile->ahead ? (size_t)tile->ahead[row] : 0);
     return call->window ? smaller(tile->num_keys, own + call->window) : tile->num_keys;
 }
 
 static int sees(const Tile *tile, size_t lane, size_t index) {
-    const Attention *call = tile->call;
-    const size_t row = tile->first + lane / tile->group, own = tile->context + row;
-    const size_t key = tile->low + index;
-    if (key < first_seen(call, own) || key >= end_seen(tile, row)) return 0;
-    if (!call->mask || key < tile->context) return 1;
-    const size_t width = call->mask_width;
-    return call->mask[(tile->sequence * width + row) * width + (key - tile->context)];
+    const size_t row = tile->first + lane / tile->group, key = tile->low + index;
+    if (key < first_seen(tile->call, stands_at(tile, row)) || key >= end_seen(tile, row)) return 0;
+    if (!tile->ancestors || key < tile->context || key >= tile->context + TREE_ROWS) return 1;
+    return tile->ancestors[row] >> (key - tile->context) & 1;
 }
 
 /* --- opening --------------------------------------------------------------------------------- */
+
+/* Rows that follow one another need no bits. */
+static void set_trees(Tile *tile) {
+    const Attention *call = tile->call;
+    tile->ancestors = NULL;
+    if (!call->ancestors) return;
+    const size_t start = (size_t)call->query_start[tile->sequence];
+    for (size_t row = tile->first; row < tile->last; row++)
+        if (call->ancestors[start + row] != -1) {
+            tile->ancestors = call->ancestors + start;
+            tile->depths = call->depths + start;
+        }
+}
 
 static void set_ranges(Tile *tile) {
     const Attention *call = tile->call;
@@ -62,14 +77,19 @@ static void set_ranges(Tile *tile) {
     tile->context = (size_t)call->context_lens[tile->sequence];
     tile->num_keys = tile->context + query_length(call, tile->sequence);
     tile->ahead = call->ahead ? call->ahead + call->query_start[tile->sequence] : NULL;
+    set_trees(tile);
     tile->lanes = (tile->last - tile->first) * tile->group;
     tile->padded_lanes = round_up(tile->lanes, LANES);
-    const size_t own_first = tile->context + tile->first, own_last = tile->context + tile->last - 1;
-    tile->low = first_seen(call, own_first);
+    size_t shallow = stands_at(tile, tile->first), deep = shallow;
+    for (size_t row = tile->first + 1; row < tile->last; row++) {
+        shallow = smaller(shallow, stands_at(tile, row));
+        deep = greater(deep, stands_at(tile, row));
+    }
+    tile->low = first_seen(call, shallow);
     tile->count = end_seen(tile, tile->last - 1) - tile->low;
     size_t common_end = end_seen(tile, tile->first);
-    if (call->mask) common_end = smaller(common_end, tile->context);
-    tile->common_low = first_seen(call, own_last) - tile->low;
+    if (tile->ancestors) common_end = smaller(common_end, tile->context);
+    tile->common_low = first_seen(call, deep) - tile->low;
     tile->common_high = greater(common_end, tile->low + tile->common_low) - tile->low;
 }
 

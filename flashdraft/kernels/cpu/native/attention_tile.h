@@ -13,6 +13,8 @@
 
 #include "kernels.h"
 
+#define TREE_ROWS 64 /* of a sequence: bits of its rows' ancestors */
+
 typedef struct {
     char *memory;
     size_t bytes;
@@ -26,6 +28,8 @@ typedef struct {
     size_t group;                   /* query heads per key head */
     size_t context, num_keys;       /* of the sequence */
     const int32_t *ahead;           /* of the sequence's rows, or NULL */
+    const int64_t *ancestors;       /* likewise; NULL too where the tile's rows are in order */
+    const int32_t *depths;          /* with ancestors */
     size_t lanes, padded_lanes;     /* lane = (row - first) * group + head within the group */
     size_t low;                     /* the first key that any row sees; `index` = key - low */
     size_t count;                   /* of keys from there to the last that any row sees */

@@ -80,14 +80,15 @@ typedef struct {
     const int32_t *query_start;   /* [sequences + 1] */
     const int32_t *context_lens;  /* [sequences] */
     const int32_t *block_table;   /* [sequences, table_width] */
-    const uint8_t *mask;          /* [sequences, mask_width, mask_width], or NULL */
+    const int64_t *ancestors;     /* [rows]: bit j = row j of its sequence; or NULL: no trees */
+    const int32_t *depths;        /* [rows]: of its sequence's rows it follows; with ancestors */
     const int32_t *ahead;         /* [rows]: of those after it, how many a row sees; or NULL */
     float *out;                   /* [rows, heads, head_dim] */
-    size_t rows, sequences, table_width, mask_width;
+    size_t rows, sequences, table_width;
     size_t pages, page_size, heads, kv_heads, head_dim;
     float scale;
     size_t window; /* 0 = none */
-    int causal;    /* used where mask is NULL; ahead is given only where it is 1 */
+    int causal;    /* ahead and ancestors are given only where it is 1 */
     int threads;
 } Attention;
 

@@ -245,8 +245,8 @@ static PyObject *py_attention(PARAMETERS) {
     call.kv_heads = take_size(&arguments);
     call.head_dim = take_size(&arguments);
     call.pages = take_size(&arguments);
-    call.mask = take_address(&arguments);
-    call.mask_width = take_size(&arguments);
+    call.ancestors = take_address(&arguments);
+    call.depths = take_address(&arguments);
     call.ahead = take_address(&arguments);
     call.scale = take_float(&arguments);
     call.window = take_size(&arguments);

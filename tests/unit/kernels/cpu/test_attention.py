@@ -153,14 +153,9 @@ class Sequences:
             PagedKeys(self.keys, self.values, view, scale=self.scale, window=window, mask=mask),
         )
 
-    def explicit_mask(self) -> BlockMask:
-        widest = max(self.query_lens)
-        seen = torch.rand(len(self.pages), widest, widest) < 0.5
-        return BlockMask(explicit=seen | torch.eye(widest, dtype=torch.bool))
-
 
 @pytest.mark.parametrize("window", [None, 1, 5, 33])
-@pytest.mark.parametrize("kind", ["causal", "bidirectional", "explicit"])
+@pytest.mark.parametrize("kind", ["causal", "bidirectional"])
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "dim"), [(9, 3, 64), (4, 4, 10), (16, 2, 128), (40, 1, 6)]
 )
@@ -168,8 +163,7 @@ def test_attention_matches_torch(
     heads: int, kv_heads: int, dim: int, kind: str, window: int | None
 ) -> None:
     sequences = Sequences(LENGTHS, heads, kv_heads, dim)
-    masks = {"causal": CAUSAL, "bidirectional": BIDIRECTIONAL}
-    mask = masks[kind] if kind in masks else sequences.explicit_mask()
+    mask = {"causal": CAUSAL, "bidirectional": BIDIRECTIONAL}[kind]
     result = sequences.attend(make_kernels(), mask, window)
     expected = sequences.attend(REFERENCE, mask, window)
     assert torch.allclose(result, expected, rtol=1e-5, atol=3e-6)
@@ -198,12 +192,11 @@ def test_attention_does_not_depend_on_chunks(dim: int, window: int | None) -> No
         assert torch.equal(torch.cat(parts), whole), f"chunks of {size}"
 
 
-@pytest.mark.parametrize("kind", ["causal", "bidirectional", "explicit"])
+@pytest.mark.parametrize("kind", ["causal", "bidirectional"])
 @pytest.mark.parametrize("window", [None, 7])
 def test_attention_does_not_depend_on_the_batch(kind: str, window: int | None) -> None:
     kernels, sequences = make_kernels(), Sequences(LENGTHS, 6, 2, 64)
-    masks = {"causal": CAUSAL, "bidirectional": BIDIRECTIONAL}
-    mask = masks[kind] if kind in masks else sequences.explicit_mask()
+    mask = {"causal": CAUSAL, "bidirectional": BIDIRECTIONAL}[kind]
     whole = sequences.attend(kernels, mask, window).split(sequences.query_lens)
     queries = sequences.query.split(sequences.query_lens)
     for order in ([5, 3, 1, 0, 2, 4], [2, 4], [0], [1], [3], [5]):
@@ -212,9 +205,8 @@ def test_attention_does_not_depend_on_the_batch(kind: str, window: int | None) -
             [sequences.contexts[s] for s in order],
             [sequences.pages[s] for s in order],
         )
-        chosen = mask if mask.explicit is None else BlockMask(explicit=mask.explicit[order])
         rows = torch.cat([queries[s] for s in order])
-        result = sequences.attend_view(kernels, rows, view, chosen, window)
+        result = sequences.attend_view(kernels, rows, view, mask, window)
         assert torch.equal(result, torch.cat([whole[s] for s in order]))
 
 
@@ -253,14 +245,6 @@ def test_attention_keeps_a_hidden_key_out_of_other_rows() -> None:
     result = sequences.attend(kernels, CAUSAL, None)
     assert torch.equal(result[:3], clean[:3])
     assert result[3].isnan().all()
-
-
-def test_attention_of_a_row_that_sees_nothing_is_zero() -> None:
-    sequences = Sequences([(2, 0)], 6, 2, 64)
-    mask = BlockMask(explicit=torch.tensor([[[True, False], [False, False]]]))
-    result = sequences.attend(make_kernels(), mask, None)
-    assert torch.equal(result[1], torch.zeros_like(result[1]))
-    assert torch.allclose(result[0], sequences.attend(make_kernels(), CAUSAL, None)[0])
 
 
 def test_attention_of_no_rows() -> None:
@@ -304,9 +288,6 @@ def test_wrong_page_views_are_refused() -> None:
             )
     with pytest.raises(ValueError, match="window"):
         sequences.attend_view(kernels, sequences.query, view, CAUSAL, 0)
-    narrow = BlockMask(explicit=torch.ones(1, 3, 3, dtype=torch.bool))
-    with pytest.raises(ValueError):
-        sequences.attend_view(kernels, sequences.query, view, narrow, None)
 
 
 OUT_OF_MEMORY = """

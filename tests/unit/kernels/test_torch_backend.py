@@ -84,10 +84,7 @@ def dense_mask(s: int, window: int | None, mask: BlockMask) -> Tensor:
     seen = torch.zeros(rows, context + rows, dtype=torch.bool)
     for i, j in itertools.product(range(rows), range(context + rows)):
         distance = context + i - j
-        if j < context:
-            allowed = True
-        else:
-            allowed = distance >= 0 or not mask.causal
+        allowed = j < context or distance >= 0 or not mask.causal
         in_window = window is None or -window < distance < window
         seen[i, j] = allowed and in_window
     return seen

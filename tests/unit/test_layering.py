@@ -32,7 +32,7 @@ ORDER = {
     " | checkpoint_rules, launch, versions | memory | sglang, vllm",
     "kernels": "accept, draw, kinds, layout | advance, quantized | interface | composed"
     " | cpu, torch_backend | cuda, select",
-    "kernels.cuda": "driver, overlap, plan | advance, dense, draw, layout"
+    "kernels.cuda": "driver, overlap, plan | dense | advance, draw, layout"
     " | attention, dense_backend, loss, quantized | experts | quantized_backend"
     " | expert_backend | backend",
     "models": "config | files, rope | compressed_tensors, gguf, tables"

@@ -9,11 +9,13 @@ import torch
 from torch import Tensor
 
 from flashdraft.core import SamplingParams
-from flashdraft.kernels.accept import accept_ragged
+from flashdraft.kernels.accept import Acceptance
 from flashdraft.kernels.advance import Decided, SlotStates, Verified, num_columns
 from flashdraft.kernels.draw.rule import SlotRequest, SlotSettings
+from flashdraft.kernels.tree import make_chain
+from tests.laid_out import NUM_TOKENS, make_nodes
 
-VOCABULARY = 40
+VOCABULARY = NUM_TOKENS
 NUM_STOPS = 8
 POSITIONS = 64  # that histories have room for
 
@@ -53,12 +55,16 @@ class Step(NamedTuple):
 def make_step(
     seed: int,
     num_slots: int,
-    width: int,
+    num_nodes: int,
     is_given: bool,
     looks_up: bool,
     is_decided: bool = False,
+    max_depth: int | None = None,
 ) -> Step:
-    """Rows that were drawn and agree with drafts here and there; some slots sleep or have none."""
+    """Rows that were drawn and agree with trees here and there; some slots sleep or have none.
+
+    Without a depth they are chains.
+    """
     random = np.random.default_rng(seed)
 
     def integers(low: int, high: int, *shape: int) -> Tensor:
@@ -67,34 +73,39 @@ def make_step(
     settings = SlotSettings.allocate(num_slots, VOCABULARY, torch.device("cpu"))
     penalised = SamplingParams(presence_penalty=1.0)
     settings.set({slot: SlotRequest(penalised, 1, [1, 2]) for slot in range(0, num_slots, 2)})
-    counts = integers(0, 2 + width, num_slots)
+    nodes = make_nodes(seed, num_slots, num_nodes, max_depth or 1)
+    if max_depth is None:
+        tokens = integers(0, VOCABULARY, num_slots, num_nodes)
+        nodes = make_chain(tokens, nodes.confidence, nodes.survival)
+    counts = integers(0, 2 + num_nodes, num_slots)
     counts[integers(0, 4, num_slots) == 0] = 0
     ends = counts.cumsum(0)
     query_start = torch.cat([ends.new_zeros(1), ends]).to(torch.int32)
     num_rows = int(ends[-1])
-    samples = torch.full((num_rows + 1 + width,), -1, dtype=torch.int64)
-    tokens = torch.full_like(samples, -2)
+    samples = torch.full((num_rows + 1 + num_nodes,), -1, dtype=torch.int64)
     samples[:num_rows] = integers(-1, VOCABULARY, num_rows)
-    tokens[:num_rows] = integers(0, VOCABULARY, num_rows)
-    agree = integers(0, 5, num_rows) > 0
-    tokens[1 : num_rows + 1][agree] = samples[:num_rows][agree]
-    drafts = integers(0, VOCABULARY, num_slots, width)
-    confidence = torch.from_numpy(random.random((num_slots, width))).to(torch.float32)
-    confidence[integers(0, 12, num_slots, width) == 0] = 0.0
+    for slot, start in enumerate(query_start[:-1].tolist()):  # mostly what some node says
+        for node in range(int(counts[slot]) - 1):
+            if random.random() < 0.8:
+                samples[start + nodes.parents[slot, node]] = nodes.tokens[slot, node]
     decided = None
     if is_decided:  # otherwise than what was drawn
         drawn = samples.clone()
         drawn[:num_rows] = integers(0, VOCABULARY, num_rows)
-        decided = Decided(accept_ragged(samples, tokens, query_start, 1 + width), drawn)
+        accepted = torch.minimum(integers(-1, 2 + num_nodes, num_slots), counts - 1)
+        bonus = samples[query_start[:-1] + accepted.clamp(min=0)]
+        decided = Decided(Acceptance(accepted, bonus), drawn)
     stops = integers(0, VOCABULARY, num_slots, NUM_STOPS)
     stops[:, 2:] = -1
+    if num_nodes:  # some that come up
+        stops[::2, 1] = nodes.tokens[::2, num_nodes // 3]
     lengths = integers(1, POSITIONS, num_slots).to(torch.int32)
     history = integers(0, VOCABULARY, num_slots, POSITIONS + 1).to(torch.int32)
     slots = SlotStates(
         integers(0, VOCABULARY, num_slots),
         lengths,
         integers(0, 3, num_slots).clamp(max=1).to(torch.int32),
-        integers(-1, width + 1, num_slots),
+        integers(-1, num_nodes + 1, num_slots),
         lengths + integers(2, 30, num_slots),
         lengths + integers(-2, 6, num_slots),
         stops,
@@ -102,6 +113,7 @@ def make_step(
         settings.facts,
     )
     sources = integers(0, 2, num_slots)
-    verified = Verified(samples, tokens, query_start, drafts, confidence, sources, decided)
-    lines = torch.zeros(num_slots, num_columns(width), dtype=torch.int64)
+    verified = Verified(samples, query_start, nodes, sources, decided)
+    columns = num_columns(num_nodes if max_depth is None else max_depth, num_nodes)
+    lines = torch.full((num_slots, columns), 7)
     return Step(slots, verified, lines, history if looks_up else None, is_given)

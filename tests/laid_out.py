@@ -1,4 +1,4 @@
-"""Random slots and drafts, for `Kernels.share_rows` and `Kernels.lay_out`."""
+"""Random slots and trees, for `Kernels.share_rows`, `Kernels.lay_out` and `Kernels.advance`."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flashdraft.engine.policy.verify import BUCKET_EDGES
 from flashdraft.kernels.layout import DraftedSlots, PassRows, SlotTables
+from flashdraft.kernels.tree import TreeNodes
+from tests.tree_rows import ancestors_of, as_signed, as_word, random_tree
 
-NUM_SOURCES = 2
-PAGE_SIZE, NUM_PAGES = 8, 12  # of a table: positions end before their product
+NUM_TOKENS = 200
+PAGE_SIZE, NUM_PAGES = 8, 20  # of a table: positions end before their product
 NEVER = 2**31 - 1
 
 
@@ -18,28 +19,46 @@ def integers(random: np.random.Generator, low: int, high: int, *shape: int) -> T
     return torch.from_numpy(random.integers(low, high, shape))
 
 
-def make_drafted(seed: int, num_slots: int, width: int) -> DraftedSlots:
-    """Some slots sleep, have no draft, or a limit; many confidences are alike."""
+def make_drafted(seed: int, num_slots: int, num_nodes: int) -> DraftedSlots:
+    """Some slots sleep, have no draft, or a limit; many chances are alike."""
     random = np.random.default_rng(seed)
-    confidence = torch.from_numpy(random.choice([0.005, 0.3, 0.45, 0.9, 1.0], (num_slots, width)))
-    confidence[integers(random, 0, 15, num_slots, width) == 0] = 0.0
-    chances = torch.from_numpy(random.random((NUM_SOURCES, len(BUCKET_EDGES) + 1)))
-    limits = integers(random, -3, width + 1, num_slots).clamp(min=-1)
+    survival = torch.from_numpy(random.choice([0.005, 0.3, 0.45, 0.9, 1.0], (num_slots, num_nodes)))
+    survival = survival.cummin(1).values if seed % 2 else survival  # a chain may be seeded
+    survival[integers(random, 0, 15, num_slots, num_nodes).cummin(1).values == 0] = 0.0
+    limits = integers(random, -3, num_nodes + 1, num_slots).clamp(min=-1)
     alive = integers(random, 0, 4, num_slots).clamp(max=1)
-    return DraftedSlots(
-        confidence.to(torch.float32),
-        integers(random, 0, NUM_SOURCES, num_slots),
-        chances.to(torch.float32),
-        torch.tensor(BUCKET_EDGES),
-        limits,
-        alive.to(torch.int32),
-    )
+    return DraftedSlots(survival.to(torch.float64), limits, alive.to(torch.int32))
+
+
+def make_nodes(seed: int, num_slots: int, num_nodes: int, max_depth: int = 5) -> TreeNodes:
+    """Random trees of as many nodes or fewer, whose siblings are different tokens."""
+    random, columns = np.random.default_rng(seed), list[list[list[float]]]()
+    for slot in range(num_slots):
+        count = int(random.integers(0, num_nodes + 1))
+        tree = random_tree(1 + count, max_depth, seed + slot) if num_nodes else []
+        paths = ancestors_of(tree)[1:]
+        tokens = random.permutation(NUM_TOKENS)[:count].tolist()
+        parts = [tokens, tree, [as_word(path) for path in paths], [len(p) - 1 for p in paths]]
+        for part, nothing in zip(parts, (0, 0, None, 1), strict=True):
+            own = [1 | 2 << node for node in range(count, num_nodes)]
+            part += [one if nothing is None else nothing for one in own]
+        columns.append([*parts, [0.5] * count + [0.0] * (num_nodes - count)])
+    filled = torch.empty(num_slots, 5, num_nodes, dtype=torch.int64)
+    for slot, one in enumerate(columns):
+        for part in range(4):
+            filled[slot, part] = torch.tensor([as_signed(int(x)) for x in one[part]])
+        filled[slot, 4] = torch.tensor([int(x > 0) for x in one[4]])
+    tokens, parents, ancestors, depths, is_node = (one.contiguous() for one in filled.unbind(1))
+    confidence = is_node * torch.from_numpy(random.uniform(0.1, 1.0, is_node.shape))
+    survival = confidence.clone()
+    depths = depths.to(torch.int32)
+    return TreeNodes(tokens, parents, ancestors, depths, confidence.to(torch.float32), survival)
 
 
 def make_slots(seed: int, num_slots: int, num_pools: int) -> SlotTables:
     """Of several lengths; some sleep, some end soon. All but the first slots take no part."""
     random = np.random.default_rng(seed)
-    lengths = integers(random, 0, PAGE_SIZE * NUM_PAGES - 16, num_slots)
+    lengths = integers(random, 0, PAGE_SIZE * NUM_PAGES - 64, num_slots)
     ends = lengths + integers(random, 1, 20, num_slots)
     ends[integers(random, 0, 2, num_slots) == 0] = NEVER
     return SlotTables(

@@ -34,7 +34,10 @@ def ancestors_of(tree: Tree) -> list[list[int]]:
 
 def as_word(rows: Sequence[int]) -> int:
     """Bits of a signed word."""
-    word = sum(1 << row for row in rows)
+    return as_signed(sum(1 << row for row in rows))
+
+
+def as_signed(word: int) -> int:
     return word - (1 << 64) if word >> 63 else word
 
 

@@ -1,8 +1,8 @@
-"""Acceptance: which draft tokens are the target's own samples. Pure functions over tensors.
+"""Acceptance: which nodes are the target's own samples. Pure functions over tensors.
 
-A draft token is kept iff it equals the token the target samples in its place, so the committed
-tokens are always `samples[:num_accepted + 1]`, the last one being the bonus token. Nothing here
-knows of caches, models or settings, and nothing waits for the device.
+A node is kept iff all before it are and it equals the token the target samples behind its parent,
+so what is committed are the samples along one path, the last one being the bonus token. Nothing
+here knows of caches, models or settings, and nothing waits for the device.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from flashdraft.kernels.tree import TreeNodes
+
 
 class Acceptance(NamedTuple):
     """The outcome of one verify step for every sequence of a batch."""
@@ -20,30 +22,27 @@ class Acceptance(NamedTuple):
     bonus: Tensor  # [num_seqs]: the target's token after the last accepted draft token
 
 
-def accept(samples: Tensor, drafts: Tensor, lengths: Tensor) -> Acceptance:
-    """Accept the agreed prefix of every row.
+class Walk(NamedTuple):
+    """The way that the target goes through every tree."""
 
-    samples [num_seqs, width] are the target's tokens, drafts [num_seqs, width - 1] what was
-    proposed for them, lengths [num_seqs] how many of a row's drafts count (0 .. width - 1). What
-    lies behind a row's length is padding of any value.
+    num_accepted: Tensor  # [slots] int64
+    path: Tensor  # [slots, 1 + depth] int64: the rows on it, the anchor's first; 0 behind its end
+
+
+def walk(
+    samples: Tensor, starts: Tensor, nodes: TreeNodes, is_node: Tensor, max_depth: int
+) -> Walk:
+    """Go from the anchor on as long as the target's own token is a child.
+
+    Slot s owns the samples from starts[s] on, of its anchor and its nodes in order. Children of one
+    parent are different tokens; is_node [slots, nodes] says which are verified at all.
     """
-    slots = torch.arange(drafts.shape[1], device=drafts.device)
-    agreed = (samples[:, :-1] == drafts) & (slots < lengths.unsqueeze(1))
-    num_accepted = agreed.to(torch.int64).cumprod(1).sum(1)
-    return Acceptance(num_accepted, samples.gather(1, num_accepted.unsqueeze(1)).squeeze(1))
-
-
-def accept_ragged(
-    samples: Tensor, tokens: Tensor, query_start: Tensor, max_width: int
-) -> Acceptance:
-    """Accept over the flat rows of a verify step.
-
-    Sequence s owns rows query_start[s] : query_start[s + 1], at most `max_width` of them: its
-    anchor, then its draft tokens; who has none accepts none. `tokens` [num_rows] went into the
-    target, `samples` [num_rows] came out.
-    """
-    start, end = query_start[:-1].to(torch.int64), query_start[1:].to(torch.int64)
-    columns = torch.arange(max_width, device=samples.device)
-    # Rows past a sequence's end read some other row: `lengths` hides them.
-    rows = (start.unsqueeze(1) + columns).clamp(max=samples.shape[0] - 1)
-    return accept(samples[rows], tokens[rows[:, 1:]], end - start - 1)
+    rows = (starts.unsqueeze(1) + nodes.parents).clamp(max=samples.shape[0] - 1)
+    place = torch.arange(1, 1 + is_node.shape[1], device=samples.device)
+    agreed = is_node & (samples[rows] == nodes.tokens)
+    word = 1 + (agreed.to(torch.int64) << place).sum(1, keepdim=True)
+    is_kept = is_node & ((nodes.ancestors & ~word) == 0)
+    steps = is_kept.to(torch.int64).cumsum(1)
+    path = torch.zeros(len(starts), 2 + max_depth, dtype=torch.int64, device=samples.device)
+    path.scatter_(1, torch.where(is_kept, steps, 1 + max_depth), place.expand_as(steps))
+    return Walk(is_kept.sum(1), path[:, :-1])

@@ -6,14 +6,14 @@ Nothing here waits for the device, and shapes depend on nothing but the argument
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from flashdraft.kernels.accept import Acceptance, accept_ragged
+from flashdraft.kernels.accept import Acceptance, walk
 from flashdraft.kernels.draw.rule import count_tokens
+from flashdraft.kernels.tree import TreeNodes
 
 
 class SlotStates(NamedTuple):
@@ -40,34 +40,27 @@ class Decided(NamedTuple):
 class Verified(NamedTuple):
     """What a step found out. Rows of nobody stand behind the others: one sequence's, all -1."""
 
-    samples: Tensor  # [rows + 1 + width] int64: the target's tokens, -1 where there is none
-    tokens: Tensor  # the same of what the target ran over; those of nobody are anything
+    samples: Tensor  # [rows + 1 + nodes] int64: the target's tokens, -1 where there is none
     query_start: Tensor  # [slots + 1] int32: who has no rows begins behind all others
-    drafts: Tensor  # [slots, width] int64
-    confidence: Tensor  # [slots, width] float32, 0 where nothing was drafted
-    sources: Tensor  # [slots] int64
-    decided: Decided | None = None  # without, the target agrees where its token is the drafted one
+    nodes: TreeNodes  # of every slot, of which the first were verified
+    sources: Tensor  # [slots] int64: of the draft tokens
+    # without, the target agrees where its token is the drafted one; else they are chains
+    decided: Decided | None = None
 
     @property
-    def width(self) -> int:
-        """The most draft tokens of a sequence."""
-        return self.drafts.shape[1]
+    def num_nodes(self) -> int:
+        """The most of a slot."""
+        return self.nodes.tokens.shape[1]
 
 
-def num_columns(width: int) -> int:
-    """Of a slot's line: four numbers, its samples, its draft tokens, their confidences."""
-    return 4 + (1 + width) + 2 * width
+def num_columns(max_depth: int, num_nodes: int) -> int:
+    """Of a slot's line: four numbers, samples and rows of its path, and three of every node."""
+    return 4 + 2 * (1 + max_depth) + 3 * num_nodes
 
 
-def pack_lines(
-    numbers: Sequence[Tensor], samples: Tensor, drafts: Tensor, confidence: Tensor
-) -> Tensor:
-    """A line for each slot: [slots, num_columns(width)] int64.
-
-    The numbers are of draft tokens accepted, of those verified, of rows, and of the source.
-    """
-    words = confidence.view(torch.int32).to(torch.int64)
-    return torch.cat([torch.stack(list(numbers), 1), samples, drafts, words], dim=1)
+def depth_of(lines: Tensor, num_nodes: int) -> int:
+    """How deep the trees may be for which there are such lines."""
+    return (lines.shape[1] - 4 - 3 * num_nodes) // 2 - 1
 
 
 def advance(
@@ -75,34 +68,35 @@ def advance(
 ) -> None:
     """Let every slot go on; what the step did for it goes to lines [slots, num_columns].
 
+    A line: nodes accepted, nodes verified, rows, the source; the samples along the path, -1 behind
+    its end; the rows of the path; of the nodes the tokens, the parents and the confidences.
     history [slots, positions] int32 gets every token behind the first, its last column is for what
     is not to be kept. `is_given`: the drafts are the host's, who sees the end before it launches
     another step.
     """
-    width, samples = step.width, step.samples
+    nodes, samples, max_depth = step.nodes, step.samples, depth_of(lines, step.num_nodes)
     starts = step.query_start[:-1].to(torch.int64)
     rows_of = step.query_start[1:].to(torch.int64) - starts
-    verified = (rows_of - 1).clamp(min=0)
+    is_node = find_verified(slots, nodes, rows_of, is_given)
+    verified = is_node.sum(1)
+    place = torch.arange(1 + max_depth, device=samples.device)
     if step.decided is not None:
-        accepted, bonus = step.decided.acceptance
-        drawn = step.decided.drawn
-    else:
-        accepted, bonus = accept_ragged(samples, step.tokens, step.query_start, 1 + width)
-        drawn = samples
-    accepted = accepted.clamp(min=0)  # who has no rows accepts none
-    if width and not is_given:
-        # rows that belong to nobody are somebody's: they count for nothing
-        most = (step.confidence > 0).cumprod(1).sum(1)
-        most = torch.where(slots.limits < 0, most, torch.minimum(most, slots.limits))
-        verified = torch.minimum(verified, most)
+        decided, drawn = step.decided
+        accepted = decided.num_accepted.clamp(min=0)  # who has no rows accepts none
         is_cut = accepted > verified
         accepted = torch.minimum(accepted, verified)
-        bonus = torch.where(is_cut, drawn[starts + accepted], samples[starts + accepted])
-    place = torch.arange(1 + width, device=samples.device)
-    spoken = samples[(starts.unsqueeze(1) + place).clamp(max=samples.shape[0] - 1)]
+        path = place * (place <= accepted.unsqueeze(1))
+        bonus = torch.where(is_cut, drawn[starts + accepted], decided.bonus)
+    else:
+        accepted, path = walk(samples, starts, nodes, is_node, max_depth)
+        last = path.gather(1, accepted.unsqueeze(1)).squeeze(1)
+        bonus = samples[(starts + last).clamp(max=samples.shape[0] - 1)]
+    spoken = samples[(starts.unsqueeze(1) + path).clamp(max=samples.shape[0] - 1)]
     spoken = spoken.scatter(1, accepted.unsqueeze(1), bonus.unsqueeze(1))
-    numbers = [accepted, verified, rows_of, step.sources]
-    lines.copy_(pack_lines(numbers, spoken, step.drafts, step.confidence))
+    spoken = spoken.masked_fill(place > accepted.unsqueeze(1), -1)
+    words = nodes.confidence.view(torch.int32).to(torch.int64)
+    numbers = torch.stack([accepted, verified, rows_of, step.sources], 1)
+    lines.copy_(torch.cat([numbers, spoken, path, nodes.tokens, nodes.parents, words], dim=1))
     counts = (accepted + 1) * slots.alive
     owner = torch.arange(len(starts), device=starts.device)
     count_tokens(slots.flags, slots.facts, owner, spoken, counts)
@@ -113,6 +107,20 @@ def advance(
     slots.lengths.add_(counts)
     if not is_given:
         slots.alive.mul_(~is_over(slots, spoken, accepted + 1))
+
+
+def find_verified(slots: SlotStates, nodes: TreeNodes, rows_of: Tensor, is_given: bool) -> Tensor:
+    """Which nodes count [slots, nodes], of the rows that slots have: the first ones of each.
+
+    Rows that belong to nobody are somebody's, and those behind a sequence's end are kept nowhere.
+    """
+    place = torch.arange(1, 1 + nodes.tokens.shape[1], device=rows_of.device)
+    counts = place < rows_of.unsqueeze(1)
+    if is_given:
+        return counts
+    limits, room = slots.limits.unsqueeze(1), (slots.ends - slots.lengths).unsqueeze(1)
+    counts &= (limits < 0) | (place <= limits)
+    return counts & (place < room) & (nodes.confidence > 0).cumprod(1).to(torch.bool)
 
 
 def append_tokens(history: Tensor, lengths: Tensor, tokens: Tensor, counts: Tensor) -> None:

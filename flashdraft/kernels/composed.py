@@ -28,15 +28,19 @@ from flashdraft.kernels.interface import (
     PageView,
     PassRows,
     Residual,
+    Settled,
     SlotSettings,
     SlotStates,
     SlotTables,
+    Stored,
+    TreeNodes,
     Verified,
     WholeSequences,
 )
 from flashdraft.kernels.kinds import Activation, Scheme
 from flashdraft.kernels.layout import lay_out, share_rows
 from flashdraft.kernels.quantized import Matrix, Quantized, join_floats
+from flashdraft.kernels.settle import settle
 
 
 def compose_mixture(
@@ -156,12 +160,12 @@ class ComposedKernels(Kernels):
     def lay_out(
         self,
         slots: SlotTables,
-        drafts: Tensor,
+        nodes: TreeNodes,
         counts: Tensor | None,
         num_rows: int,
         rows: PassRows,
     ) -> None:
-        lay_out(slots, drafts, counts, num_rows, rows)
+        lay_out(slots, nodes, counts, num_rows, rows)
 
     def advance(
         self,
@@ -172,6 +176,9 @@ class ComposedKernels(Kernels):
         is_given: bool,
     ) -> None:
         advance(slots, step, lines, history, is_given)
+
+    def settle(self, stored: Sequence[Stored], moves: Settled) -> None:
+        settle(stored, moves)
 
     def pack_experts(self, weight: Matrix) -> list[Any]:
         if isinstance(weight, Quantized):  # one at a time: all of them in floats may not fit

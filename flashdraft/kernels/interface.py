@@ -26,6 +26,9 @@ from flashdraft.kernels.layout import DraftedSlots as DraftedSlots
 from flashdraft.kernels.layout import PassRows as PassRows
 from flashdraft.kernels.layout import SlotTables as SlotTables
 from flashdraft.kernels.quantized import Matrix
+from flashdraft.kernels.settle import Settled as Settled
+from flashdraft.kernels.settle import Stored as Stored
+from flashdraft.kernels.tree import TreeNodes as TreeNodes
 
 Choice = tuple[Tensor, Tensor]  # [num_rows, k]: experts (int64), and their shares (float32)
 
@@ -390,7 +393,7 @@ class Kernels(Protocol):
     def lay_out(
         self,
         slots: SlotTables,
-        drafts: Tensor,
+        nodes: TreeNodes,
         counts: Tensor | None,
         num_rows: int,
         rows: PassRows,
@@ -407,6 +410,10 @@ class Kernels(Protocol):
         is_given: bool,
     ) -> None:
         """Let every slot go on behind a step: advance.py. A graph can hold it."""
+        ...
+
+    def settle(self, stored: Sequence[Stored], moves: Settled) -> None:
+        """Move what an accepted path left in the caches: settle.py. A graph can hold it."""
         ...
 
     def finish_logits(

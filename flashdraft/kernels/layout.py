@@ -13,6 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from flashdraft.kernels.tree import TreeNodes
+
 # What a row is worth, where that is not the chance of its draft token.
 ANCHOR, FIXED, NOBODY, UNWANTED = 3.0, 2.0, -1.0, -2.0
 
@@ -20,11 +22,8 @@ ANCHOR, FIXED, NOBODY, UNWANTED = 3.0, 2.0, -1.0, -2.0
 class DraftedSlots(NamedTuple):
     """What slots have to verify, and how likely the target agrees with it."""
 
-    confidence: Tensor  # [slots, width] float32; 0 = there is no draft token
-    sources: Tensor  # [slots] int64: of the draft tokens
-    chances: Tensor  # [sources, buckets] float32: that the target agrees, at a token's turn
-    edges: Tensor  # [buckets - 1] float32, ascending: of confidences
-    limits: Tensor  # [slots] int64: draft tokens that it verifies at most; -1 = its share
+    survival: Tensor  # [slots, nodes] float64: the chance of every node; 0 = there is none
+    limits: Tensor  # [slots] int64: nodes that it verifies at most; -1 = its share
     alive: Tensor  # [slots] int32: 1 = it decodes
 
 
@@ -49,12 +48,14 @@ class SlotTables(NamedTuple):
 
 
 class PassRows(NamedTuple):
-    """The rows of a pass: a sequence's anchor first, then its draft tokens, one after another."""
+    """The rows of a pass: a sequence's anchor first, then its nodes, one after another."""
 
     tokens: Tensor  # [rows] int64
     owner: Tensor  # [rows] int64: every row's slot
     positions: Tensor  # [rows] int64
-    behind: Tensor  # [rows] int64: draft tokens of its slot that a row follows
+    behind: Tensor  # [rows] int64: rows of its slot that lie before it
+    ancestors: Tensor  # [rows] int64: those that it follows, and itself: bits
+    depths: Tensor  # [rows] int32: how many it follows
     places: Tensor  # [pools, rows] int64: where its keys and values go
     query_start: Tensor  # [slots + 1] int32: slots that take no part begin behind all others
 
@@ -63,12 +64,11 @@ class PassRows(NamedTuple):
         cls, num_rows: int, num_slots: int, num_pools: int, device: torch.device
     ) -> PassRows:
         """Rows of nobody."""
-        tokens, owner, positions, behind = torch.zeros(
-            4, num_rows, dtype=torch.int64, device=device
-        ).unbind()
+        *numbers, ancestors = torch.zeros(5, num_rows, dtype=torch.int64, device=device).unbind()
+        depths = torch.zeros(num_rows, dtype=torch.int32, device=device)
         places = torch.zeros(num_pools, num_rows, dtype=torch.int64, device=device)
         starts = torch.zeros(num_slots + 1, dtype=torch.int32, device=device)
-        return cls(tokens, owner, positions, behind, places, starts)
+        return cls(*numbers, ancestors, depths, places, starts)
 
 
 def survival(confidence: Tensor, sources: Tensor, chances: Tensor, edges: Tensor) -> Tensor:
@@ -84,12 +84,12 @@ def survival(confidence: Tensor, sources: Tensor, chances: Tensor, edges: Tensor
 def share_rows(drafted: DraftedSlots, num_rows: int) -> Tensor:
     """How many rows each slot has, its anchor among them, of `num_rows` for all together.
 
-    Who is alive has an anchor; then the likeliest draft tokens of all win, and so every slot gets a
-    prefix of its own; of equals those that follow fewer, then those of the first slots. Limits fix
-    how many a slot gets, before all others, where they are not negative. What is left goes to
-    nobody: to slots that are not alive, and then to what was not drafted. Returns [slots] int64.
+    Who is alive has an anchor; then the likeliest nodes of all win, of equals those that fewer
+    stand before, then those of the first slots; a slot has as many of its nodes, the first ones.
+    Limits fix how many a slot gets, before all others, where they are not negative. What is left
+    goes to nobody: to slots that are not alive, and then to what is no node. Returns [slots] int64.
     """
-    likely = survival(drafted.confidence, drafted.sources, drafted.chances, drafted.edges)
+    likely = drafted.survival
     num_slots, width = likely.shape
     place, limits = count_up(width, likely.device), drafted.limits.unsqueeze(1)
     is_alive = drafted.alive.unsqueeze(1) > 0
@@ -103,15 +103,15 @@ def share_rows(drafted: DraftedSlots, num_rows: int) -> Tensor:
 
 
 def lay_out(
-    slots: SlotTables, drafts: Tensor, counts: Tensor | None, num_rows: int, rows: PassRows
+    slots: SlotTables, nodes: TreeNodes, counts: Tensor | None, num_rows: int, rows: PassRows
 ) -> None:
-    """Fill in the first rows: of every slot its anchor, then the first of its draft tokens.
+    """Fill in the first rows: of every slot its anchor, then the first of its nodes.
 
-    drafts [slots, width]; counts [slots] int64 are of rows and make up num_rows together; without
-    them everybody has all of its draft tokens.
+    counts [slots] int64 are of rows and make up num_rows together; without them everybody has all
+    of its nodes. Keys lie one after another, whatever follows what.
     """
-    num_slots, width = drafts.shape
-    device = drafts.device
+    num_slots, width = nodes.tokens.shape
+    device = nodes.tokens.device
     if counts is None:
         counts = _alike(num_slots, 1 + width, device)
     ends = counts.cumsum(0)
@@ -121,24 +121,28 @@ def lay_out(
     place = count_up(num_rows, device)
     owner = torch.searchsorted(ends, place, right=True)
     behind = place - rows.query_start[owner]
-    positions = slots.lengths[owner] + behind
-    blocks = torch.cat([slots.anchors.unsqueeze(1), drafts], dim=1)
-    rows.tokens[:num_rows] = blocks.flatten()[owner * (1 + width) + behind]
-    rows.owner[:num_rows], rows.behind[:num_rows] = owner, behind
-    rows.positions[:num_rows] = positions
-    rows.places[:, :num_rows] = _places_of(slots, owner, positions)
+    anchors = slots.anchors, torch.ones_like(slots.anchors), torch.zeros_like(slots.anchors)
+    chosen = owner * (1 + width) + behind
+    tokens, ancestors, depths = (
+        torch.cat([anchor.unsqueeze(1), one], dim=1).flatten()[chosen]
+        for anchor, one in zip(anchors, (nodes.tokens, nodes.ancestors, nodes.depths), strict=True)
+    )
+    rows.tokens[:num_rows], rows.owner[:num_rows], rows.behind[:num_rows] = tokens, owner, behind
+    rows.ancestors[:num_rows], rows.depths[:num_rows] = ancestors, depths
+    rows.positions[:num_rows] = slots.lengths[owner] + depths
+    rows.places[:, :num_rows] = _places_of(slots, owner, slots.lengths[owner] + behind)
 
 
-def _places_of(slots: SlotTables, owner: Tensor, positions: Tensor) -> Tensor:
-    """Where keys and values go: to the page of nobody where no page need be.
+def _places_of(slots: SlotTables, owner: Tensor, index: Tensor) -> Tensor:
+    """Where keys and values of an index go: to the page of nobody where no page need be.
 
     That is behind a sequence's end, and in slots that do not decode.
     """
     size = slots.page_size
-    pages = slots.tables[:, owner, positions // size].to(torch.int64)
-    is_kept = (slots.alive[owner] > 0) & (positions < slots.ends[owner])
+    pages = slots.tables[:, owner, index // size].to(torch.int64)
+    is_kept = (slots.alive[owner] > 0) & (index < slots.ends[owner])
     pages = torch.where(is_kept, pages, slots.nowhere.unsqueeze(1))
-    return pages * size + positions % size
+    return pages * size + index % size
 
 
 # Constants are made once and kept for good: in a captured step they would be made anew every time,

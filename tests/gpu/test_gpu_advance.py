@@ -15,13 +15,18 @@ CUDA = torch.device("cuda")
 @pytest.mark.parametrize("is_decided", [False, True])
 @pytest.mark.parametrize("looks_up", [False, True])
 @pytest.mark.parametrize("is_given", [False, True])
-@pytest.mark.parametrize("width", [0, 7, 15])
-def test_it_is_the_rule(width: int, is_given: bool, looks_up: bool, is_decided: bool) -> None:
+@pytest.mark.parametrize(("width", "depth"), [(0, None), (7, None), (15, None), (15, 4), (63, 15)])
+def test_it_is_the_rule(
+    width: int, depth: int | None, is_given: bool, looks_up: bool, is_decided: bool
+) -> None:
+    if is_decided and depth is not None:
+        return  # what somebody decides is about chains
+
     from flashdraft.kernels.cuda.backend import TritonKernels
 
     kernels = TritonKernels(CUDA, torch.bfloat16)
     for seed in range(20):
-        step = make_step(seed, 32, width, is_given, looks_up, is_decided)
+        step = make_step(seed, 32, width, is_given, looks_up, is_decided, depth)
         expected, found = step.copied(), step.copied(CUDA)
         rule.advance(*expected)
         kernels.advance(*found)

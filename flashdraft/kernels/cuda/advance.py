@@ -13,21 +13,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from flashdraft.kernels.advance import SlotStates, Verified, num_columns
+from flashdraft.kernels.advance import SlotStates, Verified, depth_of
 from flashdraft.kernels.draw import rule
+from flashdraft.kernels.tree import TreeNodes
 
 PENALISED = tl.constexpr(rule.PENALISED)
 
 
-class _Step(NamedTuple):
-    """`Verified`, flat; the last three are unread where nobody decided."""
+class _Decided(NamedTuple):
+    """What somebody decided; unread where nobody did."""
 
-    samples: Tensor
-    tokens: Tensor
-    query_start: Tensor
-    drafts: Tensor
-    confidence: Tensor
-    sources: Tensor
     accepted: Tensor
     bonus: Tensor
     drawn: Tensor
@@ -37,23 +32,28 @@ def advance(
     slots: SlotStates, step: Verified, lines: Tensor, history: Tensor | None, is_given: bool
 ) -> None:
     """`Kernels.advance`."""
-    width, num_stops = step.width, slots.stops.shape[1]
-    decided = [step.samples] * 3
+    num_nodes, num_stops = step.num_nodes, slots.stops.shape[1]
+    max_depth, decided = depth_of(lines, num_nodes), _Decided(*[step.samples] * 3)
     if step.decided is not None:
-        decided = [*step.decided.acceptance, step.decided.drawn]
-    flat = _Step(*step[:-1], *decided)
-    assert all(one.is_contiguous() for one in (*slots, *flat, lines))
+        decided = _Decided(*step.decided.acceptance, step.decided.drawn)
+    tensors = (*slots, *step.nodes, step.samples, step.query_start, step.sources, *decided, lines)
+    assert all(one.is_contiguous() for one in tensors)
     _advance[(slots.anchors.shape[0],)](
         slots,
-        flat,
+        step.nodes,
+        decided,
+        step.samples,
+        step.query_start,
+        step.sources,
         lines,
         lines if history is None else history,  # unread without
         0 if history is None else history.stride(0),
         0 if history is None else history.shape[1] - 1,
         slots.facts.shape[-1],
-        WIDTH=width,
-        COLUMNS=num_columns(width),
-        SPOKEN=triton.next_power_of_2(1 + width),
+        NODES=num_nodes,
+        ROWS=triton.next_power_of_2(1 + num_nodes),
+        DEPTH=max_depth,
+        SPOKEN=triton.next_power_of_2(1 + max_depth),
         NUM_STOPS=num_stops,
         STOPS=triton.next_power_of_2(num_stops),
         HAS_HISTORY=history is not None,
@@ -66,14 +66,19 @@ def advance(
 @triton.jit
 def _advance(
     slots: SlotStates,
-    step: _Step,
+    nodes: TreeNodes,
+    decided: _Decided,
+    samples: tl.tensor,
+    query_start: tl.tensor,
+    sources: tl.tensor,
     lines: tl.tensor,
     history: tl.tensor,
     history_stride: tl.tensor,
     history_end: tl.tensor,
     vocab_size: tl.tensor,
-    WIDTH: tl.constexpr,
-    COLUMNS: tl.constexpr,
+    NODES: tl.constexpr,
+    ROWS: tl.constexpr,
+    DEPTH: tl.constexpr,
     SPOKEN: tl.constexpr,
     NUM_STOPS: tl.constexpr,
     STOPS: tl.constexpr,
@@ -82,57 +87,76 @@ def _advance(
     IS_DECIDED: tl.constexpr,
 ) -> None:
     slot = tl.program_id(0)
-    start = tl.load(step.query_start + slot).to(tl.int64)
-    num_rows = tl.load(step.query_start + slot + 1).to(tl.int64) - start
+    start = tl.load(query_start + slot).to(tl.int64)
+    num_rows = tl.load(query_start + slot + 1).to(tl.int64) - start
+    row = tl.arange(0, ROWS)
+    node, there = slot * NODES + row - 1, (row > 0) & (row <= NODES)
+    depth = tl.load(nodes.depths + node, mask=there, other=0)
+    parent = tl.load(nodes.parents + node, mask=there, other=0)
+    token = tl.load(nodes.tokens + node, mask=there, other=0)
+    ancestors = tl.load(nodes.ancestors + node, mask=there, other=1)
+    confidence = tl.load(nodes.confidence + node, mask=there, other=0.0)
+    length = tl.load(slots.lengths + slot)
+
+    # which nodes count: rows that belong to nobody are somebody's
     verified = tl.maximum(num_rows - 1, 0)
-    place = tl.arange(0, SPOKEN)
-    drafted = place < WIDTH
-    spoken = tl.load(step.samples + start + place, mask=place <= WIDTH, other=-1)
-    if IS_DECIDED:
-        accepted = tl.maximum(tl.load(step.accepted + slot), 0)
-        bonus = tl.load(step.bonus + slot)
-    else:
-        behind = place < verified
-        tokens = tl.load(step.tokens + start + 1 + place, mask=behind, other=-2)
-        # the first place where the target says something else, or nothing was drafted
-        accepted = tl.min(tl.where(behind & (spoken == tokens), SPOKEN, place), 0).to(tl.int64)
-        bonus = tl.load(step.samples + start + accepted)
-    confidence = tl.load(step.confidence + slot * WIDTH + place, mask=drafted, other=0.0)
-    if WIDTH > 0 and not IS_GIVEN:
-        # rows that belong to nobody are somebody's: they count for nothing
-        most = tl.min(tl.where(confidence > 0, WIDTH, tl.minimum(place, WIDTH)), 0).to(tl.int64)
+    if not IS_GIVEN:
+        drafted = tl.min(tl.where((confidence > 0) | (row == 0), ROWS, row), 0).to(tl.int64) - 1
         limit = tl.load(slots.limits + slot)
-        most = tl.where(limit < 0, most, tl.minimum(most, limit))
-        verified = tl.minimum(verified, most)
+        room = tl.load(slots.ends + slot) - length - 1
+        verified = tl.minimum(tl.minimum(verified, drafted), tl.maximum(room, 0))
+        verified = tl.where(limit < 0, verified, tl.minimum(verified, limit))
+    is_node = there & (row <= verified)
+    # a row beyond the last one reads nobody's, which stand behind
+    spoken = tl.load(samples + start + row, mask=row <= NODES, other=-1)
+    if IS_DECIDED:
+        accepted = tl.maximum(tl.load(decided.accepted + slot), 0)
         is_cut = accepted > verified
         accepted = tl.minimum(accepted, verified)
-        agreed, own = (
-            tl.load(step.samples + start + accepted),
-            tl.load(step.drawn + start + accepted),
-        )
-        bonus = tl.where(is_cut, own, agreed)
-    spoken = tl.where(place == accepted, bonus, spoken)
-    line = lines + slot * COLUMNS
+        bonus = tl.load(decided.bonus + slot)
+        bonus = tl.where(is_cut, tl.load(decided.drawn + start + accepted), bonus)
+        on_path = row <= accepted
+        spoken = tl.where(row == accepted, bonus, spoken)
+    else:
+        wanted = tl.load(samples + start + parent, mask=is_node, other=-1)
+        agreed = is_node & (wanted == token)
+        one = tl.full((ROWS,), 1, tl.int64)
+        word = 1 + tl.sum(tl.where(agreed, one << row.to(tl.int64), 0), 0)
+        is_kept = is_node & ((ancestors & ~word) == 0)
+        accepted = tl.sum(is_kept.to(tl.int64), 0)
+        on_path = is_kept | (row == 0)
+        bonus = tl.sum(tl.where(on_path & (depth == accepted), spoken, 0), 0)
+
+    line = lines + slot * (4 + 2 * (1 + DEPTH) + 3 * NODES)
     tl.store(line, accepted)
     tl.store(line + 1, verified)
     tl.store(line + 2, num_rows)
-    tl.store(line + 3, tl.load(step.sources + slot))
-    tl.store(line + 4 + place, spoken, mask=place <= WIDTH)
-    drafts = tl.load(step.drafts + slot * WIDTH + place, mask=drafted, other=0)
-    tl.store(line + 5 + WIDTH + place, drafts, mask=drafted)
+    tl.store(line + 3, tl.load(sources + slot))
+    path, place = line + 5 + DEPTH, tl.arange(0, SPOKEN)
+    is_behind = (place > accepted) & (place <= DEPTH)
+    tl.store(line + 4 + place, tl.full((SPOKEN,), -1, tl.int64), mask=is_behind)
+    tl.store(path + place, tl.zeros((SPOKEN,), tl.int64), mask=is_behind)
+    tl.store(line + 4 + depth, spoken, mask=on_path)
+    tl.store(path + depth, row.to(tl.int64), mask=on_path)
+    told = path + 1 + DEPTH + row - 1
+    tl.store(told, token, mask=there)
+    tl.store(told + NODES, parent, mask=there)
     words = confidence.to(tl.int32, bitcast=True).to(tl.int64)
-    tl.store(line + 5 + 2 * WIDTH + place, words, mask=drafted)
+    tl.store(told + 2 * NODES, words, mask=there)
+
     is_alive = tl.load(slots.alive + slot) > 0
     num_kept = tl.where(is_alive, accepted + 1, 0)
     counts = (tl.load(slots.flags + slot) & PENALISED) != 0
-    is_counted = (place < tl.where(counts, num_kept, 0)) & (spoken >= 0) & (spoken < vocab_size)
+    is_counted = (depth < tl.where(counts, num_kept, 0)) & on_path
+    is_counted &= (spoken >= 0) & (spoken < vocab_size)
     cells = slots.facts + slot.to(tl.int64) * vocab_size + spoken
     tl.atomic_add(cells, 1, mask=is_counted)  # of integers: in any order
-    length = tl.load(slots.lengths + slot)
     if HAS_HISTORY:
-        there = length + place
-        told = history + slot.to(tl.int64) * history_stride + there
-        tl.store(told, spoken.to(tl.int32), mask=(place < num_kept) & (there < history_end))
+        where = length + depth
+        said = history + slot.to(tl.int64) * history_stride + where
+        tl.store(
+            said, spoken.to(tl.int32), mask=on_path & (depth < num_kept) & (where < history_end)
+        )
     # where there is no token the host ends the request
     tl.store(slots.anchors + slot, tl.maximum(bonus, 0), mask=is_alive)
     length = length + num_kept.to(tl.int32)
@@ -140,8 +164,8 @@ def _advance(
     if not IS_GIVEN:
         number = tl.arange(0, STOPS)
         stops = tl.load(slots.stops + slot * NUM_STOPS + number, mask=number < NUM_STOPS, other=-2)
-        position = length - accepted + place
-        may_stop = (place <= accepted) & (position >= tl.load(slots.stops_from + slot))
+        position = length - accepted + depth
+        may_stop = on_path & (position >= tl.load(slots.stops_from + slot))
         hits = (spoken[:, None] == stops[None, :]) & may_stop[:, None]
         is_over = (tl.max(tl.max(hits.to(tl.int32), 1), 0) > 0) | (
             length + 1 >= tl.load(slots.ends + slot)

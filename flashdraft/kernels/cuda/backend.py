@@ -28,9 +28,12 @@ from flashdraft.kernels.interface import (
     PagedKeys,
     PassRows,
     Residual,
+    Settled,
     SlotSettings,
     SlotStates,
     SlotTables,
+    Stored,
+    TreeNodes,
     Verified,
     WholeSequences,
 )
@@ -255,13 +258,13 @@ class TritonKernels(ComposedKernels):
     def lay_out(
         self,
         slots: SlotTables,
-        drafts: Tensor,
+        nodes: TreeNodes,
         counts: Tensor | None,
         num_rows: int,
         rows: PassRows,
     ) -> None:
         with self._on_device():
-            dense_backend.lay_out(slots, drafts, counts, num_rows, rows)
+            dense_backend.lay_out(slots, nodes, counts, num_rows, rows)
 
     def advance(
         self,
@@ -273,6 +276,10 @@ class TritonKernels(ComposedKernels):
     ) -> None:
         with self._on_device():
             dense_backend.advance(slots, step, lines, history, is_given)
+
+    def settle(self, stored: Sequence[Stored], moves: Settled) -> None:
+        with self._on_device():
+            dense_backend.settle(stored, moves)
 
     def finish_logits(
         self,

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from flashdraft.kernels.cuda import advance as going_on
 from flashdraft.kernels.cuda import layout
+from flashdraft.kernels.cuda import settle as settling
 from flashdraft.kernels.cuda.dense.linear import multiply_rows
 from flashdraft.kernels.cuda.dense.logits import finish_logits
 from flashdraft.kernels.cuda.draw import rows as drawing
@@ -17,9 +20,12 @@ from flashdraft.kernels.interface import (
     DrawnRows,
     HeadProducts,
     PassRows,
+    Settled,
     SlotSettings,
     SlotStates,
     SlotTables,
+    Stored,
+    TreeNodes,
     Verified,
 )
 
@@ -60,10 +66,10 @@ def share_rows(drafted: DraftedSlots, num_rows: int) -> Tensor:
 
 
 def lay_out(
-    slots: SlotTables, drafts: Tensor, counts: Tensor | None, num_rows: int, rows: PassRows
+    slots: SlotTables, nodes: TreeNodes, counts: Tensor | None, num_rows: int, rows: PassRows
 ) -> None:
     """`Kernels.lay_out`."""
-    layout.lay_out(slots, drafts, counts, num_rows, rows)
+    layout.lay_out(slots, nodes, counts, num_rows, rows)
 
 
 def advance(
@@ -71,3 +77,8 @@ def advance(
 ) -> None:
     """`Kernels.advance`."""
     going_on.advance(slots, step, lines, history, is_given)
+
+
+def settle(stored: Sequence[Stored], moves: Settled) -> None:
+    """`Kernels.settle`."""
+    settling.settle(stored, moves)

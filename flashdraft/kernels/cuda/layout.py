@@ -15,6 +15,7 @@ from torch import Tensor
 
 from flashdraft.kernels import layout as rule
 from flashdraft.kernels.layout import DraftedSlots, PassRows, SlotTables
+from flashdraft.kernels.tree import TreeNodes
 
 ANCHOR = tl.constexpr(rule.ANCHOR)
 FIXED = tl.constexpr(rule.FIXED)
@@ -25,7 +26,7 @@ LEAST_SLOTS = 8  # fewer take as long, and would be compiled apart
 
 def share_rows(drafted: DraftedSlots, num_rows: int) -> Tensor:
     """`Kernels.share_rows`: a program for each slot ranks its rows among those of all."""
-    num_slots, width = drafted.confidence.shape
+    num_slots, width = drafted.survival.shape
     assert all(one.is_contiguous() for one in drafted)
     counts = torch.empty(num_slots, dtype=torch.int64, device=drafted.alive.device)
     _share_rows[(num_slots,)](
@@ -34,7 +35,6 @@ def share_rows(drafted: DraftedSlots, num_rows: int) -> Tensor:
         num_rows,
         num_slots,
         width,
-        drafted.edges.shape[0],
         PLACES=triton.next_power_of_2(1 + width),
         SLOTS=max(LEAST_SLOTS, triton.next_power_of_2(num_slots)),
         num_warps=4,
@@ -44,20 +44,19 @@ def share_rows(drafted: DraftedSlots, num_rows: int) -> Tensor:
 
 # Numbers that change from step to step compile nothing anew, and loops stay loops: unrolled, this
 # takes seconds to compile.
-@triton.jit(do_not_specialize=["num_rows", "num_slots", "width", "num_edges"])
+@triton.jit(do_not_specialize=["num_rows", "num_slots", "width"])
 def _share_rows(
     drafted: DraftedSlots,
     counts: tl.tensor,
     num_rows: tl.tensor,
     num_slots: tl.tensor,
     width: tl.tensor,
-    num_edges: tl.tensor,
     PLACES: tl.constexpr,
     SLOTS: tl.constexpr,
 ) -> None:
     own = tl.program_id(0)
     slots, place = tl.arange(0, SLOTS)[:, None], tl.arange(0, PLACES)[None, :]
-    worth = _worth(drafted, slots, place, num_slots, width, num_edges)
+    worth = _worth(drafted, slots, place, num_slots, width)
     order = place * SLOTS + slots  # of equals, those that follow fewer come first
     is_own = slots == own
     count = tl.full((), 0, tl.int64)
@@ -78,25 +77,12 @@ def _worth(
     place: tl.tensor,
     num_slots: tl.tensor,
     width: tl.tensor,
-    num_edges: tl.tensor,
 ) -> tl.tensor:
-    """What every row is worth [slots, places]: anchors, and draft tokens behind them."""
+    """What every row is worth [slots, places]: anchors, and nodes behind them."""
     there = slots < num_slots
     column = place - 1
-    is_drafted = there & (column >= 0) & (column < width)
-    sure = tl.load(drafted.confidence + slots * width + column, mask=is_drafted, other=0.0)
-    bucket = tl.zeros_like(sure).to(tl.int32)
-    for edge in range(num_edges):
-        bucket += (sure >= tl.load(drafted.edges + edge)).to(tl.int32)
-    source = tl.load(drafted.sources + slots, mask=there, other=0)
-    where = drafted.chances + source * (1 + num_edges) + bucket
-    chance = tl.load(where, mask=is_drafted & (sure > 0), other=0.0).to(tl.float64)
-    # products in the rule's order: another one rounds equals apart
-    alive = tl.sum(tl.where(place == 1, chance, 0.0), 1)[:, None]
-    likely = tl.where(place == 1, alive, 0.0)
-    for other in range(2, width + 1):
-        alive *= tl.sum(tl.where(place == other, chance, 0.0), 1)[:, None]
-        likely = tl.where(place == other, alive, likely)
+    is_node = there & (column >= 0) & (column < width)
+    likely = tl.load(drafted.survival + slots * width + column, mask=is_node, other=0.0)
     limit = tl.load(drafted.limits + slots, mask=there, other=-1)
     is_alive = tl.load(drafted.alive + slots, mask=there, other=0) > 0
     worth = tl.where(limit < 0, likely, tl.where(column < limit, FIXED, UNWANTED))
@@ -105,16 +91,16 @@ def _worth(
 
 
 def lay_out(
-    slots: SlotTables, drafts: Tensor, counts: Tensor | None, num_rows: int, rows: PassRows
+    slots: SlotTables, nodes: TreeNodes, counts: Tensor | None, num_rows: int, rows: PassRows
 ) -> None:
     """`Kernels.lay_out`: a program for each slot writes its rows."""
-    num_slots, width = drafts.shape
+    num_slots, width = nodes.tokens.shape
     num_starts = rows.query_start.shape[0]
-    assert all(one.is_contiguous() for one in (*slots[:4], drafts, *rows[:4]))
+    assert all(one.is_contiguous() for one in (*slots[:4], *nodes[:4], *rows[:6]))
     _lay_out[(num_slots,)](
         slots,
-        drafts,
-        drafts if counts is None else counts,  # unread without
+        nodes,
+        nodes.tokens if counts is None else counts,  # unread without
         rows,
         num_rows,
         num_slots,
@@ -144,7 +130,7 @@ def lay_out(
 )
 def _lay_out(
     slots: SlotTables,
-    drafts: tl.tensor,
+    nodes: TreeNodes,
     counts: tl.tensor,
     rows: PassRows,
     num_rows: tl.tensor,
@@ -173,18 +159,23 @@ def _lay_out(
         is_left = (after >= num_slots) & (after < num_starts)
         tl.store(rows.query_start + after, num_rows, mask=is_left)
     is_row = place < count
-    drafted = tl.load(drafts + slot * WIDTH + place - 1, mask=is_row & (place > 0), other=0)
-    tokens = tl.where(place == 0, tl.load(slots.anchors + slot), drafted)
-    positions = tl.load(slots.lengths + slot).to(tl.int64) + place
-    row = start + place
+    node, is_node = slot * WIDTH + place - 1, is_row & (place > 0)
+    tokens = tl.load(nodes.tokens + node, mask=is_node, other=0)
+    tokens = tl.where(place == 0, tl.load(slots.anchors + slot), tokens)
+    depths = tl.load(nodes.depths + node, mask=is_node, other=0)
+    length, row = tl.load(slots.lengths + slot).to(tl.int64), start + place
     tl.store(rows.tokens + row, tokens, mask=is_row)
     tl.store(rows.owner + row, slot.to(tl.int64), mask=is_row)
-    tl.store(rows.positions + row, positions, mask=is_row)
+    tl.store(rows.positions + row, length + depths, mask=is_row)
     tl.store(rows.behind + row, place.to(tl.int64), mask=is_row)
+    ancestors = tl.load(nodes.ancestors + node, mask=is_node, other=1)
+    tl.store(rows.ancestors + row, ancestors, mask=is_row)
+    tl.store(rows.depths + row, depths, mask=is_row)
+    index = length + place
     # to the page of nobody behind a sequence's end, and in slots that do not decode
     end = tl.where(tl.load(slots.alive + slot) > 0, tl.load(slots.ends + slot), 0)
-    is_kept = positions < end
-    page, offset = positions // slots.page_size, positions % slots.page_size
+    is_kept = index < end
+    page, offset = index // slots.page_size, index % slots.page_size
     for pool in tl.static_range(POOLS):
         table = slots.tables + pool * pool_stride + slot * slot_stride
         pages = tl.load(table + page, mask=is_row & is_kept, other=0).to(tl.int64)

@@ -1,4 +1,4 @@
-"""Acceptance against a naive loop."""
+"""Acceptance against a walk from node to node."""
 
 from __future__ import annotations
 
@@ -7,66 +7,78 @@ import random
 import pytest
 import torch
 
-from flashdraft.kernels.accept import accept, accept_ragged
+from flashdraft.kernels.accept import Walk, walk
+from flashdraft.kernels.tree import TreeNodes, make_chain
+from tests.laid_out import make_nodes
 
 
-def naive(samples: list[int], drafts: list[int]) -> tuple[int, int]:
-    num_accepted = 0
-    while num_accepted < len(drafts) and drafts[num_accepted] == samples[num_accepted]:
-        num_accepted += 1
-    return num_accepted, samples[num_accepted]
+def by_hand(samples: list[int], parents: list[int], tokens: list[int], count: int) -> list[int]:
+    """The rows of the path, of a slot whose first nodes count."""
+    path = [0]
+    while True:
+        found = [
+            1 + node
+            for node in range(count)
+            if parents[node] == path[-1] and tokens[node] == samples[path[-1]]
+        ]
+        if not found:
+            return path
+        path += found
 
 
-def random_cases(chance: random.Random, width: int) -> list[tuple[list[int], list[int]]]:
-    """(samples, drafts) per sequence: 0 to width - 1 drafts, right most of the time."""
-    cases = []
-    for _ in range(chance.randrange(1, 6)):
-        samples = [chance.randrange(3) for _ in range(chance.randrange(1, width + 1))]
-        wrong = chance.choice([0.0, 0.2, 1.0])
-        drafts = [s if chance.random() >= wrong else s + 1 for s in samples[:-1]]
-        cases.append((samples, drafts))
-    return cases
+def chain(tokens: list[list[int]]) -> TreeNodes:
+    ids = torch.tensor(tokens)
+    return make_chain(ids, torch.ones(ids.shape), torch.ones(ids.shape, dtype=torch.float64))
 
 
-@pytest.mark.parametrize("width", [1, 2, 5, 16])
-def test_accept_matches_a_naive_loop(width: int) -> None:
-    chance = random.Random(width)
-    for _ in range(100):
-        cases = random_cases(chance, width)
-        expected = [naive(samples, drafts) for samples, drafts in cases]
-        # Padding that would agree if it were looked at.
-        samples = torch.tensor([s + [1] * (width - len(s)) for s, _ in cases])
-        drafts = torch.tensor([d + [1] * (width - 1 - len(d)) for _, d in cases])
-        drafts = drafts.to(torch.int64).reshape(len(cases), width - 1)
-        lengths = torch.tensor([len(d) for _, d in cases])
-        outcome = accept(samples, drafts, lengths)
-        assert list(zip(*(t.tolist() for t in outcome), strict=True)) == expected
-
-        tokens = [token for _, d in cases for token in [9, *d]]  # anchor, then drafts
-        flat = [token for s, _ in cases for token in s]
-        starts = torch.tensor([0, *(len(s) for s, _ in cases)]).cumsum(0).to(torch.int32)
-        ragged = accept_ragged(torch.tensor(flat), torch.tensor(tokens), starts, width)
-        assert list(zip(*(t.tolist() for t in ragged), strict=True)) == expected
+def walk_chains(samples: list[list[int]], drafts: list[list[int]], counts: list[int]) -> Walk:
+    width = len(drafts[0])
+    is_node = torch.arange(width) < torch.tensor(counts).unsqueeze(1)
+    starts = torch.arange(len(samples)) * (1 + width)
+    return walk(torch.tensor(samples).flatten(), starts, chain(drafts), is_node, width)
 
 
-def test_a_length_hides_drafts_that_would_agree() -> None:
-    samples = torch.tensor([[4, 5, 6], [4, 5, 6], [4, 5, 6]])
-    outcome = accept(samples, samples[:, :2], torch.tensor([0, 1, 2]))
-    assert outcome.num_accepted.tolist() == [0, 1, 2]
-    assert outcome.bonus.tolist() == [4, 5, 6]
+@pytest.mark.parametrize("num_nodes", [0, 1, 5, 15, 63])
+@pytest.mark.parametrize("max_depth", [1, 4, 15])
+def test_it_is_the_walk_by_hand(num_nodes: int, max_depth: int) -> None:
+    chance, longest = random.Random(num_nodes), 0
+    for seed in range(40):
+        num_slots = 1 + seed % 4
+        nodes = make_nodes(seed, num_slots, num_nodes, max_depth)
+        counts = [chance.randint(0, int((one > 0).sum())) for one in nodes.confidence]
+        samples = torch.randint(0, 200, (num_slots, 1 + num_nodes))
+        for slot in range(num_slots):
+            for node in range(num_nodes):  # every parent agrees with some child
+                if chance.random() < 0.7:
+                    samples[slot, nodes.parents[slot, node]] = nodes.tokens[slot, node]
+        starts = torch.arange(num_slots) * (1 + num_nodes)
+        is_node = torch.arange(num_nodes) < torch.tensor(counts).unsqueeze(1)
+        found = walk(samples.flatten(), starts, nodes, is_node, max_depth)
+        for slot, count in enumerate(counts):
+            rows = samples[slot], nodes.parents[slot], nodes.tokens[slot]
+            path = by_hand(*(one.tolist() for one in rows), count)
+            assert int(found.num_accepted[slot]) == len(path) - 1
+            assert found.path[slot].tolist() == path + [0] * (1 + max_depth - len(path))
+            longest = max(longest, len(path) - 1)
+    assert longest >= min(max_depth, num_nodes, 2)
+
+
+def test_nodes_that_are_not_verified_do_not_count() -> None:
+    found = walk_chains([[4, 5, 6]] * 3, [[4, 5]] * 3, [0, 1, 2])
+    assert found.num_accepted.tolist() == [0, 1, 2]
+    assert found.path.tolist() == [[0, 0, 0], [0, 1, 0], [0, 1, 2]]
 
 
 def test_agreement_after_the_first_refusal_does_not_count() -> None:
-    outcome = accept(torch.tensor([[1, 2, 3, 4]]), torch.tensor([[1, 9, 3]]), torch.tensor([3]))
-    assert (outcome.num_accepted.tolist(), outcome.bonus.tolist()) == ([1], [2])
+    assert walk_chains([[1, 2, 3, 4]], [[1, 9, 3]], [3]).num_accepted.tolist() == [1]
 
 
 def test_acceptance_ends_where_no_token_can_be_chosen() -> None:
-    outcome = accept(torch.tensor([[1, -1, 3, 4]]), torch.tensor([[1, 2, 3]]), torch.tensor([3]))
-    assert (outcome.num_accepted.tolist(), outcome.bonus.tolist()) == ([1], [-1])
+    assert walk_chains([[1, -1, 3, 4]], [[1, 2, 3]], [3]).num_accepted.tolist() == [1]
 
 
 def test_an_empty_batch_is_fine() -> None:
-    empty = torch.empty(0, dtype=torch.int64)
-    outcome = accept(empty.view(0, 4), empty.view(0, 3), empty)
-    assert outcome.num_accepted.shape == outcome.bonus.shape == (0,)
+    nodes = make_nodes(0, 3, 4).first(0)
+    nobody = torch.empty(0, dtype=torch.int64)
+    found = walk(torch.tensor([5]), nobody, nodes, torch.empty(0, 4, dtype=torch.bool), 4)
+    assert found.num_accepted.shape == (0,) and found.path.shape == (0, 5)

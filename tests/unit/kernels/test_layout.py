@@ -16,7 +16,8 @@ from flashdraft.kernels.layout import (
     share_rows,
     survival,
 )
-from tests.laid_out import make_rows, make_slots
+from flashdraft.kernels.tree import TreeNodes, make_chain
+from tests.laid_out import make_nodes, make_rows, make_slots
 
 CPU = torch.device("cpu")
 ALL = [1, 1, 1]
@@ -24,19 +25,8 @@ FREE = [-1, -1, -1]
 
 
 def share(wanted: Tensor, num_rows: int, limits: list[int], alive: list[int]) -> Tensor:
-    """Shares where draft tokens survive with these chances, which fall along a slot's row."""
-    before = torch.cat([torch.ones(len(wanted), 1), wanted[:, :-1]], dim=1)
-    own = torch.where(before > 0, wanted / before, 0.0).double()
-    values, confidence = own.unique(return_inverse=True)  # every chance is a bucket of its own
-    edges = torch.arange(1.0, len(values)) / len(values)
-    sure = (confidence + 0.5) / len(values)
-    sure[own == 0] = 0.0
-    sources = torch.zeros(len(wanted), dtype=torch.int64)
-    drafted = DraftedSlots(
-        sure.float(), sources, values.unsqueeze(0), edges, torch.tensor(limits), torch.tensor(alive)
-    )
-    found = survival(drafted.confidence, sources, drafted.chances, edges)
-    torch.testing.assert_close(found, wanted.double(), rtol=1e-6, atol=1e-9)
+    """Shares where nodes survive with these chances."""
+    drafted = DraftedSlots(wanted.double(), torch.tensor(limits), torch.tensor(alive))
     return share_rows(drafted, num_rows)
 
 
@@ -98,17 +88,20 @@ def test_nothing_survives_where_nothing_was_drafted():
 
 
 def by_hand(
-    slots: SlotTables, drafts: list[list[int]], counts: list[int]
+    slots: SlotTables, nodes: TreeNodes, counts: list[int]
 ) -> tuple[list[list[int]], list[list[int]]]:
-    """[token, slot, position, draft tokens before it] of every row, and its place in each pool."""
+    """Six numbers of every row, and its place in each pool."""
     rows, places = [], []
     for s, count in enumerate(counts):
+        length = int(slots.lengths[s])
         for behind in range(count):
-            position = int(slots.lengths[s]) + behind
-            token = drafts[s][behind - 1] if behind else int(slots.anchors[s])
-            rows.append([token, s, position, behind])
-            page, offset = divmod(position, slots.page_size)
-            is_kept = slots.alive[s] and position < slots.ends[s]
+            row = [int(slots.anchors[s]), s, length, 0, 1, 0]
+            if behind:
+                token, _, word, depth = (int(one[s, behind - 1]) for one in nodes[:4])
+                row = [token, s, length + depth, behind, word, depth]
+            rows.append(row)
+            page, offset = divmod(length + behind, slots.page_size)
+            is_kept = slots.alive[s] and length + behind < slots.ends[s]
             pages = slots.tables[:, s, page] if is_kept else slots.nowhere
             places.append([int(one) * slots.page_size + offset for one in pages])
     return rows, places
@@ -118,17 +111,26 @@ def by_hand(
 @pytest.mark.parametrize("whole", [False, True])
 def test_rows_are_those_by_hand(seed, whole):
     source = random.Random(seed)
-    num_slots, width, num_pools = source.randint(1, 6), source.randint(0, 9), source.randint(1, 3)
+    num_slots, num_nodes = source.randint(1, 6), source.choice([0, 3, 9, 63])
+    num_pools = source.randint(1, 3)
     slots = make_slots(seed, num_slots + 2, num_pools).first(num_slots)
-    drafts = [[source.randrange(99) for _ in range(width)] for _ in range(num_slots)]
-    counts = [1 + (width if whole else source.randint(-1, width)) for _ in range(num_slots)]
+    nodes = make_nodes(seed, num_slots, num_nodes)
+    counts = [1 + (num_nodes if whole else source.randint(-1, num_nodes)) for _ in range(num_slots)]
     num_rows = sum(counts)
     rows: PassRows = make_rows(num_rows + 3, num_slots + 2, num_pools, CPU)
-    drafted = torch.tensor(drafts, dtype=torch.int64).view(num_slots, width)
-    lay_out(slots, drafted, None if whole else torch.tensor(counts), num_rows, rows)
-    expected, places = by_hand(slots, drafts, counts)
-    found = torch.stack(rows[:4])[:, :num_rows].T.tolist()
+    lay_out(slots, nodes, None if whole else torch.tensor(counts), num_rows, rows)
+    expected, places = by_hand(slots, nodes, counts)
+    found = torch.stack([one.long() for one in rows[:6]])[:, :num_rows].T.tolist()
     assert found == expected and rows.places[:, :num_rows].T.tolist() == places
     starts = [sum(counts[:s]) for s in range(num_slots + 1)]
     assert rows.query_start.tolist() == starts + [num_rows] * 2
-    assert all((one[..., num_rows:] == 7).all() for one in rows[:5])
+    assert all((one[..., num_rows:] == 7).all() for one in rows[:7])
+
+
+def test_a_chain_is_a_tree_in_which_all_follow_all_before_them():
+    slots, tokens = make_slots(0, 2, 1), torch.tensor([[5, 6, 7], [8, 9, 1]])
+    rows = make_rows(8, 2, 1, CPU)
+    chain = make_chain(tokens, torch.ones(2, 3), torch.ones(2, 3, dtype=torch.float64))
+    lay_out(slots, chain, None, 8, rows)
+    assert rows.ancestors.tolist() == [1, 3, 7, 15] * 2 and rows.depths.tolist() == [0, 1, 2, 3] * 2
+    assert chain.parents.tolist() == [[0, 1, 2]] * 2

@@ -15,12 +15,18 @@ from tests.interpreted import collect, judge, report
 NUM_SEEDS = 12
 
 
-def check(width: int, is_given: bool, looks_up: bool, is_decided: bool = False) -> None:
+def check(
+    width: int,
+    is_given: bool,
+    looks_up: bool,
+    is_decided: bool = False,
+    max_depth: int | None = None,
+) -> None:
     from flashdraft.kernels.cuda.backend import TritonKernels
 
     kernels = TritonKernels(torch.device("cpu"), torch.float32)
     for seed in range(NUM_SEEDS):
-        step = make_step(seed, 1 + seed, width, is_given, looks_up, is_decided)
+        step = make_step(seed, 1 + seed, width, is_given, looks_up, is_decided, max_depth)
         expected, found = step.copied(), step.copied()
         rule.advance(*expected)
         kernels.advance(*found)
@@ -38,6 +44,12 @@ CHECKS: dict[str, Callable[[], None]] = {
 CHECKS |= {
     f"{width} drafted{', given' * given}, decided": lambda w=width, g=given: check(w, g, True, True)
     for width, given in itertools.product((0, 15), (False, True))
+}
+CHECKS |= {
+    f"{nodes} nodes, {depth} deep{', looked up' * looks}": (
+        lambda n=nodes, d=depth, h=looks: check(n, False, h, max_depth=d)
+    )
+    for nodes, depth, looks in ((15, 4, False), (31, 15, True), (63, 9, True))
 }
 
 

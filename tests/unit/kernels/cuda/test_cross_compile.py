@@ -258,7 +258,8 @@ def go_on(width: int, is_given: bool) -> None:
 
 def lay_out(num_slots: int, width: int, num_rows: int | None = None) -> None:
     from flashdraft.kernels.layout import DraftedSlots, SlotTables
-    from tests.laid_out import make_drafted, make_rows, make_slots
+    from flashdraft.kernels.tree import TreeNodes
+    from tests.laid_out import make_drafted, make_nodes, make_rows, make_slots
 
     meta = torch.device("meta")
     drafted = DraftedSlots(*(one.to(meta) for one in make_drafted(0, num_slots, width)))
@@ -266,9 +267,9 @@ def lay_out(num_slots: int, width: int, num_rows: int | None = None) -> None:
     slots = SlotTables(*(one.to(meta) for one in tensors), page_size)
     num_rows = num_slots if num_rows is None else num_rows
     counts = kernels().share_rows(drafted, num_rows)
-    drafts = make(num_slots, width, dtype=torch.int64)
+    nodes = TreeNodes(*(one.to(meta) for one in make_nodes(0, num_slots, width)))
     for one in (None, counts):
-        kernels().lay_out(slots, drafts, one, num_rows, make_rows(999, num_slots, 2, meta))
+        kernels().lay_out(slots, nodes, one, num_rows, make_rows(999, num_slots, 2, meta))
 
 
 def explicit() -> BlockMask:

@@ -12,7 +12,7 @@ from flashdraft.core import SamplingParams
 from flashdraft.kernels.accept import Acceptance
 from flashdraft.kernels.advance import Decided, SlotStates, Verified, num_columns
 from flashdraft.kernels.draw.rule import SlotRequest, SlotSettings
-from flashdraft.kernels.tree import make_chain
+from flashdraft.kernels.nodes import make_chain
 from tests.laid_out import NUM_TOKENS, make_nodes
 
 VOCABULARY = NUM_TOKENS

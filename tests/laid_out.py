@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from flashdraft.kernels.layout import DraftedSlots, PassRows, SlotTables
-from flashdraft.kernels.tree import TreeNodes
+from flashdraft.kernels.nodes import TreeNodes
 from tests.tree_rows import ancestors_of, as_signed, as_word, random_tree
 
 NUM_TOKENS = 200

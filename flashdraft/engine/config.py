@@ -8,7 +8,8 @@ from typing import Any
 
 from flashdraft.errors import RequestError
 
-MAX_VERIFY = 15  # draft tokens per request and step
+MAX_VERIFY = 15  # draft tokens one after another, per request and step
+MAX_NODES = 63  # draft tokens of a tree, likewise
 MAX_BUFFERED = 256  # rows of taps a sequence may hold back before they are folded
 OUT_OF_MEMORY = "The device ran out of memory; lower max_context, max_batch or cache_gb."
 KV_DTYPES = ("auto", "fp8")
@@ -54,6 +55,7 @@ class EngineConfig:
     prefill_chunk: int = 256  # of one prompt in a step
     prefix_cache: bool = True
     verify: int | None = None  # a fixed verify length; None = chosen from measured costs
+    tree: int | None = None  # draft tokens of a tree, at most; None = chains
     ngram: bool = True  # propose what followed earlier, with or without a block drafter
     run_ahead: bool = False  # launch steps before the last is read; on a GPU always
 
@@ -65,8 +67,8 @@ class EngineConfig:
         return cls(**settings)
 
     def runs_ahead_on(self, device: str) -> bool:
-        """Whether steps are launched before the last one is read."""
-        return device == "cuda" or self.run_ahead
+        """Whether steps are launched before the last one is read; only these grow trees."""
+        return device == "cuda" or self.run_ahead or self.tree is not None
 
     def __post_init__(self) -> None:
         self._require("max_batch", 1, MAX_BATCH, f"an integer of at least 1, at most {MAX_BATCH}")
@@ -77,6 +79,8 @@ class EngineConfig:
         if self.verify is not None:
             limit = f"None ('auto') or an integer from 0 to {MAX_VERIFY}"
             self._require("verify", 0, MAX_VERIFY, limit)
+        if self.tree is not None:
+            self._require("tree", 1, MAX_NODES, f"None or an integer from 1 to {MAX_NODES}")
 
     def _require(self, name: str, low: int, high: float, limit: str) -> None:
         value = getattr(self, name)

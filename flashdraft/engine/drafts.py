@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 # the names of the proposers
 BLOCK_SOURCE, NGRAM_SOURCE, FORCED_SOURCE = "block", "ngram", "grammar"
+BRANCH_SOURCE = "branch"  # whoever drafts: nodes of a tree that are not of its chain
 DEVICE_SOURCES = (BLOCK_SOURCE, NGRAM_SOURCE)  # those that draft on the device, by their numbers
 
 
@@ -16,6 +17,29 @@ class Draft:
     tokens: list[int]
     confidence: list[float]  # per slot: the proposer's own probability, given the slots before it
     source: str = ""  # the proposer's name
+    parents: list[int] | None = None  # of a tree, by rows: 0 = the anchor, i + 1 = token i
 
     def cut(self, length: int) -> Draft:
-        return Draft(self.tokens[:length], self.confidence[:length], self.source)
+        parents = None if self.parents is None else self.parents[:length]
+        return Draft(self.tokens[:length], self.confidence[:length], self.source, parents)
+
+    @property
+    def sources(self) -> list[str]:
+        """Of every token: the proposer's name on its chain, whose tokens come before siblings."""
+        if self.parents is None:
+            return [self.source] * len(self.tokens)
+        end, found = 0, list[str]()  # the chain's last row so far, which has no child yet
+        for row, parent in enumerate(self.parents, start=1):
+            found.append(self.source if parent == end else BRANCH_SOURCE)
+            end = row if parent == end else end
+        return found
+
+    @property
+    def depth(self) -> int:
+        """The most tokens of it that can be accepted."""
+        if self.parents is None:
+            return len(self.tokens)
+        depths = [0]
+        for parent in self.parents:
+            depths.append(depths[parent] + 1)
+        return max(depths)

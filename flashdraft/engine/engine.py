@@ -106,8 +106,9 @@ class Engine:
         self.step_policy = StepPolicy(
             StepTimes(costs or GPU_COSTS),
             self.policy.survival,
-            self.config.verify,
+            self.config.verify if self.config.tree is None else self.config.tree,
             self.scheduler.max_step_tokens,
+            steps.num_nodes if steps.pieces.grows_trees else 0,
         )
         self._pipeline = StepPipeline(
             steps,
@@ -373,9 +374,9 @@ class Engine:
         if self._runs_ahead:
             looks_up = self.config.ngram and self._lookahead > 0
             most = MAX_VERIFY if looks_up else 0
-            return StepLimits(
-                max_batch, max_length, rows, MAX_CHUNKS, most, looks_up, may_be_guided
-            )
+            room = max_batch, max_length, rows, MAX_CHUNKS
+            num_nodes = self.config.tree or 0
+            return StepLimits(*room, most, looks_up, may_be_guided, num_nodes=num_nodes)
         most = self._lookahead
         return StepLimits(max_batch, max_length, rows, max_batch, most, False, may_be_guided, True)
 

@@ -78,17 +78,17 @@ class Live:
                 return FinishReason.LENGTH
         return None
 
-    def count_step(self, num_drafted: int, num_accepted: int, num_kept: int) -> None:
-        """Add a decode step to the statistics."""
+    def count_step(self, num_drafted: int, depth: int, num_accepted: int, num_kept: int) -> None:
+        """Add a decode step to the statistics; so many drafted tokens could follow one another."""
         stats = self.sequence.stats
         stats.steps += 1
         stats.drafted += num_drafted
         accepted = min(num_accepted, num_kept)
         stats.accepted += accepted
-        unseen = [0] * (num_drafted - len(stats.slots_verified))
+        unseen = [0] * (depth - len(stats.slots_verified))
         stats.slots_verified += unseen
         stats.slots_accepted += unseen
-        for slot in range(num_drafted):
+        for slot in range(depth):
             stats.slots_verified[slot] += 1
             stats.slots_accepted[slot] += slot < accepted
         stats.decode_tokens += num_kept

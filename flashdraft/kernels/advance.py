@@ -13,7 +13,7 @@ from torch import Tensor
 
 from flashdraft.kernels.accept import Acceptance, walk
 from flashdraft.kernels.draw.rule import count_tokens
-from flashdraft.kernels.tree import TreeNodes
+from flashdraft.kernels.nodes import TreeNodes
 
 
 class SlotStates(NamedTuple):

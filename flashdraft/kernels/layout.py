@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from flashdraft.kernels.tree import TreeNodes
+from flashdraft.kernels.nodes import TreeNodes
 
 # What a row is worth, where that is not the chance of its draft token.
 ANCHOR, FIXED, NOBODY, UNWANTED = 3.0, 2.0, -1.0, -2.0
@@ -64,11 +64,13 @@ class PassRows(NamedTuple):
         cls, num_rows: int, num_slots: int, num_pools: int, device: torch.device
     ) -> PassRows:
         """Rows of nobody."""
-        *numbers, ancestors = torch.zeros(5, num_rows, dtype=torch.int64, device=device).unbind()
+        tokens, owner, positions, behind, ancestors = torch.zeros(
+            5, num_rows, dtype=torch.int64, device=device
+        ).unbind()
         depths = torch.zeros(num_rows, dtype=torch.int32, device=device)
         places = torch.zeros(num_pools, num_rows, dtype=torch.int64, device=device)
         starts = torch.zeros(num_slots + 1, dtype=torch.int32, device=device)
-        return cls(*numbers, ancestors, depths, places, starts)
+        return cls(tokens, owner, positions, behind, ancestors, depths, places, starts)
 
 
 def survival(confidence: Tensor, sources: Tensor, chances: Tensor, edges: Tensor) -> Tensor:
@@ -76,9 +78,13 @@ def survival(confidence: Tensor, sources: Tensor, chances: Tensor, edges: Tensor
 
     A confidence of 0 says that there is none.
     """
+    return chances_of(confidence, sources.unsqueeze(1), chances, edges).cumprod(1)
+
+
+def chances_of(confidence: Tensor, sources: Tensor | int, chances: Tensor, edges: Tensor) -> Tensor:
+    """The chance of each draft token at its turn, in float64: of a source each, or all of one."""
     buckets = torch.bucketize(confidence.contiguous(), edges, right=True)
-    found = chances[sources.unsqueeze(1), buckets].double()
-    return torch.where(confidence > 0, found, 0.0).cumprod(1)
+    return torch.where(confidence > 0, chances[sources, buckets].double(), 0.0)
 
 
 def share_rows(drafted: DraftedSlots, num_rows: int) -> Tensor:

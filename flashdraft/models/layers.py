@@ -7,7 +7,7 @@ forward pass needs besides weights comes in one `ForwardBatch`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -259,7 +259,7 @@ class Attention:
     def _mask(self, batch: ForwardBatch) -> BlockMask:
         if batch.pictures is None or not self._sees_pictures_whole:
             return batch.mask
-        return BlockMask(ahead=batch.pictures.ahead)
+        return replace(batch.mask, ahead=batch.pictures.ahead)
 
     def _rebuild(self, rope: RopeTable) -> KeyRebuild:
         spec = self._spec

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from flashdraft.kernels import layout as rule
-from flashdraft.kernels.tree import TreeNodes
+from flashdraft.kernels.nodes import TreeNodes
 from tests.laid_out import make_drafted, make_nodes, make_rows, make_slots
 
 pytestmark = pytest.mark.gpu

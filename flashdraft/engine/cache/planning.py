@@ -14,6 +14,7 @@ GB = 10**9
 DEFAULT_CPU_GB = 1.0
 GPU_SHARE = 0.85  # of the memory left once the weights are there
 LOOKAHEAD = 64  # tokens a step may write beyond the committed ones
+TREE_LOOKAHEAD = 96  # the same where it may be a tree: of two steps in flight what they commit, too
 SPARE_WINDOWS = 2  # a windowed pool's room, in running sequences: as much again for cached prefixes
 
 
@@ -59,7 +60,8 @@ def window_slack(
     chunk = min(config.prefill_chunk, step_tokens)
     if takes_pictures:  # a picture is never cut
         chunk = max(chunk, MOST_TOKENS)
-    return chunk + LOOKAHEAD + draft_lag(drafter)
+    lookahead = LOOKAHEAD if config.tree is None else TREE_LOOKAHEAD
+    return chunk + lookahead + draft_lag(drafter)
 
 
 def draft_lag(drafter: DrafterConfig | None) -> int:

@@ -15,7 +15,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from flashdraft.engine.config import MAX_VERIFY
-from flashdraft.engine.drafts import DEVICE_SOURCES
+from flashdraft.engine.drafts import BRANCH_SOURCE, DEVICE_SOURCES, Draft
 from flashdraft.engine.policy.times import StepTimes
 from flashdraft.engine.policy.verify import BUCKET_EDGES, MIN_GAIN, Survival
 
@@ -60,10 +60,19 @@ class StepPolicy:
     """Chooses steps; remembers what they took and brought."""
 
     def __init__(
-        self, times: StepTimes, survival: Survival, fixed: int | None, max_rows: int
+        self,
+        times: StepTimes,
+        survival: Survival,
+        fixed: int | None,
+        max_rows: int,
+        num_nodes: int = 0,
     ) -> None:
-        """`fixed`: draft tokens that everybody verifies; `max_rows`: of prompts in a step."""
+        """`fixed`: draft tokens that everybody verifies; `max_rows`: of prompts in a step.
+
+        `num_nodes`: the most of a tree, where drafts are trees.
+        """
         self.times, self._survival = times, survival
+        self._num_nodes = num_nodes
         self.fixed, self._max_rows = fixed, max_rows
         self._num_drafted = 0  # sequences of the last drafts
         self._curves: list[list[float]] = []  # survival of every slot of theirs
@@ -72,28 +81,31 @@ class StepPolicy:
         self._batch, self._steps_of_batch = 0, 0
 
     def chances(self) -> list[list[float]]:
-        """How likely the target agrees, for each of DEVICE_SOURCES and bucket of confidence."""
+        """How likely the target agrees, for DEVICE_SOURCES and branches, by confidence."""
         edges = [0.0, *BUCKET_EDGES, 1.0]
         middles = [(low + high) / 2 for low, high in zip(edges[:-1], edges[1:], strict=True)]
         return [
             [self._survival.chance(source, middle) for middle in middles]
-            for source in DEVICE_SOURCES
+            for source in (*DEVICE_SOURCES, BRANCH_SOURCE)
         ]
 
-    def remember_drafts(self, drafts: Sequence[tuple[str, Sequence[float]]]) -> None:
-        """Take in the newest drafts: for each sequence the source, and its confidence in them."""
-        self._curves = [self._curve(source, confidence) for source, confidence in drafts]
+    def remember_drafts(self, drafts: Sequence[Draft]) -> None:
+        """Take in the newest drafts, one for each sequence, verified or not."""
+        self._curves = [self._curve(draft) for draft in drafts]
         self._num_drafted, self._gains = len(drafts), {}
 
     def expected_tokens(self, num_awake: int, num_rows: int, width: int = MAX_VERIFY) -> float:
         """Tokens that a step over so many rows is expected to commit, where so many are drafted."""
-        num_slots = min(max(num_rows - num_awake, 0), num_awake * width)
+        most = self._num_nodes if self._num_nodes and width else width
+        num_slots = min(max(num_rows - num_awake, 0), num_awake * most)
         if num_slots == 0:
             return float(num_awake)
         if self._num_drafted == 0:
-            return num_awake * sum(UNKNOWN**i for i in range(num_slots // num_awake + 1))
-        place = round(num_slots * self._num_drafted / num_awake)
-        return num_awake + num_awake / self._num_drafted * self._gains_of(width)[place]
+            depth = min(num_slots // num_awake, width)
+            return num_awake * sum(UNKNOWN**i for i in range(depth + 1))
+        gains = self._gains_of(most)
+        place = min(round(num_slots * self._num_drafted / num_awake), len(gains) - 1)
+        return num_awake + num_awake / self._num_drafted * gains[place]
 
     def choose(
         self, options: StepOptions, prompts: Sequence[int] = (), context: int = 0
@@ -214,17 +226,27 @@ class StepPolicy:
             self._gains[width] = [0.0, *accumulate(slots)]
         return self._gains[width]
 
-    def _curve(self, source: str, confidence: Sequence[float]) -> list[float]:
-        """Survival of every slot; those that were not drafted go on as the others did."""
+    def _curve(self, draft: Draft) -> list[float]:
+        """Survival of every slot; a chain goes on as it did where nothing was drafted."""
+        if draft.parents is not None:
+            return self._survivals(draft, draft.parents)
         alive, curve = 1.0, []
-        for one in confidence:
-            alive *= self._survival.chance(source, one)
+        for one in draft.confidence:
+            alive *= self._survival.chance(draft.source, one)
             curve.append(alive)
         usual = alive ** (1.0 / len(curve)) if curve else UNKNOWN
         while len(curve) < MAX_VERIFY:
             alive *= usual
             curve.append(alive)
         return curve
+
+    def _survivals(self, draft: Draft, parents: Sequence[int]) -> list[float]:
+        """Of every node of a tree."""
+        alive = [1.0]
+        nodes = zip(parents, draft.sources, draft.confidence, strict=True)
+        for parent, source, confidence in nodes:
+            alive.append(alive[parent] * self._survival.chance(source, confidence))
+        return alive[1:]
 
 
 def _beside_plain(choice: StepChoice, found: dict[int, StepChoice]) -> StepChoice:

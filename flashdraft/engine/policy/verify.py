@@ -355,10 +355,21 @@ class VerifyPolicy:
             for length in PLANNED_LENGTHS
         )
 
-    def observe(self, momentum: Momentum, draft: Draft, num_accepted: int) -> None:
-        """Learn from a verified draft: every accepted slot, and the first refused one."""
+    def observe(
+        self, momentum: Momentum, draft: Draft, num_accepted: int, path: Sequence[int] = ()
+    ) -> None:
+        """Learn from a verified draft: every accepted slot, and the first refused one.
+
+        Of a tree every child of the rows on the target's path, which begins with the anchor.
+        """
         survival, source = momentum.survival, draft.source
         surprised = num_accepted > 0 and survival.doubts(source, draft.confidence[0])
         momentum.surprise = source if surprised else ""
+        if draft.parents is not None:
+            nodes = zip(draft.parents, draft.sources, draft.confidence, strict=True)
+            for row, (parent, name, confidence) in enumerate(nodes, start=1):
+                if parent in path:
+                    survival.observe(name, confidence, row in path)
+            return
         for slot in range(min(num_accepted + 1, len(draft.tokens))):
             survival.observe(source, draft.confidence[slot], slot < num_accepted)

@@ -60,14 +60,16 @@ class Committer:
         num_accepted = min(result.num_accepted, len(tokens))
         draft = part.draft
         if draft is None and result.drafts:
-            draft = Draft(result.drafts, result.confidence[: len(result.drafts)], result.source)
+            draft = Draft(result.drafts, result.confidence, result.source, result.parents)
+            draft = draft.cut(len(result.drafts))
         before = sequence.num_output
         finish = live.absorb(tokens, scores, num_accepted)
         if draft is not None:
-            self._policy.observe(live.momentum, draft, num_accepted)
+            self._policy.observe(live.momentum, draft, num_accepted, result.path or ())
         if work.is_decode:
             num_kept = sequence.num_output - before
-            live.count_step(len(result.drafts), num_accepted, num_kept)
+            depth = 0 if draft is None else draft.depth
+            live.count_step(len(result.drafts), depth, num_accepted, num_kept)
             sequence.stats.expect(stats)
             stats.num_decoding += 1
             stats.num_accepted += min(num_accepted, num_kept)

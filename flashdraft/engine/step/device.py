@@ -38,7 +38,7 @@ from flashdraft.engine.streams import Clock, Graphs, Mark, Staging
 from flashdraft.models.layers import Target
 
 MOST_FILLED = 1.1  # of many rows of a pass, with those of nobody
-MEAN_VERIFIED = (0, 1, 2, 3, 5, 7, 10, 15)  # a sequence, where nothing is captured
+MEAN_VERIFIED = (0, 1, 2, 3, 5, 7, 10, 15, 31, 63)  # a sequence, where nothing is captured
 
 
 class StepSeconds(NamedTuple):
@@ -110,7 +110,8 @@ class DeviceSteps:
             hidden, send = self.pieces.hidden, self.slots.send
             self._pictures = PassPictures(pictures, hidden, captures, send)
             self.pieces.pictures_of = self._pictures.rows
-        self.sizes = StepSizes(self.slots.count, self.max_width)
+        self.num_nodes = self.pieces.num_nodes
+        self.sizes = StepSizes(self.slots.count, self.max_width, self.num_nodes)
         self.page_size, self.scratch_pages = cache.page_size, cache.scratch_pages
         # without a drafter drafts cost next to nothing: there are some in every step
         self._peeks = proposer is None and limits.looks_up
@@ -132,8 +133,9 @@ class DeviceSteps:
         """
         if self.graphs.captures and not is_beside:
             return self.sizes.rows_for(batch)
-        some = (num_awake * (1 + mean) for mean in MEAN_VERIFIED if 0 < mean <= self.max_width)
-        return [num_awake, *(rows for rows in some if rows > batch)]
+        most = self.sizes.most_rows(batch)
+        some = (num_awake * (1 + mean) for mean in MEAN_VERIFIED if 0 < mean <= self.num_nodes)
+        return [num_awake, *(rows for rows in some if batch < rows <= most)]
 
     def widths_for(self, batch: int, num_rows: int, is_solo: bool = False) -> list[int]:
         """How many draft tokens may be filled in for each of a batch, by all its rows."""
@@ -183,7 +185,7 @@ class DeviceSteps:
         """
         assert guide is not None or not shape.is_given
         assert shape.width <= self.max_width
-        assert shape.num_rows <= shape.batch * (1 + self.max_width)
+        assert shape.num_rows <= self.sizes.most_rows(shape.batch)
         is_typical = self.is_ready(shape, chunks, longest)
         self.pieces.end = self._last_position(longest or self.max_length)
         self.pieces.wants_scores = wants_scores

@@ -45,7 +45,8 @@ class HostPieces(StepPieces):
         self._np_tokens, self._np_owner, self._np_positions = (
             one.numpy() for one in self._rows[:3]
         )
-        self._np_places, self._np_start = (one.numpy() for one in self._rows[4:])
+        self._np_places = self._rows.places.numpy()
+        self._np_start = self._rows.query_start.numpy()
         self._np_nowhere = self._tables.nowhere.unsqueeze(1).numpy()
         # of the first slots, by how many, by pool
         self._first_tables: dict[int, list[Tensor]] = {}
@@ -91,7 +92,7 @@ class HostPieces(StepPieces):
         is_masked = self.exchange.is_masked
         if is_masked or self.slots.settings.any_penalised:  # what a row follows matters
             behind = torch.from_numpy(positions - self._np_lengths[self._np_owner[:num_rows]])
-            rows = replace(rows, followed=self.exchange.drafts, place=behind)
+            rows = replace(rows, followed=self.exchange.drafts, ancestors=(2 << behind) - 1)
             if is_masked:
                 mask_of = self.exchange.mask_of(owner, behind)
                 rows = replace(rows, masks=self.exchange.masks, mask_of=mask_of)
@@ -108,7 +109,8 @@ class HostPieces(StepPieces):
             drawn, drafted = samples[begin:end], tokens[begin + 1 : end]
             pairs = zip(drawn, drafted, strict=False)
             accepted = next((i for i, (a, b) in enumerate(pairs) if a != b), len(drafted))
-            self._results.append(SlotResult(accepted, drafted, drawn, [], num_rows=end - begin))
+            said = drawn[: accepted + 1]
+            self._results.append(SlotResult(accepted, drafted, said, [], num_rows=end - begin))
             if self._np_alive[slot]:
                 self._np_anchors[slot] = max(drawn[accepted], 0)
                 self._np_lengths[slot] += accepted + 1
@@ -129,4 +131,6 @@ class HostPieces(StepPieces):
     ) -> StepRecord:
         results = self._results if shape.batch else []
         lines = self.lines[:0]
-        return HostRecord(lines, first_tokens, scores, shape.width, prompt_scores, results)
+        return HostRecord(
+            lines, first_tokens, scores, shape.width, prompt_scores, self.num_nodes, results
+        )

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from flashdraft.engine.cache.storage import KVCache, Rows
@@ -21,13 +22,28 @@ from flashdraft.engine.draft.block import BlockProposer
 from flashdraft.engine.draft.lookup import TokenHistory, look_up
 from flashdraft.engine.step.exchange import Exchange
 from flashdraft.engine.step.result import SCORE_COLUMNS, StepRecord, empty_lines, pack_scores
-from flashdraft.engine.step.shape import LONE_ROWS, MANY_ROWS, PromptChunk, StepShape
+from flashdraft.engine.step.shape import LONE_ROWS, MANY_ROWS, PromptChunk, StepShape, most_rows
 from flashdraft.engine.step.shares import Shares
 from flashdraft.engine.step.slots import Slots
 from flashdraft.kernels.accept import Acceptance
 from flashdraft.kernels.advance import Decided
-from flashdraft.kernels.interface import DrawnRows, PassRows, SlotTables, Verified
+from flashdraft.kernels.draw.rule import MAX_TOP
+from flashdraft.kernels.interface import (
+    CAUSAL,
+    BlockMask,
+    DraftedSlots,
+    DrawnRows,
+    PassRows,
+    Settled,
+    SlotTables,
+    TreeNodes,
+    Trees,
+    Verified,
+)
+from flashdraft.kernels.nodes import make_chain
 from flashdraft.models.layers import ForwardBatch, PictureRows, Target
+
+NUM_OFFERS = 8  # of a drafter, for each place of a tree
 
 AcceptFunction = Callable[[Tensor, Tensor, Tensor, int], Acceptance]
 """(samples [rows], tokens [rows], query_start [seqs + 1], most rows of one sequence).
@@ -48,6 +64,7 @@ class StepLimits(NamedTuple):
     looks_up: bool = False  # what came before, on the device
     may_be_guided: bool = False  # by grammars
     is_at_once: bool = False  # the host drafts, and reads every step before the next
+    num_nodes: int = 0  # of a tree of draft tokens, at most; 0 = chains
 
 
 class _Woken(NamedTuple):
@@ -79,6 +96,9 @@ class StepPieces:
         self._num_layers = len(target.config.layers)
         self._captured, self.max_chunks = captured, limits.max_chunks
         self.max_width = proposer.max_drafts if proposer is not None else limits.most_given
+        self.num_nodes = max(limits.num_nodes, self.max_width)
+        self.grows_trees = self.num_nodes > self.max_width
+        self._stored = cache.stored
         num_pages = -(-max(limits.max_length, MANY_ROWS) // cache.page_size)  # nobody has a table
         history = None
         if limits.looks_up:
@@ -120,15 +140,16 @@ class StepPieces:
         def integers(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=self._device)
 
-        max_batch, width, nobody = limits.max_batch, self.max_width, 1 + self.max_width
-        num_decoded = max_batch * (1 + width)
+        max_batch, width, nobody = limits.max_batch, self.max_width, 1 + self.num_nodes
+        num_drafted = max_batch * (1 + width)
+        num_decoded = most_rows(max_batch, width, self.num_nodes)
         max_rows = max(num_decoded + limits.max_prompt_rows, LONE_ROWS[-1])
         slots = self.slots
         self._rows = PassRows.allocate(max_rows + nobody, max_batch, slots.num_pools, self._device)
         if self._proposer is not None:
-            self._blocks = PassRows.allocate(num_decoded, max_batch, slots.num_pools, self._device)
-            mask = self._proposer.drafter.config.mask_token_id
-            self._masks = torch.full((max_batch, width), mask, device=self._device)
+            self._blocks = PassRows.allocate(num_drafted, max_batch, slots.num_pools, self._device)
+            self._masks: dict[tuple[int, int], TreeNodes] = {}  # by slots and width
+            self._all_top = torch.full_like(slots.settings.num_top, MAX_TOP)
         # of prompts: one sequence more, whose rows fill up what is left
         self._chunk_start = integers(self.max_chunks + 2, dtype=torch.int32)
         self._chunk_lengths = integers(self.max_chunks + 1, dtype=torch.int32)
@@ -139,12 +160,14 @@ class StepPieces:
         self.hidden = torch.zeros(
             max_rows, config.hidden_size, dtype=kernels.dtype, device=self._device
         )
-        num_masks = num_decoded if limits.may_be_guided else 0
+        num_masks = num_drafted if limits.may_be_guided else 0
+        num_offers = NUM_OFFERS if self.grows_trees and self._proposer is not None else 0
         self.exchange = Exchange(
-            max_batch, width, num_masks, config.vocab_size, self._device, slots.send
+            max_batch, width, num_masks, num_offers, config.vocab_size, self._device, slots.send
         )
+        self._nodes = TreeNodes.allocate(max_batch, self.num_nodes, self._device)
         self._samples = integers(num_decoded + nobody)
-        self.lines = empty_lines(max_batch, width, self._device)
+        self.lines = empty_lines(max_batch, width, self.num_nodes, self._device)
         self.scores = integers(num_decoded + max_batch, SCORE_COLUMNS)
 
     # -- draft ---------------------------------------------------------------------------------
@@ -181,8 +204,12 @@ class StepPieces:
         # a drafter that was not trained on cut blocks drafts worse in them
         masked = width if drafter.config.any_width else self.max_width
         num_rows, rows = batch * (1 + masked), self._blocks
-        masks = self._masks.view(-1)[: batch * masked].view(batch, masked)
-        self._target.kernels.lay_out(self._tables.first(batch), masks, None, num_rows, rows)
+        if (batch, masked) not in self._masks:
+            block = TreeNodes.allocate(batch, masked, self._device)
+            block.tokens.fill_(drafter.config.mask_token_id)
+            self._masks[batch, masked] = block
+        slots, block = self._tables.first(batch), self._masks[batch, masked]
+        self._target.kernels.lay_out(slots, block, None, num_rows, rows)
         placed = self._place(rows, num_rows, batch, 1 + masked)
         hidden = self._proposer.run_blocks(rows.tokens[:num_rows], placed)
         wanted, owner, positions = (
@@ -192,9 +219,17 @@ class StepPieces:
         head = self._proposer.head(wanted)
         # penalties are those of what is committed
         drawn_rows = self.describe_free(owner.view(-1), positions.view(-1))
-        drawn = self._target.kernels.draw(head, self.slots.settings.for_drafts, drawn_rows)
+        settings = self.slots.settings.for_drafts
+        if self.exchange.num_offers:
+            settings = replace(settings, num_top=self._all_top)
+        drawn = self._target.kernels.draw(head, settings, drawn_rows)
         tokens, chance = drawn.tokens, (drawn.logit - drawn.log_total).exp()
         self.exchange.offer(pack_scores(drawn).view(batch, width, -1))
+        if self.exchange.num_offers:
+            count = self.exchange.num_offers
+            offers = self._target.kernels.offer(drawn, settings, drawn_rows, count)
+            self.exchange.offer_beside(*(one.view(batch, width, -1) for one in offers))
+            chance = offers.confidence[:, 0]
         confidence = chance.nan_to_num(0.0).view(batch, width)
         return tokens.clamp(min=0).view(batch, width), confidence
 
@@ -204,9 +239,10 @@ class StepPieces:
         """The target's pass over anchors and draft tokens."""
         self._lay_out(shape)
         num_rows = shape.num_rows
-        width = min(1 + self.max_width, num_rows) if shape.width else 1
-        placed = self._place(self._rows, num_rows, shape.batch, width)
-        self.hidden[:num_rows] = self._forward(self._rows.tokens[:num_rows], placed)
+        most = min(1 + self.num_nodes, num_rows) if shape.width else 1
+        placed = self._place(self._rows, num_rows, shape.batch, most)
+        mask = self._mask(num_rows) if shape.width and not shape.is_given else CAUSAL
+        self.hidden[:num_rows] = self._forward(self._rows.tokens[:num_rows], placed, mask)
 
     def lay_out_before_chunks(self, shape: StepShape) -> None:
         """The rows of those who decode, in a pass with chunks of prompts behind."""
@@ -233,13 +269,13 @@ class StepPieces:
                 slots.lengths[:num_slots],
                 slots.tables[:, :num_slots],
                 places,
-                1 + self.max_width,
+                1 + self.num_nodes,
                 end,
             )
             views = [one.followed_by(other) for one, other in zip(few, views, strict=True)]
         placed = Rows(rows.positions[:num_rows], self.end, views, [])
-        pictures = self.pictures_of(num_rows)
-        self.hidden[:num_rows] = self._forward(rows.tokens[:num_rows], placed, pictures)
+        pictures, mask = self.pictures_of(num_rows), self._mask(num_rows)
+        self.hidden[:num_rows] = self._forward(rows.tokens[:num_rows], placed, mask, pictures)
 
     def lay_out_chunks(self, first: int, size: int, chunks: Sequence[PromptChunk]) -> None:
         """The rows of prompts, from `first` on, and those of nobody up to `size`."""
@@ -254,6 +290,7 @@ class StepPieces:
         parts = [
             np.concatenate([np.asarray(chunk.tokens) for chunk in chunks]),
             np.concatenate([*ranges, np.arange(num_left)]),
+            np.concatenate([*(np.arange(n) for n in counts), np.arange(num_left)]),
             np.repeat(slots, counts),
             np.concatenate([slots, np.zeros(unused)]),
             np.concatenate([starts, np.zeros(unused)]),
@@ -261,11 +298,12 @@ class StepPieces:
         ]
         sent = self.slots.send(np.concatenate(parts).astype(np.int64))
         cuts = np.cumsum([len(part) for part in parts])[:-1].tolist()
-        tokens, positions, owner, own, lengths, query_start = sent.tensor_split(cuts)
+        tokens, positions, depths, owner, own, lengths, query_start = sent.tensor_split(cuts)
         end, rows = int(ends[-1]), self._rows
         rows.tokens[first:end] = tokens
         rows.tokens[end:size] = 0
         rows.positions[first:size] = positions
+        rows.ancestors[first:size], rows.depths[first:size] = -1, depths  # they are in order
         page_size, tables = self._cache.page_size, self.slots.tables
         pages = tables[:, owner, positions[: end - first] // page_size].to(torch.int64)
         rows.places[:, first:end] = pages * page_size + positions[: end - first] % page_size
@@ -276,25 +314,68 @@ class StepPieces:
 
     def _lay_out(self, shape: StepShape) -> None:
         """The rows of the target's pass: which tokens, where, for whom."""
+        self._grow(shape)
         batch, counts = shape.batch, self._share(shape)
-        slots, drafts = self._tables.first(batch), self.exchange.drafts[:batch]
-        self._target.kernels.lay_out(slots, drafts, counts, shape.num_rows, self._rows)
+        slots, nodes = self._tables.first(batch), self._nodes.first(batch)
+        self._target.kernels.lay_out(slots, nodes, counts, shape.num_rows, self._rows)
+
+    def _grow(self, shape: StepShape) -> None:
+        """The nodes of every slot, of which the first are verified."""
+        batch, exchange, nodes = shape.batch, self.exchange, self._nodes.first(shape.batch)
+        if not shape.width:  # nothing was drafted
+            nodes.confidence.zero_()
+            nodes.survival.zero_()
+            return
+        if shape.is_given:
+            self._set_nodes(batch, self._given_chain(batch))
+            return
+        offered = self.shares.offered(
+            exchange.drafts[:batch],
+            exchange.confidence[:batch],
+            exchange.sources[:batch],
+            exchange.beside_tokens[:batch],
+            exchange.beside_confidence[:batch],
+            self.slots.branches[:batch],
+        )
+        self._set_nodes(batch, self._target.kernels.grow(offered, self.num_nodes))
+
+    def _set_nodes(self, batch: int, nodes: TreeNodes) -> None:
+        for one, other in zip(self._nodes.first(batch), nodes, strict=True):
+            one.copy_(other)
+
+    def _given_chain(self, batch: int) -> TreeNodes:
+        """The host's drafts, of whatever confidence."""
+        spare = self.num_nodes - self.max_width
+        drafts, confidence = (
+            F.pad(one[:batch], (0, spare))
+            for one in (self.exchange.drafts, self.exchange.confidence)
+        )
+        return make_chain(drafts, confidence, torch.zeros_like(confidence, dtype=torch.float64))
 
     def _share(self, shape: StepShape) -> Tensor | None:
         """Rows of every slot; None where all have a whole block."""
-        batch, slots, exchange = shape.batch, self.slots, self.exchange
+        batch, slots = shape.batch, self.slots
         if shape.is_given:
-            return 1 + exchange.counts[:batch]
-        if shape.num_rows == batch * (1 + self.max_width):
+            return 1 + self.exchange.counts[:batch]
+        if shape.num_rows == batch * (1 + self.num_nodes):
             return None
-        first = (exchange.confidence, exchange.sources, slots.limits, slots.alive)
-        drafted = self.shares.drafted(*(one[:batch] for one in first))
+        first = (self._nodes.survival, slots.limits, slots.alive)
+        drafted = DraftedSlots(*(one[:batch] for one in first))
         return self._target.kernels.share_rows(drafted, shape.num_rows)
 
-    def _forward(self, tokens: Tensor, placed: Rows, pictures: PictureRows | None = None) -> Tensor:
+    def _mask(self, num_rows: int) -> BlockMask:
+        """What rows of a pass see of each other."""
+        if not self.grows_trees:
+            return CAUSAL
+        rows = self._rows
+        return BlockMask(trees=Trees(rows.ancestors[:num_rows], rows.depths[:num_rows]))
+
+    def _forward(
+        self, tokens: Tensor, placed: Rows, mask: BlockMask, pictures: PictureRows | None = None
+    ) -> Tensor:
         """The target's hidden rows; the drafter's context of the same rows is written too."""
         layers = self._cache.layers(placed.views, 0, self._num_layers)
-        batch = ForwardBatch(placed.positions, placed.end_position, layers, pictures=pictures)
+        batch = ForwardBatch(placed.positions, placed.end_position, layers, mask, pictures)
         output = self._target.forward(tokens, batch)
         if self._proposer is None:
             self.taps = None if self._captured else output.taps
@@ -308,9 +389,11 @@ class StepPieces:
     def draw(self, shape: StepShape) -> None:
         """A token from every row, the accepted prefix of every slot, and where it goes on."""
         # rows that nobody laid out are as they were in another step
-        num_rows, (_, *rows, _, _) = shape.num_rows, self._rows
-        owner, positions, behind = (one[:num_rows] for one in rows)
-        described = self._describe(owner, positions + 1, behind)
+        num_rows, rows = (
+            shape.num_rows,
+            PassRows(*(one[..., : shape.num_rows] for one in self._rows)),
+        )
+        described = self._describe(rows.owner, rows.positions + 1, rows.ancestors, rows.behind)
         chosen = self._choose(self.hidden[:num_rows], described, slice(0, num_rows))
         self._samples[:num_rows] = chosen
         self._advance(shape)
@@ -318,20 +401,23 @@ class StepPieces:
     def _advance(self, shape: StepShape) -> None:
         """Keep the accepted prefix of every slot, write it down, and go on from there."""
         num_rows, width, slots = shape.num_rows, self.max_width, self.slots
-        exchange, query_start, decided = self.exchange, self._rows.query_start, None
-        samples = self._samples[: num_rows + 1 + width]
-        tokens = self._rows.tokens[: num_rows + 1 + width]
+        query_start, decided = self._rows.query_start, None
+        samples = self._samples[: num_rows + 1 + self.num_nodes]
         samples[num_rows:] = -1
         if self._decide is not None and width:
+            tokens = self._rows.tokens[: num_rows + 1 + self.num_nodes]
             tokens[num_rows:] = -2
             drawn = samples.clone()
             acceptance = self._decide(samples, tokens, query_start, 1 + width)
             decided = Decided(Acceptance(*acceptance), drawn)
-        drafts = exchange.drafts, exchange.confidence, exchange.sources
-        step = Verified(samples, tokens, query_start, *drafts, decided)
+        step = Verified(samples, query_start, self._nodes, self.exchange.sources, decided)
         history = None if slots.history is None else slots.history.behind_first
         kernels = self._target.kernels
         kernels.advance(slots.states, step, self.lines, history, shape.is_given)
+        if self.grows_trees:
+            path = self.lines[:, 5 + width : 6 + 2 * width]
+            moves = Settled(path, query_start[:-1], self._rows.places, self._tables.nowhere)
+            kernels.settle(self._stored, moves)
 
     def wake(self, shape: StepShape, chunks: Sequence[PromptChunk]) -> Tensor:
         """The first tokens of the answers to prompts that end."""
@@ -339,7 +425,7 @@ class StepPieces:
         if woken is None:
             return self._samples[:0]
         none = torch.zeros_like(woken.slots)
-        rows = self._describe(woken.slots, woken.lengths, none)
+        rows = self._describe(woken.slots, woken.lengths, none, none)
         place = slice(shape.num_rows, shape.num_rows + len(woken.slots))
         first_tokens = self._choose(self.hidden[woken.rows], rows, place)
         self.slots.wake(woken.slots, first_tokens, woken.lengths)
@@ -367,16 +453,20 @@ class StepPieces:
             self.scores[place] = pack_scores(drawn)
         return drawn.tokens
 
-    def _describe(self, owner: Tensor, positions: Tensor, place: Tensor) -> DrawnRows:
-        """Rows of these slots, each behind so many draft tokens."""
+    def _describe(
+        self, owner: Tensor, positions: Tensor, ancestors: Tensor, place: Tensor
+    ) -> DrawnRows:
+        """Rows of these slots: what they follow, and where they lie among the slot's."""
         exchange, masks, mask_of = self.exchange, None, None
         if exchange.may_mask:
             masks, mask_of = exchange.masks, exchange.mask_of(owner, place)
-        return DrawnRows(owner, positions, exchange.drafts, place, masks, mask_of, self._has_totals)
+        followed = self._nodes.tokens
+        return DrawnRows(owner, positions, followed, ancestors, masks, mask_of, self._has_totals)
 
     def describe_free(self, owner: Tensor, positions: Tensor) -> DrawnRows:
         """Rows that follow nothing, and that no grammar has a say on; kernels are those of all."""
-        rows = self._describe(owner, positions, torch.zeros_like(owner))
+        none = torch.zeros_like(owner)
+        rows = self._describe(owner, positions, none, none)
         mask_of = None if rows.mask_of is None else torch.full_like(owner, -1)
         return replace(rows, mask_of=mask_of, totals=True)
 
@@ -400,6 +490,7 @@ class StepPieces:
             None if scores is None else receive(scores),
             shape.width,
             [None if one is None else receive(one) for one in prompt_scores],
+            self.num_nodes,
         )
 
     # -- where rows go -------------------------------------------------------------------------

@@ -35,7 +35,7 @@ MOST_IN_FLIGHT = 2
 LONG_STEPS = 4  # that a long prompt would take all of
 RETRY_PERIOD = 8  # steps between two tries to let somebody in for whom there were no pages
 CHANCES_PERIOD = 8  # steps between two looks at how the drafter's confidences come true
-AHEAD_MARGIN = 64  # positions beyond a sequence's end that steps in flight may write to
+AHEAD_MARGIN = 96  # positions beyond a sequence's end that steps in flight may write to
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,8 @@ class StepPipeline:
                 )
             row += num_rows
         if first.step.shape.width and not first.step.shape.is_given:
-            drafts = [(part.result.source, part.result.confidence) for part in parts]
+            found = [part.result for part in parts]
+            drafts = [Draft([], one.confidence, one.source, one.parents) for one in found]
             self._policy.remember_drafts(drafts)
         woken = iter(result.woken)
         for (seat, work), scores in zip(first.prompts, result.prompt_scores, strict=True):
@@ -224,6 +225,7 @@ class StepPipeline:
         seat.known_pages = [[] for _ in range(self._slots.num_pools)]
         fixed = self._policy.fixed if sequence.request.verify is None else sequence.request.verify
         seat.limit = -1 if fixed is None else fixed
+        seat.branches = self._steps.pieces.grows_trees and sequence.request.verify is None
         self._seats[slot] = seat
         self._slots.load(slot, seat.slot_state(request))
 
@@ -328,8 +330,8 @@ class StepPipeline:
 
     @property
     def _reach(self) -> int:
-        """Positions that one step may write: an anchor and a whole block."""
-        return 1 + self._steps.max_width
+        """Positions that one step may write: an anchor and a whole block, or tree."""
+        return 1 + self._steps.num_nodes
 
     def _enter_pages(self) -> None:
         """Enter new pages of everybody into the device's tables."""
@@ -460,17 +462,18 @@ class StepPipeline:
         if batch == 0:
             return StepShape(0, 0)
         limits = [seat.limit for seat in self._seats[:batch] if seat is not None and seat.is_awake]
-        fixed = [min(one, steps.max_width) for one in limits if one >= 0]
+        fixed = [min(one, steps.num_nodes) for one in limits if one >= 0]
         if fixed and not self._is_solo:
             shared = max(num_rows - len(limits), 0) / len(limits)
             wanted = len(limits) + sum(fixed) + shared * (len(limits) - len(fixed))
             num_rows = max(math.ceil(wanted), batch + 1 if any(fixed) else 0)
-        num_rows = min(max(num_rows, len(limits)), batch * (1 + steps.max_width))
+        num_rows = min(max(num_rows, len(limits)), steps.sizes.most_rows(batch))
         if not is_beside and steps.graphs.captures:
             sizes = steps.rows_for(batch, len(limits))
             num_rows = next((rows for rows in sizes if rows >= num_rows), sizes[-1])
         widths = steps.widths_for(batch, num_rows, self._is_solo)
-        fits = choice.width in widths and choice.width >= max(fixed, default=0)
+        longest = min(max(fixed, default=0), steps.max_width)
+        fits = choice.width in widths and choice.width >= longest
         return StepShape(batch, num_rows, choice.width if fits else widths[-1])
 
     def _is_worth_it(self) -> bool:

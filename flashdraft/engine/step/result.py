@@ -1,7 +1,8 @@
 """What a step did: as the device writes it down, and as the host reads it.
 
-A slot has a line (four numbers, its samples, its draft tokens, their confidences), a row of the
-target has a score. All of it is 64-bit words, so that it travels as it is.
+A slot has a line (four numbers, the samples of its path and their rows, its draft tokens with
+their parents and confidences), a row of the target has a score. All of it is 64-bit words, so that
+it travels as it is.
 """
 
 from __future__ import annotations
@@ -73,11 +74,13 @@ class SlotResult:
 
     num_accepted: int
     drafts: list[int]  # those that were verified
-    samples: list[int]  # the target's tokens, one per row; -1 where none can be chosen
+    samples: list[int]  # the target's tokens along its path; -1 where none can be chosen
     confidence: list[float]  # of every draft token that was filled in, verified or not
     scores: TokenScores | None = None  # of the samples, where somebody asked
     source: str = ""  # of the draft tokens
-    num_rows: int = 1  # of the target: more than samples where its request wants fewer verified
+    num_rows: int = 1  # of the target: more than it verified where its request wants fewer
+    parents: list[int] | None = None  # as confidence, of a tree: rows; None = a chain
+    path: list[int] | None = None  # the rows behind which the samples stand; None = in order
 
     @property
     def tokens(self) -> list[int]:
@@ -102,10 +105,11 @@ class StepRecord:
     scores: Tensor | None  # [rows of all slots, then num_woken; SCORE_COLUMNS]
     width: int  # draft tokens that were filled in
     prompt_scores: Sequence[Tensor | None] = ()  # for each chunk of a prompt
+    num_nodes: int = 0  # the most of a tree
 
     def read_slots(self) -> list[SlotResult]:
         """What it did for those who decode, but for the scores."""
-        return [_read_line(line, self.width) for line in self.lines.numpy()]
+        return [_read_line(line, self.width, self.num_nodes) for line in self.lines.numpy()]
 
     def read(self) -> StepResult:
         slots = self.read_slots()
@@ -113,15 +117,17 @@ class StepRecord:
         if self.scores is not None:
             scores, first = self.scores.numpy(), 0
             for result in (*slots, *woken):
-                result.scores = TokenScores(scores[first : first + len(result.samples)])
+                rows = range(len(result.samples)) if result.path is None else result.path
+                result.scores = TokenScores(scores[[first + row for row in rows]])
                 first += result.num_rows
         prompts = [None if one is None else TokenScores(one.numpy()) for one in self.prompt_scores]
         return StepResult(slots, woken, prompts)
 
 
-def empty_lines(num_slots: int, width: int, device: torch.device) -> Tensor:
-    """A line for each slot, of so many draft tokens at most."""
-    return torch.zeros(num_slots, num_columns(width), dtype=torch.int64, device=device)
+def empty_lines(num_slots: int, width: int, num_nodes: int, device: torch.device) -> Tensor:
+    """A line for each slot, of trees so deep and so large."""
+    columns = num_columns(width, num_nodes)
+    return torch.zeros(num_slots, columns, dtype=torch.int64, device=device)
 
 
 def pack_scores(draw: Draw) -> Tensor:
@@ -136,17 +142,25 @@ def read_candidates(tokens: Words, scores: Words) -> Candidates:
     return Candidates(tokens, own[:, 0], own[:, 1], top_ids, _floats(scores[:, 2 + MAX_TOP :]))
 
 
-def _read_line(line: Words, num_drafted: int) -> SlotResult:
+def _read_line(line: Words, num_drafted: int, num_nodes: int) -> SlotResult:
     num_accepted, num_verified, num_rows, source = line[:4].tolist()
-    width = (len(line) - 5) // 3
-    samples, drafts = line[4 : 5 + width], line[5 + width : 5 + 2 * width]
+    nodes, along = line[len(line) - 3 * num_nodes :], line[4 : len(line) - 3 * num_nodes]
+    max_depth = len(along) // 2 - 1
+    tokens, parents, words = nodes.reshape(3, -1)
+    samples, path = (one[: 1 + num_accepted].tolist() for one in along.reshape(2, -1))
+    is_tree = num_nodes > max_depth
+    confidence = _floats(words)
+    if is_tree:
+        num_drafted = int(np.count_nonzero(confidence))
     return SlotResult(
         num_accepted,
-        drafts[:num_verified].tolist(),
-        samples[: 1 + num_verified].tolist(),
-        _floats(line[5 + 2 * width :])[:num_drafted].tolist(),
+        tokens[:num_verified].tolist(),
+        samples,
+        confidence[:num_drafted].tolist(),
         source=DEVICE_SOURCES[source],
         num_rows=num_rows,
+        parents=parents[:num_drafted].tolist() if is_tree else None,
+        path=path if is_tree else None,
     )
 
 

@@ -32,6 +32,7 @@ class Seat:
     num_scored: int  # rows of the prompt whose log-probabilities are known, or launched
     is_awake: bool = False  # it decodes in the next step that is launched
     limit: int = -1  # draft tokens verified in a step, where that is fixed
+    branches: bool = False  # they may be a tree
     known_pages: list[list[int]] = field(default_factory=list)  # entered so far, by pool
 
     @property
@@ -68,6 +69,7 @@ class Seat:
             sequence.tokens,
             limit=self.limit,
             end=sequence.max_length,
+            branches=self.branches,
         )
 
     def no_room(self, length: int) -> CapacityError:

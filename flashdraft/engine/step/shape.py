@@ -19,6 +19,8 @@ MIXED_ROWS = (128, 192, 256, 384, 512, 1024)
 """Rows of the captured passes that have some of prompts."""
 LONE_ROWS = (1536,)
 """The same, where nobody decodes beside them."""
+TREE_ROWS = 128
+"""Rows up to which trees may have more than chains of all requests would."""
 MAX_CHUNKS = 8  # of prompts in a step
 MANY_ROWS = 768  # more of them may take the device longer than the host
 FEW_SLOTS = 8  # up to so many that decode beside prompts, attention is planned for few
@@ -63,12 +65,19 @@ class StepShape(NamedTuple):
         return min(self.width, max(0, self.num_rows - 1))
 
 
+def most_rows(batch: int, max_width: int, num_nodes: int) -> int:
+    """Of a step of so many requests, whose drafts are so long and trees so large."""
+    chains = batch * (1 + max_width)
+    return max(chains, min(batch * (1 + num_nodes), TREE_ROWS))
+
+
 @dataclass(frozen=True)
 class StepSizes:
     """The shapes of steps that are ever captured, for an engine of so many slots."""
 
     max_batch: int
     max_width: int  # draft tokens of a whole block
+    num_nodes: int = 0  # of a tree, where drafts are trees
 
     @cached_property
     def batches(self) -> list[int]:
@@ -84,8 +93,12 @@ class StepSizes:
 
     def rows_for(self, batch: int) -> list[int]:
         """Rows of a batch's steps, fewest first: without drafts, and with some."""
-        most = batch * (1 + self.max_width)
+        most = self.most_rows(batch)
         return [batch, *(rows for rows in STEP_ROWS if batch < rows <= most)]
+
+    def most_rows(self, batch: int) -> int:
+        """Rows of the largest step of a batch."""
+        return most_rows(batch, self.max_width, self.num_nodes)
 
     def widths_for(self, batch: int, num_rows: int) -> list[int]:
         """How many draft tokens may be filled in for each where so many rows are verified.

@@ -34,6 +34,7 @@ class SlotState(NamedTuple):
     tokens: Sequence[int] = ()  # all of them, where they are looked up
     limit: int = -1  # draft tokens that it verifies at most; -1 = its share
     end: int = NEVER  # tokens, prompt included, at which it ends
+    branches: bool = False  # its drafts may be trees
 
 
 class Slots:
@@ -57,6 +58,7 @@ class Slots:
         self.limits = torch.full((count,), -1, dtype=torch.int64, device=device)
         # where a slot ends: tokens of its own, and from where on these stop it
         self.ends = torch.full((count,), NEVER, dtype=torch.int64, device=device)
+        self.branches = torch.zeros(count, dtype=torch.int32, device=device)
         self._stops = torch.full((count, NUM_STOPS), -1, dtype=torch.int64, device=device)
         self._stops_from = torch.zeros(count, dtype=torch.int64, device=device)
         self.settings = SlotSettings.allocate(count, vocab_size, device)
@@ -80,7 +82,7 @@ class Slots:
         stops = sorted(request.stop_ids)[:NUM_STOPS]
         free_from = len(request.prompt_ids) + request.params.min_tokens
         numbers = [slot, state.anchor, length, int(state.is_awake), state.limit, state.end]
-        numbers += [0 if request.is_constrained else free_from]
+        numbers += [int(state.branches), 0 if request.is_constrained else free_from]
         if self.history is not None:
             self.history.load(slot, 0, self.send(np.asarray(state.tokens, dtype=np.int64)))
         self._write([numbers + stops + [-1] * (NUM_STOPS - len(stops))])
@@ -88,7 +90,7 @@ class Slots:
 
     def clear(self, slots: Sequence[int]) -> None:
         """Empty slots: they draft nothing, and write to the page of nobody."""
-        self._write([[slot, 0, 0, 0, -1, NEVER, 0] + [-1] * NUM_STOPS for slot in slots])
+        self._write([[slot, 0, 0, 0, -1, NEVER, 0, 0] + [-1] * NUM_STOPS for slot in slots])
         self.settings.set(dict.fromkeys(slots), self.send)
 
     def wake(self, slots: Tensor, anchors: Tensor, lengths: Tensor) -> None:
@@ -133,7 +135,7 @@ class Slots:
     def _states(self) -> list[Tensor]:
         """In the order of `_write`."""
         numbers = [self.anchors, self.lengths, self.alive, self.limits, self.ends]
-        return [*numbers, self._stops_from, self._stops]
+        return [*numbers, self.branches, self._stops_from, self._stops]
 
     def _write(self, rows: list[list[int]]) -> None:
         """Rows of a slot and the numbers of its state."""

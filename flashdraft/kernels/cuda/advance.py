@@ -15,7 +15,7 @@ from torch import Tensor
 
 from flashdraft.kernels.advance import SlotStates, Verified, depth_of
 from flashdraft.kernels.draw import rule
-from flashdraft.kernels.tree import TreeNodes
+from flashdraft.kernels.nodes import TreeNodes
 
 PENALISED = tl.constexpr(rule.PENALISED)
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from flashdraft.kernels import layout as rule
 from flashdraft.kernels.layout import DraftedSlots, PassRows, SlotTables
-from flashdraft.kernels.tree import TreeNodes
+from flashdraft.kernels.nodes import TreeNodes
 
 ANCHOR = tl.constexpr(rule.ANCHOR)
 FIXED = tl.constexpr(rule.FIXED)

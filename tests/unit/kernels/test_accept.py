@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from flashdraft.kernels.accept import Walk, walk
-from flashdraft.kernels.tree import TreeNodes, make_chain
+from flashdraft.kernels.nodes import TreeNodes, make_chain
 from tests.laid_out import make_nodes
 
 

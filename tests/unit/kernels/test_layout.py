@@ -16,7 +16,7 @@ from flashdraft.kernels.layout import (
     share_rows,
     survival,
 )
-from flashdraft.kernels.tree import TreeNodes, make_chain
+from flashdraft.kernels.nodes import TreeNodes, make_chain
 from tests.laid_out import make_nodes, make_rows, make_slots
 
 CPU = torch.device("cpu")

@@ -258,7 +258,7 @@ def go_on(width: int, is_given: bool) -> None:
 
 def lay_out(num_slots: int, width: int, num_rows: int | None = None) -> None:
     from flashdraft.kernels.layout import DraftedSlots, SlotTables
-    from flashdraft.kernels.tree import TreeNodes
+    from flashdraft.kernels.nodes import TreeNodes
     from tests.laid_out import make_drafted, make_nodes, make_rows, make_slots
 
     meta = torch.device("meta")

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from flashdraft.engine.cache.storage import Rows
-from flashdraft.engine.step.pieces import StepPieces
+from flashdraft.engine.step.pieces import StepPieces, ancestors_in_chain
 from flashdraft.engine.step.result import SlotResult, StepRecord
 from flashdraft.engine.step.shape import StepShape
 from flashdraft.kernels.interface import DrawnRows, PassRows
@@ -91,7 +91,9 @@ class HostPieces(StepPieces):
         is_masked = self.exchange.is_masked
         if is_masked or self.slots.settings.any_penalised:  # what a row follows matters
             behind = torch.from_numpy(positions - self._np_lengths[self._np_owner[:num_rows]])
-            rows = replace(rows, followed=self.exchange.drafts, place=behind)
+            rows = replace(
+                rows, followed=self.exchange.drafts, ancestors=ancestors_in_chain(behind)
+            )
             if is_masked:
                 mask_of = self.exchange.mask_of(owner, behind)
                 rows = replace(rows, masks=self.exchange.masks, mask_of=mask_of)

@@ -58,6 +58,11 @@ class _Woken(NamedTuple):
     lengths: Tensor  # tokens that the cache then holds
 
 
+def ancestors_in_chain(behind: Tensor) -> Tensor:
+    """Of rows that follow so many draft tokens, which follow one another: `DrawnRows.ancestors`."""
+    return (2 << behind) - 1
+
+
 class StepPieces:
     """The pieces over a batch of slots, and the buffers between them."""
 
@@ -372,7 +377,8 @@ class StepPieces:
         exchange, masks, mask_of = self.exchange, None, None
         if exchange.may_mask:
             masks, mask_of = exchange.masks, exchange.mask_of(owner, place)
-        return DrawnRows(owner, positions, exchange.drafts, place, masks, mask_of, self._has_totals)
+        ancestors, totals = ancestors_in_chain(place), self._has_totals
+        return DrawnRows(owner, positions, exchange.drafts, ancestors, masks, mask_of, totals)
 
     def describe_free(self, owner: Tensor, positions: Tensor) -> DrawnRows:
         """Rows that follow nothing, and that no grammar has a say on; kernels are those of all."""

@@ -131,10 +131,11 @@ class _Slots:
         return row, int(row.argmax())
 
     def _penalise(self, number: int, slot: int, row: Row, facts: NDArray[np.int32]) -> Row:
-        settings, followed, place = self._settings, self._rows.followed, self._rows.place
-        if followed is not None and place is not None:
-            drafts = followed[slot, : int(place[number])].numpy()
-            drafts = drafts[(drafts >= 0) & (drafts < len(row))]
+        settings, followed, words = self._settings, self._rows.followed, self._rows.ancestors
+        if followed is not None and words is not None:
+            drafts = followed[slot].numpy()
+            on_path = (words[number].numpy() >> np.arange(1, 1 + len(drafts))) & 1 != 0
+            drafts = drafts[on_path & (drafts >= 0) & (drafts < len(row))]
             if len(drafts):
                 facts = facts.copy()
                 np.add.at(facts, drafts, 1)

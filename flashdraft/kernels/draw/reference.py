@@ -48,7 +48,7 @@ def _cut_rows(rows: DrawnRows, first: int, end: int) -> DrawnRows:
         rows,
         owner=rows.owner[first:end],
         positions=rows.positions[first:end],
-        place=None if rows.place is None else rows.place[first:end],
+        ancestors=None if rows.ancestors is None else rows.ancestors[first:end],
         mask_of=None if rows.mask_of is None else rows.mask_of[first:end],
     )
 
@@ -116,11 +116,12 @@ def _draft_counts(settings: SlotSettings, rows: DrawnRows) -> Tensor:
     """How often each token is among the draft tokens a row follows: [rows, vocab] int32."""
     shape = len(rows.owner), settings.vocab_size
     counts = torch.zeros(shape, dtype=torch.int32, device=rows.owner.device)
-    if rows.followed is None or rows.place is None:
+    if rows.followed is None or rows.ancestors is None:
         return counts
     tokens = rows.followed[rows.owner]
-    column = torch.arange(tokens.shape[1], device=tokens.device)
-    real = (column < rows.place.unsqueeze(1)) & (tokens >= 0) & (tokens < settings.vocab_size)
+    bit = torch.arange(1, 1 + tokens.shape[1], device=tokens.device)
+    real = ((rows.ancestors.unsqueeze(1) >> bit) & 1).ne(0)
+    real &= (tokens >= 0) & (tokens < settings.vocab_size)
     return counts.scatter_add_(1, tokens * real, real.to(torch.int32))
 
 

@@ -39,6 +39,7 @@ from flashdraft.core import SamplingParams
 from flashdraft.kernels.draw.noise import noise_start
 
 MAX_TOP = 20  # log-probabilities beside the token's own
+MAX_FOLLOWED = 63  # draft tokens of a slot: bits of a word beside the anchor's
 LOWEST_TEMPERATURE = 1e-8  # below it float32 logits differ by nothing or by far too much anyway
 NO_TOKEN = -1
 
@@ -80,15 +81,20 @@ class DrawnRows:
 
     owner: Tensor  # [rows] int64: the slot
     positions: Tensor  # [rows] int64: absolute, of the token that is drawn
-    # A row's counts are its slot's and its first `place` draft tokens'. Without, none follows any.
-    followed: Tensor | None = None  # [slots, width] int64
-    place: Tensor | None = None  # [rows] int64
+    # A row's counts are its slot's, and those of the draft tokens on its path: its own and what
+    # came before. Bit j + 1 of its ancestors = it follows its slot's draft token j; bit 0, the
+    # anchor, is counted already. Both or neither: without, no row follows any.
+    followed: Tensor | None = None  # [slots, width] int64, at most MAX_FOLLOWED
+    ancestors: Tensor | None = None  # [rows] int64
     # Grammars' masks, and which of them is a row's: -1 = everything is allowed. Both or neither.
     masks: Tensor | None = None  # [masks, ceil(vocab / 32)] int32: bit set = allowed
     mask_of: Tensor | None = None  # [rows] int64
     # Whether anybody reads `log_total` of slots that want no log-probabilities: numpy else leaves
     # it NaN, which saves an exp of the whole row.
     totals: bool = True
+
+    def __post_init__(self) -> None:
+        assert self.followed is None or self.followed.shape[1] <= MAX_FOLLOWED
 
 
 class SlotRequest(NamedTuple):

@@ -50,7 +50,7 @@ class Look(NamedTuple):
     owner: Tensor
     positions: Tensor
     followed: Tensor  # unread without drafts
-    place: Tensor
+    ancestors: Tensor
     masks: Tensor  # unread without masks
     mask_of: Tensor
 
@@ -60,7 +60,7 @@ def make_look(head: rule.HeadProducts, settings: rule.SlotSettings, rows: rule.D
     unread, products, banned = rows.owner, head.products.contiguous(), head.forbidden
     assert all(
         one is None or one.is_contiguous()
-        for one in (rows.followed, rows.masks, rows.mask_of, banned)
+        for one in (rows.followed, rows.ancestors, rows.masks, rows.mask_of, banned)
     )
     return Look(
         products,
@@ -83,7 +83,7 @@ def make_look(head: rule.HeadProducts, settings: rule.SlotSettings, rows: rule.D
         rows.owner,
         rows.positions,
         unread if rows.followed is None else rows.followed,
-        unread if rows.place is None else rows.place,
+        unread if rows.ancestors is None else rows.ancestors,
         unread if rows.masks is None else rows.masks,
         unread if rows.mask_of is None else rows.mask_of,
     )
@@ -151,8 +151,13 @@ def adjust(
         if (flags & PENALISED) != 0:
             counts = facts & COUNT
             if WIDTH > 0:
-                for j in range(tl.load(look.place + row).to(tl.int32)):
-                    counts += (ids == tl.load(look.followed + slot * WIDTH + j)).to(tl.int32)
+                drafted = look.followed + slot * WIDTH
+                left = (tl.load(look.ancestors + row) >> 1) & ((1 << WIDTH) - 1)  # never below 0
+                while left != 0:
+                    if (left & 1) != 0:
+                        counts += (ids == tl.load(drafted)).to(tl.int32)
+                    left >>= 1
+                    drafted += 1
             repetition = tl.load(look.repetition + slot)
             y = tl.where(x > 0, tl.div_rn(x, repetition), x * repetition)
             y = tl.where((counts > 0) | ((facts & PROMPT) != 0), y, x)

@@ -135,7 +135,7 @@ def draw(
     num_pieces = triton.cdiv(num_blocks, plan.blocks)
     notes = _make_notes(num_rows, num_blocks, num_pieces, plan, device)
     look = make_look(head, settings, rows)
-    follows = rows.followed is not None and rows.place is not None
+    follows = rows.followed is not None and rows.ancestors is not None
     shared: dict[str, Any] = {
         "WIDTH": rows.followed.shape[1] if follows and rows.followed is not None else 0,
         "MASKED": rows.mask_of is not None,

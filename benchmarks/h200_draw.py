@@ -55,7 +55,7 @@ def measure(kernels: TritonKernels, kind: Kind, num_rows: int) -> tuple[float, f
     number = torch.arange(num_rows, device=CUDA)
     owner, place = number % num_slots, number // num_slots
     followed = torch.randint(0, VOCABULARY, (num_slots, ROWS_A_SLOT), device=CUDA)
-    rows = DrawnRows(owner, 100 + place, followed, place)
+    rows = DrawnRows(owner, 100 + place, followed, (2 << place) - 1)
     num_bytes = num_rows * VOCABULARY * kernels.dtype.itemsize
     copies = [
         (torch.randn(num_rows, VOCABULARY, device=CUDA) * kind.spread).to(kernels.dtype)

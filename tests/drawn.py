@@ -12,14 +12,16 @@ from torch import Tensor
 
 from flashdraft.core import SamplingParams
 from flashdraft.kernels.draw.rule import Draw, DrawnRows, SlotRequest, SlotSettings
+from tests.tree_rows import ancestors_of, as_word, random_tree
 
 CPU = torch.device("cpu")
-WIDTH = 4  # draft tokens of a slot
+WIDTH = 4  # draft tokens of a slot, or as many as are rows
 
 TEMPERATURES = (0.0, 1e-9, 1e-4, 0.3, 0.7, 1.0, 1.0, 1.7, 90.0)
 TOP_KS = (0, 0, 1, 2, 5, 20, 64, 300)
 TOP_PS = (1.0, 1.0, 1e-9, 0.1, 0.5, 0.9, 0.95, 0.999999)
 MIN_PS = (0.0, 0.0, 0.0, 1e-6, 0.02, 0.5, 1.0)
+PENALISED = {"repetition_penalty": 1.3, "presence_penalty": 0.7, "frequency_penalty": 0.31}
 
 
 @dataclass(frozen=True)
@@ -58,10 +60,34 @@ class Rows:
         one = slice(row, row + 1)
         cut = {
             name: value[one]
-            for name in ("owner", "positions", "place", "mask_of")
+            for name in ("owner", "positions", "ancestors", "mask_of")
             if (value := getattr(self.rows, name)) is not None
         }
         return replace(self, logits=self.logits[one], rows=replace(self.rows, **cut))
+
+    def history(self, row: int) -> list[int]:
+        """The output tokens that a row follows."""
+        followed, ancestors, slot = self.rows.followed, self.rows.ancestors, self.owners[row]
+        assert followed is not None and ancestors is not None
+        word = int(ancestors[row])
+        drafts = [one for j, one in enumerate(followed[slot].tolist()) if word >> (j + 1) & 1]
+        return [*self.requests[slot].output_ids, *drafts]
+
+    def committed(self) -> Rows:
+        """The same, where every row has a slot of its own, which has put out the row's path."""
+        requests = [
+            self.requests[slot]._replace(output_ids=self.history(row))
+            for row, slot in enumerate(self.owners)
+        ]
+        settings = SlotSettings.allocate(len(requests), self.settings.vocab_size, CPU)
+        settings.set(dict(enumerate(requests)))
+        rows = replace(self.rows, owner=torch.arange(len(requests)), followed=None, ancestors=None)
+        return Rows(self.logits, settings, rows, requests)
+
+    @property
+    def owners(self) -> list[int]:
+        owners: list[int] = self.rows.owner.tolist()
+        return owners
 
 
 def random_params(random: np.random.Generator, vocab_size: int, **fixed: Any) -> SamplingParams:
@@ -140,9 +166,13 @@ def make_rows(
     num_slots: int = 28,
     rows_each: int = 2,
     masked: bool = False,
+    depth: int | None = None,
     **fixed: Any,
 ) -> Rows:
-    """A batch of slots with random settings, each with several rows behind draft tokens."""
+    """A batch of slots with random settings, each with several rows behind draft tokens.
+
+    The rows of a slot follow one another, or they are some tree that is no deeper than `depth`.
+    """
     random = np.random.default_rng(seed)
     settings = SlotSettings.allocate(num_slots, vocab_size, CPU)
     requests = [
@@ -162,6 +192,14 @@ def make_rows(
     starts = np.array([len(one.prompt_ids) + len(one.output_ids) for one in requests])
     order = random.permutation(num_rows)
     owner, place = owner[order], place[order]
+    chain = range(rows_each - 1)
+    trees = [
+        chain if depth is None else random_tree(rows_each, depth, seed + slot)
+        for slot in range(num_slots)
+    ]
+    paths = [ancestors_of(trees[slot])[own] for slot, own in zip(owner, place, strict=True)]
+    depths = np.array([len(path) - 1 for path in paths])
+    tokens = random.integers(-1, vocab_size + 1, (num_slots, max(WIDTH, rows_each - 1)))
     masks, mask_of = None, None
     if masked:  # fewer than rows: some share one, and some have none
         masks = random_masks(random, 1 + num_rows // 2, vocab_size)
@@ -169,13 +207,30 @@ def make_rows(
         mask_of = mask_of.clamp(min=-1)
     rows = DrawnRows(
         owner=torch.from_numpy(owner),
-        positions=torch.from_numpy(starts[owner] + place),
-        followed=torch.from_numpy(random.integers(-1, vocab_size + 1, (num_slots, WIDTH))),
-        place=torch.from_numpy(place),
+        positions=torch.from_numpy(starts[owner] + depths),
+        followed=torch.from_numpy(tokens),
+        ancestors=torch.tensor([as_word(path) for path in paths]),
         masks=masks,
         mask_of=mask_of,
     )
     return Rows(random_logits(random, num_rows, vocab_size), settings, rows, requests)
+
+
+def siblings() -> tuple[Rows, list[int]]:
+    """A tree whose rows see the same logits, and what is drawn: the best that they do not follow.
+
+    Behind the anchor stand 5 and 3, behind 5 stands 3; 5 is the best, then 3, then 1.
+    """
+    settings = SlotSettings.allocate(1, 7, CPU)
+    settings.set({0: SlotRequest(SamplingParams(presence_penalty=2.0), 0, ())})
+    rows = DrawnRows(
+        owner=torch.zeros(4, dtype=torch.int64),
+        positions=torch.tensor([0, 1, 1, 2]),
+        followed=torch.tensor([[5, 3, 3]]),
+        ancestors=torch.tensor([0b1, 0b11, 0b101, 0b1011]),
+    )
+    logits = torch.tensor([0.0, 1.0, 0.0, 1.1, 0.0, 1.2, 0.0]).repeat(4, 1)
+    return Rows(logits, settings, rows, []), [5, 3, 5, 1]
 
 
 def assert_equal(found: Draw, expected: Draw) -> None:

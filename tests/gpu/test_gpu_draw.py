@@ -98,7 +98,7 @@ def test_a_captured_draw_is_replayed_with_other_rows(implementation: Any) -> Non
     for seed in range(6, 9):
         other = make_rows(seed, VOCABULARY, num_slots=14)
         batch.logits.copy_(other.logits)
-        for name in ("owner", "positions", "followed", "place"):
+        for name in ("owner", "positions", "followed", "ancestors"):
             getattr(batch.rows, name).copy_(getattr(other.rows, name))
         batch.settings.set(dict(enumerate(other.requests)))
         graph.replay()

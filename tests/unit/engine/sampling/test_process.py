@@ -21,6 +21,7 @@ from flashdraft.engine.sampling.process import (
 from flashdraft.errors import FlashdraftError, RequestError
 from flashdraft.kernels.draw import reference
 from flashdraft.kernels.draw.rule import Draw, DrawnRows, SlotSettings
+from tests.tree_rows import ancestors_of, as_word
 
 CPU = torch.device("cpu")
 
@@ -76,8 +77,9 @@ def sample_rows(
 ) -> Samples:
     """Draw from every row of one request, as a slot does; row j follows drafts[:j]."""
     place = torch.arange(len(logits))
-    followed = torch.tensor([drafts or [0]])
-    rows = DrawnRows(torch.zeros_like(place), first_position + place, followed, place)
+    chain = ancestors_of(range(len(logits) - 1))
+    followed = torch.tensor([drafts or [0]]), torch.tensor([*map(as_word, chain)])
+    rows = DrawnRows(torch.zeros_like(place), first_position + place, *followed)
     drawn = kernels.draw(logits, sampler.settings_after(history), rows)
     return Samples(drawn.tokens.clamp(min=0), drawn.tokens >= 0)
 

@@ -235,15 +235,15 @@ def finish(vocab_size: int, dtype: torch.dtype, softcap: float | None, forbids: 
 
 
 def draw(num_rows: int, vocab_size: int, dtype: torch.dtype, plain: bool = False) -> None:
-    from flashdraft.kernels.draw.rule import DrawnRows, HeadProducts, SlotSettings
+    from flashdraft.kernels.draw.rule import MAX_FOLLOWED, DrawnRows, HeadProducts, SlotSettings
 
     settings = SlotSettings.allocate(8, vocab_size, torch.device("meta"))
     owner = make(num_rows, dtype=torch.int64)
     masks = make(3, -(-vocab_size // 32), dtype=torch.int32)
-    followed = make(8, 15, dtype=torch.int64)
+    followed = make(8, MAX_FOLLOWED, dtype=torch.int64)
     rows = DrawnRows(owner, owner)
     if not plain:
-        rows = DrawnRows(owner, owner, followed, place=owner, masks=masks, mask_of=owner)
+        rows = DrawnRows(owner, owner, followed, owner, masks, mask_of=owner)
     banned = None if plain else make(vocab_size, dtype=torch.bool)
     head = HeadProducts(make(num_rows, vocab_size, dtype=dtype), 1.0, 30.0, banned)
     kernels(dtype).draw(head, settings, rows)

@@ -79,7 +79,7 @@ def test_no_rows() -> None:
         batch.rows,
         owner=batch.rows.owner[:0],
         positions=batch.rows.positions[:0],
-        place=None,
+        ancestors=None,
         followed=None,
     )
     for implementation in (host.draw, reference.draw):

@@ -15,15 +15,7 @@ from flashdraft.kernels.draw import host, reference
 from flashdraft.kernels.draw.arithmetic import gumbel
 from flashdraft.kernels.draw.noise import noise_key, random_bits
 from flashdraft.kernels.draw.rule import DrawnRows, SlotRequest, SlotSettings
-from tests.drawn import CPU, Rows, assert_equal, make_rows, pack_masks
-
-
-def history_of(batch: Rows, row: int) -> list[int]:
-    """The output tokens that a row follows, without draft tokens that are none."""
-    slot = int(batch.rows.owner[row])
-    assert batch.rows.followed is not None and batch.rows.place is not None
-    drafts = batch.rows.followed[slot, : int(batch.rows.place[row])].tolist()
-    return [*batch.requests[slot].output_ids, *drafts]
+from tests.drawn import CPU, assert_equal, make_rows, pack_masks
 
 
 def by_the_book(row: torch.Tensor, request: SlotRequest, history: list[int]) -> torch.Tensor:
@@ -46,12 +38,13 @@ def by_the_book(row: torch.Tensor, request: SlotRequest, history: list[int]) -> 
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_adjusts_by_the_book(seed: int) -> None:
-    batch = make_rows(seed, 257, rows_each=4)
+@pytest.mark.parametrize("depth", [None, 2])
+def test_adjusts_by_the_book(seed: int, depth: int | None) -> None:
+    batch = make_rows(seed, 257, rows_each=4, depth=depth)
     adjusted = reference.adjust(batch.logits, batch.settings, batch.rows)
     for row, logits in enumerate(batch.logits):
         request = batch.requests[int(batch.rows.owner[row])]
-        expected = by_the_book(logits, request, history_of(batch, row))
+        expected = by_the_book(logits, request, batch.history(row))
         torch.testing.assert_close(adjusted[row], expected, rtol=1e-5, atol=1e-5, equal_nan=True)
 
 

@@ -18,7 +18,7 @@ import torch
 from flashdraft.core import SamplingParams
 from flashdraft.kernels.draw import arithmetic, noise, reference
 from flashdraft.kernels.draw.rule import DrawnRows, HeadProducts, SlotRequest, SlotSettings
-from tests.drawn import CPU, Rows, assert_equal, make_rows
+from tests.drawn import CPU, PENALISED, Rows, assert_equal, make_rows, siblings
 from tests.interpreted import collect, judge, report
 
 PLANS: dict[str, dict[str, int]] = {
@@ -80,6 +80,25 @@ def check_arithmetic() -> None:
     assert torch.equal(noises, arithmetic.gumbel(bits))
     assert torch.equal(weights, arithmetic.weigh(scaled))
     assert torch.equal(hashed, noise.random_bits(noise.noise_key(-7, 123456), 4096, CPU))
+
+
+def check_tree(num_rows: int, depth: int) -> None:
+    """Rows of trees: as the rule has it, and as if every row's path were committed."""
+    from flashdraft.kernels.cuda.draw.rows import DrawPlan, draw
+
+    plan, num_slots = DrawPlan(**PLANS["roomy"]), 1 if num_rows > 20 else 3
+    batch = make_rows(num_rows, 61, num_slots, num_rows, depth=depth, **PENALISED)
+    found = draw(HeadProducts(batch.logits), *batch.drawable[1:], plan)
+    assert_equal(found, reference.draw(*batch.drawable))
+    assert_equal(found, reference.draw(*batch.committed().drawable))
+
+
+def check_siblings() -> None:
+    from flashdraft.kernels.cuda.draw.rows import DrawPlan, draw
+
+    batch, tokens = siblings()
+    found = draw(HeadProducts(batch.logits), *batch.drawable[1:], DrawPlan(**PLANS["small"]))
+    assert found.tokens.tolist() == tokens
 
 
 def check_alone() -> None:
@@ -146,6 +165,7 @@ def check_backend() -> None:
 
 CHECKS: dict[str, Callable[[], None]] = {
     "arithmetic": check_arithmetic,
+    "tokens beside a path": check_siblings,
     "a row alone": check_alone,
     "masks that nobody has": check_unread_masks,
     "a mask of few": check_few_allowed,
@@ -155,6 +175,8 @@ for _vocab, _masked in itertools.product((1, 33, 300), (False, True)):
     CHECKS[f"{_vocab} tokens{', masked' * _masked}"] = lambda v=_vocab, m=_masked: check_random(
         "small", v, m
     )
+for _rows, _depth in ((6, 3), (33, 5), (64, 9)):
+    CHECKS[f"a tree of {_rows}"] = lambda n=_rows, d=_depth: check_tree(n, d)
 for _cap, _multiplier in ((None, 1.0), (3.0, 0.25), (30.0, 1.0)):
     CHECKS[f"a head, {_cap}, {_multiplier}"] = lambda c=_cap, m=_multiplier: check_head(
         "small", c, m

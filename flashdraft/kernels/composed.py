@@ -24,6 +24,8 @@ from flashdraft.kernels.interface import (
     Heads,
     Kernels,
     Mixture,
+    Offered,
+    Offers,
     PagedKeys,
     PageView,
     PassRows,
@@ -31,12 +33,14 @@ from flashdraft.kernels.interface import (
     SlotSettings,
     SlotStates,
     SlotTables,
+    TreeNodes,
     Verified,
     WholeSequences,
 )
 from flashdraft.kernels.kinds import Activation, Scheme
 from flashdraft.kernels.layout import lay_out, share_rows
 from flashdraft.kernels.quantized import Matrix, Quantized, join_floats
+from flashdraft.kernels.tree import grow, offer
 
 
 def compose_mixture(
@@ -149,6 +153,12 @@ class ComposedKernels(Kernels):
         if self.device.type == "cpu":
             return host.draw(logits, settings, rows, self.argmax)
         return reference.draw(logits, settings, rows)
+
+    def offer(self, drawn: Draw, settings: SlotSettings, rows: DrawnRows, count: int) -> Offers:
+        return offer(drawn, settings, rows, count)
+
+    def grow(self, offered: Offered, num_nodes: int) -> TreeNodes:
+        return grow(offered, num_nodes)
 
     def share_rows(self, drafted: DraftedSlots, num_rows: int) -> Tensor:
         return share_rows(drafted, num_rows)

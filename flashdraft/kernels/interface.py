@@ -26,6 +26,9 @@ from flashdraft.kernels.layout import DraftedSlots as DraftedSlots
 from flashdraft.kernels.layout import PassRows as PassRows
 from flashdraft.kernels.layout import SlotTables as SlotTables
 from flashdraft.kernels.quantized import Matrix
+from flashdraft.kernels.tree import Offered as Offered
+from flashdraft.kernels.tree import Offers as Offers
+from flashdraft.kernels.tree import TreeNodes as TreeNodes
 
 Choice = tuple[Tensor, Tensor]  # [num_rows, k]: experts (int64), and their shares (float32)
 
@@ -381,6 +384,17 @@ class Kernels(Protocol):
         The same on every backend, from logits or from what they are made of, which may be written
         over. On a device nothing waits for it, and a graph can hold it.
         """
+        ...
+
+    def offer(self, drawn: Draw, settings: SlotSettings, rows: DrawnRows, count: int) -> Offers:
+        """Candidates for every row of a drafter, what it drew first: tree.py. A graph can hold it.
+
+        The settings must have had the draw find the likeliest tokens.
+        """
+        ...
+
+    def grow(self, offered: Offered, num_nodes: int) -> TreeNodes:
+        """A tree for each slot, of at most so many nodes: tree.py. A graph can hold it."""
         ...
 
     def share_rows(self, drafted: DraftedSlots, num_rows: int) -> Tensor:

@@ -76,9 +76,13 @@ def survival(confidence: Tensor, sources: Tensor, chances: Tensor, edges: Tensor
 
     A confidence of 0 says that there is none.
     """
+    return chances_of(confidence, sources.unsqueeze(1), chances, edges).cumprod(1)
+
+
+def chances_of(confidence: Tensor, sources: Tensor | int, chances: Tensor, edges: Tensor) -> Tensor:
+    """The chance of each draft token at its turn, in float64: of a source each, or all of one."""
     buckets = torch.bucketize(confidence.contiguous(), edges, right=True)
-    found = chances[sources.unsqueeze(1), buckets].double()
-    return torch.where(confidence > 0, found, 0.0).cumprod(1)
+    return torch.where(confidence > 0, chances[sources, buckets].double(), 0.0)
 
 
 def share_rows(drafted: DraftedSlots, num_rows: int) -> Tensor:

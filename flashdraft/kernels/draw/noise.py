@@ -61,6 +61,12 @@ def random_bits(key: int | Tensor, vocab_size: int, device: torch.device) -> Ten
     return hashed.view(torch.int32)[..., :vocab_size] & LOW_BITS
 
 
+def random_bits_at(keys: Tensor, token_ids: Tensor) -> Tensor:
+    """The same bits for some tokens only: [rows, n], of keys [rows, 1]."""
+    hashed = _hash((token_ids >> 1) * INCREMENT + keys)
+    return ((hashed >> (token_ids & 1) * 32) & LOW_BITS).to(torch.int32)
+
+
 def host_random_bits(key: int, vocab_size: int) -> NDArray[np.int32]:
     """`random_bits` in numpy."""
     hashed = _hash(_host_counters((vocab_size + 1) // 2) + key)
@@ -70,7 +76,7 @@ def host_random_bits(key: int, vocab_size: int) -> NDArray[np.int32]:
 def host_random_bits_at(
     key: int | NDArray[np.int64], token_ids: NDArray[np.int64]
 ) -> NDArray[np.int32]:
-    """The same bits for some tokens only, of one key or of a key each."""
+    """`random_bits_at` in numpy, of one key or of a key each."""
     hashed = _hash((token_ids >> 1) * INCREMENT + key)
     return ((hashed >> (token_ids & 1) * 32) & LOW_BITS).astype(np.int32)
 

@@ -1,0 +1,272 @@
+"""Trees of draft tokens: what is offered beside a chain of them, and which of it is verified.
+
+One rule, told here in tensors; a device may have it as kernels of its own (`Kernels.offer`,
+`Kernels.grow`). Nothing here waits for the device, and shapes depend on nothing but the arguments'
+own: all of it can be captured in a CUDA graph.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from flashdraft.kernels.draw.arithmetic import gumbel
+from flashdraft.kernels.draw.noise import keys_from, random_bits_at
+from flashdraft.kernels.draw.rule import LOWEST_TEMPERATURE, MAX_TOP, Draw, DrawnRows, SlotSettings
+from flashdraft.kernels.layout import chances_of, count_up
+
+MAX_OFFERS = 1 + MAX_TOP  # of a row: what was drawn, and the likeliest beside it
+DOUBT = 1.5  # drafter and target share the noise, not the logits: what wins here may lose there
+SEEDED_FROM = 16  # with so many nodes the chain is among them, whatever it is worth
+MAX_NODES = 63  # bits of a word, but for the anchor's
+_LAST = 1 << 62  # behind whatever is ordered
+
+
+class Offers(NamedTuple):
+    """A drafter's candidates for every row, the drawn token first, the others likeliest first."""
+
+    tokens: Tensor  # [rows, count] int64; 0 where there is none
+    confidence: Tensor  # [rows, count] float32; 0 where there is none
+
+
+class Offered(NamedTuple):
+    """What slots have to grow trees from: a chain each, and what else was offered at its places."""
+
+    tokens: Tensor  # [slots, width] int64: the chain
+    confidence: Tensor  # [slots, width] float32; 0 = the chain has ended
+    sources: Tensor  # [slots] int64: of the chain
+    # Offers for every place, none twice. The chain's own token may be among them.
+    other_tokens: Tensor  # [slots, width, count] int64
+    other_confidence: Tensor  # [slots, width, count] float32; 0 = there is none
+    branches: Tensor  # [slots] int32: 0 = nothing but the chain
+    # [sources + 1, buckets] float32: that the target agrees, at a token's turn; the last row is for
+    # all that is not the chain
+    chances: Tensor
+    edges: Tensor  # [buckets - 1] float32, ascending: of confidences
+
+
+class TreeNodes(NamedTuple):
+    """A tree of draft tokens for each slot, [slots, nodes] each: parents come before children.
+
+    Row 0 of a tree is its anchor, row i + 1 its node i. Behind the last node are places without
+    one: children of the anchor with token 0 and confidence 0.
+    """
+
+    tokens: Tensor  # int64
+    parents: Tensor  # int64: rows
+    ancestors: Tensor  # int64: bits of rows, the node's own among them
+    depths: Tensor  # int32: 1 = the anchor's children
+    confidence: Tensor  # float32; 0 = there is no node
+    survival: Tensor  # float64: that the node and all before it are accepted; 0 = there is no node
+
+
+def offer(drawn: Draw, settings: SlotSettings, rows: DrawnRows, count: int) -> Offers:
+    """What was drawn of a drafter's rows, and what else the target may say there.
+
+    A greedy slot's confidence is the token's chance. A sampled slot's is its share of what the
+    draw went by, noise and all, among the row's candidates; the likeliest come from before noise.
+    """
+    ids = torch.cat([drawn.tokens.unsqueeze(1), drawn.top_ids], dim=1)
+    logits = torch.cat([drawn.logit.unsqueeze(1), drawn.top_logits], dim=1)
+    is_there = (ids >= 0) & (drawn.tokens >= 0).unsqueeze(1)
+    is_there[:, 1:] &= ids[:, 1:] != ids[:, :1]
+    heat = settings.temperature[rows.owner].unsqueeze(1)
+    keys = keys_from(settings.noise[rows.owner], rows.positions).unsqueeze(1)
+    peak = logits.masked_fill(~is_there, -math.inf).amax(1, keepdim=True)
+    scaled = (logits - peak) / heat.clamp(min=LOWEST_TEMPERATURE)
+    scores = (scaled + gumbel(random_bits_at(keys, ids))) / DOUBT
+    shares = scores.masked_fill(~is_there, -math.inf).softmax(1)
+    chances = (logits - drawn.log_total.unsqueeze(1)).exp()
+    confidence = torch.where(heat > 0, shares, chances)
+    confidence = torch.where(confidence.isfinite(), confidence, 0.0).clamp(max=1.0)
+    worth = torch.where(heat > 0, scores, logits)
+    worth[:, 0] = math.inf
+    places = _rank(worth, is_there)
+    return Offers(*(_put(one, places)[:, :count] for one in (ids, confidence)))
+
+
+def _rank(worth: Tensor, is_there: Tensor) -> Tensor:
+    """Everybody's place if the largest come first, and of equals the earlier; the absent behind."""
+    count = worth.shape[1]
+    number, own, other = count_up(count, worth.device), worth.unsqueeze(2), worth.unsqueeze(1)
+    is_before = (other > own) | ((other == own) & (number < number.unsqueeze(1)))
+    is_before &= is_there.unsqueeze(1)
+    return torch.where(is_there, is_before.sum(2), count)
+
+
+def _put(values: Tensor, places: Tensor) -> Tensor:
+    rows, count = values.shape
+    return values.new_zeros(rows, count + 1).scatter_(1, places, values)[:, :count]
+
+
+def grow(offered: Offered, num_nodes: int) -> TreeNodes:
+    """The likeliest nodes of each slot's tree, best first.
+
+    A node survives by its own chance times its parent's survival; nothing is deeper than the chain
+    is wide. A parent on the chain, as the anchor is, has the chain's next token for its first
+    child, and then what was offered there; any other has what was offered at its place. A frontier
+    holds every parent's next child. The likeliest leaves it, of equals the less deep, then the one
+    that came first; its own first child and its next sibling come, and count for no more than it.
+    With at least SEEDED_FROM nodes, and without branches, the chain comes first.
+    """
+    assert num_nodes <= MAX_NODES
+    num_slots, _, count = offered.other_tokens.shape
+    chances = chances_of(offered.confidence, offered.sources.unsqueeze(1), *offered[-2:])
+    alive = chances.cumprod(1)
+    if count == 0:
+        return _grow_chain(offered, alive, num_nodes)
+    seeded = offered.branches <= 0
+    if num_nodes >= SEEDED_FROM:
+        seeded = torch.ones_like(seeded)
+    seeds = _grow_chain(offered, torch.where(seeded.unsqueeze(1), alive, 0.0), num_nodes)
+    children = _list_children(offered, chances, alive)
+    rows = _start(seeds, children, seeded)
+    num_seeds = (seeds.survival > 0).sum(1, keepdim=True)
+    for row in range(1, 1 + num_nodes):
+        _take_best(rows, children, row, num_seeds)
+    is_there = rows.survival[:, 1:] > 0
+    cells = rows.cells[:, 1:]
+    return TreeNodes(
+        torch.where(is_there, children.tokens.gather(1, cells), 0),
+        rows.parents[:, 1:],
+        rows.ancestors[:, 1:],
+        rows.depths[:, 1:].to(torch.int32),
+        torch.where(is_there, children.confidence.gather(1, cells), 0.0),
+        rows.survival[:, 1:],
+    )
+
+
+def _grow_chain(offered: Offered, alive: Tensor, num_nodes: int) -> TreeNodes:
+    """Nothing but the chain, up to where nothing survives."""
+    spare, device = num_nodes - alive.shape[1], alive.device
+    tokens, confidence, alive = (
+        F.pad(one, (0, spare)) for one in (offered.tokens, offered.confidence, alive)
+    )
+    is_there, place = alive > 0, count_up(num_nodes, device)
+    alone, in_chain = _words(num_nodes, device)
+    return TreeNodes(
+        torch.where(is_there, tokens, 0),
+        torch.where(is_there, place, 0),
+        torch.where(is_there, in_chain, alone),
+        torch.where(is_there, 1 + place, 1).to(torch.int32),
+        torch.where(is_there, confidence, 0.0),
+        alive,
+    )
+
+
+@cache
+def _words(num_nodes: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Ancestors of nodes that follow the anchor alone, and of nodes that follow one another."""
+    own = 1 << torch.arange(1, 1 + num_nodes, device=device)
+    return own | 1, own | (own - 1)
+
+
+class _Children(NamedTuple):
+    """Lists of children, one after another, of which each ends with a chance of 0.
+
+    Of every place, and of the one behind the last: first of the parents on the chain, then of all
+    others. [slots, cells] each.
+    """
+
+    tokens: Tensor
+    confidence: Tensor
+    chances: Tensor  # float64
+    lists: Tensor  # int64: where a child's own children begin
+    is_chain: Tensor  # [slots, places]: whether the chain goes on there
+    room: int  # cells of a list
+
+
+def _list_children(offered: Offered, chances: Tensor, alive: Tensor) -> _Children:
+    num_slots, width, count = offered.other_tokens.shape
+    is_chain = (alive > 0).unsqueeze(2)
+    others = chances_of(offered.other_confidence, -1, *offered[-2:])
+    others = torch.where(offered.branches.view(-1, 1, 1) > 0, others, 0.0)
+    is_other = (offered.other_tokens != offered.tokens.unsqueeze(2)) | ~is_chain
+    of_chain = torch.cat([is_chain, (others > 0) & is_other], dim=2)
+    of_others = torch.cat([torch.zeros_like(is_chain), others > 0], dim=2)
+    is_there = torch.stack([of_chain, of_others], dim=1)
+    order = is_there.to(torch.int8).sort(dim=3, descending=True, stable=True).indices
+
+    def listed(own: Tensor, beside: Tensor) -> Tensor:
+        both = torch.cat([own.unsqueeze(2), beside], dim=2).unsqueeze(1).expand_as(is_there)
+        cells = torch.where(is_there, both, 0).gather(3, order)
+        return F.pad(cells, (0, 1, 0, 1)).flatten(1)
+
+    room, places = count + 2, count_up(width, alive.device).view(1, -1, 1)
+    follows = (1 + places) * room
+    begins = listed(
+        follows.expand(num_slots, -1, -1).squeeze(2),
+        (follows + (1 + width) * room).expand(num_slots, -1, count),
+    )
+    return _Children(
+        listed(offered.tokens, offered.other_tokens),
+        listed(offered.confidence, offered.other_confidence),
+        listed(chances, others),
+        begins,
+        F.pad(is_chain.squeeze(2), (0, 1)),
+        room,
+    )
+
+
+class _Rows(NamedTuple):
+    """Rows of growing trees, [slots, 1 + nodes] each, and every one's next child."""
+
+    survival: Tensor  # float64
+    depths: Tensor  # int64, as all that follow but one
+    parents: Tensor
+    ancestors: Tensor
+    cells: Tensor  # of the row itself
+    cursors: Tensor  # the cell of its next child
+    worth: Tensor  # float64: that child's survival
+    latest: Tensor  # its latest child; before it has any, itself
+
+
+def _start(seeds: TreeNodes, children: _Children, seeded: Tensor) -> _Rows:
+    """Rows of seeds; where they are the chain's, each has that child already."""
+    shape, room = seeds.parents.shape, children.room
+    number = count_up(1 + shape[1], seeds.parents.device)
+    behind = number.clamp(max=children.is_chain.shape[1] - 1)
+    cursors = behind * room + (children.is_chain[:, behind] & seeded.unsqueeze(1))
+    survival = F.pad(seeds.survival, (1, 0), value=1.0)
+    return _Rows(
+        survival,
+        F.pad(seeds.depths.to(torch.int64), (1, 0)),
+        F.pad(seeds.parents, (1, 0)),
+        F.pad(seeds.ancestors, (1, 0), value=1),
+        F.pad(behind[:-1] * room, (1, 0)).expand_as(cursors).clone(),
+        cursors,
+        children.chances.gather(1, cursors) * survival,
+        number.expand_as(cursors).clone(),
+    )
+
+
+def _take_best(rows: _Rows, children: _Children, row: int, num_seeds: Tensor) -> None:
+    """Make the likeliest of all rows' next children this row, where it is not a seed."""
+    best = rows.worth.amax(1, keepdim=True)
+    order = rows.depths * (1 + MAX_NODES) + rows.latest
+    parent = torch.where(rows.worth == best, order, _LAST).argmin(1, keepdim=True)
+    is_new = (best > 0) & (row > num_seeds)
+    cell = rows.cursors.gather(1, parent)
+
+    def write(column: Tensor, value: Tensor | int) -> None:
+        column[:, row : row + 1] = torch.where(is_new, value, column[:, row : row + 1])
+
+    write(rows.survival, best)
+    write(rows.depths, rows.depths.gather(1, parent) + 1)
+    write(rows.parents, parent)
+    own = _words(MAX_NODES, parent.device)[0][row - 1]
+    write(rows.ancestors, rows.ancestors.gather(1, parent) | own)
+    write(rows.cells, cell)
+    first, following = children.lists.gather(1, cell), cell + is_new
+    write(rows.cursors, first)
+    rows.cursors.scatter_(1, parent, following)
+    write(rows.worth, torch.minimum(children.chances.gather(1, first) * best, best))
+    beside = children.chances.gather(1, following) * rows.survival.gather(1, parent)
+    left = torch.where(is_new, torch.minimum(beside, best), rows.worth.gather(1, parent))
+    rows.worth.scatter_(1, parent, left)
+    rows.latest.scatter_(1, parent, torch.where(is_new, row, rows.latest.gather(1, parent)))

@@ -30,10 +30,10 @@ ORDER = {
     " | scheduler, validate | draft | live | drafting, step | engine",
     "external": "command, pairs, processes, tensor_rules, vllm_plugin"
     " | checkpoint_rules, launch, versions | memory | sglang, vllm",
-    "kernels": "draw, kinds, nodes, settle | accept, layout, quantized | advance | interface"
-    " | composed | cpu, torch_backend | cuda, select",
+    "kernels": "draw, kinds, nodes, settle | layout, quantized | accept, tree | advance"
+    " | interface | composed | cpu, torch_backend | cuda, select",
     "kernels.cuda": "driver, overlap, plan | dense | advance, draw, layout, settle"
-    " | attention, dense_backend, loss, quantized | experts | quantized_backend"
+    " | tree | attention, dense_backend, loss, quantized | experts | quantized_backend"
     " | expert_backend | backend",
     "models": "config | files, rope | compressed_tensors, gguf, tables"
     " | other_formats, sources, tokenizer, weights | layers, stored"

@@ -25,6 +25,8 @@ from flashdraft.kernels.interface import (
     HeadProducts,
     Heads,
     Mixture,
+    Offered,
+    Offers,
     PagedKeys,
     PassRows,
     Residual,
@@ -250,6 +252,14 @@ class TritonKernels(ComposedKernels):
     def draw(self, logits: Tensor | HeadProducts, settings: SlotSettings, rows: DrawnRows) -> Draw:
         with self._on_device():
             return dense_backend.draw(logits, settings, rows)
+
+    def offer(self, drawn: Draw, settings: SlotSettings, rows: DrawnRows, count: int) -> Offers:
+        with self._on_device():
+            return dense_backend.offer(drawn, settings, rows, count)
+
+    def grow(self, offered: Offered, num_nodes: int) -> TreeNodes:
+        with self._on_device():
+            return dense_backend.grow(offered, num_nodes)
 
     def share_rows(self, drafted: DraftedSlots, num_rows: int) -> Tensor:
         with self._on_device():

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from flashdraft.kernels.cuda import advance as going_on
-from flashdraft.kernels.cuda import layout
+from flashdraft.kernels.cuda import layout, tree
 from flashdraft.kernels.cuda import settle as settling
 from flashdraft.kernels.cuda.dense.linear import multiply_rows
 from flashdraft.kernels.cuda.dense.logits import finish_logits
@@ -19,6 +19,8 @@ from flashdraft.kernels.interface import (
     Draw,
     DrawnRows,
     HeadProducts,
+    Offered,
+    Offers,
     PassRows,
     Settled,
     SlotSettings,
@@ -58,6 +60,16 @@ def draw(logits: Tensor | HeadProducts, settings: SlotSettings, rows: DrawnRows)
     """`Kernels.draw`."""
     head = logits if isinstance(logits, HeadProducts) else HeadProducts(logits)
     return drawing.draw(head, settings, rows)
+
+
+def offer(drawn: Draw, settings: SlotSettings, rows: DrawnRows, count: int) -> Offers:
+    """`Kernels.offer`."""
+    return tree.offer(drawn, settings, rows, count)
+
+
+def grow(offered: Offered, num_nodes: int) -> TreeNodes:
+    """`Kernels.grow`."""
+    return tree.grow(offered, num_nodes)
 
 
 def share_rows(drafted: DraftedSlots, num_rows: int) -> Tensor:

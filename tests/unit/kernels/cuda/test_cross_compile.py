@@ -272,6 +272,14 @@ def lay_out(num_slots: int, width: int, num_rows: int | None = None) -> None:
         kernels().lay_out(slots, nodes, one, num_rows, make_rows(999, num_slots, 2, meta))
 
 
+def grow(num_slots: int, count: int, num_nodes: int) -> None:
+    from tests.grown import make_drawn, make_offered
+
+    meta = torch.device("meta")
+    kernels().offer(*make_drawn(0).to(meta), max(count, 1))
+    kernels().grow(make_offered(0, num_slots, 15, count, meta), num_nodes)
+
+
 def explicit() -> BlockMask:
     return BlockMask(explicit=make(1, 16, 16, dtype=torch.bool))
 
@@ -307,6 +315,8 @@ CASES: dict[str, Case] = {
     "rows of one slot": lambda: lay_out(1, 15),
     "rows of 32 slots": lambda: lay_out(32, 15),
     "rows without drafts": lambda: lay_out(8, 0),
+    "trees": lambda: grow(8, 8, 63),
+    "chains": lambda: grow(8, 0, 15),
     "slots that go on": lambda: go_on(15, is_given=False),
     "slots that go on without drafts": lambda: go_on(0, is_given=True),
     "draw over 262144": lambda: draw(16, 262144, FP32),
@@ -336,6 +346,7 @@ AS_BEFORE: dict[
     str, Case
 ] = {  # what steps launch that are of another number of rows than some before
     "rows of 32 slots": lambda: lay_out(32, 15, 251),
+    "trees": lambda: grow(5, 7, 17),
     "heads of 512, shared": lambda: prepare(SHARED, num_rows=13),
     "draw over 262144": lambda: draw(13, 262144, FP32),
     "draw over 100003": lambda: draw(1, 100003, FP32, plain=True),

@@ -18,6 +18,7 @@ from flashdraft.kernels.draw.noise import (
     noise_key,
     noise_start,
     random_bits,
+    random_bits_at,
 )
 
 CPU = torch.device("cpu")
@@ -39,8 +40,11 @@ def test_bits_of_some_tokens_are_those_of_all() -> None:
         host_random_bits(int(key), 101)[token] for key, token in zip(keys, ids, strict=True)
     ]
     assert host_random_bits_at(keys, ids).tolist() == expected
-    rows = random_bits(torch.from_numpy(keys).unsqueeze(1), 101, CPU)
+    there = torch.from_numpy(keys).unsqueeze(1)
+    rows = random_bits(there, 101, CPU)
     assert rows[torch.arange(50), torch.from_numpy(ids)].tolist() == expected
+    some = torch.from_numpy(ids).repeat(50, 1)
+    assert torch.equal(random_bits_at(there, some), rows.gather(1, some))
 
 
 def signed(x: int) -> int:

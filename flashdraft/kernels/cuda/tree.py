@@ -1,0 +1,272 @@
+# Triton's decorators carry no types that mypy can see.
+# mypy: disallow-untyped-decorators=False
+"""Trees of draft tokens (kernels/tree.py), as two launches: a program for each row or slot.
+
+A tree takes as long as its nodes, one after another: what a program knows of its rows stays in one
+warp's registers, and all that is sought among them are words of 32 bits, which a warp reduces by
+one instruction.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from flashdraft.kernels import tree as rule
+from flashdraft.kernels.cuda.draw.arithmetic import UNFUSED, gumbel, noise_key, random_bits
+from flashdraft.kernels.draw.rule import LOWEST_TEMPERATURE, MAX_TOP, Draw, DrawnRows, SlotSettings
+from flashdraft.kernels.nodes import TreeNodes
+from flashdraft.kernels.tree import Offered, Offers
+
+DOUBT = tl.constexpr(rule.DOUBT)
+NUM_TOP = tl.constexpr(MAX_TOP)
+CANDIDATES = tl.constexpr(triton.next_power_of_2(rule.MAX_OFFERS))
+COLDEST = tl.constexpr(LOWEST_TEMPERATURE)
+SEEDED_FROM = tl.constexpr(rule.SEEDED_FROM)
+ROW_BITS = tl.constexpr(rule.MAX_NODES.bit_length())
+LAST_ROW = tl.constexpr(rule.MAX_NODES)
+SIGN = tl.constexpr(-(2**31))
+LARGEST_INT = tl.constexpr(2**31 - 1)
+LOW_WORD = tl.constexpr(2**32 - 1)
+ROWS = rule.MAX_NODES + 1  # of any tree: fewer take as long, and would be compiled apart
+
+
+def offer(drawn: Draw, settings: SlotSettings, rows: DrawnRows, count: int) -> Offers:
+    """`Kernels.offer`."""
+    num_rows, device = drawn.tokens.shape[0], drawn.tokens.device
+    assert 1 <= count <= rule.MAX_OFFERS and all(one.is_contiguous() for one in drawn)
+    offers = Offers(
+        torch.empty(num_rows, count, dtype=torch.int64, device=device),
+        torch.empty(num_rows, count, dtype=torch.float32, device=device),
+    )
+    told = settings.temperature, settings.noise, rows.owner, rows.positions
+    _offer[(num_rows,)](drawn, *told, offers, count, num_warps=1, **UNFUSED)
+    return offers
+
+
+@triton.jit(do_not_specialize=["count"])
+def _offer(
+    drawn: Draw,
+    temperature: tl.tensor,
+    noise: tl.tensor,
+    owner: tl.tensor,
+    positions: tl.tensor,
+    offers: Offers,
+    count: tl.tensor,
+) -> None:
+    row = tl.program_id(0).to(tl.int64)
+    slot, place = tl.load(owner + row), tl.arange(0, CANDIDATES)
+    token, top = tl.load(drawn.tokens + row), row * NUM_TOP + place - 1
+    is_top = (place > 0) & (place <= NUM_TOP)
+    ids = tl.load(drawn.top_ids + top, mask=is_top, other=-1)
+    logits = tl.load(drawn.top_logits + top, mask=is_top, other=0.0)
+    ids = tl.where(place == 0, token, tl.where((ids == token) | (token < 0), -1, ids))
+    logits = tl.where(place == 0, tl.load(drawn.logit + row), logits)
+    there = ids >= 0
+    peak = tl.max(tl.where(there, logits, float("-inf")), 0)
+    heat = tl.load(temperature + slot)
+    key = noise_key(tl.load(noise + slot), tl.load(positions + row))
+    scaled = tl.div_rn(logits - peak, tl.maximum(heat, COLDEST))
+    scores = tl.div_rn(scaled + gumbel(random_bits(key, ids.to(tl.int32))), DOUBT)
+    best = tl.max(tl.where(there, scores, float("-inf")), 0)
+    shares = tl.where(there, tl.exp(scores - best), 0.0)
+    shares = tl.div_rn(shares, tl.sum(shares, 0))
+    is_sampled = heat > 0
+    sure = tl.where(is_sampled, shares, tl.exp(logits - tl.load(drawn.log_total + row)))
+    sure = tl.where((sure >= 0.0) & (sure < float("inf")), tl.minimum(sure, 1.0), 0.0)
+    worth = tl.where(is_sampled, scores, logits)
+    worth = tl.where(place == 0, float("inf"), worth)
+    # to the place behind those that are better, in a triangle of equals
+    other = tl.where(there, worth, float("-inf"))[None, :]
+    is_equal_before = (other == worth[:, None]) & (place[None, :] < place[:, None])
+    is_before = ((other > worth[:, None]) | is_equal_before) & there[None, :]
+    rank = tl.sum(is_before.to(tl.int32), 1)
+    where = row * count + rank
+    tl.store(offers.tokens + where, ids, mask=there & (rank < count))
+    tl.store(offers.confidence + where, sure, mask=there & (rank < count))
+    is_spare = (place >= tl.sum(there.to(tl.int32), 0)) & (place < count)
+    tl.store(offers.tokens + row * count + place, tl.zeros_like(ids), mask=is_spare)
+    tl.store(offers.confidence + row * count + place, tl.zeros_like(sure), mask=is_spare)
+
+
+class _Lists(NamedTuple):
+    """`_Children` of the rule: [slots, 2, places, cells of a list] each."""
+
+    chances: Tensor  # float32; a list ends with 0
+    columns: Tensor  # int32: 0 = the chain's own token, 1 = the first offer
+
+
+def grow(offered: Offered, num_nodes: int) -> TreeNodes:
+    """`Kernels.grow`: of equal bits, as products are the rule's in the rule's order."""
+    num_slots, width, count = offered.other_tokens.shape
+    assert num_nodes <= rule.MAX_NODES and all(one.is_contiguous() for one in offered)
+    device, shape = offered.tokens.device, (num_slots, num_nodes)
+    words = [torch.empty(shape, dtype=torch.int64, device=device) for _ in range(3)]
+    nodes = TreeNodes(
+        *words,
+        torch.empty(shape, dtype=torch.int32, device=device),
+        torch.empty(shape, dtype=torch.float32, device=device),
+        torch.empty(shape, dtype=torch.float64, device=device),
+    )
+    places, room = triton.next_power_of_2(1 + width), triton.next_power_of_2(2 + count)
+    cells = num_slots, 2, places, room
+    lists = _Lists(
+        torch.empty(cells, dtype=torch.float32, device=device),
+        torch.empty(cells, dtype=torch.int32, device=device),
+    )
+    _grow[(num_slots,)](
+        offered,
+        lists,
+        nodes,
+        num_nodes,
+        width,
+        count,
+        offered.chances.shape[0],
+        offered.edges.shape[0],
+        PLACES=places,
+        ROOM=room,
+        ROWS=ROWS,
+        num_warps=1,
+    )
+    return nodes
+
+
+@triton.jit(do_not_specialize=["num_nodes", "width", "count", "num_sources", "num_edges"])
+def _grow(
+    offered: Offered,
+    lists: _Lists,
+    nodes: TreeNodes,
+    num_nodes: tl.tensor,
+    width: tl.tensor,
+    count: tl.tensor,
+    num_sources: tl.tensor,
+    num_edges: tl.tensor,
+    PLACES: tl.constexpr,
+    ROOM: tl.constexpr,
+    ROWS: tl.constexpr,
+) -> None:
+    slot, lane = tl.program_id(0).to(tl.int64), tl.arange(0, ROWS)
+    sizes = width, count, num_sources, num_edges
+    length = _list_children(offered, lists, slot, sizes, PLACES, ROOM)
+    chances = lists.chances + slot * (2 * PLACES * ROOM)
+    tl.debug_barrier()  # lists are read by others than wrote them
+    is_seeded = (num_nodes >= SEEDED_FROM) | (tl.load(offered.branches + slot) <= 0)
+    length_if = tl.where(is_seeded, length, 0)
+    num_seeds = tl.minimum(length_if, num_nodes)
+    alive = tl.full((), 1.0, tl.float64)
+    survival = tl.where(lane == 0, alive, 0.0)
+    for seed in range(1, num_seeds + 1):
+        alive *= tl.load(chances + (seed - 1) * ROOM).to(tl.float64)
+        survival = tl.where(lane == seed, alive, survival)
+    is_seed = lane <= num_seeds
+    parents, depths = tl.where(is_seed, lane - 1, 0), tl.where(is_seed, lane, 1)
+    own = tl.full((), 1, tl.int64) << lane.to(tl.int64)
+    ancestors = tl.where(is_seed, own | (own - 1), own | 1)
+    low, high = ancestors.to(tl.int32), (ancestors >> 32).to(tl.int32)
+    cells = parents * ROOM
+    cursors = lane * ROOM + (lane < length_if).to(tl.int32)
+    worth = tl.load(chances + cursors, mask=is_seed, other=0.0).to(tl.float64) * survival
+    latest = lane
+    row = num_seeds + 1
+    while row <= num_nodes:
+        best, chosen = _find_best(worth, depths, latest)
+        is_any = best > 0.0
+        parent = tl.where(is_any, chosen & LAST_ROW, ROWS)
+        is_parent, is_new = lane == parent, lane == tl.where(is_any, row, ROWS)
+        cell = tl.sum(tl.where(is_parent, cursors, 0), 0)
+        depth = (chosen >> (2 * ROW_BITS)) + 1
+        is_chain = (cell % ROOM == 0) & (cell < length * ROOM)
+        first = (depth + tl.where(is_chain, 0, PLACES)) * ROOM
+        cursors = tl.where(is_new, first, cursors + is_parent.to(tl.int32))
+        survival = tl.where(is_new, best, survival)
+        is_moved = is_new | is_parent
+        chance = tl.load(chances + cursors, mask=is_moved, other=0.0).to(tl.float64)
+        worth = tl.where(is_moved, tl.minimum(chance * survival, best), worth)
+        latest = tl.where(is_moved, row, latest)
+        depths, parents = tl.where(is_new, depth, depths), tl.where(is_new, parent, parents)
+        cells = tl.where(is_new, cell, cells)
+        low |= tl.where(is_new, tl.sum(tl.where(is_parent, low, 0), 0), 0)
+        high |= tl.where(is_new, tl.sum(tl.where(is_parent, high, 0), 0), 0)
+        row = tl.where(is_any, row, num_nodes) + 1
+    ancestors = (high.to(tl.int64) << 32) | (low.to(tl.int64) & LOW_WORD)
+    where, is_node = slot * num_nodes + lane - 1, (lane > 0) & (lane <= num_nodes)
+    tl.store(nodes.parents + where, parents.to(tl.int64), mask=is_node)
+    tl.store(nodes.ancestors + where, ancestors, mask=is_node)
+    tl.store(nodes.depths + where, depths, mask=is_node)
+    tl.store(nodes.survival + where, survival, mask=is_node)
+    column = tl.load(lists.columns + slot * (2 * PLACES * ROOM) + cells, mask=is_node, other=0)
+    is_real, place = is_node & (survival > 0.0), slot * width + depths - 1
+    is_chain, is_other = is_real & (column == 0), is_real & (column > 0)
+    other = place * count + column - 1
+    token = tl.load(offered.tokens + place, mask=is_chain, other=0)
+    token += tl.load(offered.other_tokens + other, mask=is_other, other=0)
+    sure = tl.load(offered.confidence + place, mask=is_chain, other=0.0)
+    sure += tl.load(offered.other_confidence + other, mask=is_other, other=0.0)
+    tl.store(nodes.tokens + where, token, mask=is_node)
+    tl.store(nodes.confidence + where, sure, mask=is_node)
+
+
+@triton.jit
+def _find_best(worth: tl.tensor, depths: tl.tensor, latest: tl.tensor) -> tl.tensor:
+    """What the best next child is worth, and its parent's depth, latest child and row in a word."""
+    bits = worth.to(tl.int64, bitcast=True)  # of numbers not below 0: ordered as they are
+    high, low = (bits >> 32).to(tl.int32), bits.to(tl.int32) ^ SIGN
+    most = tl.max(high, 0)
+    second = tl.max(tl.where(high == most, low, SIGN), 0)
+    is_best = (high == most) & (low == second)
+    order = (((depths << ROW_BITS) | latest) << ROW_BITS) | tl.arange(0, worth.shape[0])
+    bits = (most.to(tl.int64) << 32) | ((second ^ SIGN).to(tl.int64) & LOW_WORD)
+    chosen = tl.min(tl.where(is_best, order, LARGEST_INT), 0)
+    return bits.to(tl.float64, bitcast=True), chosen
+
+
+@triton.jit
+def _list_children(
+    offered: Offered,
+    lists: _Lists,
+    slot: tl.tensor,
+    sizes: tl.tensor,
+    PLACES: tl.constexpr,
+    ROOM: tl.constexpr,
+) -> tl.tensor:
+    """Write a slot's lists, of parents on the chain and of others; how long its chain is."""
+    width, count, num_sources, num_edges = sizes
+    place, column = tl.arange(0, PLACES)[:, None], tl.arange(0, ROOM)[None, :]
+    own, is_own = slot * width + place, column == 0
+    other = own * count + column - 1
+    num_others = tl.where(tl.load(offered.branches + slot) > 0, count, 0)
+    is_other = (place < width) & (column > 0) & (column <= num_others)
+    chain = tl.load(offered.tokens + own, mask=place < width, other=0)
+    tokens = tl.load(offered.other_tokens + other, mask=is_other, other=0)
+    sure = tl.load(offered.other_confidence + other, mask=is_other, other=0.0)
+    sure += tl.load(offered.confidence + own, mask=is_own & (place < width), other=0.0)
+    bucket = tl.zeros_like(sure).to(tl.int32)
+    for edge in range(num_edges):
+        bucket += (sure >= tl.load(offered.edges + edge)).to(tl.int32)
+    source = tl.where(is_own, tl.load(offered.sources + slot), num_sources - 1)
+    where = offered.chances + source * (1 + num_edges) + bucket
+    chance = tl.load(where, mask=sure > 0.0, other=0.0)
+    ends = tl.where(is_own & (chance <= 0.0), place, PLACES)
+    length = tl.min(tl.min(ends, 1), 0)
+    is_last = place >= length  # the chain has ended
+    is_sibling = (is_own & (place < length)) | ((column > 0) & ((tokens != chain) | is_last))
+    start = slot * (2 * PLACES * ROOM) + place * ROOM
+    _list(lists, start, column, chance, (chance > 0.0) & is_sibling)
+    _list(lists, start + PLACES * ROOM, column, chance, (chance > 0.0) & (column > 0))
+    return length
+
+
+@triton.jit
+def _list(
+    lists: _Lists, start: tl.tensor, column: tl.tensor, chance: tl.tensor, there: tl.tensor
+) -> None:
+    """Write those that are there one after another, and zeros behind."""
+    number = tl.cumsum(there.to(tl.int32), 1) - 1
+    tl.store(lists.chances + start + number, chance, mask=there)
+    tl.store(lists.columns + start + number, column + tl.zeros_like(number), mask=there)
+    total = tl.sum(there.to(tl.int32), 1)[:, None]
+    tl.store(lists.chances + start + column, tl.zeros_like(chance), mask=column >= total)

@@ -108,7 +108,7 @@ class Engine:
             self.policy.survival,
             self.config.verify if self.config.tree is None else self.config.tree,
             self.scheduler.max_step_tokens,
-            steps.num_nodes if steps.pieces.grows_trees else 0,
+            steps.num_nodes if steps.pieces.trees.have_branches else 0,
         )
         self._pipeline = StepPipeline(
             steps,

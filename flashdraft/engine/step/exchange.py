@@ -28,7 +28,6 @@ class Exchange:
         num_slots: int,
         width: int,
         num_masks: int,
-        num_offers: int,
         vocab_size: int,
         device: torch.device,
         send: Callable[[NDArray[np.int64]], Tensor],
@@ -41,9 +40,6 @@ class Exchange:
         self.confidence = torch.zeros(num_slots, width, device=device)
         self.sources = integers(num_slots)  # of the drafts: numbers of DEVICE_SOURCES
         self.counts = integers(num_slots)  # draft tokens verified, where the host says so
-        self.num_offers = num_offers  # of a drafter for each place, where drafts are trees
-        self.beside_tokens = integers(num_slots, width, num_offers)
-        self.beside_confidence = torch.zeros(num_slots, width, num_offers, device=device)
         # of a drafter's rows, where there may be grammars: what those pick from
         self._offered = integers(num_slots if num_masks else 0, width, SCORE_COLUMNS)
         # the first mask allows nothing; whoever has none is allowed everything
@@ -55,13 +51,6 @@ class Exchange:
         """The scores of a drafter's rows: [slots, width, SCORE_COLUMNS]."""
         if len(self._offered):
             self._offered[: scores.shape[0], : scores.shape[1]] = scores
-
-    def offer_beside(self, tokens: Tensor, confidence: Tensor) -> None:
-        """What a drafter would take at each place: [slots, width, num_offers]."""
-        batch, width, _ = tokens.shape
-        self.beside_tokens[:batch, :width] = tokens
-        self.beside_confidence[:batch, :width] = confidence
-        self.beside_confidence[:batch, width:] = 0.0
 
     def before_verify(self, shape: StepShape, guide: StepGuide) -> Mapping[int, Draft]:
         """Take the host's drafts, or wait for the device's and have grammars pick from them.
@@ -142,7 +131,6 @@ class Exchange:
         ids = np.asarray([fitted[slot].tokens for slot in slots], dtype=np.int64)
         surety = np.asarray([fitted[slot].confidence for slot in slots], dtype=np.float64)
         self.drafts[chosen, :width] = self._send(ids)
-        self.beside_confidence[chosen] = 0.0  # a grammar's drafts are chains
         sent = self._send(surety.view(np.int64))
         self.confidence[chosen, :width] = sent.view(torch.float64).float()
         return fitted

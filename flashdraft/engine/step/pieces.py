@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from flashdraft.engine.cache.storage import KVCache, Rows
@@ -23,27 +22,19 @@ from flashdraft.engine.draft.lookup import TokenHistory, look_up
 from flashdraft.engine.step.exchange import Exchange
 from flashdraft.engine.step.result import SCORE_COLUMNS, StepRecord, empty_lines, pack_scores
 from flashdraft.engine.step.shape import LONE_ROWS, MANY_ROWS, PromptChunk, StepShape, most_rows
-from flashdraft.engine.step.shares import Shares
 from flashdraft.engine.step.slots import Slots
+from flashdraft.engine.step.trees import DraftTrees
 from flashdraft.kernels.accept import Acceptance
 from flashdraft.kernels.advance import Decided
-from flashdraft.kernels.draw.rule import MAX_TOP
 from flashdraft.kernels.interface import (
-    CAUSAL,
     BlockMask,
-    DraftedSlots,
     DrawnRows,
     PassRows,
     Settled,
     SlotTables,
-    TreeNodes,
-    Trees,
     Verified,
 )
-from flashdraft.kernels.nodes import make_chain
 from flashdraft.models.layers import ForwardBatch, PictureRows, Target
-
-NUM_OFFERS = 8  # of a drafter, for each place of a tree
 
 AcceptFunction = Callable[[Tensor, Tensor, Tensor, int], Acceptance]
 """(samples [rows], tokens [rows], query_start [seqs + 1], most rows of one sequence).
@@ -97,7 +88,6 @@ class StepPieces:
         self._captured, self.max_chunks = captured, limits.max_chunks
         self.max_width = proposer.max_drafts if proposer is not None else limits.most_given
         self.num_nodes = max(limits.num_nodes, self.max_width)
-        self.grows_trees = self.num_nodes > self.max_width
         self._stored = cache.stored
         num_pages = -(-max(limits.max_length, MANY_ROWS) // cache.page_size)  # nobody has a table
         history = None
@@ -121,7 +111,6 @@ class StepPieces:
             torch.tensor(cache.scratch_pages, device=self._device),
             cache.page_size,
         )
-        self.shares = Shares(self._device)
         # of a pass with chunks of prompts over so many rows; None = it has none
         self.pictures_of: Callable[[int], PictureRows | None] = lambda num_rows: None
         self._make_buffers(limits)
@@ -148,8 +137,6 @@ class StepPieces:
         self._rows = PassRows.allocate(max_rows + nobody, max_batch, slots.num_pools, self._device)
         if self._proposer is not None:
             self._blocks = PassRows.allocate(num_drafted, max_batch, slots.num_pools, self._device)
-            self._masks: dict[tuple[int, int], TreeNodes] = {}  # by slots and width
-            self._all_top = torch.full_like(slots.settings.num_top, MAX_TOP)
         # of prompts: one sequence more, whose rows fill up what is left
         self._chunk_start = integers(self.max_chunks + 2, dtype=torch.int32)
         self._chunk_lengths = integers(self.max_chunks + 1, dtype=torch.int32)
@@ -161,11 +148,10 @@ class StepPieces:
             max_rows, config.hidden_size, dtype=kernels.dtype, device=self._device
         )
         num_masks = num_drafted if limits.may_be_guided else 0
-        num_offers = NUM_OFFERS if self.grows_trees and self._proposer is not None else 0
         self.exchange = Exchange(
-            max_batch, width, num_masks, num_offers, config.vocab_size, self._device, slots.send
+            max_batch, width, num_masks, config.vocab_size, self._device, slots.send
         )
-        self._nodes = TreeNodes.allocate(max_batch, self.num_nodes, self._device)
+        self.trees = DraftTrees(kernels, slots, self.exchange, width, self.num_nodes)
         self._samples = integers(num_decoded + nobody)
         self.lines = empty_lines(max_batch, width, self.num_nodes, self._device)
         self.scores = integers(num_decoded + max_batch, SCORE_COLUMNS)
@@ -182,7 +168,7 @@ class StepPieces:
             found, surety = self._look_up(self.slots.history, batch, width)
             is_found = torch.ones_like(sources, dtype=torch.bool)
             if self._proposer is not None:  # the draft from which more tokens are expected
-                expected = self.shares.expected
+                expected = self.trees.shares.expected
                 is_found = expected(surety, sources + 1) > expected(confidence, sources)
                 found = torch.where(is_found.unsqueeze(1), found, drafts)
                 surety = torch.where(is_found.unsqueeze(1), surety, confidence)
@@ -204,11 +190,8 @@ class StepPieces:
         # a drafter that was not trained on cut blocks drafts worse in them
         masked = width if drafter.config.any_width else self.max_width
         num_rows, rows = batch * (1 + masked), self._blocks
-        if (batch, masked) not in self._masks:
-            block = TreeNodes.allocate(batch, masked, self._device)
-            block.tokens.fill_(drafter.config.mask_token_id)
-            self._masks[batch, masked] = block
-        slots, block = self._tables.first(batch), self._masks[batch, masked]
+        slots, mask_token = self._tables.first(batch), drafter.config.mask_token_id
+        block = self.trees.block(batch, masked, mask_token)
         self._target.kernels.lay_out(slots, block, None, num_rows, rows)
         placed = self._place(rows, num_rows, batch, 1 + masked)
         hidden = self._proposer.run_blocks(rows.tokens[:num_rows], placed)
@@ -219,17 +202,9 @@ class StepPieces:
         head = self._proposer.head(wanted)
         # penalties are those of what is committed
         drawn_rows = self.describe_free(owner.view(-1), positions.view(-1))
-        settings = self.slots.settings.for_drafts
-        if self.exchange.num_offers:
-            settings = replace(settings, num_top=self._all_top)
-        drawn = self._target.kernels.draw(head, settings, drawn_rows)
-        tokens, chance = drawn.tokens, (drawn.logit - drawn.log_total).exp()
+        drawn = self._target.kernels.draw(head, self.trees.settings, drawn_rows)
         self.exchange.offer(pack_scores(drawn).view(batch, width, -1))
-        if self.exchange.num_offers:
-            count = self.exchange.num_offers
-            offers = self._target.kernels.offer(drawn, settings, drawn_rows, count)
-            self.exchange.offer_beside(*(one.view(batch, width, -1) for one in offers))
-            chance = offers.confidence[:, 0]
+        tokens, chance = drawn.tokens, self.trees.offer(drawn, drawn_rows, batch, width)
         confidence = chance.nan_to_num(0.0).view(batch, width)
         return tokens.clamp(min=0).view(batch, width), confidence
 
@@ -241,7 +216,7 @@ class StepPieces:
         num_rows = shape.num_rows
         most = min(1 + self.num_nodes, num_rows) if shape.width else 1
         placed = self._place(self._rows, num_rows, shape.batch, most)
-        mask = self._mask(num_rows) if shape.width and not shape.is_given else CAUSAL
+        mask = self.trees.mask(self._rows, num_rows)
         self.hidden[:num_rows] = self._forward(self._rows.tokens[:num_rows], placed, mask)
 
     def lay_out_before_chunks(self, shape: StepShape) -> None:
@@ -274,7 +249,7 @@ class StepPieces:
             )
             views = [one.followed_by(other) for one, other in zip(few, views, strict=True)]
         placed = Rows(rows.positions[:num_rows], self.end, views, [])
-        pictures, mask = self.pictures_of(num_rows), self._mask(num_rows)
+        pictures, mask = self.pictures_of(num_rows), self.trees.mask(rows, num_rows)
         self.hidden[:num_rows] = self._forward(rows.tokens[:num_rows], placed, mask, pictures)
 
     def lay_out_chunks(self, first: int, size: int, chunks: Sequence[PromptChunk]) -> None:
@@ -314,61 +289,10 @@ class StepPieces:
 
     def _lay_out(self, shape: StepShape) -> None:
         """The rows of the target's pass: which tokens, where, for whom."""
-        self._grow(shape)
-        batch, counts = shape.batch, self._share(shape)
-        slots, nodes = self._tables.first(batch), self._nodes.first(batch)
+        self.trees.grow(shape)
+        batch, counts = shape.batch, self.trees.share(shape)
+        slots, nodes = self._tables.first(batch), self.trees.nodes.first(batch)
         self._target.kernels.lay_out(slots, nodes, counts, shape.num_rows, self._rows)
-
-    def _grow(self, shape: StepShape) -> None:
-        """The nodes of every slot, of which the first are verified."""
-        batch, exchange, nodes = shape.batch, self.exchange, self._nodes.first(shape.batch)
-        if not shape.width:  # nothing was drafted
-            nodes.confidence.zero_()
-            nodes.survival.zero_()
-            return
-        if shape.is_given:
-            self._set_nodes(batch, self._given_chain(batch))
-            return
-        offered = self.shares.offered(
-            exchange.drafts[:batch],
-            exchange.confidence[:batch],
-            exchange.sources[:batch],
-            exchange.beside_tokens[:batch],
-            exchange.beside_confidence[:batch],
-            self.slots.branches[:batch],
-        )
-        self._set_nodes(batch, self._target.kernels.grow(offered, self.num_nodes))
-
-    def _set_nodes(self, batch: int, nodes: TreeNodes) -> None:
-        for one, other in zip(self._nodes.first(batch), nodes, strict=True):
-            one.copy_(other)
-
-    def _given_chain(self, batch: int) -> TreeNodes:
-        """The host's drafts, of whatever confidence."""
-        spare = self.num_nodes - self.max_width
-        drafts, confidence = (
-            F.pad(one[:batch], (0, spare))
-            for one in (self.exchange.drafts, self.exchange.confidence)
-        )
-        return make_chain(drafts, confidence, torch.zeros_like(confidence, dtype=torch.float64))
-
-    def _share(self, shape: StepShape) -> Tensor | None:
-        """Rows of every slot; None where all have a whole block."""
-        batch, slots = shape.batch, self.slots
-        if shape.is_given:
-            return 1 + self.exchange.counts[:batch]
-        if shape.num_rows == batch * (1 + self.num_nodes):
-            return None
-        first = (self._nodes.survival, slots.limits, slots.alive)
-        drafted = DraftedSlots(*(one[:batch] for one in first))
-        return self._target.kernels.share_rows(drafted, shape.num_rows)
-
-    def _mask(self, num_rows: int) -> BlockMask:
-        """What rows of a pass see of each other."""
-        if not self.grows_trees:
-            return CAUSAL
-        rows = self._rows
-        return BlockMask(trees=Trees(rows.ancestors[:num_rows], rows.depths[:num_rows]))
 
     def _forward(
         self, tokens: Tensor, placed: Rows, mask: BlockMask, pictures: PictureRows | None = None
@@ -410,11 +334,11 @@ class StepPieces:
             drawn = samples.clone()
             acceptance = self._decide(samples, tokens, query_start, 1 + width)
             decided = Decided(Acceptance(*acceptance), drawn)
-        step = Verified(samples, query_start, self._nodes, self.exchange.sources, decided)
+        step = Verified(samples, query_start, self.trees.nodes, self.exchange.sources, decided)
         history = None if slots.history is None else slots.history.behind_first
         kernels = self._target.kernels
         kernels.advance(slots.states, step, self.lines, history, shape.is_given)
-        if self.grows_trees:
+        if self.trees.have_branches:
             path = self.lines[:, 5 + width : 6 + 2 * width]
             moves = Settled(path, query_start[:-1], self._rows.places, self._tables.nowhere)
             kernels.settle(self._stored, moves)
@@ -460,7 +384,7 @@ class StepPieces:
         exchange, masks, mask_of = self.exchange, None, None
         if exchange.may_mask:
             masks, mask_of = exchange.masks, exchange.mask_of(owner, place)
-        followed = self._nodes.tokens
+        followed = self.trees.nodes.tokens
         return DrawnRows(owner, positions, followed, ancestors, masks, mask_of, self._has_totals)
 
     def describe_free(self, owner: Tensor, positions: Tensor) -> DrawnRows:

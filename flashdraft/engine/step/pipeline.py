@@ -224,8 +224,11 @@ class StepPipeline:
         seat = Seat(sequence, constraint, cached, scored, is_awake)
         seat.known_pages = [[] for _ in range(self._slots.num_pools)]
         fixed = self._policy.fixed if sequence.request.verify is None else sequence.request.verify
-        seat.limit = -1 if fixed is None else fixed
-        seat.branches = self._steps.pieces.grows_trees and sequence.request.verify is None
+        # what a grammar picks is a chain, as is what a request fixes
+        is_free = constraint is None and sequence.request.verify is None
+        seat.branches = is_free and self._steps.pieces.trees.have_branches
+        most = self._steps.num_nodes if seat.branches else self._steps.max_width
+        seat.limit = -1 if fixed is None else min(fixed, most)
         self._seats[slot] = seat
         self._slots.load(slot, seat.slot_state(request))
 
@@ -462,7 +465,7 @@ class StepPipeline:
         if batch == 0:
             return StepShape(0, 0)
         limits = [seat.limit for seat in self._seats[:batch] if seat is not None and seat.is_awake]
-        fixed = [min(one, steps.num_nodes) for one in limits if one >= 0]
+        fixed = [one for one in limits if one >= 0]
         if fixed and not self._is_solo:
             shared = max(num_rows - len(limits), 0) / len(limits)
             wanted = len(limits) + sum(fixed) + shared * (len(limits) - len(fixed))

@@ -1,0 +1,124 @@
+"""Drafts as trees: what is offered beside each slot's chain, and the nodes that a pass verifies.
+
+A chain is a tree of which every node follows the one before it; where an engine has chains alone,
+nothing is offered and rows see what came before them. The nodes lie in fixed buffers, which the
+pieces of a step read and write.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from flashdraft.engine.step.exchange import Exchange
+from flashdraft.engine.step.shape import StepShape
+from flashdraft.engine.step.shares import Shares
+from flashdraft.engine.step.slots import Slots
+from flashdraft.kernels.draw.rule import MAX_TOP
+from flashdraft.kernels.interface import (
+    CAUSAL,
+    BlockMask,
+    DraftedSlots,
+    Draw,
+    DrawnRows,
+    Kernels,
+    PassRows,
+    SlotSettings,
+    TreeNodes,
+    Trees,
+)
+from flashdraft.kernels.nodes import make_chain
+from flashdraft.kernels.tree import Offered
+
+NUM_OFFERS = 8  # of a drafter, for each place of a tree
+
+
+class DraftTrees:
+    """The drafts of all slots."""
+
+    def __init__(
+        self, kernels: Kernels, slots: Slots, exchange: Exchange, max_width: int, num_nodes: int
+    ) -> None:
+        self._kernels, self._slots, self._exchange = kernels, slots, exchange
+        self._max_width, self._num_nodes = max_width, num_nodes
+        self.nodes = TreeNodes.allocate(slots.count, num_nodes, kernels.device)
+        self.shares = Shares(kernels.device)
+        shape = slots.count, max_width, NUM_OFFERS if num_nodes > max_width else 0
+        self._others = torch.zeros(shape, dtype=torch.int64, device=kernels.device)
+        self._sure = torch.zeros(shape, device=kernels.device)
+        self._all_top = torch.full_like(slots.settings.num_top, MAX_TOP)
+        self._blocks: dict[tuple[int, int], TreeNodes] = {}  # of masks, by slots and width
+
+    @property
+    def have_branches(self) -> bool:
+        """Whether there may be more than a chain."""
+        return self._num_nodes > self._max_width
+
+    # -- what a drafter says -------------------------------------------------------------------
+
+    def block(self, batch: int, width: int, mask_token: int) -> TreeNodes:
+        """So many masked slots for each, which a drafter fills."""
+        if (batch, width) not in self._blocks:
+            block = TreeNodes.allocate(batch, width, self._kernels.device)
+            block.tokens.fill_(mask_token)
+            self._blocks[batch, width] = block
+        return self._blocks[batch, width]
+
+    @property
+    def settings(self) -> SlotSettings:
+        """How a drafter's rows are drawn."""
+        settings = self._slots.settings.for_drafts
+        return replace(settings, num_top=self._all_top) if self.have_branches else settings
+
+    def offer(self, drawn: Draw, rows: DrawnRows, batch: int, width: int) -> Tensor:
+        """Take what was drawn of a drafter's rows; how sure it is of the drawn tokens."""
+        if not self.have_branches:
+            return (drawn.logit - drawn.log_total).exp()
+        offers = self._kernels.offer(drawn, self.settings, rows, NUM_OFFERS)
+        self._others[:batch, :width] = offers.tokens.view(batch, width, -1)
+        self._sure[:batch, :width] = offers.confidence.view(batch, width, -1)
+        self._sure[:batch, width:] = 0.0
+        return offers.confidence[:, 0]
+
+    # -- what a pass verifies ------------------------------------------------------------------
+
+    def grow(self, shape: StepShape) -> None:
+        """The nodes of every slot; the first of them are verified."""
+        batch, exchange, nodes = shape.batch, self._exchange, self.nodes.first(shape.batch)
+        if not shape.width:  # nothing was drafted
+            nodes.confidence.zero_()
+            nodes.survival.zero_()
+            return
+        drafts, confidence = exchange.drafts[:batch], exchange.confidence[:batch]
+        if shape.is_given:  # by the host, as sure as it may be
+            spare = self._num_nodes - self._max_width
+            drafts, confidence = (F.pad(one, (0, spare)) for one in (drafts, confidence))
+            grown = make_chain(drafts, confidence, confidence.double())
+        else:
+            grown = self._kernels.grow(self._offered(drafts, confidence), self._num_nodes)
+        for one, other in zip(nodes, grown, strict=True):
+            one.copy_(other)
+
+    def _offered(self, drafts: Tensor, confidence: Tensor) -> Offered:
+        batch = len(drafts)
+        wanted = self._exchange.sources, self._others, self._sure, self._slots.branches
+        return self.shares.offered(drafts, confidence, *(one[:batch] for one in wanted))
+
+    def share(self, shape: StepShape) -> Tensor | None:
+        """Rows of every slot; None where all have all of theirs."""
+        batch, slots = shape.batch, self._slots
+        if shape.is_given:
+            return 1 + self._exchange.counts[:batch]
+        if shape.num_rows == batch * (1 + self._num_nodes):
+            return None
+        wanted = self.nodes.survival[:batch], slots.limits[:batch], slots.alive[:batch]
+        return self._kernels.share_rows(DraftedSlots(*wanted), shape.num_rows)
+
+    def mask(self, rows: PassRows, num_rows: int) -> BlockMask:
+        """What the first rows of a pass see of each other."""
+        if not self.have_branches:
+            return CAUSAL
+        return BlockMask(trees=Trees(rows.ancestors[:num_rows], rows.depths[:num_rows]))

@@ -73,7 +73,8 @@ def offer(drawn: Draw, settings: SlotSettings, rows: DrawnRows, count: int) -> O
     worth = torch.where(heat > 0, scores, logits)
     worth[:, 0] = math.inf
     places = _rank(worth, is_there)
-    return Offers(*(_put(one, places)[:, :count] for one in (ids, confidence)))
+    ids, confidence = (_put(one, places)[:, :count].contiguous() for one in (ids, confidence))
+    return Offers(ids, confidence)
 
 
 def _rank(worth: Tensor, is_there: Tensor) -> Tensor:
@@ -87,7 +88,7 @@ def _rank(worth: Tensor, is_there: Tensor) -> Tensor:
 
 def _put(values: Tensor, places: Tensor) -> Tensor:
     rows, count = values.shape
-    return values.new_zeros(rows, count + 1).scatter_(1, places, values)[:, :count]
+    return values.new_zeros(rows, count + 1).scatter_(1, places, values)
 
 
 def grow(offered: Offered, num_nodes: int) -> TreeNodes:
@@ -119,11 +120,11 @@ def grow(offered: Offered, num_nodes: int) -> TreeNodes:
     cells = rows.cells[:, 1:]
     return TreeNodes(
         torch.where(is_there, children.tokens.gather(1, cells), 0),
-        rows.parents[:, 1:],
-        rows.ancestors[:, 1:],
+        rows.parents[:, 1:].contiguous(),
+        rows.ancestors[:, 1:].contiguous(),
         rows.depths[:, 1:].to(torch.int32),
         torch.where(is_there, children.confidence.gather(1, cells), 0.0),
-        rows.survival[:, 1:],
+        rows.survival[:, 1:].contiguous(),
     )
 
 

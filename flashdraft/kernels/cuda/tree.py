@@ -80,7 +80,7 @@ def _offer(
     sure = tl.where((sure >= 0.0) & (sure < float("inf")), tl.minimum(sure, 1.0), 0.0)
     worth = tl.where(is_sampled, scores, logits)
     worth = tl.where(place == 0, float("inf"), worth)
-    # to the place behind those that are better, in a triangle of equals
+    # everybody goes behind those that are better
     other = tl.where(there, worth, float("-inf"))[None, :]
     is_equal_before = (other == worth[:, None]) & (place[None, :] < place[:, None])
     is_before = ((other > worth[:, None]) | is_equal_before) & there[None, :]
@@ -105,13 +105,8 @@ def grow(offered: Offered, num_nodes: int) -> TreeNodes:
     num_slots, width, count = offered.other_tokens.shape
     assert num_nodes <= rule.MAX_NODES and all(one.is_contiguous() for one in offered)
     device, shape = offered.tokens.device, (num_slots, num_nodes)
-    words = [torch.empty(shape, dtype=torch.int64, device=device) for _ in range(3)]
-    nodes = TreeNodes(
-        *words,
-        torch.empty(shape, dtype=torch.int32, device=device),
-        torch.empty(shape, dtype=torch.float32, device=device),
-        torch.empty(shape, dtype=torch.float64, device=device),
-    )
+    dtypes = *[torch.int64] * 3, torch.int32, torch.float32, torch.float64
+    nodes = TreeNodes(*(torch.empty(shape, dtype=dtype, device=device) for dtype in dtypes))
     places, room = triton.next_power_of_2(1 + width), triton.next_power_of_2(2 + count)
     cells = num_slots, 2, places, room
     lists = _Lists(
@@ -193,12 +188,31 @@ def _grow(
         high |= tl.where(is_new, tl.sum(tl.where(is_parent, high, 0), 0), 0)
         row = tl.where(is_any, row, num_nodes) + 1
     ancestors = (high.to(tl.int64) << 32) | (low.to(tl.int64) & LOW_WORD)
+    grown = parents, ancestors, depths, survival, cells
+    columns = lists.columns + slot * (2 * PLACES * ROOM)
+    _write(offered, nodes, columns, slot, num_nodes, sizes, grown)
+
+
+@triton.jit
+def _write(
+    offered: Offered,
+    nodes: TreeNodes,
+    columns: tl.tensor,
+    slot: tl.tensor,
+    num_nodes: tl.tensor,
+    sizes: tl.tensor,
+    grown: tl.tensor,
+) -> None:
+    """Write a slot's nodes, with what they are in its lists."""
+    width, count, _, _ = sizes
+    parents, ancestors, depths, survival, cells = grown
+    lane = tl.arange(0, parents.shape[0])
     where, is_node = slot * num_nodes + lane - 1, (lane > 0) & (lane <= num_nodes)
     tl.store(nodes.parents + where, parents.to(tl.int64), mask=is_node)
     tl.store(nodes.ancestors + where, ancestors, mask=is_node)
     tl.store(nodes.depths + where, depths, mask=is_node)
     tl.store(nodes.survival + where, survival, mask=is_node)
-    column = tl.load(lists.columns + slot * (2 * PLACES * ROOM) + cells, mask=is_node, other=0)
+    column = tl.load(columns + cells, mask=is_node, other=0)
     is_real, place = is_node & (survival > 0.0), slot * width + depths - 1
     is_chain, is_other = is_real & (column == 0), is_real & (column > 0)
     other = place * count + column - 1

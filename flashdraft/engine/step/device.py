@@ -146,7 +146,7 @@ class DeviceSteps:
     def set_chances(self, chances: Sequence[Sequence[float]]) -> None:
         """How likely the target agrees, for each of DEVICE_SOURCES and bucket of confidence."""
         bits = np.asarray(chances, dtype=np.float64).view(np.int64)
-        self.pieces.trees.shares.set_chances(self.slots.send(bits).view(torch.float64))
+        self.pieces.trees.set_chances(self.slots.send(bits).view(torch.float64))
 
     # -- the step ------------------------------------------------------------------------------
 

@@ -168,7 +168,7 @@ class StepPieces:
             found, surety = self._look_up(self.slots.history, batch, width)
             is_found = torch.ones_like(sources, dtype=torch.bool)
             if self._proposer is not None:  # the draft from which more tokens are expected
-                expected = self.trees.shares.expected
+                expected = self.trees.expected
                 is_found = expected(surety, sources + 1) > expected(confidence, sources)
                 found = torch.where(is_found.unsqueeze(1), found, drafts)
                 surety = torch.where(is_found.unsqueeze(1), surety, confidence)

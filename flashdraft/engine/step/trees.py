@@ -13,9 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from flashdraft.engine.drafts import DEVICE_SOURCES
+from flashdraft.engine.policy.verify import BUCKET_EDGES
 from flashdraft.engine.step.exchange import Exchange
 from flashdraft.engine.step.shape import StepShape
-from flashdraft.engine.step.shares import Shares
 from flashdraft.engine.step.slots import Slots
 from flashdraft.kernels.draw.rule import MAX_TOP
 from flashdraft.kernels.interface import (
@@ -30,6 +31,7 @@ from flashdraft.kernels.interface import (
     TreeNodes,
     Trees,
 )
+from flashdraft.kernels.layout import survival
 from flashdraft.kernels.nodes import make_chain
 from flashdraft.kernels.tree import Offered
 
@@ -45,7 +47,10 @@ class DraftTrees:
         self._kernels, self._slots, self._exchange = kernels, slots, exchange
         self._max_width, self._num_nodes = max_width, num_nodes
         self.nodes = TreeNodes.allocate(slots.count, num_nodes, kernels.device)
-        self.shares = Shares(kernels.device)
+        # how likely the target agrees, by source (the last one is for branches) and confidence
+        sources = len(DEVICE_SOURCES) + 1
+        self._chances = torch.full((sources, len(BUCKET_EDGES) + 1), 0.5, device=kernels.device)
+        self._edges = torch.tensor(BUCKET_EDGES, device=kernels.device)
         shape = slots.count, max_width, NUM_OFFERS if num_nodes > max_width else 0
         self._others = torch.zeros(shape, dtype=torch.int64, device=kernels.device)
         self._sure = torch.zeros(shape, device=kernels.device)
@@ -56,6 +61,10 @@ class DraftTrees:
     def have_branches(self) -> bool:
         """Whether there may be more than a chain."""
         return self._num_nodes > self._max_width
+
+    def set_chances(self, chances: Tensor) -> None:
+        """For each of DEVICE_SOURCES, and for branches, by bucket of confidence."""
+        self._chances.copy_(chances)
 
     # -- what a drafter says -------------------------------------------------------------------
 
@@ -83,6 +92,10 @@ class DraftTrees:
         self._sure[:batch, width:] = 0.0
         return offers.confidence[:, 0]
 
+    def expected(self, confidence: Tensor, sources: Tensor) -> Tensor:
+        """Tokens of every slot's chain that the target is expected to agree with."""
+        return survival(confidence, sources, self._chances, self._edges).sum(1)
+
     # -- what a pass verifies ------------------------------------------------------------------
 
     def grow(self, shape: StepShape) -> None:
@@ -105,7 +118,9 @@ class DraftTrees:
     def _offered(self, drafts: Tensor, confidence: Tensor) -> Offered:
         batch = len(drafts)
         wanted = self._exchange.sources, self._others, self._sure, self._slots.branches
-        return self.shares.offered(drafts, confidence, *(one[:batch] for one in wanted))
+        sources, others, sure, branches = (one[:batch] for one in wanted)
+        facts = branches, self._chances, self._edges
+        return Offered(drafts, confidence, sources, others, sure, *facts)
 
     def share(self, shape: StepShape) -> Tensor | None:
         """Rows of every slot; None where all have all of theirs."""

@@ -21,7 +21,7 @@ TEMPERATURES = (0.0, 1e-9, 1e-4, 0.3, 0.7, 1.0, 1.0, 1.7, 90.0)
 TOP_KS = (0, 0, 1, 2, 5, 20, 64, 300)
 TOP_PS = (1.0, 1.0, 1e-9, 0.1, 0.5, 0.9, 0.95, 0.999999)
 MIN_PS = (0.0, 0.0, 0.0, 1e-6, 0.02, 0.5, 1.0)
-PENALISED = {"repetition_penalty": 1.3, "presence_penalty": 0.7, "frequency_penalty": 0.31}
+PENALISED = {"repetition_penalty": 1.3, "presence_penalty": 0.7, "frequency_penalty": 1.9}
 
 
 @dataclass(frozen=True)
@@ -83,6 +83,15 @@ class Rows:
         settings.set(dict(enumerate(requests)))
         rows = replace(self.rows, owner=torch.arange(len(requests)), followed=None, ancestors=None)
         return Rows(self.logits, settings, rows, requests)
+
+    def tempted(self) -> Rows:
+        """The same rows, each of which likes best what it follows last, if not by much."""
+        logits = torch.randn(self.logits.shape, generator=torch.Generator().manual_seed(0))
+        for row, x in enumerate(logits):
+            last = self.history(row)[-1]
+            if 0 <= last < len(x):
+                x[last] = x.max() + 0.5
+        return replace(self, logits=logits)
 
     @property
     def owners(self) -> list[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import pytest
@@ -77,9 +78,10 @@ def sample_rows(
 ) -> Samples:
     """Draw from every row of one request, as a slot does; row j follows drafts[:j]."""
     place = torch.arange(len(logits))
-    chain = ancestors_of(range(len(logits) - 1))
-    followed = torch.tensor([drafts or [0]]), torch.tensor([*map(as_word, chain)])
-    rows = DrawnRows(torch.zeros_like(place), first_position + place, *followed)
+    rows = DrawnRows(torch.zeros_like(place), first_position + place)
+    if drafts:
+        chain = torch.tensor([as_word(path) for path in ancestors_of(range(len(drafts)))])
+        rows = replace(rows, followed=torch.tensor([drafts]), ancestors=chain[place])
     drawn = kernels.draw(logits, sampler.settings_after(history), rows)
     return Samples(drawn.tokens.clamp(min=0), drawn.tokens >= 0)
 
@@ -287,7 +289,7 @@ def test_shared_noise_agrees_more_often_than_a_greedy_draft() -> None:
     target = random_rows(num_rows, vocab_size, seed=14, spread=1.5)
     drafter = target + random_rows(num_rows, vocab_size, seed=15, spread=0.3)
     sampler = make_sampler(SamplingParams(temperature=1.0), vocab_size)
-    samples = sample_rows(target, sampler, [], [0] * (num_rows - 1), 0, KERNELS).tokens
+    samples = sample_rows(target, sampler, [], [], 0, KERNELS).tokens
     coupled = float((draft_rows(drafter, sampler, [], 0, KERNELS).tokens == samples).float().mean())
     greedy = float((drafter.argmax(-1) == samples).float().mean())
     # Independent noise would agree with probability Σ p q, and no coupling beats Σ min(p, q).

@@ -22,7 +22,8 @@ def test_a_row_is_drawn_as_if_its_path_were_committed(
 ) -> None:
     for seed, settings in ((0, PENALISED), (1, PENALISED | {"temperature": 0.0}), (2, {})):
         batch = make_rows(seed, 41, 4, num_rows, masked=seed == 0, depth=depth, **settings)
-        assert_equal(draw(*batch.drawable), draw(*batch.committed().drawable))
+        for rows in (batch, batch.tempted()):
+            assert_equal(draw(*rows.drawable), draw(*rows.committed().drawable))
 
 
 @pytest.mark.parametrize(("num_rows", "depth"), SHAPES)

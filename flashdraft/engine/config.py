@@ -81,6 +81,11 @@ class EngineConfig:
             self._require("verify", 0, MAX_VERIFY, limit)
         if self.tree is not None:
             self._require("tree", 1, MAX_NODES, f"None or an integer from 1 to {MAX_NODES}")
+            if self.verify is not None:
+                raise RequestError(
+                    f"verify is {self.verify!r} and tree is {self.tree!r}; give one of them: verify "
+                    "fixes chains, tree fixes trees."
+                )
 
     def _require(self, name: str, low: int, high: float, limit: str) -> None:
         value = getattr(self, name)

@@ -375,10 +375,28 @@ class Engine:
             looks_up = self.config.ngram and self._lookahead > 0
             most = MAX_VERIFY if looks_up else 0
             room = max_batch, max_length, rows, MAX_CHUNKS
-            num_nodes = self.config.tree or 0
+            depth = most if self.proposer is None else self.proposer.max_drafts
+            num_nodes = self._num_nodes(depth)
             return StepLimits(*room, most, looks_up, may_be_guided, num_nodes=num_nodes)
         most = self._lookahead
         return StepLimits(max_batch, max_length, rows, max_batch, most, False, may_be_guided, True)
+
+    def _num_nodes(self, depth: int) -> int:
+        """Draft tokens of a tree that is no deeper; 0 = chains. Refuses what would not be exact."""
+        if self.config.tree is None:
+            return 0
+        if self._device.type == "cuda" and self.target.kernels.exact:
+            raise RequestError(
+                "tree is set, but with exact=True drafts are chains: a tree's sums have another "
+                "order on a GPU. Leave out one of the two."
+            )
+        narrowest = min((w for w in self.cache.windows if w is not None), default=None)
+        if narrowest is not None and narrowest <= depth:
+            raise RequestError(
+                f"tree is set, but the model has a window of {narrowest} tokens, and a tree may be "
+                f"{depth} deep; a window must be wider. Leave out tree."
+            )
+        return self.config.tree
 
     def _max_drafts(self) -> int:
         if self.config.verify == 0:

@@ -1,0 +1,223 @@
+"""The law over trees of drafts: on the CPU bit for bit what plain decoding says.
+
+The right tokens stand somewhere in trees that are otherwise wrong, so that paths lead over branches;
+windows, pages and ends come in between. Requests of every kind meet, and trees meet chains.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import random
+
+import pytest
+import torch
+
+from flashdraft.core import SamplingParams
+from flashdraft.engine.config import CacheOptions, EngineConfig
+from flashdraft.engine.engine import Engine
+from flashdraft.engine.step.trees import NUM_OFFERS
+from flashdraft.errors import RequestError
+from flashdraft.models.config.target import ModelConfig
+from flashdraft.models.registry import build_target
+from tests import mixed, zoo
+
+ROOMY = CacheOptions(cache_gb=0.01)
+PLAIN = EngineConfig(verify=0, ngram=False, prefix_cache=False, cache=ROOMY)
+TREES = EngineConfig(tree=31, ngram=False, cache=ROOMY)
+FEW_PAGES = 24  # for eight sequences, of which one may need nine
+
+
+class TreeOracle:
+    """Stands in for the drafter: at each place the known token is on the chain, or only offered."""
+
+    def __init__(self, engine, answers, on_chain=0.4, offered=0.9):
+        self.engine, self.answers = engine, answers
+        self.on_chain, self.offered = on_chain, offered
+        self.random = random.Random(7)
+        engine.steps.pieces._drafts_of = self.draft
+
+    def draft(self, shape):
+        batch, width, engine = shape.batch, shape.width, self.engine
+        slots, trees = engine.steps.slots, engine.steps.pieces.trees
+        chain = torch.zeros(batch, width, dtype=torch.int64)
+        for slot, seat in enumerate(engine._pipeline._seats[:batch]):
+            if seat is None or not slots.alive[slot]:
+                continue
+            sequence = seat.sequence
+            done = int(slots.lengths[slot]) + 1 - sequence.num_prompt
+            known = self.answers[sequence.request.id][done : done + width]
+            for place in range(width):
+                right = known[place] if place < len(known) else 0
+                tokens = self.random.sample(range(zoo.VOCAB), NUM_OFFERS)
+                if self.random.random() < self.offered and right not in tokens:
+                    tokens[self.random.randrange(NUM_OFFERS)] = right
+                if self.random.random() < self.on_chain:
+                    tokens = [right, *(token for token in tokens if token != right)]
+                tokens = tokens[:NUM_OFFERS]
+                trees._others[slot, place, : len(tokens)] = torch.tensor(tokens)
+                trees._sure[slot, place] = 0.0
+                sure = torch.rand(len(tokens)).sort(descending=True).values
+                trees._sure[slot, place, : len(tokens)] = sure
+                chain[slot, place] = tokens[0]
+        return chain, trees._sure[:batch, :width, 0].clone()
+
+
+@functools.cache
+def target(family, backend="float32"):
+    return zoo.tiny_target(family, zoo.kernels(backend), taps=(0, 2))
+
+
+def build(family, config=TREES, backend="float32", block_size=8, **settings):
+    model = target(family, backend)
+    drafter = zoo.tiny_drafter(model.kernels, block_size)
+    return Engine(model, drafter, dataclasses.replace(config, **settings))
+
+
+def tokens(generations):
+    return {key: generation.token_ids for key, generation in generations.items()}
+
+
+@functools.cache  # the same answers serve many tests
+def plain(family, backend="float32", count=8, max_tokens=60):
+    requests = [
+        dataclasses.replace(one, params=dataclasses.replace(one.params, ignore_eos=True))
+        for one in zoo.mixed_requests(count, max_tokens=max_tokens)
+    ]
+    answers = {}
+    for request in requests:
+        answers |= tokens(zoo.run(Engine(target(family, backend), config=PLAIN), [request]))
+    return requests, answers
+
+
+@pytest.mark.parametrize("backend", ["float32", "int8", "torch"])
+@pytest.mark.parametrize("family", list(zoo.CONFIGS))
+def test_paths_over_branches_are_what_plain_decoding_says(family, backend):
+    count, length = (2, 20) if backend == "torch" else (8, 60)
+    requests, expected = plain(family, backend, count, length)
+    engine = build(family, backend=backend)
+    TreeOracle(engine, expected)
+    drafted = zoo.run(engine, requests)
+    assert tokens(drafted) == expected
+    assert sum(g.stats.accepted for g in drafted.values()) > 0.3 * sum(map(len, expected.values()))
+
+
+@pytest.mark.parametrize("tree", [1, 5, 15, 16, 31, 63])
+@pytest.mark.parametrize("block_size", [2, 8, 16])
+@pytest.mark.parametrize("max_batch", [1, 3])
+def test_every_size_of_tree_and_block(tree, block_size, max_batch):
+    requests, expected = plain("gemma4")
+    engine = build("gemma4", tree=tree, block_size=block_size, max_batch=max_batch)
+    TreeOracle(engine, expected)
+    assert tokens(zoo.run(engine, requests)) == expected
+
+
+def test_a_tree_brings_more_than_its_chain():
+    requests, expected = plain("gemma4")
+    lengths = {}
+    for branches in (True, False):
+        engine = build("gemma4")
+        TreeOracle(engine, expected, on_chain=0.5, offered=1.0)
+        chains = [dataclasses.replace(one, verify=7) for one in requests]
+        drafted = zoo.run(engine, requests if branches else chains)
+        assert tokens(drafted) == expected
+        stats = [generation.stats for generation in drafted.values()]
+        lengths[branches] = sum(s.decode_tokens for s in stats) / sum(s.steps for s in stats)
+    assert lengths[True] > 1.2 * lengths[False]
+
+
+@pytest.mark.parametrize("family", ["gemma4", "gemma4_moe", "qwen3"])
+@pytest.mark.parametrize("is_small", [False, True])
+@pytest.mark.parametrize("ngram", [False, True])
+def test_all_kinds_together_are_as_each_alone(family, is_small, ngram):
+    requests, expected = mixed.mixed_requests(), alone(family)
+    config = dataclasses.replace(TREES, ngram=ngram)
+    model = target(family)
+    drafter = zoo.tiny_drafter(model.kernels, 8)
+    if is_small:
+        few = CacheOptions(cache_gb=zoo.cache_for(model, drafter, FEW_PAGES))
+        config = dataclasses.replace(config, cache=few, prefill_chunk=7, max_step_tokens=40)
+    engine = Engine(
+        model,
+        drafter,
+        config,
+        new_decoder=mixed.Letters,
+        grammar_compiler=mixed.compile_phrases,
+    )
+    TreeOracle(engine, {name: one.token_ids for name, one in expected.items()})
+    done = mixed.run_mixed(engine, requests)
+    mixed.assert_lawful(requests, done, expected)
+    accepted = sum(one.stats.accepted for one in done.values())
+    assert accepted > 0.2 * sum(len(one.token_ids) for one in done.values())
+    assert sum(one.stats.cached_tokens for one in done.values()) > 0
+    if is_small:
+        assert sum(one.stats.preemptions for one in done.values()) > 0
+    assert all(pool.num_available == pool.num_pages for pool in engine.book.pools)
+
+
+@functools.cache
+def alone(family):
+    engine = Engine(
+        target(family),
+        None,
+        PLAIN,
+        new_decoder=mixed.Letters,
+        grammar_compiler=mixed.compile_phrases,
+    )
+    return mixed.run_alone(engine, mixed.mixed_requests())
+
+
+def test_a_request_that_fixes_how_much_is_verified_has_a_chain():
+    requests, expected = plain("gemma4")
+    requests = [dataclasses.replace(r, verify=i % 4) for i, r in enumerate(requests)]
+    engine = build("gemma4")
+    TreeOracle(engine, expected)
+    drafted = zoo.run(engine, requests)
+    assert tokens(drafted) == expected
+    for request in requests:
+        stats = drafted[request.id].stats
+        assert len(stats.slots_verified) <= request.verify
+        assert stats.drafted == sum(stats.slots_verified)
+
+
+def test_statistics_tell_nodes_and_depths():
+    requests, expected = plain("gemma4")
+    engine = build("gemma4", tree=63, block_size=8)
+    TreeOracle(engine, expected)
+    for generation in zoo.run(engine, requests).values():
+        stats = generation.stats
+        assert len(stats.slots_verified) <= 7 < stats.drafted / stats.steps
+        assert sum(stats.slots_accepted) == stats.accepted
+        assert sum(n * count for n, count in stats.histogram.items()) == stats.decode_tokens
+
+
+def test_trees_must_fit_the_windows():
+    config = ModelConfig.from_hf({**zoo.CONFIGS["gemma4"], "sliding_window": 7})
+    kernels = zoo.kernels("float32")
+    narrow = build_target(config, zoo.Tensors(zoo.random_tensors(config)), kernels, (0, 2))
+    with pytest.raises(RequestError, match="window of 7 tokens"):
+        Engine(narrow, zoo.tiny_drafter(kernels, 8), TREES)
+    Engine(narrow, zoo.tiny_drafter(kernels, 7), TREES)
+
+
+def test_chains_and_trees_are_not_fixed_at_once():
+    with pytest.raises(RequestError, match="give one of them"):
+        EngineConfig(verify=3, tree=15)
+    for wrong in (0, 64, True, 1.5):
+        with pytest.raises(RequestError, match="from 1 to 63"):
+            EngineConfig(tree=wrong)
+
+
+def test_greedy_and_sampled_log_probabilities_are_those_of_the_path():
+    params = SamplingParams(max_tokens=40, logprobs=3, ignore_eos=True, temperature=0.9)
+    requests, _ = plain("gemma4")
+    requests = [dataclasses.replace(one, params=params) for one in requests[:3]]
+    expected = {}
+    for request in requests:
+        expected |= zoo.run(Engine(target("gemma4"), config=PLAIN), [request])
+    engine = build("gemma4")
+    TreeOracle(engine, tokens(expected))
+    found = zoo.run(engine, requests)
+    assert tokens(found) == tokens(expected)
+    assert all(found[key].logprobs == expected[key].logprobs for key in expected)
+    assert sum(one.stats.accepted for one in found.values()) > 20

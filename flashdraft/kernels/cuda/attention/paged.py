@@ -231,16 +231,11 @@ def _follow(ancestors: tl.tensor, column: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def _positions(
-    key: tl.tensor, context: tl.tensor, depths: tl.tensor, readable: tl.tensor
-) -> tl.tensor:
-    """Where keys stand: those of a tree's rows by their depth."""
-    position = key
-    if depths is not None:
-        own = readable & (key >= context)
-        depth = tl.load(depths + (key - context), mask=own, other=0)
-        position = tl.where(own, context + depth, key)
-    return position
+def _stand(key: tl.tensor, context: tl.tensor, depths: tl.tensor, readable: tl.tensor) -> tl.tensor:
+    """Where keys stand, of which those of a tree's rows stand by their depth."""
+    own = readable & (key >= context)
+    depth = tl.load(depths + (key - context), mask=own, other=0)
+    return tl.where(own, context + depth, key)
 
 
 @triton.jit
@@ -259,6 +254,13 @@ def _load_pairs(
     """The left and the right of the pairs that rotate, in heads that begin at these places."""
     left = tl.load(heads + turned, mask=mask, other=0.0)
     return left, tl.load(heads + HALF + turned, mask=mask, other=0.0)
+
+
+@triton.jit
+def _load_angles(
+    cos: tl.tensor, sin: tl.tensor, angle: tl.tensor, mask: tl.tensor
+) -> tuple[tl.tensor, tl.tensor]:
+    return tl.load(cos + angle, mask=mask, other=0.0), tl.load(sin + angle, mask=mask, other=0.0)
 
 
 @triton.jit
@@ -351,15 +353,12 @@ def _attend(
     if pair >= num_rows * GROUP:
         return
     first = context + pair // GROUP
-    if ancestors is not None:
-        ancestors += first_row
-        depths += first_row
-        first = tl.maximum(first - LAST_BIT, context)  # no row of the tile stands farther back
+    if ancestors is not None:  # no row of the tile stands farther back
+        first = tl.maximum(first - LAST_BIT, context)
     last = context + tl.minimum((pair + BLOCK_M - 1) // GROUP, num_rows - 1)
     low, high = _key_range(first, last, context + num_rows, window, CAUSAL, WINDOWED)
     if ahead is not None:
-        ahead += first_row
-        high = _end_ahead(high, ahead, last - context, context + num_rows)
+        high = _end_ahead(high, ahead, first_row + last - context, context + num_rows)
     begin = low
     if state is not None:
         begin, high = _split(low, high, split_keys, BLOCK_N, SPREAD)
@@ -371,10 +370,10 @@ def _attend(
     dims = tl.arange(0, BLOCK_D)
     place = ((first_row + row) * (GROUP * NUM_KV_HEADS) + head).to(tl.int64)
     if ahead is not None:
-        further = tl.load(ahead + row, mask=row < num_rows, other=0)
+        further = tl.load(ahead + first_row + row, mask=row < num_rows, other=0)
     if ancestors is not None:
-        followed = tl.load(ancestors + row, mask=row < num_rows, other=0)
-        stands = context + tl.load(depths + row, mask=row < num_rows, other=0)
+        followed = tl.load(ancestors + first_row + row, mask=row < num_rows, other=0)
+        depth = tl.load(depths + first_row + row, mask=row < num_rows, other=0)
     real = (row < tl.where(begin < high, num_rows, 0))[:, None] & (dims < HEAD_DIM)[None, :]
     q = tl.load(query + place[:, None] * HEAD_DIM + dims[None, :], mask=real, other=0.0)
     if key_cache is None:
@@ -403,9 +402,8 @@ def _attend(
             scores = tl.dot(q, tl.trans(v), input_precision="ieee")
             few = readable[:, None] & rotated
             left, right = _load_pairs(value_cache + head_slot, turned, few, HALF)
-            angle = _positions(key, context, depths, readable)[:, None] * HALF + turned
-            cosine = tl.load(cos + angle, mask=few, other=0.0)
-            sine = tl.load(sin + angle, mask=few, other=0.0)
+            stand = key if depths is None else _stand(key, context, depths + first_row, readable)
+            cosine, sine = _load_angles(cos, sin, stand[:, None] * HALF + turned, few)
             k_left, k_right = _rotate_values(
                 left, right, weight_left, weight_right, cosine, sine, q.dtype
             )
@@ -417,10 +415,9 @@ def _attend(
             scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
         behind = (context + row)[:, None] - key[None, :]  # [BLOCK_M, BLOCK_N]
         until = behind if ahead is None else behind + further[:, None]
-        distance = behind if depths is None else stands[:, None] - key[None, :]
+        distance = behind if depths is None else (context + depth)[:, None] - key[None, :]
         seen = readable[None, :] & _reach(distance, until, window, CAUSAL, WINDOWED)
-        if ancestors is not None:
-            seen = seen & _follow(followed, key - context)
+        seen = seen if ancestors is None else seen & _follow(followed, key - context)
         best, powers, decay = _weigh(tl.where(seen, scores, float("-inf")), best)
         total = total * decay + tl.sum(powers, 1)
         if key_cache is not None:

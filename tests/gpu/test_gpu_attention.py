@@ -23,9 +23,11 @@ from flashdraft.kernels.interface import (
     PageView,
     QKVSpec,
     RopeTable,
+    Trees,
 )
 from flashdraft.kernels.kinds import Activation
 from flashdraft.kernels.torch_backend import TorchKernels
+from tests.tree_rows import make_trees, random_tree
 
 pytestmark = pytest.mark.gpu
 CUDA = torch.device("cuda")
@@ -76,9 +78,12 @@ CASES = {
         *MID, (16, 16, 7), (8000, 0, 33), window=2048, mask="bidirectional"
     ),
     "block 128 window of 5": Case(*MID, (16, 33), (500, 3), window=5, mask="bidirectional"),
-    "tree 64": Case(*SMALL, (16, 3, 33), (2000, 0, 15), mask="explicit"),
-    "tree 256 window": Case(*SLIDING, (16, 3, 33), (2000, 0, 15), window=1024, mask="explicit"),
-    "tree 512": Case(*FULL, (16, 3), (900, 0), mask="explicit"),
+    "tree 64": Case(*SMALL, (16, 3, 64), (2000, 0, 15), mask="tree"),
+    "tree 128": Case(*MID, (16, 3, 64), (2000, 0, 15), mask="tree"),
+    "tree 256 window": Case(*SLIDING, (16, 3, 64), (2000, 0, 1015), window=1024, mask="tree"),
+    "tree 256 window of 16": Case(*SLIDING, (64, 33), (500, 3), window=16, mask="tree"),
+    "tree 512": Case(*FULL, (16, 3), (900, 0), mask="tree"),
+    "tree 64, float32": Case(*SMALL, (16, 3, 64), (2000, 0, 15), mask="tree", dtype=FP32),
     "float32 64": Case(*SMALL, **WIDTHS, dtype=FP32),
     "float32 128": Case(*MID, (16, 1, 2), (2000, 8192, 0), dtype=FP32),
     "float32 256 window": Case(*SLIDING, (16, 1, 2), (2000, 900, 0), window=256, dtype=FP32),
@@ -124,10 +129,10 @@ def make_batch(case: Case) -> tuple[Tensor, Tensor, Tensor, PageView]:
 
 def make_rule(case: Case) -> dict[str, Any]:
     mask = CAUSAL if case.mask == "causal" else BIDIRECTIONAL
-    if case.mask == "explicit":
-        width = max(case.rows)
-        seen = torch.rand(len(case.rows), width, width, device=CUDA) < 0.3
-        mask = BlockMask(explicit=seen | torch.eye(width, dtype=torch.bool, device=CUDA))
+    if case.mask == "tree":
+        found = [random_tree(rows, 15, seed) for seed, rows in enumerate(case.rows)]
+        trees = make_trees(case.rows, found)
+        mask = BlockMask(trees=Trees(trees.ancestors.to(CUDA), trees.depths.to(CUDA)))
     return {"scale": case.head_dim**-0.5, "window": case.window, "mask": mask}
 
 

@@ -43,7 +43,7 @@ CASES = {
     "widths": Case(*FULL, **WIDTHS),
     "prefill": Case(*FULL, **PREFILL),
     "31B": Case((32, 4), 512, (1, 16), (4096, 900)),
-    "tree": Case(*FULL, (16, 3), (900, 0), mask="explicit"),
+    "tree": Case(*FULL, (16, 3, 64), (900, 0, 20), mask="tree"),
     "bidirectional": Case(*FULL, (16, 7), (500, 33), mask="bidirectional"),
     "float16": Case(*FULL, **PREFILL, dtype=FP16),
     "float32": Case(*FULL, (16, 1, 2), (300, 2000, 0), dtype=FP32),

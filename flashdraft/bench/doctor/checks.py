@@ -37,6 +37,7 @@ from flashdraft.kernels.interface import (
     QKVSpec,
     Residual,
     RopeTable,
+    Trees,
 )
 from flashdraft.kernels.kinds import Activation, Scheme
 from flashdraft.kernels.quantized import quantize, stack_experts
@@ -188,18 +189,22 @@ def _operations(kernels: Kernels, reference: Kernels, kv_keys: str) -> Iterator[
     router = draw(8, 96) / 10  # logits near 1; no rounding makes the fifth the fourth
     for rows in (x[:1], x):  # by itself a row may go another way
         yield "route", limit, _route(kernels, rows, router), _route(reference, rows, router)
-    for mask in (CAUSAL, BIDIRECTIONAL):
-        ours = _attend(kernels, draw.qkv, mask)
-        yield "attention", limit, ours, _attend(reference, draw.qkv, mask)
+    tree = _binary_tree(len(draw.qkv), kernels.device)
+    for mask in (CAUSAL, BIDIRECTIONAL, tree):
+        name = "attention" if mask.trees is None else "attention of trees"
+        yield name, limit, _attend(kernels, draw.qkv, mask), _attend(reference, draw.qkv, mask)
     if kv_keys == "rebuilt":
         norm = draw(_HEAD_DIM)
-        theirs = _attend(reference, draw.qkv, CAUSAL, norm.float())
-        yield "rebuilt keys", limit, _attend(kernels, draw.qkv, CAUSAL, norm), theirs
+        for mask in (CAUSAL, tree):
+            theirs = _attend(reference, draw.qkv, mask, norm.float())
+            yield "rebuilt keys", limit, _attend(kernels, draw.qkv, mask, norm), theirs
     few = draw(12, (4 + 2 + 2) * _FEW_HEAD_DIM)
-    for rows in (few[:1], few):
-        theirs = _attend(reference, rows, CAUSAL, head_dim=_FEW_HEAD_DIM)
-        ours = _attend(kernels, rows, CAUSAL, head_dim=_FEW_HEAD_DIM)
-        yield "attention of few rows", limit, ours, theirs
+    tree = _binary_tree(len(few), kernels.device)
+    for rows, mask in ((few[:1], CAUSAL), (few, CAUSAL), (few, tree)):
+        name = "attention of few rows" if mask.trees is None else "attention of trees"
+        theirs = _attend(reference, rows, mask, head_dim=_FEW_HEAD_DIM)
+        ours = _attend(kernels, rows, mask, head_dim=_FEW_HEAD_DIM)
+        yield name, limit, ours, theirs
     many = draw(3 * _MANY_SEQS, (4 + 2 + 2) * _FEW_HEAD_DIM)
     ours, theirs = (
         _attend(one, many, CAUSAL, head_dim=_FEW_HEAD_DIM, num_seqs=_MANY_SEQS)
@@ -271,6 +276,17 @@ def _route(kernels: Kernels, x: Tensor, router: Tensor) -> Tensor:
     scale = torch.ones(count, device=kernels.device)
     chosen, weights = kernels.route(x.to(kernels.dtype), packed, 4, scale)
     return torch.zeros(len(x), count, device=kernels.device).scatter(1, chosen, weights)
+
+
+def _binary_tree(num_rows: int, device: torch.device) -> BlockMask:
+    """One sequence's rows, of which each is followed by two, as far as there are so many."""
+    ancestors, depths = [1], [0]
+    for row in range(1, num_rows):
+        parent = (row - 1) // 2
+        ancestors.append(ancestors[parent] | 1 << row)
+        depths.append(depths[parent] + 1)
+    words = torch.tensor(ancestors, device=device)
+    return BlockMask(trees=Trees(words, torch.tensor(depths, dtype=torch.int32, device=device)))
 
 
 def _attend(

@@ -176,7 +176,7 @@ def _choose_tiles(head: HeadBytes, num_pairs: int, limits: DeviceLimits) -> Atte
 
 
 def _tile_bytes(plan: AttentionPlan, head: HeadBytes, limits: DeviceLimits) -> int:
-    """Shared memory of queries, keys and values, weights and explicit mask.
+    """Shared memory of queries, keys and values, and four bytes for every score.
 
     Where tensor cores read it, wide tiles hold two of the keys and the values. Values that keys are
     made of are there once, in the queries' dtype.

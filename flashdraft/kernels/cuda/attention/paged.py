@@ -1,6 +1,6 @@
 # Triton's decorators carry no types that mypy can see.
 # mypy: disallow-untyped-decorators=False
-"""Paged attention in Triton: grouped heads, sliding windows, block masks, split keys. CUDA only.
+"""Paged attention in Triton: grouped heads, windows, pictures, trees, split keys. CUDA only.
 
 Owns the kernels and their launch. It knows nothing of models, schedulers or cache management, and
 never waits for the device: everything a launch needs is on the host already.
@@ -17,9 +17,11 @@ folded into the queries, which then multiply the values themselves, and only the
 (64 of Gemma 4's 256) are read once more, turned by their position and multiplied apart.
 There are no atomics. What follows for the exactness contract (interface.py):
 - The same call always gives the same bits.
-- Under one and the same plan that is not `spread`, a row's result depends on its own query and on
-  the keys it sees alone, not on its neighbours, its place in a tile, its pages or the width of its
-  block: hidden keys and empty splits add exact zeros.
+- Under one and the same plan that is not `spread`, a row's result depends on its own query, on the
+  keys it sees and on their indices alone, not on its neighbours, its place in a tile, its pages or
+  the width of its block: hidden keys and empty splits add exact zeros.
+- So a tree's row has the bits of a chain where its path begins its tree, rows 0, 1, 2 and on. Other
+  paths have hidden keys in between: the same keys at other indices, summed in another order.
 - Between plans the bits may differ: `block_m` may change the tensor-core instruction, `block_n` and
   the splits change the order of the sums. `plan_exact_attention` fixes all of them.
 """
@@ -35,7 +37,9 @@ from torch import Tensor
 
 from flashdraft.kernels.cuda.overlap import overlap, stand_by, wait
 from flashdraft.kernels.cuda.plan import MAX_SPLITS, AttentionPlan, padded_head_dim
-from flashdraft.kernels.interface import PagedKeys
+from flashdraft.kernels.interface import MAX_TREE, PagedKeys
+
+LAST_BIT = tl.constexpr(MAX_TREE - 1)
 
 
 def paged_attention(
@@ -47,7 +51,7 @@ def paged_attention(
     as `output` has them.
     """
     key_cache, value_cache, view = keys.key_cache, keys.value_cache, keys.view
-    window, mask, rebuild = keys.window, keys.mask, keys.rebuild
+    window, mask, trees, rebuild = keys.window, keys.mask, keys.mask.trees, keys.rebuild
     num_rows, num_heads, head_dim = query.shape
     num_kv_heads, num_seqs = value_cache.shape[2], view.context_lens.shape[0]
     if output is None:
@@ -67,7 +71,6 @@ def paged_attention(
         pairs = (plan.num_splits, num_rows, num_heads)
         target = torch.empty(*pairs, head_dim, device=query.device, dtype=torch.float32)
         state = torch.empty(2, *pairs, device=query.device, dtype=torch.float32)
-    explicit = None if mask.explicit is None else mask.explicit.view(torch.uint8)
     group, block_d = num_heads // num_kv_heads, padded_head_dim(head_dim)
     _attend[(num_rows * group // plan.block_m + num_seqs, num_kv_heads, plan.num_splits)](
         query.contiguous(),
@@ -81,8 +84,9 @@ def paged_attention(
         view.query_start,
         view.context_lens,
         view.block_table,
-        explicit,
         mask.ahead,
+        None if trees is None else trees.ancestors,
+        None if trees is None else trees.depths,
         keys.scale * math.log2(math.e),  # the kernel's exponentials are powers of two
         0 if window is None else window,
         plan.split_keys,
@@ -90,7 +94,6 @@ def paged_attention(
         num_rows,
         *value_cache.stride()[:3],
         view.block_table.stride(0),
-        *((0, 0) if explicit is None else explicit.stride()[:2]),
         GROUP=group,
         NUM_KV_HEADS=num_kv_heads,
         HEAD_DIM=head_dim,
@@ -100,7 +103,7 @@ def paged_attention(
         PAGE_SIZE=view.page_size,
         BLOCK_M=plan.block_m,
         BLOCK_N=plan.block_n,
-        CAUSAL=mask.causal and explicit is None,
+        CAUSAL=mask.causal,
         WINDOWED=window is not None,
         SPREAD=plan.spread,
         **overlap(query),
@@ -200,7 +203,8 @@ def _reach(
 ) -> tl.tensor:
     """Whether a row sees a key so far behind it (or, if negative, ahead), by order and window.
 
-    `until` is how far behind the last key in order: the same, but where rows see some ahead.
+    `until` is how far behind the last key in order: the same, but where rows see some ahead, or
+    stand by their depth.
     """
     seen = until >= 0 if CAUSAL else until == until
     if WINDOWED:
@@ -217,17 +221,21 @@ def _end_ahead(
 
 
 @triton.jit
-def _allow(
-    explicit: tl.tensor,
-    row_stride: tl.tensor,
-    row: tl.tensor,
-    column: tl.tensor,
-    num_rows: tl.tensor,
-) -> tl.tensor:
-    """An explicit mask's word on rows and columns of the block; columns before it are allowed."""
-    inside = (row < num_rows)[:, None] & ((column >= 0) & (column < num_rows))[None, :]
-    place = explicit + row[:, None] * row_stride + column[None, :]
-    return (column < 0)[None, :] | (tl.load(place, mask=inside, other=0) != 0)
+def _follow(ancestors: tl.tensor, column: tl.tensor) -> tl.tensor:
+    """Whether rows follow these rows of their sequence, of which those below 0 are earlier keys.
+
+    All follow row 0, and so what is earlier. Who has more rows than there are bits has every bit.
+    """
+    bit = tl.minimum(tl.maximum(column, 0), LAST_BIT)
+    return ((ancestors[:, None] >> bit[None, :]) & 1) != 0
+
+
+@triton.jit
+def _stand(key: tl.tensor, context: tl.tensor, depths: tl.tensor, readable: tl.tensor) -> tl.tensor:
+    """Where keys stand, of which those of a tree's rows stand by their depth."""
+    own = readable & (key >= context)
+    depth = tl.load(depths + (key - context), mask=own, other=0)
+    return tl.where(own, context + depth, key)
 
 
 @triton.jit
@@ -246,6 +254,13 @@ def _load_pairs(
     """The left and the right of the pairs that rotate, in heads that begin at these places."""
     left = tl.load(heads + turned, mask=mask, other=0.0)
     return left, tl.load(heads + HALF + turned, mask=mask, other=0.0)
+
+
+@triton.jit
+def _load_angles(
+    cos: tl.tensor, sin: tl.tensor, angle: tl.tensor, mask: tl.tensor
+) -> tuple[tl.tensor, tl.tensor]:
+    return tl.load(cos + angle, mask=mask, other=0.0), tl.load(sin + angle, mask=mask, other=0.0)
 
 
 @triton.jit
@@ -281,15 +296,14 @@ def _rotate_values(
         "num_seqs",
         "total_rows",
         "table_stride",
-        "explicit_seq_stride",
-        "explicit_row_stride",
     ],
     do_not_specialize_on_alignment=[
         "query_start",
         "context_lens",
         "block_table",
-        "explicit",
         "ahead",
+        "ancestors",
+        "depths",
     ],
 )
 def _attend(
@@ -304,8 +318,9 @@ def _attend(
     query_start: tl.tensor,
     context_lens: tl.tensor,
     block_table: tl.tensor,
-    explicit: tl.tensor,
     ahead: tl.tensor,  # None where no row sees a later one by it
+    ancestors: tl.tensor,  # this and the depths: None where there are no trees
+    depths: tl.tensor,
     scale: tl.tensor,
     window: tl.tensor,
     split_keys: tl.tensor,
@@ -315,8 +330,6 @@ def _attend(
     slot_stride: tl.tensor,
     head_stride: tl.tensor,
     table_stride: tl.tensor,
-    explicit_seq_stride: tl.tensor,
-    explicit_row_stride: tl.tensor,
     GROUP: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -339,14 +352,13 @@ def _attend(
     wait(PDL)  # up to here it has read where to look, which is older than the last linear
     if pair >= num_rows * GROUP:
         return
-    if explicit is not None:
-        explicit += s.to(tl.int64) * explicit_seq_stride
     first = context + pair // GROUP
+    if ancestors is not None:  # no row of the tile stands farther back
+        first = tl.maximum(first - LAST_BIT, context)
     last = context + tl.minimum((pair + BLOCK_M - 1) // GROUP, num_rows - 1)
     low, high = _key_range(first, last, context + num_rows, window, CAUSAL, WINDOWED)
     if ahead is not None:
-        ahead += first_row
-        high = _end_ahead(high, ahead, last - context, context + num_rows)
+        high = _end_ahead(high, ahead, first_row + last - context, context + num_rows)
     begin = low
     if state is not None:
         begin, high = _split(low, high, split_keys, BLOCK_N, SPREAD)
@@ -358,7 +370,10 @@ def _attend(
     dims = tl.arange(0, BLOCK_D)
     place = ((first_row + row) * (GROUP * NUM_KV_HEADS) + head).to(tl.int64)
     if ahead is not None:
-        further = tl.load(ahead + row, mask=row < num_rows, other=0)
+        further = tl.load(ahead + first_row + row, mask=row < num_rows, other=0)
+    if ancestors is not None:
+        followed = tl.load(ancestors + first_row + row, mask=row < num_rows, other=0)
+        depth = tl.load(depths + first_row + row, mask=row < num_rows, other=0)
     real = (row < tl.where(begin < high, num_rows, 0))[:, None] & (dims < HEAD_DIM)[None, :]
     q = tl.load(query + place[:, None] * HEAD_DIM + dims[None, :], mask=real, other=0.0)
     if key_cache is None:
@@ -387,9 +402,8 @@ def _attend(
             scores = tl.dot(q, tl.trans(v), input_precision="ieee")
             few = readable[:, None] & rotated
             left, right = _load_pairs(value_cache + head_slot, turned, few, HALF)
-            angle = key[:, None] * HALF + turned
-            cosine = tl.load(cos + angle, mask=few, other=0.0)
-            sine = tl.load(sin + angle, mask=few, other=0.0)
+            stand = key if depths is None else _stand(key, context, depths + first_row, readable)
+            cosine, sine = _load_angles(cos, sin, stand[:, None] * HALF + turned, few)
             k_left, k_right = _rotate_values(
                 left, right, weight_left, weight_right, cosine, sine, q.dtype
             )
@@ -399,11 +413,11 @@ def _attend(
         else:
             k = tl.load(key_cache + slot, mask=full, other=0.0).to(q.dtype)
             scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
-        distance = (context + row)[:, None] - key[None, :]  # [BLOCK_M, BLOCK_N]
-        until = distance if ahead is None else distance + further[:, None]
+        behind = (context + row)[:, None] - key[None, :]  # [BLOCK_M, BLOCK_N]
+        until = behind if ahead is None else behind + further[:, None]
+        distance = behind if depths is None else (context + depth)[:, None] - key[None, :]
         seen = readable[None, :] & _reach(distance, until, window, CAUSAL, WINDOWED)
-        if explicit is not None:
-            seen = seen & _allow(explicit, explicit_row_stride, row, key - context, num_rows)
+        seen = seen if ancestors is None else seen & _follow(followed, key - context)
         best, powers, decay = _weigh(tl.where(seen, scores, float("-inf")), best)
         total = total * decay + tl.sum(powers, 1)
         if key_cache is not None:

@@ -6,6 +6,7 @@ The interpreter multiplies no bfloat16, so float32 stands for it here.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from torch import Tensor
 from flashdraft.bench.doctor.checks import check_kernels
 from flashdraft.bench.doctor.report import OK, PROBLEM
 from flashdraft.engine.config import CacheOptions
-from flashdraft.kernels.interface import PagedKeys
+from flashdraft.kernels.interface import CAUSAL, PagedKeys
 from flashdraft.kernels.kinds import Scheme
 from flashdraft.kernels.torch_backend import TorchKernels
 from tests.interpreted import judge, report
@@ -41,9 +42,21 @@ class WrongRebuild(TorchKernels):
         return found if keys.rebuild is None else found * 1.01
 
 
+class WrongTrees(TorchKernels):
+    def attention(self, query: Tensor, keys: PagedKeys) -> Tensor:
+        if keys.mask.trees is not None and keys.rebuild is None:
+            keys = replace(keys, mask=CAUSAL)  # who is no ancestor is seen too
+        return super().attention(query, keys)
+
+
 @pytest.mark.parametrize(
     ("kind", "name"),
-    [(WrongGate, "gated_linear"), (WrongRoute, "route"), (WrongRebuild, "rebuilt keys")],
+    [
+        (WrongGate, "gated_linear"),
+        (WrongRoute, "route"),
+        (WrongRebuild, "rebuilt keys"),
+        (WrongTrees, "attention of trees"),
+    ],
 )
 def test_a_wrong_operation_is_named_alone(kind: type[TorchKernels], name: str) -> None:
     (finding,) = check_kernels(kind(CPU, torch.float32), cache=CacheOptions(kv_keys="rebuilt"))

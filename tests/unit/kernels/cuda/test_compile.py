@@ -34,6 +34,7 @@ from flashdraft.kernels.interface import (
     PageView,
     QKVSpec,
     RopeTable,
+    Trees,
 )
 from flashdraft.kernels.kinds import Activation
 
@@ -44,12 +45,11 @@ TYPES = {
     torch.float32: "*fp32",
     torch.int32: "*i32",
     torch.int64: "*i64",
-    torch.uint8: "*u8",
 }
-EXPLICIT = BlockMask(explicit=torch.ones(2, 16, 16, dtype=torch.bool))
+TREES = BlockMask(trees=Trees(torch.full((16,), -1), torch.arange(16, dtype=torch.int32)))
 # dtype, head size, (heads, key heads), rows, keys, window, mask
 ATTENTION: dict[str, tuple[torch.dtype, int, tuple[int, int], int, int, int | None, BlockMask]] = {
-    "verify 64 explicit": (torch.float16, 64, (9, 3), 16, 100, None, EXPLICIT),
+    "verify 64 trees": (torch.float16, 64, (9, 3), 16, 100, None, TREES),
     "verify 512 split": (torch.bfloat16, 512, (32, 4), 16, 4096, 2048, BIDIRECTIONAL),
     "exact 256": (torch.bfloat16, 256, (32, 16), 1, 4096, 1024, CAUSAL),
     "decode 64 split": (torch.float32, 64, (9, 3), 1, 1000, None, CAUSAL),

@@ -27,12 +27,14 @@ from flashdraft.kernels.interface import (
     PageView,
     QKVSpec,
     RopeTable,
+    Trees,
     WholeSequences,
 )
 from flashdraft.kernels.kinds import Activation
 from flashdraft.kernels.torch_backend import TorchKernels
 from tests.interpreted import judge, report
 from tests.picture_rows import Pictures, attend_densely, find_seen, see_pictures
+from tests.tree_rows import make_trees, random_tree
 
 CPU = torch.device("cpu")
 NARROW = AttentionPlan(block_m=16, block_n=16, num_warps=4, num_stages=1)
@@ -90,25 +92,25 @@ ATTENTION: dict[str, Case] = {
     "large pages": replace(MIXED, page_size=32),
     "float16": replace(MIXED, dtype=torch.float16),
     "bidirectional": replace(MIXED, mask="bidirectional"),
-    "explicit": replace(MIXED, mask="explicit"),
+    "tree": replace(MIXED, mask="tree"),
     "window": replace(MIXED, window=20),
     "window of one": replace(MIXED, window=1),
     "window, bidirectional": replace(MIXED, window=4, mask="bidirectional"),
-    "window, explicit": replace(MIXED, window=5, mask="explicit"),
+    "window, tree": replace(MIXED, window=5, mask="tree"),
     "split": Case((3, 1), (60, 2), plan=split(4, 16)),
     "split, more than eight": Case((1,), (150,), plan=split(11, 16)),
     "split, window": Case((2, 3), (90, 20), window=30, plan=split(4, 16)),
     "split, bidirectional window": Case(
         (5,), (70,), window=20, mask="bidirectional", plan=split(4, 16)
     ),
-    "split, explicit": Case((3,), (45,), mask="explicit", plan=split(4, 16)),
+    "split, tree": Case((9,), (45,), mask="tree", plan=split(4, 16)),
     "spread, short and long": Case((3, 1, 2), (2, 60, 200), plan=spread(4)),
     "spread, fewer keys than splits": Case((1, 2), (0, 5), plan=spread(4)),
     "spread, window": Case((2, 3, 1), (90, 3, 40), window=30, plan=spread(3)),
     "spread, bidirectional window": Case(
         (5, 2), (70, 1), window=20, mask="bidirectional", plan=spread(3)
     ),
-    "spread, explicit": Case((3, 2), (45, 0), mask="explicit", plan=spread(4)),
+    "spread, tree": Case((9, 3), (45, 0), mask="tree", plan=spread(4)),
     "split, float16": Case((2,), (100,), dtype=torch.float16, plan=split(3, 64, WIDE)),
     **PICTURES,
 }
@@ -146,11 +148,10 @@ def make_batch(case: Case) -> tuple[Tensor, Tensor, Tensor, PageView]:
 def make_mask(case: Case) -> BlockMask:
     if case.pictures:
         return see_pictures(case.rows, case.pictures)
-    if case.mask != "explicit":
-        return CAUSAL if case.mask == "causal" else BIDIRECTIONAL
-    width = max(case.rows)
-    itself = torch.eye(width, dtype=torch.bool)
-    return BlockMask(explicit=(torch.rand(len(case.rows), width, width) < 0.5) | itself)
+    if case.mask == "tree":
+        trees = [random_tree(rows, 4, seed) for seed, rows in enumerate(case.rows)]
+        return BlockMask(trees=make_trees(case.rows, trees))
+    return CAUSAL if case.mask == "causal" else BIDIRECTIONAL
 
 
 def check_attention(case: Case) -> None:
@@ -192,12 +193,12 @@ def check_pictures(plan: AttentionPlan) -> None:
     assert torch.equal(attend(see_pictures(case.rows, [])), attend(CAUSAL))
 
 
-def check_parts(window: int | None, pictures: Pictures = ()) -> None:
+def check_parts(window: int | None, pictures: Pictures = (), mask: str = "causal") -> None:
     """Two launches over some of the sequences each, with plans of their own, are one over all."""
     from flashdraft.kernels.cuda.attention.paged import paged_attention
 
     case = replace(MIXED, rows=(1, 3, 0, 20, 0), contexts=(33, 70, 5, 40, 0), window=window)
-    case = replace(case, pictures=pictures)
+    case = replace(case, pictures=pictures, mask=mask)
     query, keys, values, view = make_batch(case)
     rule: dict[str, Any] = {"scale": 0.3, "window": case.window, "mask": make_mask(case)}
     whole = paged_attention(query, PagedKeys(keys, values, view, **rule), NARROW)
@@ -236,10 +237,9 @@ def check_nothing_to_do() -> None:
 
 
 def check_blind_row() -> None:
-    """A row that an explicit mask lets see nothing gives zeros, and harms no other."""
-    case = Case((2,), (0,), mask="explicit")
-    query, keys, values, view = make_batch(case)
-    mask = BlockMask(explicit=torch.tensor([[[True, False], [False, False]]]))
+    """A row that sees nothing, not even itself, gives zeros, and harms no other."""
+    query, keys, values, view = make_batch(Case((2,), (0,)))
+    mask = BlockMask(trees=Trees(torch.tensor([1, 0]), torch.zeros(2, dtype=torch.int32)))
     from flashdraft.kernels.cuda.attention.paged import paged_attention
 
     for plan in (NARROW, split(2, 16), spread(3)):
@@ -332,6 +332,7 @@ CHECKS: dict[str, Callable[[], None]] = {
     "parts": lambda: check_parts(None),
     "parts, window": lambda: check_parts(30),
     "parts, picture": lambda: check_parts(9, [(3, 4, 13)]),
+    "parts, tree": lambda: check_parts(9, mask="tree"),
     "pictures by their rule": lambda: check_pictures(NARROW),
     "pictures by their rule, spread": lambda: check_pictures(spread(2)),
     "whole": check_whole,

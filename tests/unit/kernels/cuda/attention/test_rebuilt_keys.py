@@ -46,10 +46,11 @@ ATTENTION: dict[str, tuple[Case, int]] = {
     "large pages": (Case(**BATCH, page_size=32, head_dim=32), 4),
     "float16": (Case(**BATCH, head_dim=64, dtype=torch.float16), 8),
     "bidirectional": (Case(**BATCH, head_dim=32, mask="bidirectional"), 4),
-    "explicit": (Case(**BATCH, head_dim=32, mask="explicit"), 4),
+    "tree": (Case(**BATCH, head_dim=32, mask="tree"), 4),
+    "window, tree": (Case((9, 0, 2), (33, 5, 0), head_dim=32, window=6, mask="tree"), 4),
     "window": (Case(**BATCH, head_dim=32, window=20), 4),
     "split": (Case((3, 1), (60, 2), head_dim=32, plan=split(4, 16)), 4),
-    "split, explicit": (Case((3,), (45,), head_dim=32, mask="explicit", plan=split(4, 16)), 4),
+    "split, tree": (Case((9,), (45,), head_dim=32, mask="tree", plan=split(4, 16)), 4),
     "spread": (Case((3, 1, 2), (2, 60, 200), head_dim=32, plan=spread(4)), 4),
     "picture": (Case((20,), (5,), head_dim=32, pictures=[(0, 3, 11)]), 4),
     "spread, fewer keys than splits": (Case((1, 2), (0, 5), head_dim=32, plan=spread(4)), 4),
@@ -140,7 +141,7 @@ CHECKS: dict[str, Callable[[], None]] = {
         f"attention, fp8 values: {name}": lambda given=ATTENTION[name]: check_attention(
             *given, stored=FP8
         )
-        for name in ("decode", "several sequences", "float16", "explicit", "split", "spread")
+        for name in ("decode", "several sequences", "float16", "tree", "split", "spread")
     },
     "same as stored": check_same_as_stored,
     "rows are alone": check_rows_are_alone,

@@ -7,11 +7,19 @@ import torch
 
 from flashdraft.kernels.interface import BIDIRECTIONAL, CAUSAL, Heads, PagedKeys
 from flashdraft.kernels.kinds import Scheme
-from tests.unit.kernels.cuda.attention.test_few_rows import CASES, FULL, expect, make_inputs
+from tests.tree_rows import random_tree
+from tests.unit.kernels.cuda.attention.test_few_rows import (
+    CASES,
+    FULL,
+    expect,
+    make_inputs,
+    see_tree,
+)
 
 pytestmark = pytest.mark.gpu
 
 DEVICE = torch.device("cuda", 0)
+A_TREE = see_tree(16, random_tree(16, 7, 0))
 REAL = {
     "31B, sliding": (32, 16, 256, 1, 500, 1024, CAUSAL, {"v_norm": True}),
     "31B, sliding, block": (32, 16, 256, 16, 1200, 1024, CAUSAL, {"v_norm": True}),
@@ -19,6 +27,9 @@ REAL = {
     "31B, full, block": (32, 4, 512, 16, 700, None, CAUSAL, FULL),
     "26B, sliding, block": (16, 8, 256, 9, 70, 1024, CAUSAL, {"v_norm": True}),
     "26B, full": (16, 2, 512, 16, 2000, None, CAUSAL, FULL),
+    "31B, sliding, a tree": (32, 16, 256, 16, 1200, 1024, A_TREE, {"v_norm": True}),
+    "31B, full, a tree": (32, 4, 512, 16, 700, None, A_TREE, FULL),
+    "26B, a small window, a tree": (16, 8, 256, 16, 300, 40, A_TREE, {"v_norm": True}),
     "drafter": (32, 8, 128, 16, 300, None, BIDIRECTIONAL, {}),
     "drafter, sliding": (32, 8, 128, 16, 3000, 1024, BIDIRECTIONAL, {}),
 }
@@ -46,6 +57,25 @@ def attend(kernels, inputs, scale, window, mask):
     return attend_few(inputs[0], Heads(*inputs[1:4]), keys, kernels._meetings, kernels._limits)
 
 
+def test_a_captured_launch_follows_its_trees():
+    """What rows see is data."""
+    *sizes, window, mask, of_spec = REAL["26B, a small window, a tree"]
+    inputs, scale, kernels = make_inputs(*sizes, 0, of_spec), sizes[2] ** -0.5, make_kernels()
+    ours, placed = [to_device(value) for value in inputs], to_device(mask)
+    attend(kernels, ours, scale, window, placed)  # compiles
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = attend(kernels, ours, scale, window, placed)
+    for tree in (random_tree(16, 3, 1), [0] * 15, None, random_tree(16, 9, 2)):
+        mask = see_tree(16, tree)
+        placed.trees.ancestors.copy_(mask.trees.ancestors)
+        placed.trees.depths.copy_(mask.trees.depths)
+        graph.replay()
+        expected = expect(inputs, scale, window, mask).float()
+        assert (found.cpu().float() - expected).norm() < 0.006 * expected.norm()
+
+
 @pytest.mark.parametrize("case", CASES | REAL)
 def test_it_is_what_torch_says(case):
     *sizes, window, mask, of_spec = (CASES | REAL)[case]
@@ -62,14 +92,17 @@ def test_it_is_what_torch_says(case):
         assert (cache.cpu().float() - wanted.float()).norm() < 0.002 * wanted.float().norm()
 
 
-@pytest.mark.parametrize("case", ["31B, sliding", "31B, sliding, block", "31B, full, block"])
+@pytest.mark.parametrize(
+    "case",
+    ["31B, sliding", "31B, sliding, block", "31B, full, block", "31B, sliding, a tree"],
+)
 def test_it_starts_while_a_linear_ends(case, monkeypatch):
     """Many steps in a graph, each linear's result prepared and read by the next kernel."""
     from flashdraft.kernels.cuda.quantized import few_rows
 
     monkeypatch.setattr(few_rows, "MIN_VALUES", 0)  # so that all linears signal early
     *sizes, window, mask, of_spec = REAL[case]
-    kernels, scale = make_kernels(Scheme.INT4), sizes[2] ** -0.5
+    kernels, scale, mask = make_kernels(Scheme.INT4), sizes[2] ** -0.5, to_device(mask)
     ours = [to_device(value) for value in make_inputs(*sizes, 0, of_spec)]
     num_rows, width = ours[0].shape
     weight = kernels.pack(torch.randn(width, 1024, device=DEVICE).bfloat16() / 32)

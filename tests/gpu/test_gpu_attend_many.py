@@ -11,13 +11,15 @@ from flashdraft.kernels.interface import BIDIRECTIONAL, CAUSAL, Heads, PagedKeys
 from tests.gpu.test_gpu_attend_few import REAL as FEW
 from tests.gpu.test_gpu_attend_few import make_kernels, to_device
 from tests.unit.kernels.cuda.attention.test_few_rows import make_inputs as make_few
-from tests.unit.kernels.cuda.attention.test_many_rows import CASES, expect, make_inputs
+from tests.unit.kernels.cuda.attention.test_many_rows import CASES, expect, make_inputs, treed
 
 pytestmark = pytest.mark.gpu
 
 DECODING = [(482 + 97 * i, 16) for i in range(8)]
 PROMPTS = [(300, 200), (0, 140), (0, 0), (1100, 33)]
 ONE_EACH = [(700 + 31 * i, 1) for i in range(32)]
+WIDE = [(482 + 97 * i, 64 - 5 * i) for i in range(8)]  # blocks that are trees
+TREES, BESIDE = treed(WIDE, [9] * 8), treed(WIDE + PROMPTS, [9] * 8 + [0] * 4)
 REAL = {
     "31B, sliding": (32, 16, 256, 1024, CAUSAL, DECODING),
     "31B, sliding, prompts": (32, 16, 256, 1024, CAUSAL, DECODING + PROMPTS),
@@ -29,6 +31,11 @@ REAL = {
     "31B, full, one each": (32, 4, 512, None, CAUSAL, [*ONE_EACH, (0, 90)]),
     "26B, sliding": (16, 8, 256, 1024, CAUSAL, DECODING + PROMPTS),
     "26B, full": (16, 2, 512, None, CAUSAL, DECODING + PROMPTS),
+    "31B, sliding, trees": (32, 16, 256, 1024, TREES, WIDE),
+    "31B, sliding, trees and prompts": (32, 16, 256, 1024, BESIDE, WIDE + PROMPTS),
+    "31B, full, trees": (32, 4, 512, None, TREES, WIDE),
+    "31B, full, trees and prompts": (32, 4, 512, None, BESIDE, WIDE + PROMPTS),
+    "26B, a small window, trees and prompts": (16, 8, 256, 40, BESIDE, WIDE + PROMPTS),
     "drafter": (32, 8, 128, None, BIDIRECTIONAL, DECODING),
     "drafter, sliding": (32, 8, 128, 1024, BIDIRECTIONAL, DECODING),
 }
@@ -93,6 +100,24 @@ def test_a_captured_launch_follows_its_tables():
             mine.copy_(torch.nan_to_num(other, 0.5))
         graph.replay()
         expected = expect(query, to_cpu(placed), slice(0, len(query)))
+        assert (found.cpu().float() - expected).norm() < 0.006 * expected.norm()
+
+
+def test_a_captured_launch_follows_its_trees():
+    """One launch serves passes with trees, with others, and with none."""
+    query, keys, _ = make("31B, sliding, trees and prompts")
+    kernels, here, placed = make_kernels(), to_device(query), to_device(keys)
+    attend(kernels, here, placed)  # compiles
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = kernels.attention(here, placed)
+    for depths in ([3] * 8, [1, 20, 0, 5, 0, 2, 7, 0], [0] * 8):
+        mask = treed(WIDE + PROMPTS, depths + [0] * 4)
+        placed.mask.trees.ancestors.copy_(mask.trees.ancestors)
+        placed.mask.trees.depths.copy_(mask.trees.depths)
+        graph.replay()
+        expected = expect(query, replace(keys, mask=mask), slice(0, len(query)))
         assert (found.cpu().float() - expected).norm() < 0.006 * expected.norm()
 
 

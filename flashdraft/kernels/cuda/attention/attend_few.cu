@@ -17,6 +17,7 @@
 //   CAUSAL   rows see no later rows; or else the whole block
 //   WINDOWED a row sees keys up to `window` away
 //   AHEAD    where CAUSAL: a row may yet see some rows after itself, however far away
+//   TREES    where CAUSAL: a row sees its ancestors alone, and windows go by its depth
 //   Q_NORM, K_NORM, V_NORM, SHARE_KV: as in interface.QKVSpec
 
 #include "device.h"
@@ -34,6 +35,9 @@ constexpr int SCORE_STRIDE = KEYS + 1;
 constexpr int COLUMNS = HEAD / WARPS / 8;  // tiles of eight numbers of a head, of a warp
 constexpr int NEW_KEYS = (ROWS + WARPS - 1) / WARPS;  // of a warp
 
+static_assert(CAUSAL || !(AHEAD || TREES), "neither stands alone");
+static_assert(ROWS <= 64, "a row's ancestors are bits of a word");
+
 struct Work {
     const u16 *qkv;
     const u16 *q_norm, *k_norm;
@@ -46,6 +50,8 @@ struct Work {
     u32 *meetings;  // [tiles, key heads]: how many have ever come
     const int *query_start, *context_lens, *pages;
     const int *ahead;  // [rows]: how many after itself a row sees; never less far than one before
+    const long long *ancestors;  // [rows]: bits of the rows that it follows, and its own
+    const int *depths;           // [rows]: how many it follows
     u64 page_stride, slot_stride, head_stride;
     int num_kv_heads, row_stride, rope_stride, page_size, window;
     int num_rows, num_pages;  // there is room for
@@ -107,7 +113,7 @@ DEVICE Part find_part(const Work &work) {
     part.num_rows = work.query_start[1] - work.query_start[0];
     part.context = work.context_lens[0];
     if (!part.has(0)) return part;
-    int first = part.context + part.row_of(0);
+    int first = part.context + (TREES ? 0 : part.row_of(0));  // no row of a tree stands before
     int last = part.context + min_of(part.row_of(PAIRS - 1), part.num_rows - 1);
     int high = CAUSAL ? last + 1 : part.context + part.num_rows;
     if (WINDOWED) {
@@ -231,10 +237,23 @@ DEVICE Words load_rows(const u16 *rows, int stride, int column, int lane) {
             *(const u32 *)(place + 8 * stride + 8)};
 }
 
-DEVICE bool sees(const Work &work, const Part &part, int pair, int key) {
-    int distance = part.context + part.row_of(pair) - key;
-    bool is_near = !WINDOWED || (distance < work.window && (AHEAD || distance > -work.window));
+// Of a pair's row, in a tree: which rows it follows, and by how much it stands before its own key.
+struct Branch {
+    u64 ancestors;
+    int shift;
+};
+DEVICE Branch find_branch(const Work &work, const Part &part, int pair) {
+    int row = part.row_of(pair);
+    if (!TREES || !part.has(pair)) return {};
+    return {(u64)work.ancestors[row], row - work.depths[row]};
+}
+
+DEVICE bool sees(const Work &work, const Part &part, const Branch &branch, int pair, int key) {
+    int distance = part.context + part.row_of(pair) - key, own = key - part.context;
+    bool is_near = !WINDOWED || (distance - branch.shift < work.window &&
+                                 (AHEAD || TREES || distance > -work.window));
     if (!part.has(pair) || key >= part.end || !is_near) return false;
+    if (TREES && own >= 0 && !(branch.ancestors >> own & 1)) return false;
     return !CAUSAL || distance >= (AHEAD && distance < 0 ? -work.ahead[part.row_of(pair)] : 0);
 }
 
@@ -252,6 +271,9 @@ DEVICE void score(const Work &work, const Part &part, int first, int warp, int l
         }
         return;
     }
+    // asked for before the products, which take as long
+    Branch branches[2] = {find_branch(work, part, row + lane / 4),
+                          find_branch(work, part, row + lane / 4 + 8)};
     float sums[TOGETHER][4] = {};
     const u16 *keys = memory.keys + (place + lane / 4) * STRIDE + lane % 4 * 2;
     UNROLL for (int k = 0; k < HEAD; k += 16) {
@@ -265,7 +287,7 @@ DEVICE void score(const Work &work, const Part &part, int first, int warp, int l
         int pair = row + i % 4 / 2 * 8 + lane / 4, at = place + i / 4 * 8 + lane % 4 * 2 + i % 2;
         float found = sums[i / 4][i % 4] * work.scale;
         memory.scores[pair * SCORE_STRIDE + at] =
-            sees(work, part, pair, first + at) ? found : minus_infinity();
+            sees(work, part, branches[i % 4 / 2], pair, first + at) ? found : minus_infinity();
     }
 }
 

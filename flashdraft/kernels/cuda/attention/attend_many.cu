@@ -19,6 +19,7 @@
 //   CAUSAL    whether a row sees no row after itself
 //   WINDOWED  whether keys that are too far away are hidden
 //   AHEAD     where CAUSAL: whether a row may yet see some rows after itself, however far away
+//   TREES     where CAUSAL: whether sequences of up to MAX_TREE rows may be trees
 //   JOIN_UNITS, MIN_UNITS  where they are to differ: for tests
 
 constexpr int WARPS = 12, BLOCKS = 1;  // a block's; on a processor at a time
@@ -41,6 +42,7 @@ constexpr int QUADS = COLUMNS / 8;                // of a thread's sums
 constexpr int SCORES = KEYS / 2;                  // of a thread
 constexpr int STEPS = KEYS / 16;                  // of products with values
 constexpr int MAX_SEQS = 256;
+constexpr int MAX_TREE = 64;  // rows of a tree, as in interface.py: those of others are in order
 constexpr int MAX_ROUNDS = 5, MAX_DEALT = 160;  // rounds of tiles; tiles of a key head
 #ifndef JOIN_UNITS
 constexpr int JOIN_UNITS = 640 / KEYS;  // that take as long as joining parts
@@ -59,6 +61,8 @@ static_assert(PAIRS % GROUP == 0, "a tile begins with a row");
 static_assert(BOX % 8 == 0 && KEYS % BOX == 0, "boxes begin where rows are exchanged anew");
 static_assert(KEYS / BOX * BLOCKS_OF_ROW <= LANES, "a lane copies a box");
 static_assert(STAGES >= 4, "two keys' and two values' are in use");
+static_assert(CAUSAL || !(AHEAD || TREES), "neither stands alone");
+static_assert(KEYS <= 64 && MAX_TREE <= 64, "a word has a bit for each of them");
 
 struct Work {
     Map keys, values;  // [slots, key heads, HEAD], copied in boxes [BOX, 1, DEPTH]
@@ -68,6 +72,8 @@ struct Work {
     int *arrivals;  // [key heads, places, warpgroups]
     const int *query_start, *context_lens, *pages;
     const int *ahead;  // [rows]: how many after itself a row sees; never less far than one before
+    const long long *ancestors;  // [rows]: bits of its sequence's rows that it follows, and its own
+    const int *depths;           // [rows]: how many it follows
     int num_kv_heads, num_seqs;
     int num_places;  // for tiles, of a key head
     int table_stride, page_size, window;
@@ -97,7 +103,11 @@ struct Tile {
     DEVICE int num_units() const {
         return pair < num_rows * GROUP ? (high - first_key() + KEYS - 1) / KEYS : 0;
     }
-    DEVICE int first_position() const { return context + pair / GROUP; }
+    // Rows in order stand where their keys lie, a tree's between its first key and theirs. All rows
+    // see the key of the first position, and none one behind the last, but where there is AHEAD.
+    DEVICE int first_position() const {
+        return TREES && num_rows <= MAX_TREE ? context : context + pair / GROUP;
+    }
     DEVICE int last_position() const {
         return context + min_of((pair + PAIRS - 1) / GROUP, num_rows - 1);
     }

@@ -66,6 +66,21 @@ DEVICE void begin_values(Memory &memory, const Stage &stage, const Tile &tile, i
     commit_products();
 }
 
+DEVICE u64 first_bits(int count) {
+    return count >= 64 ? ~0ull : (1ull << max_of(count, 0)) - 1;
+}
+
+// Where there are trees: which of the keys from `start` on a row sees, a bit each.
+DEVICE u64 find_seen(const Work &work, const Tile &tile, int row, int start) {
+    int place = tile.first_row + row, context = tile.context - start;  // keys before its own block
+    int reach = AHEAD ? min_of(row + work.ahead[place], tile.num_rows - 1) : row;
+    u64 seen = first_bits(context + reach + 1);
+    if (WINDOWED) seen &= ~first_bits(context + work.depths[place] - work.window + 1);
+    if (tile.num_rows > MAX_TREE || context >= KEYS) return seen;
+    u64 ancestors = work.ancestors[place];
+    return seen & (context > 0 ? ancestors << context | first_bits(context) : ancestors >> -context);
+}
+
 // Scores that a row must not see become minus infinity.
 DEVICE void hide(const Work &work, const Tile &tile, int start, float *scores) {
     int first = tile.first_position(), last = tile.last_position(), end = start + KEYS;
@@ -78,11 +93,14 @@ DEVICE void hide(const Work &work, const Tile &tile, int start, float *scores) {
         int row = (tile.pair + pair_in_tile(half)) / GROUP, position = tile.context + row;
         int reach = position;  // the last key in order
         if (AHEAD && row < tile.num_rows) reach += work.ahead[tile.first_row + row];
+        u64 seen = TREES && row < tile.num_rows ? find_seen(work, tile, row, start) : 0;
+        seen >>= thread_index() % 4 * 2;
         UNROLL for (int i = 0; i < SCORES / 2; i++) {
             int key = start + i / 2 * 8 + thread_index() % 4 * 2 + i % 2;
             bool is_seen = key < num_keys && (!CAUSAL || key <= reach) &&
                            (!WINDOWED || (key > position - work.window &&
                                           (CAUSAL || key < position + work.window)));
+            if (TREES) is_seen = seen >> (i / 2 * 8 + i % 2) & 1;
             if (!is_seen) scores[i / 2 * 4 + half * 2 + i % 2] = minus_infinity();
         }
     }

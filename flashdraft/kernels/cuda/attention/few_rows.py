@@ -55,6 +55,7 @@ class _Work(ctypes.Structure):
         *((name, c_void_p) for name in ("positions", "slots", "keys", "values", "output")),
         *((name, c_void_p) for name in ("parts", "states", "meetings")),
         *((name, c_void_p) for name in ("query_start", "context_lens", "pages", "ahead")),
+        *((name, c_void_p) for name in ("ancestors", "depths")),
         *((name, c_uint64) for name in ("page_stride", "slot_stride", "head_stride")),
         *((name, c_int) for name in ("num_kv_heads", "row_stride", "rope_stride", "page_size")),
         *((name, c_int) for name in ("window", "num_rows", "num_pages")),
@@ -70,7 +71,7 @@ def attend_few(
 
     `meetings`: MAX_MEETINGS int32, zeros before the first call, and of no other use.
     """
-    if keys.key_cache is None or keys.mask.explicit is not None or not can_compile(qkv.device):
+    if keys.key_cache is None or not can_compile(qkv.device):
         return None
     spec, view = heads.spec, keys.view
     tensors = (qkv, keys.key_cache, keys.value_cache, spec.q_norm, spec.k_norm)
@@ -133,7 +134,8 @@ def prepare(
 ) -> tuple[_Work, Tensor, list[Tensor]]:
     """The kernel's argument, its result, and what the argument points to besides its inputs."""
     spec, rope, positions, view = heads.spec, heads.rope, heads.positions, keys.view
-    key_cache, value_cache, ahead = keys.key_cache, keys.value_cache, keys.mask.ahead
+    key_cache, value_cache = keys.key_cache, keys.value_cache
+    ahead, trees = keys.mask.ahead, keys.mask.trees
     qkv = qkv.contiguous()
     assert key_cache is not None
     assert key_cache.stride() == value_cache.stride() and value_cache.stride(3) == 1
@@ -143,6 +145,9 @@ def prepare(
     for table in (view.query_start, view.context_lens, view.block_table):
         assert table.dtype is torch.int32
     assert ahead is None or ahead.dtype is torch.int32
+    if trees is not None:
+        assert trees.ancestors.dtype is torch.int64 and trees.depths.dtype is torch.int32
+        assert trees.ancestors.is_contiguous() and trees.depths.is_contiguous()
     width = spec.num_heads * spec.head_dim
     output = torch.empty(qkv.shape[0], width, device=qkv.device, dtype=qkv.dtype)
     count = plan.num_blocks * plan.num_pairs
@@ -167,6 +172,8 @@ def prepare(
         view.context_lens.data_ptr(),
         view.block_table.data_ptr(),
         None if ahead is None else ahead.data_ptr(),
+        None if trees is None else trees.ancestors.data_ptr(),
+        None if trees is None else trees.depths.data_ptr(),
         *value_cache.stride()[:3],
         spec.num_kv_heads,
         qkv.stride(0),
@@ -197,6 +204,7 @@ def make_flags(
         "CAUSAL": int(mask.causal),
         "WINDOWED": int(window is not None),
         "AHEAD": int(mask.ahead is not None),
+        "TREES": int(mask.trees is not None),
         "Q_NORM": int(spec.q_norm is not None),
         "K_NORM": int(spec.k_norm is not None),
         "V_NORM": int(spec.v_norm),

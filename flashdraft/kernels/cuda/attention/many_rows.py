@@ -44,10 +44,11 @@ class _Work(ctypes.Structure):
         *((name, Map) for name in ("keys", "values", "query")),
         *((name, c_void_p) for name in ("output", "parts", "arrivals")),
         *((name, c_void_p) for name in ("query_start", "context_lens", "pages", "ahead")),
+        *((name, c_void_p) for name in ("ancestors", "depths")),
         *((name, c_int) for name in ("num_kv_heads", "num_seqs", "num_places", "table_stride")),
         *((name, c_int) for name in ("page_size", "window")),
         ("scale", c_float),
-        ("filler", c_char * 44),  # to a multiple of 64 bytes
+        ("filler", c_char * 28),  # to a multiple of 64 bytes
     ]
 
 
@@ -58,9 +59,9 @@ def attend_many(
 
     `meetings`: MAX_PLACES int32, zeros before and after every call.
     """
-    if keys.mask.explicit is not None or limits.generation != HOPPER:
+    if limits.generation != HOPPER or not is_readable(query, keys):
         return None
-    if not is_readable(query, keys) or not can_compile(query.device):
+    if not can_compile(query.device):
         return None
     num_rows, num_heads, head_dim = query.shape
     num_kv_heads, num_seqs = keys.value_cache.shape[2], keys.view.context_lens.shape[0]
@@ -90,6 +91,11 @@ def is_readable(query: Tensor, keys: PagedKeys) -> bool:
     tables = [view.query_start, view.context_lens, view.block_table]
     if keys.mask.ahead is not None:
         tables.append(keys.mask.ahead)
+    if keys.mask.trees is not None:
+        tables.append(keys.mask.trees.depths)
+        ancestors = keys.mask.trees.ancestors
+        if ancestors.dtype is not torch.int64 or not ancestors.is_contiguous():
+            return False
     if not all(table.dtype is torch.int32 and table.stride(-1) == 1 for table in tables):
         return False
     is_whole = page_size in (8, 16, 32, 64) or page_size % 64 == 0
@@ -135,7 +141,8 @@ def prepare(
     make_map: Callable[[Tensor, tuple[int, int, int]], Map] = make_map,
 ) -> tuple[_Work, Tensor, list[Tensor]]:
     """The kernel's argument, its result, and what the argument points to besides its inputs."""
-    view, value_cache, ahead = keys.view, keys.value_cache, keys.mask.ahead
+    view, value_cache = keys.view, keys.value_cache
+    ahead, trees = keys.mask.ahead, keys.mask.trees
     assert keys.key_cache is not None
     num_rows, num_heads, head_dim = query.shape
     query, group = query.contiguous(), num_heads // value_cache.shape[2]
@@ -155,6 +162,8 @@ def prepare(
         view.context_lens.data_ptr(),
         view.block_table.data_ptr(),
         None if ahead is None else ahead.data_ptr(),
+        None if trees is None else trees.ancestors.data_ptr(),
+        None if trees is None else trees.depths.data_ptr(),
         value_cache.shape[2],
         view.context_lens.shape[0],
         plan.num_places,
@@ -177,6 +186,7 @@ def make_flags(plan: ManyRowsPlan, query: Tensor, keys: PagedKeys) -> dict[str, 
         "CAUSAL": int(keys.mask.causal),
         "WINDOWED": int(keys.window is not None),
         "AHEAD": int(keys.mask.ahead is not None),
+        "TREES": int(keys.mask.trees is not None),
     }
 
 

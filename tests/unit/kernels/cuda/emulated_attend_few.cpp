@@ -2,6 +2,7 @@
 #include "attention/attend_few.cu"
 
 extern "C" int shared_bytes() { return sizeof(Memory); }
+extern "C" int argument_bytes() { return sizeof(Work); }
 extern "C" void run(const Work *work, int num_blocks) {
     run_blocks(num_blocks, SPLITS, sizeof(Memory), [work] { attend_few(*work); });
 }

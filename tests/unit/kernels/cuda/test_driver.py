@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -30,6 +32,7 @@ from flashdraft.kernels.interface import (
     PagedKeys,
     PageView,
     QKVSpec,
+    Trees,
 )
 from flashdraft.kernels.kinds import Activation
 from tests.unit.kernels.cuda.cross_compile import CARDS, count_spilled
@@ -73,10 +76,15 @@ ATTENTIONS += [(16, 32, 4, 512), (5, 8, 8, 256), (1, 32, 8, 128), (16, 32, 8, 12
 
 
 PICTURES = BlockMask(ahead=torch.empty(1, device="meta"))
+TREES = BlockMask(trees=Trees(PICTURES.ahead, PICTURES.ahead))
 # heads, key heads, numbers of a head, window, mask
 MANY_ROWS = {
     "31B, sliding, pictures": (32, 16, 256, 1024, PICTURES),
     "26B, sliding, pictures": (16, 8, 256, 1024, PICTURES),
+    "31B, sliding, trees": (32, 16, 256, 1024, TREES),
+    "31B, sliding, trees and pictures": (32, 16, 256, 1024, replace(TREES, ahead=PICTURES.ahead)),
+    "31B, full, trees": (32, 4, 512, None, TREES),
+    "128 numbers, sliding, trees": (32, 8, 128, 1024, TREES),
     "31B, sliding": (32, 16, 256, 1024, CAUSAL),
     "31B, full": (32, 4, 512, None, CAUSAL),
     "drafter": (32, 8, 128, None, BIDIRECTIONAL),
@@ -98,7 +106,7 @@ def test_attention_compiles_and_keeps_to_registers(card, sizes):
         return
     norm, is_full = torch.ones(head_dim), head_dim == 512
     spec = QKVSpec(num_heads, num_kv_heads, head_dim, 1e-6, norm, norm, True, is_full)
-    for mask in (CAUSAL,) if is_full else (CAUSAL, PICTURES):
+    for mask in (CAUSAL, TREES) if is_full else (CAUSAL, PICTURES, TREES):
         flags = attention_flags(plan, spec, None if is_full else 1024, mask)
         binary = compile_source("attention/attend_few.cu", flags, architecture(found))
         assert count_spilled(binary) <= MAX_SPILLED

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import ctypes
+from dataclasses import replace
 
 import pytest
 import torch
 
 from flashdraft.kernels.cuda.plan import DeviceLimits
-from flashdraft.kernels.interface import BIDIRECTIONAL, CAUSAL, PageView, QKVSpec, RopeTable
+from flashdraft.kernels.interface import (
+    BIDIRECTIONAL,
+    CAUSAL,
+    BlockMask,
+    PageView,
+    QKVSpec,
+    RopeTable,
+    Trees,
+)
 from flashdraft.kernels.torch_backend import TorchKernels
 from tests.picture_rows import see_pictures
+from tests.tree_rows import Tree, make_trees, random_tree
 from tests.unit.kernels.cuda.emulated import build
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -27,6 +37,13 @@ from flashdraft.kernels.interface import Heads, PagedKeys
 HOPPER = DeviceLimits(132, 227 * 1024, generation=9)
 PAGE = 16
 FULL = {"v_norm": True, "share_kv": True}
+
+
+def see_tree(num_rows: int, tree: Tree | None) -> BlockMask:
+    return BlockMask(trees=make_trees([num_rows], [tree]))
+
+
+A_PICTURE = see_pictures([16], [(0, 2, 12)])
 # heads, key heads, head size, rows, keys before them, window, mask, of the spec
 CASES = {
     "one row, sliding": (4, 2, 256, 1, 300, 1024, CAUSAL, {"v_norm": True}),
@@ -39,10 +56,20 @@ CASES = {
     "odd group": (9, 3, 128, 7, 33, None, CAUSAL, {"q_norm": None, "k_norm": None}),
     "several rounds": (2, 1, 128, 3, 1500, None, CAUSAL, {}),
     "prompt": (2, 2, 256, 5, 0, 1024, CAUSAL, {"v_norm": True}),
-    "a picture": (4, 2, 256, 16, 60, 8, see_pictures([16], [(0, 2, 12)]), {"v_norm": True}),
+    "a picture": (4, 2, 256, 16, 60, 8, A_PICTURE, {"v_norm": True}),
     "pictures, no window": (
         *(9, 3, 128, 13, 20, None),
         *(see_pictures([13], [(0, 0, 5), (0, 5, 8)]), {"q_norm": None}),
+    ),
+    "a tree": (4, 2, 256, 16, 60, 8, see_tree(16, random_tree(16, 6, 1)), {"v_norm": True}),
+    "a tree, several tiles": (16, 1, 128, 16, 90, 5, see_tree(16, random_tree(16, 4, 2)), {}),
+    "a flat tree": (4, 2, 128, 15, 33, 3, see_tree(15, [0] * 14), {}),
+    "a tree, full": (8, 1, 512, 16, 70, None, see_tree(16, random_tree(16, 5, 3)), FULL),
+    "a tree, odd group": (9, 3, 128, 13, 20, None, see_tree(13, random_tree(13, 3, 4)), {}),
+    "a tree alone": (4, 2, 128, 9, 0, 1024, see_tree(9, random_tree(9, 4, 5)), {}),
+    "a picture beside trees": (
+        *(4, 2, 256, 16, 60, 8),
+        *(replace(A_PICTURE, trees=make_trees([16], [None])), {"v_norm": True}),
     ),
     "more pages than threads": (4, 2, 256, 1, 9000, 1024, CAUSAL, {"v_norm": True}),
     "block, more pages than threads": (4, 2, 256, 16, 9001, 1024, CAUSAL, {"v_norm": True}),
@@ -101,6 +128,7 @@ def attend(inputs, scale, window, mask, meetings):
         unwritten.fill_(torch.nan)
     library = build("attend_few", *make_flags(plan, inputs[1], window, mask).items())
     assert library.shared_bytes() == plan.shared_bytes
+    assert library.argument_bytes() == ctypes.sizeof(work)
     library.run(ctypes.byref(work), plan.num_blocks)
     return output[: int(inputs[-1].query_start[1])]
 
@@ -140,14 +168,14 @@ def test_a_sum_of_meetings_may_run_over():
 
 
 @pytest.mark.parametrize("case", ["one row, sliding", "block, sliding", "odd group"])
-def test_without_pictures_bits_are_as_ever(case):
+def test_without_pictures_and_trees_bits_are_as_ever(case):
     *sizes, window, _, of_spec = CASES[case]
     inputs, meetings = make_inputs(*sizes, 0, of_spec), torch.zeros(MAX_MEETINGS, dtype=torch.int32)
-    one, other = (
+    one, other, another = (
         attend(inputs, 0.1, window, mask, meetings)
-        for mask in (CAUSAL, see_pictures([sizes[3]], []))
+        for mask in (CAUSAL, see_pictures([sizes[3]], []), see_tree(sizes[3], None))
     )
-    assert torch.equal(one, other)
+    assert torch.equal(one, other) and torch.equal(one, another)
 
 
 def test_a_picture_is_seen():
@@ -156,6 +184,30 @@ def test_a_picture_is_seen():
     found = attend(inputs, 0.1, window, mask, meetings).float()
     wrong = expect(inputs, 0.1, window, CAUSAL).float()
     assert (found - wrong).norm() > 0.1 * wrong.norm()
+
+
+@pytest.mark.parametrize("case", ["a tree", "a tree, several tiles", "a flat tree"])
+def test_rows_of_a_tree_see_their_ancestors_alone(case):
+    """Pages behind the first row's window are stale, and positions are those of depths."""
+    *sizes, window, mask, of_spec = CASES[case]
+    inputs, meetings = make_inputs(*sizes, 0, of_spec), torch.zeros(MAX_MEETINGS, dtype=torch.int32)
+    num_rows, context, trees = *sizes[3:], mask.trees
+    positions, *caches, view = inputs[3:]
+    positions.copy_(context + trees.depths)
+    for cache in caches:
+        cache[-1] = torch.nan
+    view.block_table[0, : (context - window + 1) // PAGE] = len(caches[0]) - 1
+    found = attend(inputs, 0.1, window, mask, meetings).float()
+
+    def differ_from(ancestors, depths):
+        rule = BlockMask(trees=Trees(ancestors, depths))
+        expected = expect(inputs, 0.1, window, rule).float()
+        return float((found - expected).norm() / expected.norm())
+
+    by_row = torch.arange(num_rows, dtype=torch.int32)
+    assert differ_from(trees.ancestors, trees.depths) < 0.006
+    assert differ_from(trees.ancestors, by_row) > 0.1
+    assert differ_from(torch.full_like(trees.ancestors, -1), trees.depths) > 0.1
 
 
 @pytest.mark.parametrize(

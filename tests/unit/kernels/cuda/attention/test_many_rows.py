@@ -8,8 +8,16 @@ from dataclasses import replace
 import pytest
 import torch
 
-from flashdraft.kernels.interface import BIDIRECTIONAL, CAUSAL, BlockMask, PagedKeys, PageView
+from flashdraft.kernels.interface import (
+    BIDIRECTIONAL,
+    CAUSAL,
+    BlockMask,
+    PagedKeys,
+    PageView,
+    Trees,
+)
 from flashdraft.kernels.torch_backend import TorchKernels
+from tests import tree_rows
 from tests.picture_rows import attend_densely, find_seen, see_pictures
 from tests.unit.kernels.cuda.attention.test_few_rows import HOPPER, PAGE
 from tests.unit.kernels.cuda.emulated import build
@@ -35,6 +43,27 @@ def pictured(sequences, pictures):
     return see_pictures([rows for _, rows in sequences], pictures)
 
 
+def grow(sequences, depths):
+    """A tree for every sequence, none where the depth is 0."""
+    pairs = zip(sequences, depths, strict=True)
+    return [
+        tree_rows.random_tree(rows, depth, rows) if depth else None for (_, rows), depth in pairs
+    ]
+
+
+def treed(sequences, depths):
+    rows = [rows for _, rows in sequences]
+    return BlockMask(trees=tree_rows.make_trees(rows, grow(sequences, depths)))
+
+
+WOODED = [(90, 16), (33, 70), (0, 0), (41, 64), (0, 33), (7, 1)]
+# heads, key heads, head size, window, (keys before, rows) of every sequence, how deep its tree is
+WOODS = {
+    "trees": (4, 2, 256, 14, WOODED, [6, 0, 0, 12, 5, 3]),
+    "trees, no window": (8, 1, 512, None, [(70, 9), (0, 20), (60, 30)], [3, 0, 7]),
+    "a tree over many tiles": (32, 1, 128, 13, [(75, 64)], [11]),
+    "a flat tree": (2, 1, 128, 2, [(130, 40)], [1]),
+}
 # heads, key heads, head size, window, mask, (keys before, rows) of every sequence
 CASES = {
     "decoding": (4, 2, 256, 64, CAUSAL, [(100, 16), (3, 1), (0, 0), (40, 5)]),
@@ -47,7 +76,16 @@ CASES = {
     "pictures": (2, 1, 256, 24, pictured(MIXED, PICTURES), MIXED),
     "pictures, no window": (2, 1, 128, None, pictured(MIXED, PICTURES), MIXED),
     "a picture alone": (8, 1, 512, 9, pictured([(0, 20)], [(0, 1, 18)]), [(0, 20)]),
+    "a tree beside pictures": (
+        *(2, 1, 256, 24),
+        replace(pictured(MIXED, PICTURES), trees=treed(MIXED, [3, 0, 0, 0, 2]).trees),
+        MIXED,
+    ),
     "many": (2, 2, 128, 1024, CAUSAL, [(3 * i, 1 + i % 3) for i in range(40)]),
+}
+CASES |= {
+    name: (*sizes, treed(sequences, depths), sequences)
+    for name, (*sizes, sequences, depths) in WOODS.items()
 }
 
 
@@ -118,22 +156,35 @@ def expect(query, keys, own):
     )
     if mask.ahead is not None:
         mask = replace(mask, ahead=mask.ahead[own])
+    if mask.trees is not None:
+        mask = replace(mask, trees=Trees(mask.trees.ancestors[own], mask.trees.depths[own]))
     view = replace(keys.view, query_start=tables[0], block_table=tables[1])
     kernels = TorchKernels(torch.device("cpu"), torch.float32)
     return kernels.attention(query[own].float(), replace(keys, view=view, mask=mask))
 
 
+def spread(mask, num_rows, own):
+    """A mask of these rows among others: that of nobody's rows is anything."""
+
+    def place(table):
+        wide = torch.full([num_rows], 2**30, dtype=table.dtype)
+        wide[own] = table
+        return wide
+
+    if mask.ahead is not None:
+        mask = replace(mask, ahead=place(mask.ahead))
+    if mask.trees is not None:
+        mask = replace(mask, trees=Trees(place(mask.trees.ancestors), place(mask.trees.depths)))
+    return mask
+
+
 def check(case, num_blocks, backwards=False, definitions=(), **of_inputs):
     heads, kv_heads, dim, window, mask, sequences = CASES[case]
     query, *caches, view = make_inputs(heads, kv_heads, dim, sequences, window, **of_inputs)
-    if mask.ahead is not None:  # that of nobody's rows is anything
-        ahead = torch.full(query.shape[:1], 2**30, dtype=torch.int32)
-        ahead[view.query_start[0] : view.query_start[-1]] = mask.ahead
-        mask = replace(mask, ahead=ahead)
-    keys = PagedKeys(*caches, view, dim**-0.5, window, mask)
+    own = slice(int(view.query_start[0]), int(view.query_start[-1]))
+    keys = PagedKeys(*caches, view, dim**-0.5, window, spread(mask, len(query), own))
     assert is_readable(query, keys)
     found, meetings = attend(query, keys, num_blocks, backwards, definitions)
-    own = slice(int(view.query_start[0]), int(view.query_start[-1]))
     expected = expect(query, keys, own)
     assert not torch.any(meetings), "the next launch begins with zeros"
     assert (found[own].float() - expected).norm() < 0.006 * expected.norm()
@@ -187,15 +238,53 @@ def test_rows_see_their_picture_whole(case):
         assert torch.equal(one, other)
 
 
+def find_by_row(rows, context, tree, window):
+    """The wrong rule by which a tree's window goes by the row."""
+    row, key = torch.arange(rows).unsqueeze(1), torch.arange(context + rows)
+    return tree_rows.find_seen(rows, context, tree, None) & (context + row - key < window)
+
+
+@pytest.mark.parametrize("case", WOODS)
+def test_rows_of_trees_see_their_ancestors_alone(case):
+    heads, kv_heads, dim, window, mask, sequences = CASES[case]
+    query, *caches, view = make_inputs(heads, kv_heads, dim, sequences, window)
+    keys = PagedKeys(*caches, view, dim**-0.5, window, mask)
+    trees = grow(*WOODS[case][-2:])
+
+    def differ_from(trees, find=tree_rows.find_seen):
+        pairs = zip(sequences, trees, strict=True)
+        seen = [find(rows, context, tree, window) for (context, rows), tree in pairs]
+        expected = attend_densely(query, keys, seen)
+        return float((found.float() - expected).norm() / expected.norm())
+
+    found, _ = attend(query, keys, 3)
+    assert differ_from(trees) < 0.006
+    assert differ_from([None] * len(trees)) > 0.1
+    assert window is None or differ_from(trees, find_by_row) > 0.1
+
+
+def test_of_rows_in_order_bits_are_as_ever():
+    for case, definitions in (("a chunk beside", ()), ("full", IN_PARTS), ("one long", IN_PARTS)):
+        heads, kv_heads, dim, window, _, sequences = CASES[case]
+        query, *caches, view = make_inputs(heads, kv_heads, dim, sequences, window)
+        one, other = (
+            attend(query, PagedKeys(*caches, view, 0.1, window, mask), 5, False, definitions)[0]
+            for mask in (CAUSAL, treed(sequences, [0] * len(sequences)))
+        )
+        assert torch.equal(one, other)
+
+
 @pytest.mark.parametrize("page_size", [8, 32, 64, 128])
 def test_pages_of_any_size(page_size):
     check("a chunk beside", 3, page_size=page_size)
+    check("a tree over many tiles", 3, page_size=page_size)
     check("full", 7, definitions=IN_PARTS, page_size=page_size)
 
 
 def test_rows_of_nobody_are_left_alone():
     check("decoding", 5, spare_rows=9, first_row=67)
     check("pictures", 5, spare_rows=9, first_row=67, page_size=64)
+    check("trees", 5, spare_rows=9, first_row=67)
 
 
 def test_what_it_cannot_read_it_leaves_to_others():
@@ -210,6 +299,15 @@ def test_what_it_cannot_read_it_leaves_to_others():
     wide = replace(view, query_start=view.query_start.long())
     assert not is_readable(query, replace(paged, view=wide))
     assert not is_readable(query, replace(paged, mask=BlockMask(ahead=torch.zeros(3).long())))
+    trees = treed([(20, 3)], [1]).trees
+    assert is_readable(query, replace(paged, mask=BlockMask(trees=trees)))
+    for wrong in (
+        replace(trees, ancestors=trees.ancestors.int()),
+        replace(trees, ancestors=trees.ancestors.repeat_interleave(2)[::2]),
+        replace(trees, depths=trees.depths.long()),
+        replace(trees, depths=trees.depths.repeat_interleave(2)[::2]),
+    ):
+        assert not is_readable(query, replace(paged, mask=BlockMask(trees=wrong)))
     assert plan_many(3, 1, 0, 2, 256, HOPPER) is None
     assert plan_many(3, 1, 4, 2, 96, HOPPER) is None
     assert plan_many(3, 1, 9, 3, 256, HOPPER) is None

@@ -83,8 +83,8 @@ class EngineConfig:
             self._require("tree", 1, MAX_NODES, f"None or an integer from 1 to {MAX_NODES}")
             if self.verify is not None:
                 raise RequestError(
-                    f"verify is {self.verify!r} and tree is {self.tree!r}; give one of them: verify "
-                    "fixes chains, tree fixes trees."
+                    f"verify is {self.verify!r} and tree is {self.tree!r}; give one of them: "
+                    "verify fixes chains, tree fixes trees."
                 )
 
     def _require(self, name: str, low: int, high: float, limit: str) -> None:

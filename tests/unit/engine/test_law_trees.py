@@ -1,6 +1,6 @@
 """The law over trees of drafts: on the CPU bit for bit what plain decoding says.
 
-The right tokens stand somewhere in trees that are otherwise wrong, so that paths lead over branches;
+The right tokens stand somewhere in trees that are otherwise wrong: paths lead over branches, while
 windows, pages and ends come in between. Requests of every kind meet, and trees meet chains.
 """
 
@@ -51,7 +51,7 @@ class TreeOracle:
                 right = known[place] if place < len(known) else 0
                 tokens = self.random.sample(range(zoo.VOCAB), NUM_OFFERS)
                 if self.random.random() < self.offered and right not in tokens:
-                    tokens[self.random.randrange(NUM_OFFERS)] = right
+                    tokens[self.random.randrange(1, 4)] = right
                 if self.random.random() < self.on_chain:
                     tokens = [right, *(token for token in tokens if token != right)]
                 tokens = tokens[:NUM_OFFERS]

@@ -13,6 +13,7 @@ import torch
 from flashdraft.engine.policy.verify import BUCKET_EDGES
 from flashdraft.kernels.draw import reference
 from flashdraft.kernels.draw.rule import MAX_TOP, Draw, DrawnRows, SlotSettings
+from flashdraft.kernels.interface import Kernels
 from flashdraft.kernels.nodes import TreeNodes
 from flashdraft.kernels.tree import SEEDED_FROM, Offered
 from tests.drawn import Rows, make_rows
@@ -197,3 +198,14 @@ def assert_equal(found: TreeNodes, expected: TreeNodes) -> None:
     for name, one, other in zip(TreeNodes._fields, found, expected, strict=True):
         assert one.dtype == other.dtype, name
         assert torch.equal(one.cpu(), other), (name, one, other)
+
+
+def grow_by(kernels: Kernels, offered: Offered, num_nodes: int) -> TreeNodes:
+    """Trees of a backend, in memory that held something else."""
+    slots, device = len(offered.tokens), offered.tokens.device
+    nodes = TreeNodes.allocate(slots, num_nodes, device)
+    if device.type != "meta":
+        for one in nodes:
+            one.fill_(7)
+    kernels.grow(offered, nodes)
+    return nodes

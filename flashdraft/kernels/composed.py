@@ -160,8 +160,9 @@ class ComposedKernels(Kernels):
     def offer(self, drawn: Draw, settings: SlotSettings, rows: DrawnRows, count: int) -> Offers:
         return offer(drawn, settings, rows, count)
 
-    def grow(self, offered: Offered, num_nodes: int) -> TreeNodes:
-        return grow(offered, num_nodes)
+    def grow(self, offered: Offered, nodes: TreeNodes) -> None:
+        for one, other in zip(nodes, grow(offered, nodes.tokens.shape[1]), strict=True):
+            one.copy_(other)
 
     def share_rows(self, drafted: DraftedSlots, num_rows: int) -> Tensor:
         return share_rows(drafted, num_rows)

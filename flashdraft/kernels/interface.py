@@ -395,8 +395,8 @@ class Kernels(Protocol):
         """
         ...
 
-    def grow(self, offered: Offered, num_nodes: int) -> TreeNodes:
-        """A tree for each slot, of at most so many nodes: tree.py. A graph can hold it."""
+    def grow(self, offered: Offered, nodes: TreeNodes) -> None:
+        """Fill in a tree for each slot, of as many nodes: tree.py. A graph can hold it."""
         ...
 
     def share_rows(self, drafted: DraftedSlots, num_rows: int) -> Tensor:

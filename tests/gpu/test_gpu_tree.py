@@ -9,7 +9,7 @@ import torch
 
 from flashdraft.kernels import tree as rule
 from flashdraft.kernels.torch_backend import TorchKernels
-from tests.grown import assert_equal, make_drawn, make_offered
+from tests.grown import assert_equal, grow_by, make_drawn, make_offered
 
 pytestmark = pytest.mark.gpu
 CUDA = torch.device("cuda")
@@ -28,7 +28,7 @@ def test_trees_are_those_of_the_rule(shape: tuple[int, int, int], num_slots: int
     (width, count, num_nodes), kernels = shape, make_kernels()
     for seed in range(10):
         offered = make_offered(seed, num_slots, width, count)
-        found = kernels.grow(rule.Offered(*(one.to(CUDA) for one in offered)), num_nodes)
+        found = grow_by(kernels, rule.Offered(*(one.to(CUDA) for one in offered)), num_nodes)
         assert_equal(found, rule.grow(offered, num_nodes))
 
 
@@ -48,11 +48,11 @@ def test_offers_are_those_of_the_rule(count: int) -> None:
 def test_captured_trees_are_replayed_with_other_offers(kernels: Any, num_nodes: int) -> None:
     backend, others = kernels(), [make_offered(seed, 8, 15, 8) for seed in range(1, 6)]
     offered, drawn = make_offered(0, 8, 15, 8, CUDA), make_drawn(1).to(CUDA)
-    backend.grow(offered, num_nodes), backend.offer(*drawn, 8)
+    grow_by(backend, offered, num_nodes), backend.offer(*drawn, 8)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        offers, found = backend.offer(*drawn, 8), backend.grow(offered, num_nodes)
+        offers, found = backend.offer(*drawn, 8), grow_by(backend, offered, num_nodes)
     for seed, other in enumerate(others, start=2):
         for one, value in zip(offered, other, strict=True):
             one.copy_(value)
@@ -71,8 +71,8 @@ def test_a_tree_takes_microseconds() -> None:
     backend, offered = make_kernels(), make_offered(1, 8, 15, 8, CUDA)
     drawn = make_drawn(1).to(CUDA)
     for name, call in (
-        ("grow 63", lambda: backend.grow(offered, 63)),
-        ("grow 31", lambda: backend.grow(offered, 31)),
+        ("grow 63", lambda: grow_by(backend, offered, 63)),
+        ("grow 31", lambda: grow_by(backend, offered, 31)),
         ("offer 8", lambda: backend.offer(*drawn, 8)),
     ):
         call()

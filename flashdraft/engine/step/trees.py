@@ -55,6 +55,7 @@ class DraftTrees:
         self._others = torch.zeros(shape, dtype=torch.int64, device=kernels.device)
         self._sure = torch.zeros(shape, device=kernels.device)
         self._all_top = torch.full_like(slots.settings.num_top, MAX_TOP)
+        self._one_each = torch.ones_like(slots.limits)
         self._blocks: dict[tuple[int, int], TreeNodes] = {}  # of masks, by slots and width
 
     @property
@@ -106,13 +107,14 @@ class DraftTrees:
             nodes.survival.zero_()
             return
         drafts, confidence = exchange.drafts[:batch], exchange.confidence[:batch]
-        if shape.is_given:  # by the host, as sure as it may be
-            spare = self._num_nodes - self._max_width
-            drafts, confidence = (F.pad(one, (0, spare)) for one in (drafts, confidence))
-            grown = make_chain(drafts, confidence, confidence.double())
-        else:
-            grown = self._kernels.grow(self._offered(drafts, confidence), self._num_nodes)
-        for one, other in zip(nodes, grown, strict=True):
+        if not shape.is_given:
+            self._kernels.grow(self._offered(drafts, confidence), nodes)
+            return
+        spare = self._num_nodes - self._max_width  # by the host, as sure as it may be
+        drafts, confidence = (F.pad(one, (0, spare)) for one in (drafts, confidence))
+        for one, other in zip(
+            nodes, make_chain(drafts, confidence, confidence.double()), strict=True
+        ):
             one.copy_(other)
 
     def _offered(self, drafts: Tensor, confidence: Tensor) -> Offered:
@@ -129,6 +131,8 @@ class DraftTrees:
             return 1 + self._exchange.counts[:batch]
         if shape.num_rows == batch * (1 + self._num_nodes):
             return None
+        if not shape.width and shape.num_rows == batch:
+            return self._one_each[:batch]
         wanted = self.nodes.survival[:batch], slots.limits[:batch], slots.alive[:batch]
         return self._kernels.share_rows(DraftedSlots(*wanted), shape.num_rows)
 

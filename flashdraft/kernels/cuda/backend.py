@@ -257,9 +257,9 @@ class TritonKernels(ComposedKernels):
         with self._on_device():
             return dense_backend.offer(drawn, settings, rows, count)
 
-    def grow(self, offered: Offered, num_nodes: int) -> TreeNodes:
+    def grow(self, offered: Offered, nodes: TreeNodes) -> None:
         with self._on_device():
-            return dense_backend.grow(offered, num_nodes)
+            dense_backend.grow(offered, nodes)
 
     def share_rows(self, drafted: DraftedSlots, num_rows: int) -> Tensor:
         with self._on_device():

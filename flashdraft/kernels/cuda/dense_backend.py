@@ -67,9 +67,9 @@ def offer(drawn: Draw, settings: SlotSettings, rows: DrawnRows, count: int) -> O
     return tree.offer(drawn, settings, rows, count)
 
 
-def grow(offered: Offered, num_nodes: int) -> TreeNodes:
+def grow(offered: Offered, nodes: TreeNodes) -> None:
     """`Kernels.grow`."""
-    return tree.grow(offered, num_nodes)
+    tree.grow(offered, nodes)
 
 
 def share_rows(drafted: DraftedSlots, num_rows: int) -> Tensor:

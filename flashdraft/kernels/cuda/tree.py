@@ -100,13 +100,12 @@ class _Lists(NamedTuple):
     columns: Tensor  # int32: 0 = the chain's own token, 1 = the first offer
 
 
-def grow(offered: Offered, num_nodes: int) -> TreeNodes:
+def grow(offered: Offered, nodes: TreeNodes) -> None:
     """`Kernels.grow`: of equal bits, as products are the rule's in the rule's order."""
     num_slots, width, count = offered.other_tokens.shape
-    assert num_nodes <= rule.MAX_NODES and all(one.is_contiguous() for one in offered)
-    device, shape = offered.tokens.device, (num_slots, num_nodes)
-    dtypes = *[torch.int64] * 3, torch.int32, torch.float32, torch.float64
-    nodes = TreeNodes(*(torch.empty(shape, dtype=dtype, device=device) for dtype in dtypes))
+    num_nodes, device = nodes.tokens.shape[1], offered.tokens.device
+    assert num_nodes <= rule.MAX_NODES
+    assert all(one.is_contiguous() for one in (*offered, *nodes))
     places, room = triton.next_power_of_2(1 + width), triton.next_power_of_2(2 + count)
     cells = num_slots, 2, places, room
     lists = _Lists(
@@ -127,7 +126,6 @@ def grow(offered: Offered, num_nodes: int) -> TreeNodes:
         ROWS=ROWS,
         num_warps=1,
     )
-    return nodes
 
 
 @triton.jit(do_not_specialize=["num_nodes", "width", "count", "num_sources", "num_edges"])

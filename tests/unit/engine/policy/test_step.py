@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flashdraft.engine.drafts import BLOCK_SOURCE, NGRAM_SOURCE
+from flashdraft.engine.drafts import BLOCK_SOURCE, BRANCH_SOURCE, NGRAM_SOURCE, Draft
 from flashdraft.engine.policy.costs import GPU_COSTS, CostModel, DraftCost
 from flashdraft.engine.policy.step import (
     FAR_CONTEXT,
@@ -33,9 +33,13 @@ def learnt(chance, count=400):
     return survival
 
 
+def draft(source, confidence, parents=None):
+    return Draft([], confidence, source, parents)
+
+
 def policy_of(costs, chance, batch=1, fixed=None, max_rows=10**6):
     result = StepPolicy(StepTimes(costs), learnt(chance), fixed, max_rows)
-    result.remember_drafts([(BLOCK_SOURCE, [0.5] * 15)] * batch)
+    result.remember_drafts([draft(BLOCK_SOURCE, [0.5] * 15)] * batch)
     return result
 
 
@@ -93,7 +97,7 @@ def test_whole_blocks_are_drafted_where_some_can_use_them(drafted, width, prompt
     policy.times.remember_draft(8, 7, 0.0015)
     for _ in range(400):
         policy._survival.observe(BLOCK_SOURCE, 0.999, True)
-    drafts = [(BLOCK_SOURCE, drafted), (BLOCK_SOURCE, [0.5] * 15)]
+    drafts = [draft(BLOCK_SOURCE, drafted), draft(BLOCK_SOURCE, [0.5] * 15)]
     policy.remember_drafts(drafts * 4)
     widths = {8: [0], 16: [7], 32: [7], 64: [7, 15], 128: [15]}
     found = policy.choose(
@@ -144,8 +148,37 @@ def test_expected_tokens_follow_the_curve():
 
 def test_short_drafts_say_what_longer_ones_would_bring():
     policy = StepPolicy(StepTimes(FLAT), learnt(0.9), None, 512)
-    policy.remember_drafts([(BLOCK_SOURCE, [0.5, 0.5, 0.5])])
+    policy.remember_drafts([draft(BLOCK_SOURCE, [0.5, 0.5, 0.5])])
     assert policy.expected_tokens(1, 16) > 5
+
+
+def test_nodes_of_a_tree_survive_with_their_parents():
+    survival = learnt(0.9)
+    for i in range(400):
+        survival.observe(BRANCH_SOURCE, 0.5, i % 5 == 0)
+    policy = StepPolicy(StepTimes(FLAT), survival, None, 512, num_nodes=31)
+    # the chain, a sibling of its first token, that one's child
+    policy.remember_drafts([draft(BLOCK_SOURCE, [0.5] * 4, [0, 1, 0, 3])])
+    chain, branch = (survival.chance(source, 0.5) for source in (BLOCK_SOURCE, BRANCH_SOURCE))
+    gains = [chain, chain**2, branch, branch**2]
+    for rows in range(1, 6):
+        assert policy.expected_tokens(1, rows) == pytest.approx(1 + sum(gains[: rows - 1]))
+    assert policy.expected_tokens(1, 16) == pytest.approx(1 + sum(gains)), "there is no more"
+
+
+def test_a_tree_is_worth_more_rows_than_a_chain():
+    survival, parents = learnt(0.6), [*range(15), *[0] * 8, *[1] * 8]
+    for i in range(400):
+        survival.observe(BRANCH_SOURCE, 0.5, i % 12 == 0)
+    found = {}
+    for num_nodes in (0, 31):
+        policy = StepPolicy(StepTimes(FLAT), survival, None, 512, num_nodes=num_nodes)
+        tree = parents if num_nodes else None
+        policy.remember_drafts([draft(BLOCK_SOURCE, [0.5] * (31 if tree else 15), tree)])
+        options = StepOptions(1, 1, [1, 4, 8, 16, 32], [1, 32], SIZES, lambda rows: [15])
+        found[num_nodes] = policy.choose(options)
+    assert found[31].num_rows == 32 > found[0].num_rows
+    assert found[31].tokens > 1.3 * found[0].tokens
 
 
 def test_nothing_is_tried_out_in_a_batch_that_does_not_last():
@@ -172,10 +205,10 @@ def test_prompts_move_on_beside_a_fixed_length():
 def test_chances_are_those_of_each_source_and_bucket():
     policy = policy_of(FLAT, 0.9)
     chances = policy.chances()
-    assert [len(row) for row in chances] == [len(BUCKET_EDGES) + 1] * 2
+    assert [len(row) for row in chances] == [len(BUCKET_EDGES) + 1] * 3
     assert all(0.0 < chance < 1.0 for row in chances for chance in row)
-    assert chances[0][6] > 0.8 > chances[1][6]  # 0.5 was seen, of the drafter
-    policy.remember_drafts([(NGRAM_SOURCE, [0.5] * 3)])
+    assert chances[0][6] > 0.8 > chances[1][6] == chances[2][6]  # 0.5 was seen, of the drafter
+    policy.remember_drafts([draft(NGRAM_SOURCE, [0.5] * 3)])
     assert policy.expected_tokens(1, 16) < 3
 
 

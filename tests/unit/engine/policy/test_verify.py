@@ -375,3 +375,21 @@ def test_a_new_request_gets_one_look_whatever_the_last_one_was_like() -> None:
     for _ in range(60):
         step(policy, costs, again, [Kind(0.05, 0.04, 0.3)], rng, outcome)
     assert outcome.per_token() <= 1.25 * costs.target(1), "a few looks, then it rests"
+
+
+def test_of_a_tree_every_child_on_the_path_is_learnt_from():
+    policy = VerifyPolicy(None)
+    momentum = policy.new_request()
+    # the anchor's children are rows 1 and 3; row 2 follows row 1, row 4 follows row 3
+    tree = Draft([5, 6, 7, 8], [0.85, 0.75, 0.25, 0.15], BLOCK_SOURCE, [0, 1, 0, 3])
+    before = [
+        momentum.survival.chance(s, c) for s, c in zip(tree.sources, tree.confidence, strict=True)
+    ]
+    policy.observe(momentum, tree, 1, [0, 3])
+    after = [
+        momentum.survival.chance(s, c) for s, c in zip(tree.sources, tree.confidence, strict=True)
+    ]
+    assert after[0] < before[0], "refused at its turn"
+    assert after[1] == before[1], "its turn never came"
+    assert after[2] > before[2], "taken"
+    assert after[3] < before[3], "refused behind it"

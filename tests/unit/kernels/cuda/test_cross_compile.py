@@ -274,11 +274,11 @@ def lay_out(num_slots: int, width: int, num_rows: int | None = None) -> None:
 
 
 def grow(num_slots: int, count: int, num_nodes: int) -> None:
-    from tests.grown import make_drawn, make_offered
+    from tests.grown import grow_by, make_drawn, make_offered
 
     meta = torch.device("meta")
     kernels().offer(*make_drawn(0).to(meta), max(count, 1))
-    kernels().grow(make_offered(0, num_slots, 15, count, meta), num_nodes)
+    grow_by(kernels(), make_offered(0, num_slots, 15, count, meta), num_nodes)
 
 
 def trees(num_rows: int) -> BlockMask:

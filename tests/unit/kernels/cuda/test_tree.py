@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from flashdraft.kernels import tree as rule
-from tests.grown import assert_equal, make_drawn, make_offered
+from tests.grown import assert_equal, grow_by, make_drawn, make_offered
 from tests.interpreted import collect, judge, report
 
 CPU = torch.device("cpu")
@@ -35,7 +35,7 @@ def check_trees(width: int, count: int, num_nodes: int) -> None:
     kernels = TritonKernels(CPU, torch.float32)
     for seed in range(4):
         offered = make_offered(seed, 2, width, count)
-        assert_equal(kernels.grow(offered, num_nodes), rule.grow(offered, num_nodes))
+        assert_equal(grow_by(kernels, offered, num_nodes), rule.grow(offered, num_nodes))
 
 
 def check_offers(seed: int, count: int) -> None:

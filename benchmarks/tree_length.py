@@ -1,0 +1,142 @@
+"""Accepted length of trees beside chains on the five test tasks, through the engine.
+
+    python -m benchmarks.tree_length BENCH --output benchmarks/results/tree_length.json
+
+BENCH is a folder of <task>.jsonl files with a `prompt` a row. One request at a time, the block
+drafter alone (no n-grams): a whole chain verified, then trees of so many draft tokens, greedily and
+sampled (1.0, top-p 0.95, top-k 64, a seed each). Tokens per decode step, bonus token included, the
+mean over requests. Every answer must be the chain's. No time is taken.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.accepted_length import (
+    TASKS,
+    describe_environment,
+    load_pair,
+    read_task,
+    report_progress,
+    write_results,
+)
+from flashdraft.core import Generation, Request, SamplingParams
+from flashdraft.engine.config import EngineConfig
+from flashdraft.engine.engine import Engine
+from flashdraft.models.drafter.model import PackedDrafter
+
+TREES = (15, 31, 63)
+SETTINGS: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "sampled": {"temperature": 1.0, "top_p": 0.95, "top_k": 64},
+}
+
+
+def answer(engine: Engine, ids: Sequence[int], params: SamplingParams, seed: int) -> Generation:
+    """One answer, nobody beside it."""
+    engine.submit(Request("one", list(ids), params, seed))
+    while engine.has_work:
+        for event in engine.step():
+            if event.generation is not None:
+                return event.generation
+    raise RuntimeError("the engine lost its request")
+
+
+def measure(engine: Engine, prompts: Sequence[Sequence[int]], params: SamplingParams) -> Any:
+    """Accepted lengths of all answers, and the answers."""
+    found = [answer(engine, ids, params, seed) for seed, ids in enumerate(prompts)]
+    return [one.stats.mean_accepted_length for one in found], [one.token_ids for one in found]
+
+
+def compare(
+    engines: dict[str, Engine], prompts: Sequence[Sequence[int]], params: SamplingParams
+) -> dict[str, Any]:
+    """Mean accepted length by engine, beside the chain's, which comes first."""
+    row: dict[str, Any] = {"requests": len(prompts)}
+    answers, chain = None, 1.0
+    for name, engine in engines.items():
+        lengths, found = measure(engine, prompts, params)
+        mean = statistics.fmean(lengths)
+        answers, chain = answers or found, mean if answers is None else chain
+        row[name] = {
+            "accepted_length": round(mean, 4),
+            "by_chain": round(mean / chain, 4),
+            "same_answers": sum(a == b for a, b in zip(answers, found, strict=True)),
+        }
+        report_progress(f"  {name}: {mean:.2f}, {mean / chain:.2f} of the chain's")
+    return row
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.tree_length", description=(__doc__ or "").partition("\n")[0]
+    )
+    parser.add_argument("bench", type=Path, help="folder with " + ", ".join(TASKS) + " (.jsonl)")
+    parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--draft", default="auto", help="a drafter; auto = the target's own")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--limit", type=int, default=20, help="prompts a task, drawn by the seed")
+    parser.add_argument("--tokens", type=int, default=256, help="new tokens at most")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--output", type=Path)
+    found = parser.parse_args(arguments)
+    pair = load_pair(found.model, found.draft, found.device, found.dtype)
+    target = pair.llm.engine.target
+    drafter = PackedDrafter(pair.drafter, target.kernels)
+    alone = {"max_batch": 1, "ngram": False, "max_context": 2048}
+    configs = {"chain": EngineConfig(verify=drafter.config.block_size - 1, run_ahead=True, **alone)}
+    configs |= {f"tree {n}": EngineConfig(tree=n, **alone) for n in TREES}
+    engines = {name: Engine(target, drafter, config) for name, config in configs.items()}
+    document: dict[str, Any] = {
+        "environment": describe_environment("benchmarks.tree_length", target.kernels.device),
+        "settings": {
+            "model": Path(pair.llm.model).name,
+            "drafter": pair.name,
+            "drafter_fingerprint": pair.fingerprint,
+            "kernels": target.kernels.name,
+            "dtype": target.kernels.weight_dtype,
+            "max_tokens": found.tokens,
+            "limit": found.limit,
+            "seed": found.seed,
+            "sampling": SETTINGS,
+        },
+        "tasks": {kind: {} for kind in SETTINGS},
+    }
+    for kind, settings in SETTINGS.items():
+        params = SamplingParams(max_tokens=found.tokens, **settings)
+        for task in TASKS:
+            report_progress(f"{kind}, {task}")
+            prompts = read_task(found.bench, task, found.limit, found.seed)
+            ids = [pair.llm.chat_prompt(one.messages) for one in prompts]
+            document["tasks"][kind][task] = compare(engines, ids, params)
+            document["means"] = means_of(document["tasks"])
+            write_results(found.output, document)
+    print(json.dumps(document["means"], indent=1))
+    return 0
+
+
+def means_of(tasks: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Over the tasks: each engine's accepted length, and by how much it is the chain's."""
+    means: dict[str, Any] = {}
+    for kind, rows in tasks.items():
+        names = [name for row in list(rows.values())[:1] for name in row if name != "requests"]
+        for name in names:
+            lengths = [row[name]["accepted_length"] for row in rows.values()]
+            ratios = [row[name]["by_chain"] for row in rows.values()]
+            means.setdefault(kind, {})[name] = {
+                "accepted_length": round(statistics.fmean(lengths), 4),
+                "by_chain": round(statistics.fmean(ratios), 4),
+                "least_by_chain": min(ratios),
+            }
+    return means
+
+
+if __name__ == "__main__":
+    sys.exit(main())

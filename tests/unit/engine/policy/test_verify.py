@@ -381,14 +381,11 @@ def test_of_a_tree_every_child_on_the_path_is_learnt_from():
     policy = VerifyPolicy(None)
     momentum = policy.new_request()
     # the anchor's children are rows 1 and 3; row 2 follows row 1, row 4 follows row 3
-    tree = Draft([5, 6, 7, 8], [0.85, 0.75, 0.25, 0.15], BLOCK_SOURCE, [0, 1, 0, 3])
-    before = [
-        momentum.survival.chance(s, c) for s, c in zip(tree.sources, tree.confidence, strict=True)
-    ]
+    tree = Draft([5, 6, 7, 8], [0.85, 0.75, 0.25, 0.15], "block", [0, 1, 0, 3])
+    pairs = list(zip(tree.sources, tree.confidence, strict=True))
+    before = [momentum.survival.chance(*pair) for pair in pairs]
     policy.observe(momentum, tree, 1, [0, 3])
-    after = [
-        momentum.survival.chance(s, c) for s, c in zip(tree.sources, tree.confidence, strict=True)
-    ]
+    after = [momentum.survival.chance(*pair) for pair in pairs]
     assert after[0] < before[0], "refused at its turn"
     assert after[1] == before[1], "its turn never came"
     assert after[2] > before[2], "taken"

@@ -45,6 +45,7 @@ TYPES = {
     torch.float32: "*fp32",
     torch.int32: "*i32",
     torch.int64: "*i64",
+    torch.uint8: "*u8",
 }
 TREES = BlockMask(trees=Trees(torch.full((16,), -1), torch.arange(16, dtype=torch.int32)))
 # dtype, head size, (heads, key heads), rows, keys, window, mask

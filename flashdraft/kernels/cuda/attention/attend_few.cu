@@ -251,7 +251,7 @@ DEVICE Branch find_branch(const Work &work, const Part &part, int pair) {
 DEVICE bool sees(const Work &work, const Part &part, const Branch &branch, int pair, int key) {
     int distance = part.context + part.row_of(pair) - key, own = key - part.context;
     bool is_near = !WINDOWED || (distance - branch.shift < work.window &&
-                                 (AHEAD || TREES || distance > -work.window));
+                                 (AHEAD || distance > -work.window));
     if (!part.has(pair) || key >= part.end || !is_near) return false;
     if (TREES && own >= 0 && !(branch.ancestors >> own & 1)) return false;
     return !CAUSAL || distance >= (AHEAD && distance < 0 ? -work.ahead[part.row_of(pair)] : 0);

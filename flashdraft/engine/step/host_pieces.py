@@ -131,6 +131,4 @@ class HostPieces(StepPieces):
     ) -> StepRecord:
         results = self._results if shape.batch else []
         lines = self.lines[:0]
-        return HostRecord(
-            lines, first_tokens, scores, shape.width, prompt_scores, self.num_nodes, results
-        )
+        return HostRecord(lines, first_tokens, scores, shape.width, prompt_scores, slots=results)

@@ -151,7 +151,8 @@ class StepPieces:
         self.exchange = Exchange(
             max_batch, width, num_masks, config.vocab_size, self._device, slots.send
         )
-        self.trees = DraftTrees(kernels, slots, self.exchange, width, self.num_nodes)
+        sizes = width, self.num_nodes, limits.num_nodes > 0
+        self.trees = DraftTrees(kernels, slots, self.exchange, *sizes)
         self._samples = integers(num_decoded + nobody)
         self.lines = empty_lines(max_batch, width, self.num_nodes, self._device)
         self.scores = integers(num_decoded + max_batch, SCORE_COLUMNS)
@@ -415,6 +416,7 @@ class StepPieces:
             shape.width,
             [None if one is None else receive(one) for one in prompt_scores],
             self.num_nodes,
+            self.trees.have_branches,
         )
 
     # -- where rows go -------------------------------------------------------------------------

@@ -105,11 +105,13 @@ class StepRecord:
     scores: Tensor | None  # [rows of all slots, then num_woken; SCORE_COLUMNS]
     width: int  # draft tokens that were filled in
     prompt_scores: Sequence[Tensor | None] = ()  # for each chunk of a prompt
-    num_nodes: int = 0  # the most of a tree
+    num_nodes: int = 0  # the most of a slot
+    are_trees: bool = False  # they need not be chains
 
     def read_slots(self) -> list[SlotResult]:
         """What it did for those who decode, but for the scores."""
-        return [_read_line(line, self.width, self.num_nodes) for line in self.lines.numpy()]
+        width = None if self.are_trees else self.width
+        return [_read_line(line, self.num_nodes, width) for line in self.lines.numpy()]
 
     def read(self) -> StepResult:
         slots = self.read_slots()
@@ -142,16 +144,14 @@ def read_candidates(tokens: Words, scores: Words) -> Candidates:
     return Candidates(tokens, own[:, 0], own[:, 1], top_ids, _floats(scores[:, 2 + MAX_TOP :]))
 
 
-def _read_line(line: Words, num_drafted: int, num_nodes: int) -> SlotResult:
+def _read_line(line: Words, num_nodes: int, width: int | None) -> SlotResult:
+    """Of a chain so long as was filled in, or, without, of a tree."""
     num_accepted, num_verified, num_rows, source = line[:4].tolist()
     nodes, along = line[len(line) - 3 * num_nodes :], line[4 : len(line) - 3 * num_nodes]
-    max_depth = len(along) // 2 - 1
     tokens, parents, words = nodes.reshape(3, -1)
     samples, path = (one[: 1 + num_accepted].tolist() for one in along.reshape(2, -1))
-    is_tree = num_nodes > max_depth
     confidence = _floats(words)
-    if is_tree:
-        num_drafted = int(np.count_nonzero(confidence))
+    num_drafted = int(np.count_nonzero(confidence)) if width is None else width
     return SlotResult(
         num_accepted,
         tokens[:num_verified].tolist(),
@@ -159,8 +159,8 @@ def _read_line(line: Words, num_drafted: int, num_nodes: int) -> SlotResult:
         confidence[:num_drafted].tolist(),
         source=DEVICE_SOURCES[source],
         num_rows=num_rows,
-        parents=parents[:num_drafted].tolist() if is_tree else None,
-        path=path if is_tree else None,
+        parents=parents[:num_drafted].tolist() if width is None else None,
+        path=path if width is None else None,
     )
 
 

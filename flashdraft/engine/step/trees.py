@@ -42,26 +42,29 @@ class DraftTrees:
     """The drafts of all slots."""
 
     def __init__(
-        self, kernels: Kernels, slots: Slots, exchange: Exchange, max_width: int, num_nodes: int
+        self,
+        kernels: Kernels,
+        slots: Slots,
+        exchange: Exchange,
+        max_width: int,
+        num_nodes: int,
+        have_branches: bool,
     ) -> None:
+        """`have_branches`: there may be more than chains."""
         self._kernels, self._slots, self._exchange = kernels, slots, exchange
         self._max_width, self._num_nodes = max_width, num_nodes
+        self.have_branches = have_branches
         self.nodes = TreeNodes.allocate(slots.count, num_nodes, kernels.device)
         # how likely the target agrees, by source (the last one is for branches) and confidence
         sources = len(DEVICE_SOURCES) + 1
         self._chances = torch.full((sources, len(BUCKET_EDGES) + 1), 0.5, device=kernels.device)
         self._edges = torch.tensor(BUCKET_EDGES, device=kernels.device)
-        shape = slots.count, max_width, NUM_OFFERS if num_nodes > max_width else 0
+        shape = slots.count, max_width, NUM_OFFERS if have_branches else 0
         self._others = torch.zeros(shape, dtype=torch.int64, device=kernels.device)
         self._sure = torch.zeros(shape, device=kernels.device)
         self._all_top = torch.full_like(slots.settings.num_top, MAX_TOP)
         self._one_each = torch.ones_like(slots.limits)
         self._blocks: dict[tuple[int, int], TreeNodes] = {}  # of masks, by slots and width
-
-    @property
-    def have_branches(self) -> bool:
-        """Whether there may be more than a chain."""
-        return self._num_nodes > self._max_width
 
     def set_chances(self, chances: Tensor) -> None:
         """For each of DEVICE_SOURCES, and for branches, by bucket of confidence."""

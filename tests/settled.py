@@ -8,12 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flashdraft.kernels.settle import Settled, Stored
+from flashdraft.kernels.settle import PagedTensor, Settled
 
 NUM_PAGES, PAGE_SIZE, NUM_POOLS = 48, 8, 2
 
 
-def make_stored(seed: int, device: torch.device | None = None) -> list[Stored]:
+def make_stored(seed: int, device: torch.device | None = None) -> list[PagedTensor]:
     """Keys and values of four layers, of two pools and several sizes; the last page is nobody's."""
     generator = torch.Generator().manual_seed(seed)
     stored = []
@@ -22,7 +22,7 @@ def make_stored(seed: int, device: torch.device | None = None) -> list[Stored]:
             shape = (NUM_PAGES + 1, PAGE_SIZE, heads, dim)
             dtype = torch.bfloat16 if layer % 2 else torch.float32
             cache = torch.randn(shape, generator=generator).to(dtype).to(device or "cpu")
-            stored.append(Stored(cache, layer % NUM_POOLS))
+            stored.append(PagedTensor(cache, layer % NUM_POOLS))
     return stored
 
 
@@ -48,7 +48,7 @@ def make_moves(seed: int, num_slots: int, max_depth: int) -> Settled:
     )
 
 
-def by_hand(stored: Sequence[Stored], moves: Settled) -> list[Tensor]:
+def by_hand(stored: Sequence[PagedTensor], moves: Settled) -> list[Tensor]:
     """The caches afterwards, but for the page of nobody."""
     moved = [one.cache.clone() for one in stored]
     for slot, start in enumerate(moves.starts.tolist()):

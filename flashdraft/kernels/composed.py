@@ -27,6 +27,7 @@ from flashdraft.kernels.interface import (
     Offered,
     Offers,
     PagedKeys,
+    PagedTensor,
     PageView,
     PassRows,
     Residual,
@@ -34,7 +35,6 @@ from flashdraft.kernels.interface import (
     SlotSettings,
     SlotStates,
     SlotTables,
-    Stored,
     TreeNodes,
     Verified,
     WholeSequences,
@@ -187,7 +187,7 @@ class ComposedKernels(Kernels):
     ) -> None:
         advance(slots, step, lines, history, is_given)
 
-    def settle(self, stored: Sequence[Stored], moves: Settled) -> None:
+    def settle(self, stored: Sequence[PagedTensor], moves: Settled) -> None:
         settle(stored, moves)
 
     def pack_experts(self, weight: Matrix) -> list[Any]:

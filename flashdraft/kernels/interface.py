@@ -27,8 +27,8 @@ from flashdraft.kernels.layout import PassRows as PassRows
 from flashdraft.kernels.layout import SlotTables as SlotTables
 from flashdraft.kernels.nodes import TreeNodes as TreeNodes
 from flashdraft.kernels.quantized import Matrix
+from flashdraft.kernels.settle import PagedTensor as PagedTensor
 from flashdraft.kernels.settle import Settled as Settled
-from flashdraft.kernels.settle import Stored as Stored
 from flashdraft.kernels.tree import Offered as Offered
 from flashdraft.kernels.tree import Offers as Offers
 
@@ -425,7 +425,7 @@ class Kernels(Protocol):
         """Let every slot go on behind a step: advance.py. A graph can hold it."""
         ...
 
-    def settle(self, stored: Sequence[Stored], moves: Settled) -> None:
+    def settle(self, stored: Sequence[PagedTensor], moves: Settled) -> None:
         """Move what an accepted path left in the caches: settle.py. A graph can hold it."""
         ...
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 
-class Stored(NamedTuple):
+class PagedTensor(NamedTuple):
     """Keys or values of one layer."""
 
     cache: Tensor  # [pages, page_size, kv_heads, head_dim]
@@ -28,7 +28,7 @@ class Settled(NamedTuple):
     nowhere: Tensor  # [pools] int64: a page that nobody reads
 
 
-def settle(stored: Sequence[Stored], moves: Settled) -> None:
+def settle(stored: Sequence[PagedTensor], moves: Settled) -> None:
     """Move all of it; everything is read before anything is written."""
     target = torch.arange(moves.path.shape[1], device=moves.path.device).expand_as(moves.path)
     is_moved = (moves.path > target).flatten()

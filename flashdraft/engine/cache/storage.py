@@ -37,7 +37,7 @@ from flashdraft.engine.cache.pages import PageBook, Pool
 from flashdraft.engine.sequence import Sequence as RunningSequence
 from flashdraft.errors import CapacityError, RequestError
 from flashdraft.kernels.interface import Kernels, PageView
-from flashdraft.kernels.settle import Stored
+from flashdraft.kernels.settle import PagedTensor
 from flashdraft.models.config.target import ModelConfig
 from flashdraft.models.layers import LayerCache
 
@@ -96,10 +96,10 @@ class KVCache:
         self.scratch_pages = [pages[window] for window in self.windows]
 
     @property
-    def stored(self) -> list[Stored]:
+    def stored(self) -> list[PagedTensor]:
         """All keys and values there are."""
         pairs = zip(self._storage, self._pool_of, strict=True)
-        return [Stored(one, pool) for both, pool in pairs for one in both if one is not None]
+        return [PagedTensor(one, pool) for both, pool in pairs for one in both if one is not None]
 
     def rows(self, book: PageBook, spans: Sequence[Span]) -> Rows:
         """Positions and views for the rows of these spans, in order."""

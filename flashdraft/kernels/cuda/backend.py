@@ -28,13 +28,13 @@ from flashdraft.kernels.interface import (
     Offered,
     Offers,
     PagedKeys,
+    PagedTensor,
     PassRows,
     Residual,
     Settled,
     SlotSettings,
     SlotStates,
     SlotTables,
-    Stored,
     TreeNodes,
     Verified,
     WholeSequences,
@@ -287,7 +287,7 @@ class TritonKernels(ComposedKernels):
         with self._on_device():
             dense_backend.advance(slots, step, lines, history, is_given)
 
-    def settle(self, stored: Sequence[Stored], moves: Settled) -> None:
+    def settle(self, stored: Sequence[PagedTensor], moves: Settled) -> None:
         with self._on_device():
             dense_backend.settle(stored, moves)
 

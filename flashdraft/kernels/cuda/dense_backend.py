@@ -21,12 +21,12 @@ from flashdraft.kernels.interface import (
     HeadProducts,
     Offered,
     Offers,
+    PagedTensor,
     PassRows,
     Settled,
     SlotSettings,
     SlotStates,
     SlotTables,
-    Stored,
     TreeNodes,
     Verified,
 )
@@ -91,6 +91,6 @@ def advance(
     going_on.advance(slots, step, lines, history, is_given)
 
 
-def settle(stored: Sequence[Stored], moves: Settled) -> None:
+def settle(stored: Sequence[PagedTensor], moves: Settled) -> None:
     """`Kernels.settle`."""
     settling.settle(stored, moves)

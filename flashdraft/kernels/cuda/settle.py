@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from flashdraft.kernels.settle import Settled, Stored
+from flashdraft.kernels.settle import PagedTensor, Settled
 
 CHUNK = 256  # words of a token that a program moves
 WORD = 4  # bytes
@@ -27,7 +27,7 @@ class _Table(NamedTuple):
     words: Tensor  # of a token
 
 
-def settle(stored: Sequence[Stored], moves: Settled) -> None:
+def settle(stored: Sequence[PagedTensor], moves: Settled) -> None:
     """`Kernels.settle`: a program for each slot and chunk of a layer's tokens."""
     assert all(cache.is_contiguous() for cache, _ in stored)
     page_size, device = stored[0].cache.shape[1], moves.path.device

@@ -6,7 +6,7 @@ import random
 
 import torch
 
-from flashdraft.kernels.settle import Settled, Stored, settle
+from flashdraft.kernels.settle import PagedTensor, Settled, settle
 from tests.settled import by_hand, make_moves, make_stored
 
 
@@ -31,7 +31,7 @@ def test_all_is_read_before_anything_is_written() -> None:
         torch.tensor([[0, 1, 2, 3]]),
         torch.tensor([1]),
     )
-    settle([Stored(cache, 0)], moves)
+    settle([PagedTensor(cache, 0)], moves)
     assert cache.flatten()[:4].tolist() == [0, 2, 3, 3]
 
 

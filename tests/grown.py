@@ -44,7 +44,7 @@ def make_offered(
         )
     confidence[random.random(shape) < 0.1] = 0.0
     branches = random.choice([0, 1, 1, 8], num_slots)
-    cells = NUM_SOURCES + 1, len(BUCKET_EDGES) + 1
+    cells = NUM_SOURCES + 2, len(BUCKET_EDGES) + 1
     chances = random.choice(FEW, cells) if seed % 2 else random.random(cells)
     if seed % 5 == 0:
         chances = np.sort(chances, axis=1)
@@ -117,7 +117,7 @@ class _Slot:
         if self.has_branches:
             for other, sure in self._others[place]:
                 if not (found and found[0][3] and other == token):
-                    found.append((other, sure, self._chance(-1, sure), False))
+                    found.append((other, sure, self._chance(-2 if is_chain else -1, sure), False))
         return [child for child in found if child[2] > 0]
 
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 # the names of the proposers
 BLOCK_SOURCE, NGRAM_SOURCE, FORCED_SOURCE = "block", "ngram", "grammar"
-BRANCH_SOURCE = "branch"  # whoever drafts: nodes of a tree that are not of its chain
+# whoever drafts: nodes of a tree that follow its chain without being of it, and all behind those
+BRANCH_SOURCE, BEYOND_SOURCE = "branch", "beyond"
 DEVICE_SOURCES = (BLOCK_SOURCE, NGRAM_SOURCE)  # those that draft on the device, by their numbers
 
 
@@ -28,10 +29,13 @@ class Draft:
         """Of every token: the proposer's name on its chain, whose tokens come before siblings."""
         if self.parents is None:
             return [self.source] * len(self.tokens)
-        end, found = 0, list[str]()  # the chain's last row so far, which has no child yet
+        chain, found = [0], list[str]()  # rows, of which the last has no child yet
         for row, parent in enumerate(self.parents, start=1):
-            found.append(self.source if parent == end else BRANCH_SOURCE)
-            end = row if parent == end else end
+            if parent == chain[-1]:
+                chain.append(row)
+                found.append(self.source)
+            else:
+                found.append(BRANCH_SOURCE if parent in chain else BEYOND_SOURCE)
         return found
 
     @property

@@ -45,8 +45,8 @@ class Offered(NamedTuple):
     other_tokens: Tensor  # [slots, width, count] int64
     other_confidence: Tensor  # [slots, width, count] float32; 0 = there is none
     branches: Tensor  # [slots] int32: 0 = nothing but the chain
-    # [sources + 1, buckets] float32: that the target agrees, at a token's turn; the last row is for
-    # all that is not the chain
+    # [sources + 2, buckets] float32: that the target agrees, at a token's turn; the last but one is
+    # for what follows the chain without being of it, the last for all behind that
     chances: Tensor
     edges: Tensor  # [buckets - 1] float32, ascending: of confidences
 
@@ -171,16 +171,20 @@ class _Children(NamedTuple):
 def _list_children(offered: Offered, chances: Tensor, alive: Tensor) -> _Children:
     num_slots, width, count = offered.other_tokens.shape
     is_chain = (alive > 0).unsqueeze(2)
-    others = chances_of(offered.other_confidence, -1, *offered[-2:])
-    others = torch.where(offered.branches.view(-1, 1, 1) > 0, others, 0.0)
+    may_branch = offered.branches.view(-1, 1, 1) > 0
+    branches, beyond = (
+        torch.where(may_branch, chances_of(offered.other_confidence, source, *offered[-2:]), 0.0)
+        for source in (-2, -1)
+    )
     is_other = (offered.other_tokens != offered.tokens.unsqueeze(2)) | ~is_chain
-    of_chain = torch.cat([is_chain, (others > 0) & is_other], dim=2)
-    of_others = torch.cat([torch.zeros_like(is_chain), others > 0], dim=2)
+    of_chain = torch.cat([is_chain, (branches > 0) & is_other], dim=2)
+    of_others = torch.cat([torch.zeros_like(is_chain), beyond > 0], dim=2)
     is_there = torch.stack([of_chain, of_others], dim=1)
     order = is_there.to(torch.int8).sort(dim=3, descending=True, stable=True).indices
 
-    def listed(own: Tensor, beside: Tensor) -> Tensor:
-        both = torch.cat([own.unsqueeze(2), beside], dim=2).unsqueeze(1).expand_as(is_there)
+    def listed(own: Tensor, *beside: Tensor) -> Tensor:
+        """What is beside the chain may be another thing for other parents."""
+        both = torch.stack([torch.cat([own.unsqueeze(2), one], dim=2) for one in beside], dim=1)
         cells = torch.where(is_there, both, 0).gather(3, order)
         return F.pad(cells, (0, 1, 0, 1)).flatten(1)
 
@@ -193,7 +197,7 @@ def _list_children(offered: Offered, chances: Tensor, alive: Tensor) -> _Childre
     return _Children(
         listed(offered.tokens, offered.other_tokens),
         listed(offered.confidence, offered.other_confidence),
-        listed(chances, others),
+        listed(chances, branches, beyond),
         begins,
         F.pad(is_chain.squeeze(2), (0, 1)),
         room,

@@ -82,6 +82,7 @@ class StepPieces:
 
         `accept` decides about acceptance in the target's place.
         """
+        assert accept is None or not limits.num_nodes, "who decides, decides about chains"
         self._target, self._proposer, self._cache = target, proposer, cache
         self._device, self._decide = target.kernels.device, accept
         self._num_layers = len(target.config.layers)
@@ -279,7 +280,8 @@ class StepPieces:
         rows.tokens[first:end] = tokens
         rows.tokens[end:size] = 0
         rows.positions[first:size] = positions
-        rows.ancestors[first:size], rows.depths[first:size] = -1, depths  # they are in order
+        if self.trees.have_branches:  # prompts are in order
+            rows.ancestors[first:size], rows.depths[first:size] = -1, depths
         page_size, tables = self._cache.page_size, self.slots.tables
         pages = tables[:, owner, positions[: end - first] // page_size].to(torch.int64)
         rows.places[:, first:end] = pages * page_size + positions[: end - first] % page_size
@@ -314,10 +316,8 @@ class StepPieces:
     def draw(self, shape: StepShape) -> None:
         """A token from every row, the accepted prefix of every slot, and where it goes on."""
         # rows that nobody laid out are as they were in another step
-        num_rows, rows = (
-            shape.num_rows,
-            PassRows(*(one[..., : shape.num_rows] for one in self._rows)),
-        )
+        num_rows = shape.num_rows
+        rows = PassRows(*(one[..., :num_rows] for one in self._rows))
         described = self._describe(rows.owner, rows.positions + 1, rows.ancestors, rows.behind)
         chosen = self._choose(self.hidden[:num_rows], described, slice(0, num_rows))
         self._samples[:num_rows] = chosen

@@ -55,8 +55,8 @@ class DraftTrees:
         self._max_width, self._num_nodes = max_width, num_nodes
         self.have_branches = have_branches
         self.nodes = TreeNodes.allocate(slots.count, num_nodes, kernels.device)
-        # how likely the target agrees, by source (the last one is for branches) and confidence
-        sources = len(DEVICE_SOURCES) + 1
+        # how likely the target agrees, by source and confidence
+        sources = len(DEVICE_SOURCES) + 2
         self._chances = torch.full((sources, len(BUCKET_EDGES) + 1), 0.5, device=kernels.device)
         self._edges = torch.tensor(BUCKET_EDGES, device=kernels.device)
         shape = slots.count, max_width, NUM_OFFERS if have_branches else 0
@@ -67,7 +67,7 @@ class DraftTrees:
         self._blocks: dict[tuple[int, int], TreeNodes] = {}  # of masks, by slots and width
 
     def set_chances(self, chances: Tensor) -> None:
-        """For each of DEVICE_SOURCES, and for branches, by bucket of confidence."""
+        """For DEVICE_SOURCES, for branches and for all beyond, by bucket of confidence."""
         self._chances.copy_(chances)
 
     # -- what a drafter says -------------------------------------------------------------------

@@ -259,16 +259,17 @@ def _list_children(
     bucket = tl.zeros_like(sure).to(tl.int32)
     for edge in range(num_edges):
         bucket += (sure >= tl.load(offered.edges + edge)).to(tl.int32)
-    source = tl.where(is_own, tl.load(offered.sources + slot), num_sources - 1)
-    where = offered.chances + source * (1 + num_edges) + bucket
-    chance = tl.load(where, mask=sure > 0.0, other=0.0)
+    source = tl.where(is_own, tl.load(offered.sources + slot), num_sources - 2)
+    where, there = offered.chances + bucket, sure > 0.0
+    chance = tl.load(where + source * (1 + num_edges), mask=there, other=0.0)
+    beyond = tl.load(where + (num_sources - 1) * (1 + num_edges), mask=there, other=0.0)
     ends = tl.where(is_own & (chance <= 0.0), place, PLACES)
     length = tl.min(tl.min(ends, 1), 0)
     is_last = place >= length  # the chain has ended
     is_sibling = (is_own & (place < length)) | ((column > 0) & ((tokens != chain) | is_last))
     start = slot * (2 * PLACES * ROOM) + place * ROOM
     _list(lists, start, column, chance, (chance > 0.0) & is_sibling)
-    _list(lists, start + PLACES * ROOM, column, chance, (chance > 0.0) & (column > 0))
+    _list(lists, start + PLACES * ROOM, column, beyond, (beyond > 0.0) & (column > 0))
     return length
 
 

@@ -153,7 +153,7 @@ def test_fewer_nodes_are_the_first_of_more() -> None:
 def offer_three(branches: int) -> Offered:
     """A chain of 5, 6 and offers 5, 7 and 8, 9; a confidence is its own chance, nearly."""
     edges = torch.arange(1, 20) / 20
-    chances = (torch.arange(20) / 20 + 0.025).repeat(2, 1)
+    chances = (torch.arange(20) / 20 + 0.025).repeat(3, 1)
     return Offered(
         tokens=torch.tensor([[5, 6]]),
         confidence=torch.tensor([[0.6, 0.5]]),
@@ -211,11 +211,12 @@ def test_without_branches_there_is_the_chain_alone(seed: int, num_nodes: int) ->
 
 def test_nodes_beside_the_chain_have_chances_of_their_own() -> None:
     offered = offer_three(1)
-    offered.chances[-1] = 0.125
+    offered.chances[-2], offered.chances[-1] = 0.125, 0.5
     alive = grow(offered, 9).survival[0]
     assert alive[0] == pytest.approx(0.625) and alive[1] == pytest.approx(0.625 * 0.525)
     assert alive[2] == pytest.approx(0.125)  # 7, and 0.625 * 0.125 for 8 behind 5
     assert alive[3] == pytest.approx(0.625 * 0.125)
+    assert alive[4] == alive[3] and alive[5] == pytest.approx(0.125 * 0.5)  # 8 behind 7
 
 
 def test_where_the_chain_ends_others_go_on() -> None:

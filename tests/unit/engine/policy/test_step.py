@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flashdraft.engine.drafts import BLOCK_SOURCE, BRANCH_SOURCE, NGRAM_SOURCE, Draft
+from flashdraft.engine.drafts import BEYOND_SOURCE, BLOCK_SOURCE, BRANCH_SOURCE, NGRAM_SOURCE, Draft
 from flashdraft.engine.policy.costs import GPU_COSTS, CostModel, DraftCost
 from flashdraft.engine.policy.step import (
     FAR_CONTEXT,
@@ -156,11 +156,13 @@ def test_nodes_of_a_tree_survive_with_their_parents():
     survival = learnt(0.9)
     for i in range(400):
         survival.observe(BRANCH_SOURCE, 0.5, i % 5 == 0)
+        survival.observe(BEYOND_SOURCE, 0.5, i % 2 == 0)
     policy = StepPolicy(StepTimes(FLAT), survival, None, 512, num_nodes=31)
     # the chain, a sibling of its first token, that one's child
     policy.remember_drafts([draft(BLOCK_SOURCE, [0.5] * 4, [0, 1, 0, 3])])
-    chain, branch = (survival.chance(source, 0.5) for source in (BLOCK_SOURCE, BRANCH_SOURCE))
-    gains = [chain, chain**2, branch, branch**2]
+    sources = BLOCK_SOURCE, BRANCH_SOURCE, BEYOND_SOURCE
+    chain, branch, beyond = (survival.chance(source, 0.5) for source in sources)
+    gains = [chain, chain**2, branch, branch * beyond]
     for rows in range(1, 6):
         assert policy.expected_tokens(1, rows) == pytest.approx(1 + sum(gains[: rows - 1]))
     assert policy.expected_tokens(1, 16) == pytest.approx(1 + sum(gains)), "there is no more"
@@ -205,7 +207,7 @@ def test_prompts_move_on_beside_a_fixed_length():
 def test_chances_are_those_of_each_source_and_bucket():
     policy = policy_of(FLAT, 0.9)
     chances = policy.chances()
-    assert [len(row) for row in chances] == [len(BUCKET_EDGES) + 1] * 3
+    assert [len(row) for row in chances] == [len(BUCKET_EDGES) + 1] * 4
     assert all(0.0 < chance < 1.0 for row in chances for chance in row)
     assert chances[0][6] > 0.8 > chances[1][6] == chances[2][6]  # 0.5 was seen, of the drafter
     policy.remember_drafts([draft(NGRAM_SOURCE, [0.5] * 3)])

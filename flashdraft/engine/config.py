@@ -55,7 +55,7 @@ class EngineConfig:
     prefill_chunk: int = 256  # of one prompt in a step
     prefix_cache: bool = True
     verify: int | None = None  # a fixed verify length; None = chosen from measured costs
-    tree: int | None = None  # draft tokens of a tree, at most; None = chains
+    tree: int | str | None = None  # draft tokens of a tree; "auto" = as many as pay; None = chains
     ngram: bool = True  # propose what followed earlier, with or without a block drafter
     run_ahead: bool = False  # launch steps before the last is read; on a GPU always
 
@@ -80,12 +80,24 @@ class EngineConfig:
             limit = f"None ('auto') or an integer from 0 to {MAX_VERIFY}"
             self._require("verify", 0, MAX_VERIFY, limit)
         if self.tree is not None:
-            self._require("tree", 1, MAX_NODES, f"None or an integer from 1 to {MAX_NODES}")
+            if self.tree != "auto":
+                limit = f"None, 'auto' or an integer from 1 to {MAX_NODES}"
+                self._require("tree", 1, MAX_NODES, limit)
             if self.verify is not None:
                 raise RequestError(
                     f"verify is {self.verify!r} and tree is {self.tree!r}; give one of them: "
                     "verify fixes chains, tree fixes trees."
                 )
+
+    @property
+    def fixed(self) -> int | None:
+        """Draft tokens that everybody verifies in a step; None = the policy's choice."""
+        return self.tree if isinstance(self.tree, int) else self.verify
+
+    @property
+    def most_nodes(self) -> int:
+        """Of a tree; 0 = chains."""
+        return MAX_NODES if self.tree == "auto" else int(self.tree or 0)
 
     def _require(self, name: str, low: int, high: float, limit: str) -> None:
         value = getattr(self, name)

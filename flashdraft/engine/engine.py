@@ -106,7 +106,7 @@ class Engine:
         self.step_policy = StepPolicy(
             StepTimes(costs or GPU_COSTS),
             self.policy.survival,
-            self.config.verify if self.config.tree is None else self.config.tree,
+            self.config.fixed,
             self.scheduler.max_step_tokens,
             steps.num_nodes if steps.pieces.trees.have_branches else 0,
         )
@@ -396,7 +396,7 @@ class Engine:
                 f"tree is set, but the model has a window of {narrowest} tokens, and a tree may be "
                 f"{depth} deep; a window must be wider. Leave out tree."
             )
-        return self.config.tree
+        return self.config.most_nodes
 
     def _max_drafts(self) -> int:
         if self.config.verify == 0:
@@ -407,7 +407,7 @@ class Engine:
 
     def _measure_costs(self, steps: DeviceSteps) -> CostModel | None:
         """Step costs for the policy, unless nothing is drafted or the verify length is fixed."""
-        if self._lookahead == 0 or self.config.verify is not None:
+        if self._lookahead == 0 or self.config.fixed is not None:
             return None
         if self._device.type == "cuda":  # measured as it goes: a start takes seconds
             return GPU_COSTS

@@ -19,6 +19,8 @@ MIXED_ROWS = (128, 192, 256, 384, 512, 1024)
 """Rows of the captured passes that have some of prompts."""
 LONE_ROWS = (1536,)
 """The same, where nobody decodes beside them."""
+ROWS_BETWEEN = (192, 384)
+"""Of these, what many slots do without where trees take graphs of their own."""
 TREE_ROWS = 128
 """Rows up to which trees may have more than chains of all requests would."""
 MAX_CHUNKS = 8  # of prompts in a step
@@ -93,8 +95,10 @@ class StepSizes:
 
     def rows_for(self, batch: int) -> list[int]:
         """Rows of a batch's steps, fewest first: without drafts, and with some."""
-        most = self.most_rows(batch)
-        return [batch, *(rows for rows in STEP_ROWS if batch < rows <= most)]
+        most, sizes = self.most_rows(batch), STEP_ROWS
+        if self.num_nodes > self.max_width and batch > FEW_SLOTS:
+            sizes = tuple(rows for rows in STEP_ROWS if rows not in ROWS_BETWEEN)
+        return [batch, *(rows for rows in sizes if batch < rows <= most)]
 
     def most_rows(self, batch: int) -> int:
         """Rows of the largest step of a batch."""

@@ -102,7 +102,7 @@ def test_paths_over_branches_are_what_plain_decoding_says(family, backend):
     assert sum(g.stats.accepted for g in drafted.values()) > 0.3 * sum(map(len, expected.values()))
 
 
-@pytest.mark.parametrize("tree", [1, 5, 15, 16, 31, 63])
+@pytest.mark.parametrize("tree", [1, 5, 15, 16, 31, 63, "auto"])
 @pytest.mark.parametrize("block_size", [2, 8, 16])
 @pytest.mark.parametrize("max_batch", [1, 3])
 def test_every_size_of_tree_and_block(tree, block_size, max_batch):
@@ -207,7 +207,7 @@ def test_trees_must_fit_the_windows():
 def test_chains_and_trees_are_not_fixed_at_once():
     with pytest.raises(RequestError, match="give one of them"):
         EngineConfig(verify=3, tree=15)
-    for wrong in (0, 64, True, 1.5):
+    for wrong in (0, 64, True, 1.5, "all"):
         with pytest.raises(RequestError, match="from 1 to 63"):
             EngineConfig(tree=wrong)
 

@@ -10,8 +10,9 @@ from flashdraft.engine.streams import MOST_GRAPHS
 
 @pytest.mark.parametrize("max_width", [0, 1, 7, 15])
 @pytest.mark.parametrize("max_batch", [1, 2, 5, 8, 24, 32, 33, 64, 100, 256, 1000])
-def test_no_more_graphs_than_the_limit_are_ever_captured(max_batch, max_width):
-    sizes = StepSizes(max_batch, max_width)
+@pytest.mark.parametrize("num_nodes", [0, 31, 63])
+def test_no_more_graphs_than_the_limit_are_ever_captured(max_batch, max_width, num_nodes):
+    sizes = StepSizes(max_batch, max_width, num_nodes)
     shapes = sizes.shapes
     verified = {(one.batch, one.num_rows, one.width) for one in shapes}
     drafted = {
@@ -35,6 +36,13 @@ def test_every_number_of_requests_has_a_batch_and_rows(max_batch):
         assert count <= batch <= max(max_batch, 1)
         rows = sizes.rows_for(batch)
         assert rows[0] == batch and rows == sorted(set(rows)) and rows[-1] <= 16 * batch
+
+
+@pytest.mark.parametrize(("batch", "most"), [(1, 64), (2, 128), (4, 128), (8, 128), (16, 256)])
+def test_few_requests_may_have_whole_trees(batch, most):
+    assert StepSizes(32, 15, 63).rows_for(batch)[-1] == most
+    assert StepSizes(32, 15, 63).most_rows(batch) == most
+    assert StepSizes(32, 15).most_rows(batch) == 16 * batch
 
 
 def test_half_a_block_is_drafted_where_many_verify_little():

@@ -46,7 +46,7 @@ class PrescribedAcceptance:
     def __call__(
         self, samples: Tensor, tokens: Tensor, query_start: Tensor, max_width: int
     ) -> Acceptance:
-        """As accept_ragged, but for who decides; writes what is accepted into `samples`."""
+        """What is accepted of each sequence, and its next token; `samples` get what is accepted."""
         start, end = query_start[:-1].to(torch.int64), query_start[1:].to(torch.int64)
         runs = self._runs.index_select(0, self._count)[0, : len(start)]
         self._count.add_(1).remainder_(NUM_DRAWS)

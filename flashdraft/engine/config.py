@@ -10,6 +10,7 @@ from flashdraft.errors import RequestError
 
 MAX_VERIFY = 15  # draft tokens one after another, per request and step
 MAX_NODES = 63  # draft tokens of a tree, likewise
+NODE_SIZES = (0, 15, 31, MAX_NODES)
 MAX_BUFFERED = 256  # rows of taps a sequence may hold back before they are folded
 OUT_OF_MEMORY = "The device ran out of memory; lower max_context, max_batch or cache_gb."
 KV_DTYPES = ("auto", "fp8")
@@ -96,8 +97,9 @@ class EngineConfig:
 
     @property
     def most_nodes(self) -> int:
-        """Of a tree; 0 = chains."""
-        return MAX_NODES if self.tree == "auto" else int(self.tree or 0)
+        """Columns for the nodes of a tree, which with the anchor fill tiles; 0 = chains."""
+        wanted = MAX_NODES if self.tree == "auto" else int(self.tree or 0)
+        return next(size for size in NODE_SIZES if size >= wanted)
 
     def _require(self, name: str, low: int, high: float, limit: str) -> None:
         value = getattr(self, name)

@@ -91,6 +91,8 @@ class Engine:
         self._runs_ahead = (
             self.config.runs_ahead_on(self._device.type) and proposer is block_proposer
         )
+        if self.config.tree is not None and not self._runs_ahead:
+            raise RequestError("tree is set, but a proposer of one's own drafts chains.")
         self._lookahead = self._max_drafts()
         on_device = block_proposer if self._runs_ahead else None
         try:
@@ -106,7 +108,7 @@ class Engine:
         self.step_policy = StepPolicy(
             StepTimes(costs or GPU_COSTS),
             self.policy.survival,
-            self.config.fixed,
+            self.config.verify if self.proposer is None else self.config.fixed,
             self.scheduler.max_step_tokens,
             steps.num_nodes if steps.pieces.trees.have_branches else 0,
         )
@@ -375,8 +377,7 @@ class Engine:
             looks_up = self.config.ngram and self._lookahead > 0
             most = MAX_VERIFY if looks_up else 0
             room = max_batch, max_length, rows, MAX_CHUNKS
-            depth = most if self.proposer is None else self.proposer.max_drafts
-            num_nodes = self._num_nodes(depth)
+            num_nodes = 0 if self.proposer is None else self._num_nodes(self.proposer.max_drafts)
             return StepLimits(*room, most, looks_up, may_be_guided, num_nodes=num_nodes)
         most = self._lookahead
         return StepLimits(max_batch, max_length, rows, max_batch, most, False, may_be_guided, True)

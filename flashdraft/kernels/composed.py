@@ -5,6 +5,7 @@ Every sum has a fixed order, so what is composed of exact operations is exact (i
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -187,8 +188,8 @@ class ComposedKernels(Kernels):
     ) -> None:
         advance(slots, step, lines, history, is_given)
 
-    def settle(self, stored: Sequence[PagedTensor], moves: Settled) -> None:
-        settle(stored, moves)
+    def settler(self, stored: Sequence[PagedTensor]) -> Callable[[Settled], None]:
+        return functools.partial(settle, stored)
 
     def pack_experts(self, weight: Matrix) -> list[Any]:
         if isinstance(weight, Quantized):  # one at a time: all of them in floats may not fit

@@ -425,8 +425,8 @@ class Kernels(Protocol):
         """Let every slot go on behind a step: advance.py. A graph can hold it."""
         ...
 
-    def settle(self, stored: Sequence[PagedTensor], moves: Settled) -> None:
-        """Move what an accepted path left in the caches: settle.py. A graph can hold it."""
+    def settler(self, stored: Sequence[PagedTensor]) -> Callable[[Settled], None]:
+        """What moves what accepted paths left in caches: settle.py. A graph can hold a call."""
         ...
 
     def finish_logits(

@@ -38,7 +38,7 @@ class TreeNodes(NamedTuple):
 def make_chain(tokens: Tensor, confidence: Tensor, survival: Tensor) -> TreeNodes:
     """Tokens [slots, width] that follow one another."""
     parents, ancestors, depths = (
-        one.expand(tokens.shape).contiguous() for one in _in_order(tokens.shape[1], tokens.device)
+        one.repeat(len(tokens), 1) for one in _in_order(tokens.shape[1], tokens.device)
     )
     return TreeNodes(tokens, parents, ancestors, depths, confidence, survival)
 

@@ -21,6 +21,6 @@ def test_it_is_the_rule(num_slots: int, max_depth: int) -> None:
         moves = make_moves(seed, num_slots, max_depth)
         expected, found = make_stored(seed), make_stored(seed, CUDA)
         rule.settle(expected, moves)
-        kernels.settle(found, rule.Settled(*(one.to(CUDA) for one in moves)))
+        kernels.settler(found)(rule.Settled(*(one.to(CUDA) for one in moves)))
         for one, other in zip(found, expected, strict=True):
             assert torch.equal(one.cache[:NUM_PAGES].cpu(), other.cache[:NUM_PAGES]), seed

@@ -363,7 +363,10 @@ class VerifyPolicy:
         Of a tree every child of the rows on the target's path, which begins with the anchor.
         """
         survival, source = momentum.survival, draft.source
-        surprised = num_accepted > 0 and survival.doubts(source, draft.confidence[0])
+        first = path[1] - 1 if len(path) > 1 else 0
+        surprised = num_accepted > 0 and survival.doubts(
+            draft.sources[first], draft.confidence[first]
+        )
         momentum.surprise = source if surprised else ""
         if draft.parents is not None:
             nodes = zip(draft.parents, draft.sources, draft.confidence, strict=True)

@@ -89,7 +89,7 @@ class StepPieces:
         self._captured, self.max_chunks = captured, limits.max_chunks
         self.max_width = proposer.max_drafts if proposer is not None else limits.most_given
         self.num_nodes = max(limits.num_nodes, self.max_width)
-        self._stored = cache.stored
+        self._settle = target.kernels.settler(cache.stored) if limits.num_nodes else None
         num_pages = -(-max(limits.max_length, MANY_ROWS) // cache.page_size)  # nobody has a table
         history = None
         if limits.looks_up:
@@ -314,7 +314,7 @@ class StepPieces:
     # -- draw and accept -----------------------------------------------------------------------
 
     def draw(self, shape: StepShape) -> None:
-        """A token from every row, the accepted prefix of every slot, and where it goes on."""
+        """A token from every row, the accepted path of every slot, and where it goes on."""
         # rows that nobody laid out are as they were in another step
         num_rows = shape.num_rows
         rows = PassRows(*(one[..., :num_rows] for one in self._rows))
@@ -324,7 +324,7 @@ class StepPieces:
         self._advance(shape)
 
     def _advance(self, shape: StepShape) -> None:
-        """Keep the accepted prefix of every slot, write it down, and go on from there."""
+        """Keep the accepted path of every slot, write it down, and go on from there."""
         num_rows, width, slots = shape.num_rows, self.max_width, self.slots
         query_start, decided = self._rows.query_start, None
         samples = self._samples[: num_rows + 1 + self.num_nodes]
@@ -339,10 +339,10 @@ class StepPieces:
         history = None if slots.history is None else slots.history.behind_first
         kernels = self._target.kernels
         kernels.advance(slots.states, step, self.lines, history, shape.is_given)
-        if self.trees.have_branches:
+        if self._settle is not None:
             path = self.lines[:, 5 + width : 6 + 2 * width]
             moves = Settled(path, query_start[:-1], self._rows.places, self._tables.nowhere)
-            kernels.settle(self._stored, moves)
+            self._settle(moves)
 
     def wake(self, shape: StepShape, chunks: Sequence[PromptChunk]) -> Tensor:
         """The first tokens of the answers to prompts that end."""

@@ -110,8 +110,7 @@ class StepRecord:
 
     def read_slots(self) -> list[SlotResult]:
         """What it did for those who decode, but for the scores."""
-        width = None if self.are_trees else self.width
-        return [_read_line(line, self.num_nodes, width) for line in self.lines.numpy()]
+        return _read_lines(self.lines.numpy(), self.num_nodes, self.width, self.are_trees)
 
     def read(self) -> StepResult:
         slots = self.read_slots()
@@ -119,11 +118,17 @@ class StepRecord:
         if self.scores is not None:
             scores, first = self.scores.numpy(), 0
             for result in (*slots, *woken):
-                rows = range(len(result.samples)) if result.path is None else result.path
-                result.scores = TokenScores(scores[[first + row for row in rows]])
+                result.scores = _scores_of(result, scores[first : first + result.num_rows])
                 first += result.num_rows
         prompts = [None if one is None else TokenScores(one.numpy()) for one in self.prompt_scores]
         return StepResult(slots, woken, prompts)
+
+
+def _scores_of(result: SlotResult, rows: Words) -> TokenScores:
+    """Of its samples; who has ended on the device may have no rows."""
+    if result.path is None or not len(rows):
+        return TokenScores(rows[: len(result.samples)])
+    return TokenScores(rows[result.path])
 
 
 def empty_lines(num_slots: int, width: int, num_nodes: int, device: torch.device) -> Tensor:
@@ -144,24 +149,28 @@ def read_candidates(tokens: Words, scores: Words) -> Candidates:
     return Candidates(tokens, own[:, 0], own[:, 1], top_ids, _floats(scores[:, 2 + MAX_TOP :]))
 
 
-def _read_line(line: Words, num_nodes: int, width: int | None) -> SlotResult:
-    """Of a chain so long as was filled in, or, without, of a tree."""
-    num_accepted, num_verified, num_rows, source = line[:4].tolist()
-    nodes, along = line[len(line) - 3 * num_nodes :], line[4 : len(line) - 3 * num_nodes]
-    tokens, parents, words = nodes.reshape(3, -1)
-    samples, path = (one[: 1 + num_accepted].tolist() for one in along.reshape(2, -1))
-    confidence = _floats(words)
-    num_drafted = int(np.count_nonzero(confidence)) if width is None else width
-    return SlotResult(
-        num_accepted,
-        tokens[:num_verified].tolist(),
-        samples,
-        confidence[:num_drafted].tolist(),
-        source=DEVICE_SOURCES[source],
-        num_rows=num_rows,
-        parents=parents[:num_drafted].tolist() if width is None else None,
-        path=path if width is None else None,
-    )
+def _read_lines(lines: Words, num_nodes: int, width: int, are_trees: bool) -> list[SlotResult]:
+    """Of chains so long as was filled in, or of trees."""
+    first = lines.shape[1] - 3 * num_nodes  # of the nodes' columns
+    behind, last = (4 + first) // 2, first + 2 * num_nodes
+    sure = _floats(lines[:, last:]).tolist()
+    results = []
+    for line, confidence in zip(lines[:, :last].tolist(), sure, strict=True):
+        num_accepted, num_verified, num_rows, source = line[:4]
+        result = SlotResult(
+            num_accepted,
+            line[first : first + num_verified],
+            line[4 : 5 + num_accepted],
+            confidence[:width],
+            source=DEVICE_SOURCES[source],
+            num_rows=num_rows,
+        )
+        if are_trees:
+            result.confidence = [one for one in confidence if one > 0.0]
+            result.parents = line[first + num_nodes : last][: len(result.confidence)]
+            result.path = line[behind : behind + 1 + num_accepted]
+        results.append(result)
+    return results
 
 
 def _words(floats: Tensor) -> Tensor:

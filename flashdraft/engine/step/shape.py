@@ -95,10 +95,11 @@ class StepSizes:
 
     def rows_for(self, batch: int) -> list[int]:
         """Rows of a batch's steps, fewest first: without drafts, and with some."""
-        most, sizes = self.most_rows(batch), STEP_ROWS
+        most, left_out = self.most_rows(batch), tuple[int, ...]()
         if self.num_nodes > self.max_width and batch > FEW_SLOTS:
-            sizes = tuple(rows for rows in STEP_ROWS if rows not in ROWS_BETWEEN)
-        return [batch, *(rows for rows in sizes if batch < rows <= most)]
+            left_out = ROWS_BETWEEN
+        fitting = (rows for rows in STEP_ROWS if batch < rows <= most)
+        return [batch, *(rows for rows in fitting if rows not in left_out)]
 
     def most_rows(self, batch: int) -> int:
         """Rows of the largest step of a batch."""

@@ -54,7 +54,11 @@ class DraftTrees:
         self._kernels, self._slots, self._exchange = kernels, slots, exchange
         self._max_width, self._num_nodes = max_width, num_nodes
         self.have_branches = have_branches
-        self.nodes = TreeNodes.allocate(slots.count, num_nodes, kernels.device)
+        self.nodes = self._grown = TreeNodes.allocate(slots.count, num_nodes, kernels.device)
+        if not have_branches:  # chains are what was drafted: only how likely they are is made
+            drafted = {"tokens": exchange.drafts, "confidence": exchange.confidence}
+            self.nodes = TreeNodes.allocate(slots.count, num_nodes, kernels.device)
+            self.nodes = self.nodes._replace(**drafted, survival=self._grown.survival)
         # how likely the target agrees, by source and confidence
         sources = len(DEVICE_SOURCES) + 2
         self._chances = torch.full((sources, len(BUCKET_EDGES) + 1), 0.5, device=kernels.device)
@@ -104,12 +108,16 @@ class DraftTrees:
 
     def grow(self, shape: StepShape) -> None:
         """The nodes of every slot; the first of them are verified."""
-        batch, exchange, nodes = shape.batch, self._exchange, self.nodes.first(shape.batch)
+        batch, exchange, nodes = shape.batch, self._exchange, self._grown.first(shape.batch)
+        drafts, confidence = exchange.drafts[:batch], exchange.confidence[:batch]
+        if not self.have_branches:
+            if shape.width and not shape.is_given and not self._is_whole(shape):
+                self._kernels.grow(self._offered(drafts, confidence), nodes)
+            return
         if not shape.width:  # nothing was drafted
             nodes.confidence.zero_()
             nodes.survival.zero_()
             return
-        drafts, confidence = exchange.drafts[:batch], exchange.confidence[:batch]
         if not shape.is_given:
             self._kernels.grow(self._offered(drafts, confidence), nodes)
             return
@@ -132,12 +140,16 @@ class DraftTrees:
         batch, slots = shape.batch, self._slots
         if shape.is_given:
             return 1 + self._exchange.counts[:batch]
-        if shape.num_rows == batch * (1 + self._num_nodes):
+        if self._is_whole(shape):
             return None
         if not shape.width and shape.num_rows == batch:
             return self._one_each[:batch]
         wanted = self.nodes.survival[:batch], slots.limits[:batch], slots.alive[:batch]
         return self._kernels.share_rows(DraftedSlots(*wanted), shape.num_rows)
+
+    def _is_whole(self, shape: StepShape) -> bool:
+        """Whether everybody has a row for every node."""
+        return shape.num_rows == shape.batch * (1 + self._num_nodes)
 
     def mask(self, rows: PassRows, num_rows: int) -> BlockMask:
         """What the first rows of a pass see of each other."""

@@ -287,9 +287,14 @@ class TritonKernels(ComposedKernels):
         with self._on_device():
             dense_backend.advance(slots, step, lines, history, is_given)
 
-    def settle(self, stored: Sequence[PagedTensor], moves: Settled) -> None:
-        with self._on_device():
-            dense_backend.settle(stored, moves)
+    def settler(self, stored: Sequence[PagedTensor]) -> Callable[[Settled], None]:
+        table = dense_backend.make_table(stored)
+
+        def settle(moves: Settled) -> None:
+            with self._on_device():
+                dense_backend.settle(table, moves)
+
+        return settle
 
     def finish_logits(
         self,

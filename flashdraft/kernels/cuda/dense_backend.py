@@ -91,6 +91,11 @@ def advance(
     going_on.advance(slots, step, lines, history, is_given)
 
 
-def settle(stored: Sequence[PagedTensor], moves: Settled) -> None:
-    """`Kernels.settle`."""
-    settling.settle(stored, moves)
+def make_table(stored: Sequence[PagedTensor]) -> settling.Table:
+    """What `settle` must know of caches."""
+    return settling.make_table(stored)
+
+
+def settle(table: settling.Table, moves: Settled) -> None:
+    """What `Kernels.settler` returns."""
+    settling.settle(table, moves)

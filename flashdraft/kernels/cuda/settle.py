@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -19,27 +18,40 @@ CHUNK = 256  # words of a token that a program moves
 WORD = 4  # bytes
 
 
-class _Table(NamedTuple):
-    """Where everything lies, [stored] int64 each."""
+class Table(NamedTuple):
+    """Where everything lies."""
+
+    facts: _Facts
+    page_size: int
+    most_words: int  # of a token
+
+
+class _Facts(NamedTuple):
+    """[stored] int64 each. A captured launch goes on reading them."""
 
     addresses: Tensor
     pools: Tensor
     words: Tensor  # of a token
 
 
-def settle(stored: Sequence[PagedTensor], moves: Settled) -> None:
-    """`Kernels.settle`: a program for each slot and chunk of a layer's tokens."""
+def make_table(stored: Sequence[PagedTensor]) -> Table:
+    """What `settle` must know of caches, which stay where they are."""
     assert all(cache.is_contiguous() for cache, _ in stored)
-    page_size, device = stored[0].cache.shape[1], moves.path.device
     sizes = [cache.stride(1) * cache.itemsize for cache, _ in stored]
     assert all(size % WORD == 0 for size in sizes)
-    facts = zip(stored, sizes, strict=True)
-    table = _table(tuple((one.cache.data_ptr(), one.pool, n // WORD) for one, n in facts), device)
+    pairs = zip(stored, sizes, strict=True)
+    facts = [(one.cache.data_ptr(), one.pool, size // WORD) for one, size in pairs]
+    columns = torch.tensor(facts, dtype=torch.int64, device=stored[0].cache.device).T.contiguous()
+    return Table(_Facts(*columns), stored[0].cache.shape[1], max(sizes) // WORD)
+
+
+def settle(table: Table, moves: Settled) -> None:
+    """A program for each slot and chunk of a layer's tokens."""
     num_slots, num_places = moves.path.shape
-    _settle[(len(stored), num_slots, triton.cdiv(max(sizes) // WORD, CHUNK))](
-        table,
+    _settle[(len(table.facts.pools), num_slots, triton.cdiv(table.most_words, CHUNK))](
+        table.facts,
         moves,
-        page_size,
+        table.page_size,
         moves.path.stride(0),
         moves.places.stride(0),
         NUM_PLACES=num_places,
@@ -49,15 +61,9 @@ def settle(stored: Sequence[PagedTensor], moves: Settled) -> None:
     )
 
 
-@functools.lru_cache(maxsize=8)
-def _table(facts: tuple[tuple[int, int, int], ...], device: torch.device) -> _Table:
-    """Sent once: a graph could not."""
-    return _Table(*torch.tensor(facts, dtype=torch.int64, device=device).T.contiguous())
-
-
 @triton.jit(do_not_specialize=["page_size", "path_stride", "place_stride"])
 def _settle(
-    table: _Table,
+    table: _Facts,
     moves: Settled,
     page_size: tl.tensor,
     path_stride: tl.tensor,

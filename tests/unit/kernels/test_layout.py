@@ -134,3 +134,13 @@ def test_a_chain_is_a_tree_in_which_all_follow_all_before_them():
     lay_out(slots, chain, None, 8, rows)
     assert rows.ancestors.tolist() == [1, 3, 7, 15] * 2 and rows.depths.tolist() == [0, 1, 2, 3] * 2
     assert chain.parents.tolist() == [[0, 1, 2]] * 2
+
+
+def test_chains_of_one_slot_share_nothing():
+    """Who writes nodes writes nobody else's."""
+    made = [TreeNodes.allocate(1, 4, CPU) for _ in range(3)]
+    for column in range(len(made[0])):
+        assert len({one[column].data_ptr() for one in made}) == 3
+    for one in made[0]:
+        one.fill_(7)
+    assert TreeNodes.allocate(1, 4, CPU).parents.tolist() == [[0, 1, 2, 3]]

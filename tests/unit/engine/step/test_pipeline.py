@@ -18,10 +18,11 @@ import torch
 from flashdraft.core import FinishReason, GrammarSpec, Request, SamplingParams
 from flashdraft.engine.config import CacheOptions, EngineConfig
 from flashdraft.engine.engine import Engine
+from flashdraft.engine.policy.step import StepPolicy
 from flashdraft.engine.sequence import Sequence
 from flashdraft.engine.step import prepare
 from flashdraft.engine.step.device import DeviceSteps
-from flashdraft.engine.step.result import SlotResult, pack_scores
+from flashdraft.engine.step.result import SlotResult, StepRecord, pack_scores
 from flashdraft.engine.step.seats import Seat
 from flashdraft.engine.step.shape import LONE_ROWS, MIXED_ROWS
 from flashdraft.engine.streams import MOST_GRAPHS, Graphs
@@ -1129,3 +1130,33 @@ def test_what_long_passes_take_is_known_once_steps_are_prepared():
     engine.steps.graphs = SlowToBegin()
     engine.prepare(seconds=300.0)
     assert engine.steps._host_s > 0.0 and 0.0 < engine.steps.row_s < 0.1
+
+
+@pytest.mark.parametrize("tree", [None, "auto"])
+def test_who_has_no_rows_costs_nobody_their_scores(tree, monkeypatch):
+    """Who has ended on the device, while the next step was in flight, may have no rows in it."""
+    target, engine = build(max_batch=3, verify=None, tree=tree)
+    engine._recover = None  # no step may fail
+    choose, num_empty = StepPolicy.choose, 0
+
+    def few(self, options, prompts=(), context=0):
+        found = choose(self, options, prompts, context)
+        awake = options.num_awake
+        return found._replace(num_rows=awake + 2, width=7) if awake else found
+
+    def count(self):
+        nonlocal num_empty
+        found = read(self)
+        num_empty += sum(one.num_rows == 0 for one in found.slots)
+        return found
+
+    read = StepRecord.read
+    monkeypatch.setattr(StepPolicy, "choose", few)
+    monkeypatch.setattr(StepRecord, "read", count)
+    lengths = (24, 16, 9)
+    params = [SamplingParams(max_tokens=n, logprobs=2, ignore_eos=True) for n in lengths]
+    requests = [Request(f"r{i}", [5 + i, 9], one, i) for i, one in enumerate(params)]
+    done = zoo.run(engine, requests)
+    assert tokens(done) == plain_tokens(target, requests)
+    assert all(len(one.logprobs) == len(one.token_ids) for one in done.values())
+    assert num_empty > 0

@@ -38,7 +38,7 @@ def as_word(rows: Sequence[int]) -> int:
 
 
 def as_signed(word: int) -> int:
-    return word - (1 << 64) if word >> 63 else word
+    return (word + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
 def make_trees(rows: Sequence[int], trees: Sequence[Tree | None]) -> Trees:

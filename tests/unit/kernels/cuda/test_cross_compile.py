@@ -250,10 +250,11 @@ def draw(num_rows: int, vocab_size: int, dtype: torch.dtype, plain: bool = False
     kernels(dtype).draw(head, settings, rows)
 
 
-def go_on(width: int, is_given: bool) -> None:
+def go_on(width: int, is_given: bool, depth: int | None = None) -> None:
     from tests.advanced import make_step
 
-    step = make_step(0, 8, width, is_given, looks_up=True).copied(torch.device("meta"))
+    step = make_step(0, 8, width, is_given, looks_up=True, max_depth=depth)
+    step = step.copied(torch.device("meta"))
     kernels().advance(*step)
 
 
@@ -279,6 +280,16 @@ def grow(num_slots: int, count: int, num_nodes: int) -> None:
     meta = torch.device("meta")
     kernels().offer(*make_drawn(0).to(meta), max(count, 1))
     grow_by(kernels(), make_offered(0, num_slots, 15, count, meta), num_nodes)
+
+
+def settle(num_slots: int) -> None:
+    from flashdraft.kernels.settle import PagedTensor, Settled
+
+    caches = make(9, 16, 4, 256), make(9, 16, 2, 512, dtype=FP8)
+    stored = [PagedTensor(cache, pool) for pool, cache in enumerate(caches)]
+    path, places = make(num_slots, 16, dtype=torch.int64), make(2, 99, dtype=torch.int64)
+    starts, nowhere = make(num_slots, dtype=torch.int32), make(2, dtype=torch.int64)
+    kernels().settler(stored)(Settled(path, starts, places, nowhere))
 
 
 def trees(num_rows: int) -> BlockMask:
@@ -315,11 +326,13 @@ CASES: dict[str, Case] = {
     "logits of 262144, capped": lambda: finish(262144, BF16, 30.0, True),
     "logits of 100003": lambda: finish(100003, FP32, None, False),
     "rows of one slot": lambda: lay_out(1, 15),
+    "keys of accepted paths": lambda: settle(8),
     "rows of 32 slots": lambda: lay_out(32, 15),
     "rows without drafts": lambda: lay_out(8, 0),
     "trees": lambda: grow(8, 8, 63),
     "chains": lambda: grow(8, 0, 15),
     "slots that go on": lambda: go_on(15, is_given=False),
+    "slots that go on behind trees": lambda: go_on(63, is_given=False, depth=15),
     "slots that go on without drafts": lambda: go_on(0, is_given=True),
     "draw over 262144": lambda: draw(16, 262144, FP32),
     "draw over 262144, half": lambda: draw(1, 262144, BF16, plain=True),

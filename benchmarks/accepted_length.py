@@ -223,19 +223,25 @@ def report_progress(line: str) -> None:
     print(line.ljust(79) if is_terminal else line, end=end, file=sys.stderr, flush=True)
 
 
-def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Accepted length on the five test tasks.")
+def task_parser(description: str, limit: int) -> argparse.ArgumentParser:
+    """What says which pair answers which prompts of the five tasks."""
+    parser = argparse.ArgumentParser(description=description)
     parser.add_argument("bench", type=Path, help="folder with " + ", ".join(TASKS) + " (.jsonl)")
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--draft", default="auto", help="a drafter; auto = the target's own")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--batch", type=int, default=8, help="requests decoded at once")
-    parser.add_argument("--limit", type=int, default=200, help="prompts a task, drawn by the seed")
+    parser.add_argument("--limit", type=int, default=limit, help="prompts a task, by the seed")
     parser.add_argument("--tokens", type=int, default=256, help="new tokens at most")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--offline", type=Path, metavar="FOLDER", help="evaluate its answers too")
     parser.add_argument("--output", type=Path)
+    return parser
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = task_parser("Accepted length on the five test tasks.", limit=200)
+    parser.add_argument("--batch", type=int, default=8, help="requests decoded at once")
+    parser.add_argument("--offline", type=Path, metavar="FOLDER", help="evaluate its answers too")
     return parser.parse_args()
 
 

@@ -10,7 +10,6 @@ mean over requests. Every answer must be the chain's. No time is taken.
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import sys
@@ -24,6 +23,7 @@ from benchmarks.accepted_length import (
     load_pair,
     read_task,
     report_progress,
+    task_parser,
     write_results,
 )
 from flashdraft.core import Generation, Request, SamplingParams
@@ -73,20 +73,8 @@ def compare(
     return row
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.tree_length", description=(__doc__ or "").partition("\n")[0]
-    )
-    parser.add_argument("bench", type=Path, help="folder with " + ", ".join(TASKS) + " (.jsonl)")
-    parser.add_argument("--model", default="smollm2-135m")
-    parser.add_argument("--draft", default="auto", help="a drafter; auto = the target's own")
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--limit", type=int, default=20, help="prompts a task, drawn by the seed")
-    parser.add_argument("--tokens", type=int, default=256, help="new tokens at most")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--output", type=Path)
-    found = parser.parse_args(arguments)
+def main() -> int:
+    found = task_parser("Accepted length of trees beside chains.", limit=20).parse_args()
     pair = load_pair(found.model, found.draft, found.device, found.dtype)
     target = pair.llm.engine.target
     drafter = PackedDrafter(pair.drafter, target.kernels)

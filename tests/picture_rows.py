@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -66,6 +67,25 @@ def attend_densely(query: Tensor, keys: PagedKeys, seen: Sequence[Tensor]) -> Te
     return torch.cat(outputs)
 
 
+class PagedCase(Protocol):
+    """Rows and earlier keys of every sequence, the window, and how large everything is."""
+
+    @property
+    def lengths(self) -> Sequence[tuple[int, int]]: ...
+
+    @property
+    def window(self) -> int | None: ...
+
+    @property
+    def heads(self) -> tuple[int, int]: ...
+
+    @property
+    def dim(self) -> int: ...
+
+    @property
+    def page_size(self) -> int: ...
+
+
 @dataclass(frozen=True)
 class Case:
     """Rows and earlier keys of every sequence, its pictures, and the window."""
@@ -99,13 +119,12 @@ CASES = {
 }
 
 
-class Batch:
+class PagedBatch:
     """A case's sequences in shuffled pages. What lies behind the window has no page."""
 
-    def __init__(self, case: Case) -> None:
-        torch.manual_seed(0)
-        self.case, self.rows = case, [rows for rows, _ in case.lengths]
-        self.mask = see_pictures(self.rows, case.pictures)
+    def __init__(self, case: PagedCase, mask: BlockMask, seed: int = 0) -> None:
+        torch.manual_seed(seed)
+        self.shape, self.rows, self.mask = case, [rows for rows, _ in case.lengths], mask
         self.query = torch.randn(sum(self.rows), case.heads[0], case.dim)
         counts = [-(-sum(pair) // case.page_size) for pair in case.lengths]
         self.caches = torch.randn(2, sum(counts) + 3, case.page_size, case.heads[1], case.dim)
@@ -116,7 +135,7 @@ class Batch:
             self.table[s, stale:count], free = free[stale:count], free[count:]
 
     def keys(self, mask: BlockMask) -> PagedKeys:
-        case, starts = self.case, torch.tensor([0, *self.rows]).cumsum(0).int()
+        case, starts = self.shape, torch.tensor([0, *self.rows]).cumsum(0).int()
         contexts = [context for _, context in case.lengths]
         slots = torch.zeros(len(self.query), dtype=torch.int64)  # attention does not read them
         sizes = case.page_size, max(self.rows), max(map(sum, case.lengths))
@@ -126,6 +145,14 @@ class Batch:
 
     def attend(self, kernels: Kernels, mask: BlockMask | None = None) -> Tensor:
         return kernels.attention(self.query, self.keys(mask or self.mask))
+
+
+class Batch(PagedBatch):
+    """Sequences with pictures."""
+
+    def __init__(self, case: Case) -> None:
+        super().__init__(case, see_pictures([rows for rows, _ in case.lengths], case.pictures))
+        self.case = case
 
     def expect(self, pictures: Pictures, is_even: bool = False) -> Tensor:
         lengths, window = self.case.lengths, self.case.window

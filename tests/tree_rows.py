@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flashdraft.kernels.interface import BlockMask, Kernels, PagedKeys, PageView, Trees
-from tests.picture_rows import attend_densely
+from flashdraft.kernels.interface import BlockMask, Trees
+from tests.picture_rows import PagedBatch, attend_densely
 
 Tree = Sequence[int]  # the parent of every row but the first, all of them before it
 
@@ -101,37 +101,15 @@ CASES = {
 }
 
 
-class Batch:
-    """A case's sequences in shuffled pages. What lies behind the window has no page."""
+class Batch(PagedBatch):
+    """Sequences with trees."""
 
     def __init__(self, case: Case, seed: int = 0) -> None:
-        torch.manual_seed(seed)
-        self.case, self.rows = case, [rows for rows, _ in case.lengths]
-        self.trees: list[Tree | None] = [
-            random_tree(rows, depth, seed + s) if depth else None
-            for s, (rows, depth) in enumerate(zip(self.rows, case.depths, strict=True))
-        ]
-        self.mask = BlockMask(trees=make_trees(self.rows, self.trees))
-        self.query = torch.randn(sum(self.rows), case.heads[0], case.dim)
-        counts = [-(-sum(pair) // case.page_size) for pair in case.lengths]
-        self.caches = torch.randn(2, sum(counts) + 3, case.page_size, case.heads[1], case.dim)
-        free = torch.randperm(sum(counts) + 3).int()
-        self.table = torch.full((len(counts), max(counts)), -7, dtype=torch.int32)
-        for s, count in enumerate(counts):
-            stale = max(0, case.lengths[s][1] + 1 - (case.window or 10**6)) // case.page_size
-            self.table[s, stale:count], free = free[stale:count], free[count:]
-
-    def keys(self, mask: BlockMask) -> PagedKeys:
-        case, starts = self.case, torch.tensor([0, *self.rows]).cumsum(0).int()
-        contexts = [context for _, context in case.lengths]
-        slots = torch.zeros(len(self.query), dtype=torch.int64)  # attention does not read them
-        sizes = case.page_size, max(self.rows), max(map(sum, case.lengths))
-        tables = starts, torch.tensor(contexts, dtype=torch.int32), self.table
-        view = PageView(*tables, slots, *sizes)
-        return PagedKeys(*self.caches, view, case.dim**-0.5, case.window, mask)
-
-    def attend(self, kernels: Kernels, mask: BlockMask | None = None) -> Tensor:
-        return kernels.attention(self.query, self.keys(mask or self.mask))
+        rows = [count for count, _ in case.lengths]
+        self.case, self.trees = case, list[Tree | None]()
+        for s, (count, depth) in enumerate(zip(rows, case.depths, strict=True)):
+            self.trees.append(random_tree(count, depth, seed + s) if depth else None)
+        super().__init__(case, BlockMask(trees=make_trees(rows, self.trees)), seed)
 
     def seen(self) -> list[Tensor]:
         """What each sequence's rows see."""

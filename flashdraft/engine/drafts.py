@@ -28,7 +28,7 @@ class Draft:
     def sources(self) -> list[str]:
         """Of every token: the proposer's name on its chain, whose tokens come before siblings."""
         if self.parents is None:
-            return [self.source] * len(self.tokens)
+            return [self.source] * len(self.confidence)
         chain, found = [0], list[str]()  # rows, of which the last has no child yet
         for row, parent in enumerate(self.parents, start=1):
             if parent == chain[-1]:

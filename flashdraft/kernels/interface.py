@@ -25,6 +25,7 @@ from flashdraft.kernels.kinds import Activation, Scheme
 from flashdraft.kernels.layout import DraftedSlots as DraftedSlots
 from flashdraft.kernels.layout import PassRows as PassRows
 from flashdraft.kernels.layout import SlotTables as SlotTables
+from flashdraft.kernels.nodes import MAX_NODES
 from flashdraft.kernels.nodes import TreeNodes as TreeNodes
 from flashdraft.kernels.quantized import Matrix
 from flashdraft.kernels.settle import PagedTensor as PagedTensor
@@ -70,7 +71,7 @@ class PageView:
         )
 
 
-MAX_TREE = 64  # rows of a sequence of which not each follows all before it: bits of a word
+MAX_TREE = 1 + MAX_NODES  # rows of a sequence of which not each follows all before it
 
 
 @dataclass(frozen=True)

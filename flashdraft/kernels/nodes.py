@@ -12,6 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+MAX_NODES = 63  # of a slot: bits of a word, but for the anchor's
+
 
 class TreeNodes(NamedTuple):
     """The nodes of every slot, [slots, nodes] each; those that are none stand behind the others."""

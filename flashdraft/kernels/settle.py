@@ -1,6 +1,6 @@
 """Keys and values of an accepted path, moved to where they would be had nothing else been drafted.
 
-One rule, told here in tensors; a device may have it as a kernel of its own (`Kernels.settle`).
+One rule, told here in tensors; a device may have it as a kernel of its own (`Kernels.settler`).
 """
 
 from __future__ import annotations

@@ -19,12 +19,11 @@ from flashdraft.kernels.draw.arithmetic import gumbel
 from flashdraft.kernels.draw.noise import keys_from, random_bits_at
 from flashdraft.kernels.draw.rule import LOWEST_TEMPERATURE, MAX_TOP, Draw, DrawnRows, SlotSettings
 from flashdraft.kernels.layout import chances_of, count_up
-from flashdraft.kernels.nodes import TreeNodes
+from flashdraft.kernels.nodes import MAX_NODES, TreeNodes
 
 MAX_OFFERS = 1 + MAX_TOP  # of a row: what was drawn, and the likeliest beside it
 DOUBT = 1.5  # drafter and target share the noise, not the logits: what wins here may lose there
 SEEDED_FROM = 16  # with so many nodes the chain is among them, whatever it is worth
-MAX_NODES = 63  # bits of a word, but for the anchor's
 _LAST = 1 << 62  # behind whatever is ordered
 
 

@@ -30,7 +30,7 @@ ORDER = {
     " | scheduler, validate | draft | live | drafting, step | engine",
     "external": "command, pairs, processes, tensor_rules, vllm_plugin"
     " | checkpoint_rules, launch, versions | memory | sglang, vllm",
-    "kernels": "draw, kinds, nodes, settle | layout, quantized | accept, tree | advance"
+    "kernels": "kinds, nodes, settle | draw | layout, quantized | accept, tree | advance"
     " | interface | composed | cpu, torch_backend | cuda, select",
     "kernels.cuda": "driver, overlap, plan | dense | advance, draw, layout, settle"
     " | tree | attention, dense_backend, loss, quantized | experts | quantized_backend"

@@ -228,24 +228,13 @@ class StepPolicy:
 
     def _curve(self, draft: Draft) -> list[float]:
         """Survival of every slot; a chain goes on as it did where nothing was drafted."""
-        if draft.parents is not None:
-            return self._survivals(draft, draft.parents)
-        alive, curve = 1.0, []
-        for one in draft.confidence:
-            alive *= self._survival.chance(draft.source, one)
-            curve.append(alive)
-        usual = alive ** (1.0 / len(curve)) if curve else UNKNOWN
-        while len(curve) < MAX_VERIFY:
-            alive *= usual
-            curve.append(alive)
-        return curve
-
-    def _survivals(self, draft: Draft, parents: Sequence[int]) -> list[float]:
-        """Of every node of a tree."""
-        alive = [1.0]
-        nodes = zip(parents, draft.sources, draft.confidence, strict=True)
-        for parent, source, confidence in nodes:
-            alive.append(alive[parent] * self._survival.chance(source, confidence))
+        count, alive = len(draft.confidence), [1.0]  # by rows, the anchor's first
+        parents = range(count) if draft.parents is None else draft.parents
+        for parent, source, one in zip(parents, draft.sources, draft.confidence, strict=True):
+            alive.append(alive[parent] * self._survival.chance(source, one))
+        usual = alive[-1] ** (1.0 / count) if count else UNKNOWN
+        while draft.parents is None and len(alive) <= MAX_VERIFY:
+            alive.append(alive[-1] * usual)
         return alive[1:]
 
 

@@ -362,17 +362,15 @@ class VerifyPolicy:
 
         Of a tree every child of the rows on the target's path, which begins with the anchor.
         """
-        survival, source = momentum.survival, draft.source
+        survival, sources, confidence = momentum.survival, draft.sources, draft.confidence
         first = path[1] - 1 if len(path) > 1 else 0
-        surprised = num_accepted > 0 and survival.doubts(
-            draft.sources[first], draft.confidence[first]
-        )
-        momentum.surprise = source if surprised else ""
+        surprised = num_accepted > 0 and survival.doubts(sources[first], confidence[first])
+        momentum.surprise = draft.source if surprised else ""
         if draft.parents is not None:
-            nodes = zip(draft.parents, draft.sources, draft.confidence, strict=True)
-            for row, (parent, name, confidence) in enumerate(nodes, start=1):
+            nodes = zip(draft.parents, sources, confidence, strict=True)
+            for row, (parent, source, sure) in enumerate(nodes, start=1):
                 if parent in path:
-                    survival.observe(name, confidence, row in path)
+                    survival.observe(source, sure, row in path)
             return
         for slot in range(min(num_accepted + 1, len(draft.tokens))):
-            survival.observe(source, draft.confidence[slot], slot < num_accepted)
+            survival.observe(draft.source, confidence[slot], slot < num_accepted)

@@ -144,7 +144,7 @@ class DeviceSteps:
         return self.sizes.widths_for(batch, num_rows)
 
     def set_chances(self, chances: Sequence[Sequence[float]]) -> None:
-        """How likely the target agrees, for each of DEVICE_SOURCES and bucket of confidence."""
+        """How likely the target agrees, as `StepPolicy.chances` has it."""
         bits = np.asarray(chances, dtype=np.float64).view(np.int64)
         self.pieces.trees.set_chances(self.slots.send(bits).view(torch.float64))
 

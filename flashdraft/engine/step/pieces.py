@@ -267,7 +267,6 @@ class StepPieces:
         parts = [
             np.concatenate([np.asarray(chunk.tokens) for chunk in chunks]),
             np.concatenate([*ranges, np.arange(num_left)]),
-            np.concatenate([*(np.arange(n) for n in counts), np.arange(num_left)]),
             np.repeat(slots, counts),
             np.concatenate([slots, np.zeros(unused)]),
             np.concatenate([starts, np.zeros(unused)]),
@@ -275,13 +274,14 @@ class StepPieces:
         ]
         sent = self.slots.send(np.concatenate(parts).astype(np.int64))
         cuts = np.cumsum([len(part) for part in parts])[:-1].tolist()
-        tokens, positions, depths, owner, own, lengths, query_start = sent.tensor_split(cuts)
+        tokens, positions, owner, own, lengths, query_start = sent.tensor_split(cuts)
         end, rows = int(ends[-1]), self._rows
         rows.tokens[first:end] = tokens
         rows.tokens[end:size] = 0
         rows.positions[first:size] = positions
         if self.trees.have_branches:  # prompts are in order
-            rows.ancestors[first:size], rows.depths[first:size] = -1, depths
+            depths = np.concatenate([np.arange(n) for n in (*counts, num_left)])
+            rows.ancestors[first:size], rows.depths[first:size] = -1, self.slots.send(depths)
         page_size, tables = self._cache.page_size, self.slots.tables
         pages = tables[:, owner, positions[: end - first] // page_size].to(torch.int64)
         rows.places[:, first:end] = pages * page_size + positions[: end - first] % page_size

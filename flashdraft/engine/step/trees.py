@@ -94,7 +94,7 @@ class DraftTrees:
         """Take what was drawn of a drafter's rows; how sure it is of the drawn tokens."""
         if not self.have_branches:
             return (drawn.logit - drawn.log_total).exp()
-        offers = self._kernels.offer(drawn, self.settings, rows, NUM_OFFERS)
+        offers = self._kernels.offer(drawn, self._slots.settings, rows, NUM_OFFERS)
         self._others[:batch, :width] = offers.tokens.view(batch, width, -1)
         self._sure[:batch, :width] = offers.confidence.view(batch, width, -1)
         self._sure[:batch, width:] = 0.0
@@ -108,32 +108,35 @@ class DraftTrees:
 
     def grow(self, shape: StepShape) -> None:
         """The nodes of every slot; the first of them are verified."""
-        batch, exchange, nodes = shape.batch, self._exchange, self._grown.first(shape.batch)
-        drafts, confidence = exchange.drafts[:batch], exchange.confidence[:batch]
-        if not self.have_branches:
-            if shape.width and not shape.is_given and not self._is_whole(shape):
-                self._kernels.grow(self._offered(drafts, confidence), nodes)
-            return
-        if not shape.width:  # nothing was drafted
+        nodes = self._grown.first(shape.batch)
+        if shape.width and not shape.is_given:
+            if self.have_branches or not self._is_whole(shape):
+                self._kernels.grow(self._offered(shape.batch), nodes)
+        elif self.have_branches and shape.width:
+            self._take_given(nodes)
+        elif self.have_branches:  # nothing was drafted
             nodes.confidence.zero_()
             nodes.survival.zero_()
-            return
-        if not shape.is_given:
-            self._kernels.grow(self._offered(drafts, confidence), nodes)
-            return
-        spare = self._num_nodes - self._max_width  # by the host, as sure as it may be
-        drafts, confidence = (F.pad(one, (0, spare)) for one in (drafts, confidence))
-        for one, other in zip(
-            nodes, make_chain(drafts, confidence, confidence.double()), strict=True
-        ):
-            one.copy_(other)
 
-    def _offered(self, drafts: Tensor, confidence: Tensor) -> Offered:
-        batch = len(drafts)
-        wanted = self._exchange.sources, self._others, self._sure, self._slots.branches
-        sources, others, sure, branches = (one[:batch] for one in wanted)
-        facts = branches, self._chances, self._edges
-        return Offered(drafts, confidence, sources, others, sure, *facts)
+    def _offered(self, batch: int) -> Offered:
+        exchange, branches = self._exchange, self._slots.branches
+        chain = exchange.drafts, exchange.confidence, exchange.sources
+        drafts, confidence, sources, others, sure, branches = (
+            one[:batch] for one in (*chain, self._others, self._sure, branches)
+        )
+        chances = self._chances, self._edges
+        return Offered(drafts, confidence, sources, others, sure, branches, *chances)
+
+    def _take_given(self, nodes: TreeNodes) -> None:
+        """The host's chains, as sure as they may be."""
+        spare, batch = self._num_nodes - self._max_width, len(nodes.tokens)
+        drafts, confidence = (
+            F.pad(one[:batch], (0, spare))
+            for one in (self._exchange.drafts, self._exchange.confidence)
+        )
+        chain = make_chain(drafts, confidence, confidence.double())
+        for one, other in zip(nodes, chain, strict=True):
+            one.copy_(other)
 
     def share(self, shape: StepShape) -> Tensor | None:
         """Rows of every slot; None where all have all of theirs."""

@@ -19,7 +19,7 @@ from torch import Tensor
 from flashdraft.kernels import tree as rule
 from flashdraft.kernels.cuda.draw.arithmetic import UNFUSED, gumbel, noise_key, random_bits
 from flashdraft.kernels.draw.rule import LOWEST_TEMPERATURE, MAX_TOP, Draw, DrawnRows, SlotSettings
-from flashdraft.kernels.nodes import TreeNodes
+from flashdraft.kernels.nodes import MAX_NODES, TreeNodes
 from flashdraft.kernels.tree import Offered, Offers
 
 DOUBT = tl.constexpr(rule.DOUBT)
@@ -27,12 +27,12 @@ NUM_TOP = tl.constexpr(MAX_TOP)
 CANDIDATES = tl.constexpr(triton.next_power_of_2(rule.MAX_OFFERS))
 COLDEST = tl.constexpr(LOWEST_TEMPERATURE)
 SEEDED_FROM = tl.constexpr(rule.SEEDED_FROM)
-ROW_BITS = tl.constexpr(rule.MAX_NODES.bit_length())
-LAST_ROW = tl.constexpr(rule.MAX_NODES)
+ROW_BITS = tl.constexpr(MAX_NODES.bit_length())
+LAST_ROW = tl.constexpr(MAX_NODES)
 SIGN = tl.constexpr(-(2**31))
 LARGEST_INT = tl.constexpr(2**31 - 1)
 LOW_WORD = tl.constexpr(2**32 - 1)
-ROWS = rule.MAX_NODES + 1  # of any tree: fewer take as long, and would be compiled apart
+ROWS = MAX_NODES + 1  # of any tree: fewer take as long, and would be compiled apart
 
 
 def offer(drawn: Draw, settings: SlotSettings, rows: DrawnRows, count: int) -> Offers:
@@ -104,7 +104,7 @@ def grow(offered: Offered, nodes: TreeNodes) -> None:
     """`Kernels.grow`: of equal bits, as products are the rule's in the rule's order."""
     num_slots, width, count = offered.other_tokens.shape
     num_nodes, device = nodes.tokens.shape[1], offered.tokens.device
-    assert num_nodes <= rule.MAX_NODES
+    assert num_nodes <= MAX_NODES
     assert all(one.is_contiguous() for one in (*offered, *nodes))
     places, room = triton.next_power_of_2(1 + width), triton.next_power_of_2(2 + count)
     cells = num_slots, 2, places, room

@@ -37,9 +37,9 @@ from torch import Tensor
 
 from flashdraft.core import SamplingParams
 from flashdraft.kernels.draw.noise import noise_start
+from flashdraft.kernels.nodes import MAX_NODES
 
 MAX_TOP = 20  # log-probabilities beside the token's own
-MAX_FOLLOWED = 63  # draft tokens of a slot: bits of a word beside the anchor's
 LOWEST_TEMPERATURE = 1e-8  # below it float32 logits differ by nothing or by far too much anyway
 NO_TOKEN = -1
 
@@ -84,7 +84,7 @@ class DrawnRows:
     # A row's counts are its slot's, and those of the draft tokens on its path: its own and what
     # came before. Bit j + 1 of its ancestors = it follows its slot's draft token j; bit 0, the
     # anchor, is counted already. Both or neither: without, no row follows any.
-    followed: Tensor | None = None  # [slots, width] int64, at most MAX_FOLLOWED
+    followed: Tensor | None = None  # [slots, width] int64, at most MAX_NODES
     ancestors: Tensor | None = None  # [rows] int64
     # Grammars' masks, and which of them is a row's: -1 = everything is allowed. Both or neither.
     masks: Tensor | None = None  # [masks, ceil(vocab / 32)] int32: bit set = allowed
@@ -94,7 +94,7 @@ class DrawnRows:
     totals: bool = True
 
     def __post_init__(self) -> None:
-        assert self.followed is None or self.followed.shape[1] <= MAX_FOLLOWED
+        assert self.followed is None or self.followed.shape[1] <= MAX_NODES
 
 
 class SlotRequest(NamedTuple):

@@ -13,10 +13,9 @@ from torch import Tensor
 from flashdraft.kernels.draw.arithmetic import gumbel
 from flashdraft.kernels.draw.noise import host_keys_from, host_random_bits_at
 from flashdraft.kernels.draw.rule import LOWEST_TEMPERATURE, Draw
-from flashdraft.kernels.nodes import TreeNodes
+from flashdraft.kernels.nodes import MAX_NODES, TreeNodes
 from flashdraft.kernels.tree import (
     DOUBT,
-    MAX_NODES,
     MAX_OFFERS,
     SEEDED_FROM,
     Offered,

@@ -13,23 +13,27 @@ from flashdraft.kernels.torch_backend import TorchKernels
 from tests.picture_rows import are_close
 from tests.tree_rows import CASES, Batch, Case, ancestors_of, make_trees
 
-if not available():
-    pytest.skip("the native kernels are not built", allow_module_level=True)
 
-KERNELS: dict[str, CpuKernels | TorchKernels] = {
-    "native": CpuKernels(quantize=False),
-    "torch": TorchKernels(torch.device("cpu"), torch.float32),
-}
+def make_native() -> CpuKernels:
+    """Made in each test: they are those of the processors' level that is tested."""
+    if not available():
+        pytest.skip("the native kernels are not built")
+    return CpuKernels(quantize=False)
 
 
-@pytest.mark.parametrize("kernels", KERNELS.values(), ids=list(KERNELS))
+@pytest.fixture(params=["native", "torch"])
+def kernels(request: pytest.FixtureRequest) -> CpuKernels | TorchKernels:
+    if request.param == "native":
+        return make_native()
+    return TorchKernels(torch.device("cpu"), torch.float32)
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_rows_see_their_ancestors(name: str, kernels: CpuKernels | TorchKernels) -> None:
     batch = Batch(CASES[name])
     assert are_close(batch.attend(kernels), batch.expect())
 
 
-@pytest.mark.parametrize("kernels", KERNELS.values(), ids=list(KERNELS))
 @pytest.mark.parametrize("window", [None, 13])
 @pytest.mark.parametrize("seed", range(8))
 def test_a_path_has_the_bits_of_a_chain(
@@ -55,14 +59,13 @@ def test_a_path_has_the_bits_of_a_chain(
         assert torch.equal(chain.attend(kernels, CAUSAL)[-1], found[row])
 
 
-@pytest.mark.parametrize("kernels", KERNELS.values(), ids=list(KERNELS))
 def test_rows_in_order_have_the_bits_of_no_trees(kernels: CpuKernels | TorchKernels) -> None:
     batch = Batch(Case([(40, 30), (150, 9), (1, 5)], [0, 0, 0], window=16))
     assert torch.equal(batch.attend(kernels), batch.attend(kernels, CAUSAL))
 
 
 def test_rows_of_a_picture_and_of_a_tree_are_of_one_pass() -> None:
-    kernels, batch = KERNELS["native"], Batch(Case([(20, 9), (12, 3)], [6, 0], window=14))
+    kernels, batch = make_native(), Batch(Case([(20, 9), (12, 3)], [6, 0], window=14))
     ahead = torch.zeros(32, dtype=torch.int32)
     ahead[22:27] = torch.arange(4, -1, -1)
     found = batch.attend(kernels, replace(batch.mask, ahead=ahead))
@@ -70,7 +73,6 @@ def test_rows_of_a_picture_and_of_a_tree_are_of_one_pass() -> None:
     assert torch.equal(found[20:], batch.attend(kernels, BlockMask(ahead=ahead))[20:])
 
 
-@pytest.mark.parametrize("kernels", KERNELS.values(), ids=list(KERNELS))
 def test_a_sibling_is_never_read(kernels: CpuKernels | TorchKernels) -> None:
     batch = Batch(Case([(3, 12)], [2]))
     batch.mask = BlockMask(trees=make_trees([3], [[0, 0]]))
@@ -82,7 +84,7 @@ def test_a_sibling_is_never_read(kernels: CpuKernels | TorchKernels) -> None:
 
 
 def test_trees_that_are_none_are_refused() -> None:
-    kernels, batch = KERNELS["native"], Batch(Case([(3, 12)], [2]))
+    kernels, batch = make_native(), Batch(Case([(3, 12)], [2]))
     trees = make_trees([3], [[0, 0]])
     wrong = [
         Trees(trees.ancestors, torch.tensor([0, 2, 1], dtype=torch.int32)),  # deeper than it can be

@@ -10,7 +10,7 @@ import torch
 
 from flashdraft.kernels import advance as rule
 from tests.advanced import make_step
-from tests.interpreted import collect, judge, report
+from tests.interpreted import judge, report
 
 NUM_SEEDS = 12
 
@@ -51,11 +51,6 @@ CHECKS |= {
     )
     for nodes, depth, looks in ((15, 4, False), (31, 15, True), (63, 9, True))
 }
-
-
-@pytest.fixture(scope="module")
-def failures() -> dict[str, str]:
-    return collect(__file__)
 
 
 @pytest.mark.parametrize("name", CHECKS)

@@ -236,12 +236,13 @@ def finish(vocab_size: int, dtype: torch.dtype, softcap: float | None, forbids: 
 
 
 def draw(num_rows: int, vocab_size: int, dtype: torch.dtype, plain: bool = False) -> None:
-    from flashdraft.kernels.draw.rule import MAX_FOLLOWED, DrawnRows, HeadProducts, SlotSettings
+    from flashdraft.kernels.draw.rule import DrawnRows, HeadProducts, SlotSettings
+    from flashdraft.kernels.nodes import MAX_NODES
 
     settings = SlotSettings.allocate(8, vocab_size, torch.device("meta"))
     owner = make(num_rows, dtype=torch.int64)
     masks = make(3, -(-vocab_size // 32), dtype=torch.int32)
-    followed = make(8, MAX_FOLLOWED, dtype=torch.int64)
+    followed = make(8, MAX_NODES, dtype=torch.int64)
     rows = DrawnRows(owner, owner)
     if not plain:
         rows = DrawnRows(owner, owner, followed, owner, masks, mask_of=owner)

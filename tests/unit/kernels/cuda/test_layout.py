@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from flashdraft.kernels import layout as rule
-from tests.interpreted import collect, judge, report
+from tests.interpreted import judge, report
 from tests.laid_out import make_drafted, make_nodes, make_rows, make_slots
 
 CPU = torch.device("cpu")
@@ -57,11 +57,6 @@ CHECKS: dict[str, Callable[[], None]] = {
         for whole in (False, True)
     },
 }
-
-
-@pytest.fixture(scope="module")
-def failures() -> dict[str, str]:
-    return collect(__file__)
 
 
 @pytest.mark.parametrize("name", CHECKS)

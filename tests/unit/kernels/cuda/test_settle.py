@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from flashdraft.kernels import settle as rule
-from tests.interpreted import collect, judge, report
+from tests.interpreted import judge, report
 from tests.settled import NUM_PAGES, make_moves, make_stored
 
 NUM_SEEDS = 5
@@ -31,11 +31,6 @@ CHECKS: dict[str, Callable[[], None]] = {
     f"{slots} slots, {depth} deep": lambda s=slots, d=depth: check(s, d)
     for slots, depth in ((1, 15), (5, 4), (4, 1))
 }
-
-
-@pytest.fixture(scope="module")
-def failures() -> dict[str, str]:
-    return collect(__file__)
 
 
 @pytest.mark.parametrize("name", CHECKS)

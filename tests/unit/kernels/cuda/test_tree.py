@@ -9,7 +9,7 @@ import torch
 
 from flashdraft.kernels import tree as rule
 from tests.grown import assert_equal, grow_by, make_drawn, make_offered
-from tests.interpreted import collect, judge, report
+from tests.interpreted import judge, report
 
 CPU = torch.device("cpu")
 # width, offers of a place, nodes
@@ -60,11 +60,6 @@ CHECKS: dict[str, Callable[[], None]] = {
         for seed, count in ((0, 8), (1, 1), (2, rule.MAX_OFFERS), (3, 8), (5, rule.MAX_OFFERS))
     },
 }
-
-
-@pytest.fixture(scope="module")
-def failures() -> dict[str, str]:
-    return collect(__file__)
 
 
 @pytest.mark.parametrize("name", CHECKS)

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from flashdraft.kernels.draw import host, reference
-from flashdraft.kernels.draw.rule import MAX_FOLLOWED, DrawnRows
+from flashdraft.kernels.draw.rule import DrawnRows
+from flashdraft.kernels.nodes import MAX_NODES
 from tests.drawn import PENALISED, assert_equal, make_rows, siblings
 
 DRAWS = {"torch": reference.draw, "numpy": host.draw}
@@ -48,6 +49,6 @@ def test_tokens_beside_a_path_do_not_count(draw: Any) -> None:
 
 def test_more_draft_tokens_than_a_word_has_bits_are_refused() -> None:
     zero = torch.zeros(1, dtype=torch.int64)
-    DrawnRows(zero, zero, torch.zeros(1, MAX_FOLLOWED, dtype=torch.int64), zero)
+    DrawnRows(zero, zero, torch.zeros(1, MAX_NODES, dtype=torch.int64), zero)
     with pytest.raises(AssertionError):
-        DrawnRows(zero, zero, torch.zeros(1, MAX_FOLLOWED + 1, dtype=torch.int64), zero)
+        DrawnRows(zero, zero, torch.zeros(1, MAX_NODES + 1, dtype=torch.int64), zero)

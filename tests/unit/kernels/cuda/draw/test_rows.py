@@ -19,7 +19,7 @@ from flashdraft.core import SamplingParams
 from flashdraft.kernels.draw import arithmetic, noise, reference
 from flashdraft.kernels.draw.rule import DrawnRows, HeadProducts, SlotRequest, SlotSettings
 from tests.drawn import CPU, PENALISED, Rows, assert_equal, make_rows, siblings
-from tests.interpreted import collect, judge, report
+from tests.interpreted import judge, report
 
 PLANS: dict[str, dict[str, int]] = {
     "small": {"sub": 16, "parts": 4, "blocks": 2, "room": 32, "max_picked": 9, "search_block": 128},
@@ -195,11 +195,6 @@ for _plan in PLANS:
             p, 259, False, **SAMPLED | s
         )
         CHECKS[f"{_plan}, {_name}, levels"] = lambda p=_plan, s=_setting: check_levels(p, **s)
-
-
-@pytest.fixture(scope="module")
-def failures() -> dict[str, str]:
-    return collect(__file__)
 
 
 @pytest.mark.parametrize("name", CHECKS)

@@ -10,11 +10,12 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from benchmarks.traffic.record import STEP_KINDS, Piece, Record, StepMark
+from benchmarks.traffic.record import MIXED, STEP_KINDS, Piece, Record, StepMark
 from benchmarks.traffic.sources import Turn
 from flashdraft.bench.results import percentile
 
 PERCENTS = (50, 95, 99)
+ROWS_TOGETHER = 64
 
 
 class Window(NamedTuple):
@@ -123,6 +124,7 @@ def describe_steps(steps: Sequence[StepMark], window: Window) -> dict[str, Any]:
     busy = sum(step.seconds for step in inside)
     return {
         "kinds": kinds,
+        "by_rows": _by_rows(inside),
         "count": len(inside),
         "outside_share": round(max(0.0, 1.0 - busy / window.seconds), 4),
         "mean_verify_length": round(statistics.fmean(lengths), 3) if lengths else None,
@@ -132,6 +134,22 @@ def describe_steps(steps: Sequence[StepMark], window: Window) -> dict[str, Any]:
         ),
         "prompt_tokens_a_step": round(statistics.fmean(prompts), 1) if prompts else None,
         "steps_with_prompts": len(prompts),
+    }
+
+
+def _by_rows(steps: Sequence[StepMark]) -> dict[str, dict[str, float]]:
+    """Passes with prompts beside those who decode, by all their rows up to a multiple of some."""
+    found: dict[int, list[StepMark]] = {}
+    for step in steps:
+        if step.kind == MIXED:
+            found.setdefault(-(-step.num_rows // ROWS_TOGETHER) * ROWS_TOGETHER, []).append(step)
+    return {
+        str(rows): {
+            "count": len(some),
+            "device_ms": round(1e3 * statistics.median(step.device_s for step in some), 2),
+            "prompt_tokens": round(statistics.fmean(step.num_prompt_tokens for step in some), 1),
+        }
+        for rows, some in sorted(found.items())
     }
 
 

@@ -34,6 +34,11 @@ class StepMark(NamedTuple):
     def seconds(self) -> float:
         return self.end - self.begin
 
+    @property
+    def num_rows(self) -> int:
+        """Of its pass, but for those of nobody."""
+        return self.num_prompt_tokens + len(self.verify_lengths) + sum(self.verify_lengths)
+
 
 class End(NamedTuple):
     """A request's last event."""

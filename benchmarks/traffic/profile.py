@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-NUM_KERNELS = 24  # those that take longest
+NUM_KERNELS = 48  # those that take longest
 NAME_LENGTH = 88
 
 

@@ -79,6 +79,8 @@ def make_step(
         nodes = make_chain(tokens, nodes.confidence, nodes.survival)
     counts = integers(0, 2 + num_nodes, num_slots)
     counts[integers(0, 4, num_slots) == 0] = 0
+    if is_given and max_depth is not None:  # the host gives rows to nodes that there are
+        counts = torch.minimum(counts, 1 + (nodes.confidence > 0).sum(1))
     ends = counts.cumsum(0)
     query_start = torch.cat([ends.new_zeros(1), ends]).to(torch.int32)
     num_rows = int(ends[-1])

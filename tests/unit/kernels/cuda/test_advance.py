@@ -46,10 +46,11 @@ CHECKS |= {
     for width, given in itertools.product((0, 15), (False, True))
 }
 CHECKS |= {
-    f"{nodes} nodes, {depth} deep{', looked up' * looks}": (
-        lambda n=nodes, d=depth, h=looks: check(n, False, h, max_depth=d)
+    f"{nodes} nodes, {depth} deep{', given' * given}{', looked up' * looks}": (
+        lambda n=nodes, d=depth, g=given, h=looks: check(n, g, h, max_depth=d)
     )
     for nodes, depth, looks in ((15, 4, False), (31, 15, True), (63, 9, True))
+    for given in (False, True)
 }
 
 

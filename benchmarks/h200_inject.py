@@ -67,19 +67,30 @@ class PrescribedWalks:
     def __init__(
         self, walks: Walks, are_trees: bool, max_batch: int, device: torch.device, seed: int
     ) -> None:
-        generator = torch.Generator().manual_seed(seed)
-        uniform = _draw_evenly(max_batch, generator)
+        self._are_trees, self._max_batch, self._seed = are_trees, max_batch, seed
+        self._table = self._draw(walks).to(device)
+        self._count = torch.zeros(1, dtype=torch.int64, device=device)
+
+    def prescribe(self, walks: Walks) -> None:
+        """From now on others, through trees of the same sizes."""
+        self._table.copy_(self._draw(walks))
+
+    def _draw(self, walks: Walks) -> Tensor:
+        """For every step d, l, and the fewest nodes of a tree of which they are.
+
+        [draws, 3, batch, sizes]; the first size is the chain's.
+        """
+        generator = torch.Generator().manual_seed(self._seed)
+        uniform = _draw_evenly(self._max_batch, generator)
         chain = {(d, d): 0.0 for d, _ in walks.largest}
         for (d, _), count in walks.largest.items():
             chain[d, d] += count
-        sizes = {0: chain, **(walks.by_size if are_trees else {})}
+        sizes = {0: chain, **(walks.by_size if self._are_trees else {})}
         drawn = torch.stack([_pick(one, uniform) for one in sizes.values()], dim=2)
-        share = torch.rand(NUM_DRAWS, max_batch, 1, generator=generator)
+        share = torch.rand(NUM_DRAWS, self._max_batch, 1, generator=generator)
         below, size = torch.tensor([0, *sizes][:-1]), torch.tensor([*sizes])
         least = size - (share * (size - below)).to(torch.int64)
-        # [draws, 3, batch, sizes]: d, l, and the fewest nodes of a tree of which they are
-        self._table = torch.stack([drawn[..., 0], drawn[..., 1], least], dim=1).to(device)
-        self._count = torch.zeros(1, dtype=torch.int64, device=device)
+        return torch.stack([drawn[..., 0], drawn[..., 1], least], dim=1)
 
     def __call__(
         self, samples: Tensor, starts: Tensor, nodes: TreeNodes, is_node: Tensor

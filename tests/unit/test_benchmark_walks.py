@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.h200_inject import NUM_DRAWS, PrescribedWalks, find_path
+from benchmarks import h200_inject
+from benchmarks.h200_inject import PrescribedWalks, find_path
 from benchmarks.walks import Walks, describe
 from flashdraft.core import Request, SamplingParams
 from flashdraft.engine.config import CacheOptions, EngineConfig
@@ -113,13 +114,14 @@ def wide_tree(num_slots: int, num_nodes: int) -> TreeNodes:
 
 
 @pytest.mark.parametrize("are_trees", [False, True])
-def test_a_chain_follows_its_law(are_trees: bool) -> None:
+def test_a_chain_follows_its_law(are_trees: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of an engine with chains, whatever trees would do; the numbers come round and never end."""
+    monkeypatch.setattr(h200_inject, "NUM_DRAWS", 1024)
     walks = WALKS.tilted(4.2)
     accept = PrescribedWalks(walks, are_trees, 3, CPU, seed=0)
     tokens, sure = torch.arange(45).view(3, 15), torch.ones(3, 15)
     nodes, lengths = make_chain(tokens, sure, sure.double()), []
-    for _ in range(NUM_DRAWS):
+    for _ in range(1024):
         samples, starts, is_node = everybody(nodes)
         decided = accept(samples, starts, nodes, is_node)
         assert torch.equal(find_agreed(samples, starts, nodes), decided)
@@ -127,7 +129,7 @@ def test_a_chain_follows_its_law(are_trees: bool) -> None:
         lengths.append(walk(decided, nodes, is_node, 15).num_accepted)
     found = 1 + torch.stack(lengths).double().mean(0)
     wanted = walks.mean(15) if are_trees else 4.2
-    assert found.tolist() == pytest.approx([wanted] * 3, rel=0.01)
+    assert found.tolist() == pytest.approx([wanted] * 3, rel=0.03)
     assert torch.equal(accept(*again(nodes)), (2 << lengths[0]) - 1)
     some = torch.stack(lengths[:48]).double().mean(0) + 1
     assert some.tolist() == pytest.approx([wanted] * 3, rel=0.1)  # evenly spread

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from benchmarks import h200_inject
 from benchmarks.h200_inject import PrescribedWalks, find_path
+from benchmarks.tree_length import compare
 from benchmarks.walks import Walks, describe
 from flashdraft.core import Request, SamplingParams
 from flashdraft.engine.config import CacheOptions, EngineConfig
@@ -209,3 +211,26 @@ def test_committed_text_is_what_the_cache_holds(tree: int | None) -> None:
     assert cached.stats.cached_tokens >= 48
     engine.forget_prefixes()
     assert zoo.run(engine, [again])["again"].token_ids == cached.token_ids
+
+
+def test_walks_of_real_trees_are_measured() -> None:
+    """Of steps with room for a whole tree, as it was told how far to go."""
+    target = zoo.tiny_target("gemma4", zoo.kernels("float32"), taps=(0, 2))
+    drafter = zoo.tiny_drafter(target.kernels, 8)
+    configs = {
+        "chain": EngineConfig(verify=7, run_ahead=True, ngram=False),
+        "tree 15": EngineConfig(tree=15, ngram=False),
+    }
+    accepts = {name: PrescribedWalks(WALKS, name != "chain", 16, CPU, seed=3) for name in configs}
+    engines = {
+        name: Engine(target, drafter, config, accept=accepts[name])
+        for name, config in configs.items()
+    }
+    params = SamplingParams(max_tokens=100, ignore_eos=True)
+    row, walks = compare(engines, [[5, 6], [7, 8, 9]], params)
+    assert [*row] == ["requests", "chain", "tree 15"] and [*walks] == ["15"]
+    counts = Counter({tuple(map(int, pair.split(","))): n for pair, n in walks["15"].items()})
+    assert all(d <= length for d, length in counts) and any(d < length for d, length in counts)
+    rate = 1 + sum(length * n for (_, length), n in counts.items()) / counts.total()
+    assert rate == pytest.approx(WALKS.mean(15), rel=0.1)
+    assert counts.total() > 40 and row["tree 15"]["accepted_length"] > 1.5

@@ -7,6 +7,7 @@ around the kernels, of none, except that uniform routing of one row has launches
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -22,6 +23,9 @@ NUM_DRAWS = 8192  # steps before the drawn numbers repeat
 FAR = 256  # more than any tree is deep
 STRATUM = 16  # steps over which a request's numbers are spread evenly: short runs agree better
 NUM_TABLES = 61  # of expert choices: a prime, so that a layer sees another one in every capture
+
+
+WalkFunction = Callable[[Tensor, Tensor, TreeNodes, Tensor, Tensor, Tensor], Tensor]
 
 
 class PrescribedAcceptance:
@@ -70,6 +74,7 @@ class PrescribedWalks:
         self._are_trees, self._max_batch, self._seed = are_trees, max_batch, seed
         self._table = self._draw(walks).to(device)
         self._count = torch.zeros(1, dtype=torch.int64, device=device)
+        self._accept = accept_walks if device.type == "cpu" else _accept_at_once()
 
     def prescribe(self, walks: Walks) -> None:
         """From now on others, through trees of the same sizes."""
@@ -96,15 +101,28 @@ class PrescribedWalks:
         self, samples: Tensor, starts: Tensor, nodes: TreeNodes, is_node: Tensor
     ) -> Tensor:
         """The path that is accepted of each tree; `samples` get its tokens."""
-        table = self._table.index_select(0, self._count)[0, :, : len(starts)]
-        self._count.add_(1).remainder_(NUM_DRAWS)
-        size = (table[2] <= is_node.sum(1, keepdim=True)).sum(1).view(1, -1, 1) - 1
-        leaves, length = table[:2].gather(2, size.expand(2, -1, 1))
-        path = find_path(nodes, is_node, leaves, length)
-        bits = count_up(1 + is_node.shape[1], samples.device)[1:]
-        is_kept = ((path.unsqueeze(1) >> bits) & 1).to(torch.bool)
-        agree(samples, starts, nodes, is_kept)
+        path = self._accept(samples, starts, nodes, is_node, self._table, self._count)
+        self._count.add_(1)
         return path
+
+
+def _accept_at_once() -> WalkFunction:
+    from benchmarks.h200_walk import accept  # Triton is not everywhere
+
+    return accept
+
+
+def accept_walks(
+    samples: Tensor, starts: Tensor, nodes: TreeNodes, is_node: Tensor, table: Tensor, count: Tensor
+) -> Tensor:
+    """The paths of all slots, of the draw of this number; `samples` get their tokens."""
+    told = table.index_select(0, count % len(table))[0, :, : len(starts)]
+    size = (told[2] <= is_node.sum(1, keepdim=True)).sum(1).view(1, -1, 1) - 1
+    leaves, length = told[:2].gather(2, size.expand(2, -1, 1))
+    path = find_path(nodes, is_node, leaves, length)
+    bits = count_up(1 + is_node.shape[1], samples.device)[1:]
+    agree(samples, starts, nodes, ((path.unsqueeze(1) >> bits) & 1).to(torch.bool))
+    return path
 
 
 def find_path(nodes: TreeNodes, is_node: Tensor, leaves: Tensor, length: Tensor) -> Tensor:

@@ -1,8 +1,9 @@
 """What random weights cannot have by themselves: an acceptance rate, and routing.
 
-For h200.py and traffic. Both are injected from here and are no options of the engine. Acceptance is
-a function the engine is given, of about as many launches as the real one; routing is a wrapper
-around the kernels, of none, except that uniform routing of one row has launches of its own.
+For h200.py, h200_trees.py and traffic. All are injected from here and are no options of the engine.
+Acceptance is a function the engine is given, of few launches: walks of trees are one, beside some
+that find out which nodes are verified. Routing is a wrapper around the kernels, of none, except
+that uniform routing of one row has launches of its own.
 """
 
 from __future__ import annotations

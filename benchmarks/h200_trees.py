@@ -75,6 +75,10 @@ class Sizes:
 TINY = Sizes(context=96, long=256, prompt=24, answer=48, repeats=1, steady=6)
 
 
+class UnseenError(RuntimeError):
+    """Steps that were to be timed did not come."""
+
+
 @dataclass
 class Run:
     """One invocation: its rows as they come."""
@@ -151,9 +155,16 @@ class Run:
     ) -> None:
         kind = "chain" if tree is None else "tree"
         for count, rows in cases:
-            if not self.is_over(f"{what}, {count} requests, {rows} rows, {kind} {tree or ''}"):
-                row = self._time_steps(engine, count, rows // count - 1, context)
-                self.add(what, {"drafts": kind, "columns": tree, **row})
+            if self.is_over(f"{what}, {count} requests, {rows} rows, {kind} {tree or ''}"):
+                continue
+            drafted = rows // count - 1
+            row: Row = {"drafts": kind, "columns": tree, "requests": count, "rows": rows}
+            row |= {"draft_tokens_each": drafted}
+            try:
+                row |= self._time_steps(engine, count, drafted, context)
+            except UnseenError as error:  # the other cases go on
+                row["error"] = str(error)
+            self.add(what, row)
 
     def _time_steps(self, engine: Engine, count: int, drafted: int, context: int) -> Row:
         """Steps of so many requests that all decode, and verify so many draft tokens each."""
@@ -176,12 +187,9 @@ class Run:
         lengths = [len(live.tokens) for live in engine.scheduler.running]
         cancel_all(engine)
         if not times:
-            raise RuntimeError(f"no step of {count} requests verified {drafted} draft tokens each")
+            raise UnseenError(f"no step of {count} requests verified {drafted} draft tokens each")
         draft, rest = (statistics.median(one) for one in zip(*times, strict=True))
         return {
-            "requests": count,
-            "rows": count * (1 + drafted),
-            "draft_tokens_each": drafted,
             "context": round(statistics.fmean(lengths)) if lengths else context,
             "step_ms": round(1e3 * statistics.median(sum(one) for one in times), 4),
             "draft_ms": round(1e3 * draft, 4),
@@ -199,7 +207,8 @@ class Run:
             self.use("speed", spec, partial(self._speeds, tree))
 
     def _speeds(self, tree: int | str | None, engine: Engine) -> None:
-        prepare(engine)
+        if engine.config.fixed is None:  # there are steps to choose from
+            prepare(engine)
         for mean, kind in product(MEANS, KINDS):
             if not self.is_over(f"speed, {kind}, chain of {mean}, tree {tree}"):
                 row = self._speed(engine, mean, kind)

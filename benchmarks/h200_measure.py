@@ -13,7 +13,7 @@ import random
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,6 +27,7 @@ from flashdraft.models.config.target import ModelConfig
 AT_SPEED = 1.25  # a first step is at speed if it takes no longer than so many typical ones
 MIN_WARM_UPS, MAX_WARM_UPS = 3, 10  # runs before measuring: until the policy has settled
 SETTLED = 0.03  # a run within so much of the last one, with no new graph
+GREEDY: Mapping[str, Any] = {}
 CAPTURES = "flashdraft.engine.streams"  # logs every graph that is captured
 
 
@@ -129,10 +130,11 @@ def random_requests(
     config: ModelConfig,
     seed: int,
     verify: int | None = None,
+    sampling: Mapping[str, Any] = GREEDY,
 ) -> list[Request]:
     """Prompts of random tokens whose answers do not end early."""
     draw = random.Random(seed)
-    params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
+    params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, **sampling)
     return [
         Request(
             f"r{seed}-{index}",
@@ -183,13 +185,15 @@ def measure_load(
     seed: int,
     repeats: int,
     warm_up_tokens: int,
+    sampling: Mapping[str, Any] = GREEDY,
 ) -> dict[str, Any]:
     """Warm-up, then the same load `repeats` times: the median run, and all of them."""
     config = engine.target.config
 
     def run(tokens: int, turn: int) -> tuple[Timeline, int]:
         with collect_logs(CAPTURES, logging.DEBUG) as captured:
-            requests = random_requests(count, prompt_tokens, tokens, config, seed + turn)
+            own = prompt_tokens, tokens, config, seed + turn
+            requests = random_requests(count, *own, sampling=sampling)
             return run_requests(engine, requests), len(captured)
 
     last = 0.0

@@ -5,7 +5,8 @@
 BENCH is a folder of <task>.jsonl files with a `prompt` a row. One request at a time, the block
 drafter alone (no n-grams): a whole chain verified, then trees of so many draft tokens, greedily and
 sampled (1.0, top-p 0.95, top-k 64, a seed each). Tokens per decode step, bonus token included, the
-mean over requests. Every answer must be the chain's. No time is taken.
+mean over requests. Every answer must be the chain's. No time is taken. `walks` has how far each
+whole tree was walked, along its chain and in all (walks.py).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import statistics
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks.accepted_length import (
     TASKS,
@@ -26,6 +27,7 @@ from benchmarks.accepted_length import (
     task_parser,
     write_results,
 )
+from benchmarks.walks import Walk, describe
 from flashdraft.core import Generation, Request, SamplingParams
 from flashdraft.engine.config import EngineConfig
 from flashdraft.engine.engine import Engine
@@ -38,39 +40,57 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-def answer(engine: Engine, ids: Sequence[int], params: SamplingParams, seed: int) -> Generation:
-    """One answer, nobody beside it."""
+class Measured(NamedTuple):
+    """What an engine did with some prompts."""
+
+    lengths: list[float]  # accepted, of each answer
+    answers: list[list[int]]
+    walks: list[Walk]  # of all steps that had room for a whole tree, and did not end an answer
+
+
+def answer(
+    engine: Engine, ids: Sequence[int], params: SamplingParams, seed: int, walks: list[Walk]
+) -> Generation:
+    """One answer, nobody beside it; its walks are added to the others."""
     engine.submit(Request("one", list(ids), params, seed))
     while engine.has_work:
         for event in engine.step():
             if event.generation is not None:
                 return event.generation
+        if engine.last_step.verify_lengths == (engine.config.fixed,):
+            walks += engine.last_walks
     raise RuntimeError("the engine lost its request")
 
 
-def measure(engine: Engine, prompts: Sequence[Sequence[int]], params: SamplingParams) -> Any:
-    """Accepted lengths of all answers, and the answers."""
-    found = [answer(engine, ids, params, seed) for seed, ids in enumerate(prompts)]
-    return [one.stats.mean_accepted_length for one in found], [one.token_ids for one in found]
+def measure(engine: Engine, prompts: Sequence[Sequence[int]], params: SamplingParams) -> Measured:
+    """All answers, one after another."""
+    walks: list[Walk] = []
+    found = [answer(engine, ids, params, seed, walks) for seed, ids in enumerate(prompts)]
+    lengths = [one.stats.mean_accepted_length for one in found]
+    return Measured(lengths, [one.token_ids for one in found], walks)
 
 
 def compare(
     engines: dict[str, Engine], prompts: Sequence[Sequence[int]], params: SamplingParams
-) -> dict[str, Any]:
-    """Mean accepted length by engine, beside the chain's, which comes first."""
+) -> tuple[dict[str, Any], dict[str, dict[str, int]]]:
+    """Mean accepted length by engine, beside the chain's, which comes first; walks by tree."""
     row: dict[str, Any] = {"requests": len(prompts)}
+    walks: dict[str, dict[str, int]] = {}
     answers, chain = None, 1.0
     for name, engine in engines.items():
-        lengths, found = measure(engine, prompts, params)
-        mean = statistics.fmean(lengths)
-        answers, chain = answers or found, mean if answers is None else chain
+        found = measure(engine, prompts, params)
+        mean = statistics.fmean(found.lengths)
+        chain = mean if answers is None else chain
+        answers = answers or found.answers
         row[name] = {
             "accepted_length": round(mean, 4),
             "by_chain": round(mean / chain, 4),
-            "same_answers": sum(a == b for a, b in zip(answers, found, strict=True)),
+            "same_answers": sum(a == b for a, b in zip(answers, found.answers, strict=True)),
         }
+        if engine.config.tree is not None:
+            walks[str(engine.config.tree)] = describe(found.walks)
         report_progress(f"  {name}: {mean:.2f}, {mean / chain:.2f} of the chain's")
-    return row
+    return row, walks
 
 
 def main() -> int:
@@ -96,6 +116,7 @@ def main() -> int:
             "sampling": SETTINGS,
         },
         "tasks": {kind: {} for kind in SETTINGS},
+        "walks": {kind: {} for kind in SETTINGS},
     }
     for kind, settings in SETTINGS.items():
         params = SamplingParams(max_tokens=found.tokens, **settings)
@@ -103,7 +124,8 @@ def main() -> int:
             report_progress(f"{kind}, {task}")
             prompts = read_task(found.bench, task, found.limit, found.seed)
             ids = [pair.llm.chat_prompt(one.messages) for one in prompts]
-            document["tasks"][kind][task] = compare(engines, ids, params)
+            row, walks = compare(engines, ids, params)
+            document["tasks"][kind][task], document["walks"][kind][task] = row, walks
             document["means"] = means_of(document["tasks"])
             write_results(found.output, document)
     print(json.dumps(document["means"], indent=1))

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from flashdraft.core import SamplingParams
-from flashdraft.kernels.accept import Acceptance
-from flashdraft.kernels.advance import Decided, SlotStates, Verified, num_columns
+from flashdraft.kernels.advance import SlotStates, Verified, num_columns
 from flashdraft.kernels.draw.rule import SlotRequest, SlotSettings
 from flashdraft.kernels.nodes import make_chain
 from tests.laid_out import NUM_TOKENS, make_nodes
@@ -91,12 +90,10 @@ def make_step(
             if random.random() < 0.8:
                 samples[start + nodes.parents[slot, node]] = nodes.tokens[slot, node]
     decided = None
-    if is_decided:  # otherwise than what was drawn
-        drawn = samples.clone()
-        drawn[:num_rows] = integers(0, VOCABULARY, num_rows)
-        accepted = torch.minimum(integers(-1, 2 + num_nodes, num_slots), counts - 1)
-        bonus = samples[query_start[:-1] + accepted.clamp(min=0)]
-        decided = Decided(Acceptance(accepted, bonus), drawn)
+    if is_decided:  # otherwise than what was drawn: up to any node, verified or not
+        ends = integers(0, 1 + num_nodes, num_slots, 1)
+        roots = torch.ones(num_slots, 1, dtype=torch.int64)
+        decided = torch.cat([roots, nodes.ancestors], dim=1).gather(1, ends).squeeze(1)
     stops = integers(0, VOCABULARY, num_slots, NUM_STOPS)
     stops[:, 2:] = -1
     if num_nodes:  # some that come up

@@ -3,6 +3,7 @@
     python -m benchmarks.traffic --model 31b --clients 8,32 --kinds greedy,sampled,logprobs,penalty
     python -m benchmarks.traffic --model 31b --rate 5 --draft --output traffic.json
     python -m benchmarks.traffic --model 26b --routing degenerate,uniform --acceptance 0.893,0.6,0.3
+    python -m benchmarks.traffic --model 31b --draft --tree auto --walks FILE --walk-mean 8.6
     python -m benchmarks.traffic --model 31b --conversations --draft
     python -m benchmarks.traffic --model 31b --long 65536
     python -m benchmarks.traffic --model tiny --clients 2 --seconds 2
@@ -13,9 +14,11 @@ own setting (temperature 1.0, top-p 0.95, top-k 64); in logprobs, penalty and sc
 request besides wants 5 log-probabilities, a repetition penalty of 1.1 or JSON by a schema; presence
 is a presence penalty on all; in pictures every fourth request begins with one of 266 tokens that
 nobody has seen, in pictures-as-text with as many tokens of text. Drafts are accepted at a
-prescribed chance a slot and committed (h200_inject.py). Figures begin when the warm-up requests are
-answered; what anybody waited for before that is told apart. The prefix cache is off but in
---conversations. tiny tries everything out on a CPU: its figures mean nothing.
+prescribed chance a slot and committed (h200_inject.py), or with --walks as far as those of a real
+pair (walks.py), tilted so that chains bring --walk-mean tokens a step; trees (--tree) need walks.
+Figures begin when the warm-up requests are answered; what anybody waited for before that is told
+apart. The prefix cache is off but in --conversations. tiny tries everything out on a CPU: its
+figures mean nothing.
 """
 
 from __future__ import annotations
@@ -29,11 +32,19 @@ from typing import Any
 import torch
 
 from benchmarks.accepted_length import describe_environment, write_results
-from benchmarks.traffic.engines import DEGENERATE, MODEL_NAMES, UNIFORM, Bench, model_named
+from benchmarks.traffic.engines import (
+    DEGENERATE,
+    MODEL_NAMES,
+    UNIFORM,
+    Acceptance,
+    Bench,
+    model_named,
+)
 from benchmarks.traffic.rows import Run, Settings
 from benchmarks.traffic.sources import NUM_TURNS, SYSTEM_TOKENS
 from benchmarks.traffic.table import render
-from benchmarks.traffic.workload import KINDS, SCHEMA, Span
+from benchmarks.traffic.workload import GREEDY, KINDS, SAMPLED, SCHEMA, Span
+from benchmarks.walks import Walks
 
 FORMAT = "flashdraft-traffic/1"
 DEFAULT_CLIENTS = (1, 8, 32)
@@ -67,6 +78,11 @@ def _words(known: tuple[str, ...]) -> Any:
     return parse
 
 
+def tree_of(text: str) -> int | str:
+    """A number of draft tokens, or as many as pay."""
+    return text if text == "auto" else int(text)
+
+
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.traffic", description=(__doc__ or "").partition("\n")[0]
@@ -89,6 +105,9 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     engine.add_argument("--draft", action="store_true", help="drafted (default: and plain)")
     engine.add_argument("--plain", action="store_true", help="plain decoding")
     engine.add_argument("--acceptance", type=_acceptances, help="a slot's, as 0.909,0.6,0.3")
+    engine.add_argument("--walks", type=Path, metavar="FILE", help="in acceptance's place")
+    engine.add_argument("--walk-mean", type=float, default=8.6, metavar="TOKENS")
+    engine.add_argument("--tree", type=tree_of, metavar="N|auto", help="draft trees")
     engine.add_argument(
         "--routing", type=_words((DEGENERATE, UNIFORM)), default=[DEGENERATE], help="of experts"
     )
@@ -106,6 +125,10 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--budget", type=float, default=540.0, help="seconds; later rows are left")
     parser.add_argument("--output", type=Path, metavar="FILE.json", help="written after every row")
     found = parser.parse_args(arguments)
+    if found.tree is not None and found.walks is None:
+        parser.error("--tree needs --walks: how far a tree is walked")
+    if found.walks is not None and (found.plain or found.acceptance):
+        parser.error("--walks is of drafted engines, and in the place of --acceptance")
     if not (found.clients or found.rate or found.conversations or found.long):
         found.clients = list(DEFAULT_CLIENTS)
     return found
@@ -115,8 +138,11 @@ def make_settings(found: argparse.Namespace) -> Settings:
     """The flags, completed."""
     model = model_named(found.model)
     both = found.draft == found.plain
-    acceptances: list[float | None] = []
-    if found.draft or both:
+    acceptances: list[Acceptance] = []
+    if found.walks is not None:
+        kind = GREEDY if found.kinds == [GREEDY] else SAMPLED
+        acceptances.append(Walks.read(found.walks, kind).tilted(found.walk_mean))
+    elif found.draft or both:
         acceptances += found.acceptance or [model.alpha]
     if found.plain or both:
         acceptances.append(None)
@@ -139,6 +165,7 @@ def make_settings(found: argparse.Namespace) -> Settings:
         prompts=found.prompt_tokens,
         answers=found.answer_tokens,
         warm_up_s=found.warm_up_seconds,
+        tree=found.tree,
         profiled=found.profile,
         max_batch=found.max_batch or most,
     )

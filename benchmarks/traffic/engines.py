@@ -9,15 +9,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
-from benchmarks.h200_inject import PrescribedAcceptance, Routing
+from benchmarks.h200_inject import PrescribedAcceptance, PrescribedWalks, Routing
 from benchmarks.h200_measure import free_memory
 from benchmarks.h200_models import MODELS, RandomModel, RandomPair, build_pair, seeing, tiny
 from benchmarks.traffic.vocabulary import schema_compiler
+from benchmarks.walks import Walks
 from flashdraft.chat.grammar.compiler import LlguidanceCompiler
 from flashdraft.engine.config import CacheOptions, EngineConfig
 from flashdraft.engine.engine import Engine
 from flashdraft.engine.output import TextDecoder
+from flashdraft.engine.step.pieces import AcceptFunction
 from flashdraft.kernels.kinds import WeightOptions
 from flashdraft.kernels.select import select_kernels
 
@@ -34,20 +37,42 @@ def model_named(name: str) -> RandomModel:
     return seeing(MODELS[name])
 
 
+Acceptance = float | Walks | None
+"""A chance for every draft token in turn, or how far drafts are walked; None = plain decoding."""
+
+
 @dataclass(frozen=True)
 class EngineSpec:
     """What sets one engine apart from another."""
 
-    acceptance: float | None  # None = plain decoding
+    acceptance: Acceptance
     routing: str | None  # None where there are no experts
     max_batch: int
     max_context: int
     prefix_cache: bool = False
+    tree: int | str | None = None  # as in EngineConfig
+    verify: int | None = None
 
     @property
     def label(self) -> str:
-        drafted = "plain" if self.acceptance is None else f"drafted α {self.acceptance:g}"
-        return f"{drafted}, {self.routing} routing" if self.routing else drafted
+        if isinstance(self.acceptance, Walks):
+            words = [f"drafted walks {self.acceptance.chain_mean:.3g}"]
+        else:
+            words = ["plain" if self.acceptance is None else f"drafted α {self.acceptance:g}"]
+        words += [f"tree {self.tree}"] if self.tree is not None else []
+        words += [f"{self.routing} routing"] if self.routing else []
+        return ", ".join(words)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What a row of results says about it."""
+        if isinstance(self.acceptance, Walks):
+            walks = {str(n): round(self.acceptance.mean(n), 3) for n in self.acceptance.by_size}
+            told: Any = {"chain": round(self.acceptance.chain_mean, 3), **walks}
+        else:
+            told = self.acceptance
+        facts = {"acceptance": told, "routing": self.routing}
+        return facts if self.tree is None else facts | {"tree": self.tree}
 
 
 @dataclass
@@ -62,6 +87,7 @@ class Bench:
     limits: dict[str, int]  # settings of the engine that were asked for
     compiler: LlguidanceCompiler | None = None  # of grammars, where they are wanted
     new_decoder: Callable[[], TextDecoder] | None = None  # where answers are to be text
+    walks: PrescribedWalks | None = None  # of the engine that is used
 
     @classmethod
     def load(
@@ -107,15 +133,16 @@ class Bench:
             cache=CacheOptions(cache_gb=self.cache_gb),
             prefix_cache=spec.prefix_cache,
             ngram=False,  # random text has no sense to look up
-            verify=0 if spec.acceptance is None else None,
+            verify=0 if spec.acceptance is None else spec.verify,
+            tree=spec.tree,
+            run_ahead=isinstance(spec.acceptance, Walks),  # on a CPU, as trees do
             **self.limits,
         )
         pair, decoder, compiler = self.pair, self.new_decoder, self.compiler
         if spec.acceptance is None:
             work(Engine(pair.plain_target, None, config, decoder, grammar_compiler=compiler))
             return
-        device = pair.target.kernels.device
-        accept = PrescribedAcceptance(spec.acceptance, 2 * spec.max_batch, device, self.seed)
+        accept = self._prescribe(spec)
         work(
             Engine(
                 pair.target,
@@ -126,6 +153,14 @@ class Bench:
                 grammar_compiler=compiler,
             )
         )
+
+    def _prescribe(self, spec: EngineSpec) -> AcceptFunction:
+        common = 2 * spec.max_batch, self.pair.target.kernels.device, self.seed
+        assert spec.acceptance is not None
+        if not isinstance(spec.acceptance, Walks):
+            return PrescribedAcceptance(spec.acceptance, *common)
+        self.walks = PrescribedWalks(spec.acceptance, spec.tree is not None, *common)
+        return self.walks
 
 
 def prepare(engine: Engine) -> float:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.traffic.drive import drive
-from benchmarks.traffic.engines import Bench, EngineSpec, prepare
+from benchmarks.traffic.engines import Acceptance, Bench, EngineSpec, prepare
 from benchmarks.traffic.figures import (
     Window,
     describe_load,
@@ -65,7 +65,7 @@ class Settings:
     clients: Sequence[int]
     rates: Sequence[float]
     kinds: Sequence[str]
-    acceptances: Sequence[float | None]  # None = plain decoding
+    acceptances: Sequence[Acceptance]
     routings: Sequence[str | None]
     seconds: float
     requests: int | None
@@ -78,6 +78,7 @@ class Settings:
     turns: int = NUM_TURNS
     warm_up_s: float = 60.0
     max_batch: int = 32
+    tree: int | str | None = None  # of drafted engines
     profiled: int = 0  # steps at the end of every row; what comes after a profile is slower
 
     def spans(self, clients: int | None) -> tuple[Span, Span]:
@@ -117,19 +118,21 @@ class Run:
             for acceptance in self.settings.acceptances:
                 self._with_engine(acceptance, routing)
 
-    def _with_engine(self, acceptance: float | None, routing: str | None) -> None:
-        settings = self.settings
+    def _with_engine(self, acceptance: Acceptance, routing: str | None) -> None:
+        settings, prescribed = self.settings, (acceptance, routing)
+        tree = None if acceptance is None else settings.tree
         if settings.clients or settings.rates:
-            spec = EngineSpec(acceptance, routing, settings.max_batch, settings.max_context)
+            sizes = settings.max_batch, settings.max_context
+            spec = EngineSpec(*prescribed, *sizes, tree=tree)
             self._use(spec, "loads", self._loads)
         if settings.long is not None:
             context = max(_context(settings.long + LONG_ANSWER), settings.max_context)
-            spec = EngineSpec(acceptance, routing, LONG_CLIENTS + 1, context)
+            spec = EngineSpec(*prescribed, LONG_CLIENTS + 1, context, tree=tree)
             self._use(spec, "long prompt", self._long)
         if settings.conversations:
             turn = TURN_PROMPTS.high + TURN_ANSWERS.high
             context = _context(settings.system_tokens + settings.turns * turn)
-            spec = EngineSpec(acceptance, routing, NUM_CLIENTS, context, prefix_cache=True)
+            spec = EngineSpec(*prescribed, NUM_CLIENTS, context, prefix_cache=True, tree=tree)
             self._use(spec, "conversations", self._conversations)
 
     def _use(
@@ -212,8 +215,7 @@ class Run:
             "kind": kind,
             "clients": clients,
             "rate": rate or None,
-            "acceptance": spec.acceptance,
-            "routing": spec.routing,
+            **spec.facts,
             "prompt_tokens": str(prompts),
             "answer_tokens": str(answers),
             "warm_up_requests": num_warm_ups,
@@ -272,7 +274,7 @@ class Run:
         drive(engine, source, record, is_over)
         load = f"c={LONG_CLIENTS} {kind} and {length} tokens"
         row: Row = {"load": load, "engine": spec.label, "kind": kind, "clients": LONG_CLIENTS}
-        row |= {"acceptance": spec.acceptance, "routing": spec.routing}
+        row |= spec.facts
         row["long"] = {"prompt_tokens": length, **describe_long(record, long.id)}
         self._add_figures(row, record, LONG_CLIENTS)
 
@@ -290,7 +292,7 @@ class Run:
         )
         drive(engine, source, record, lambda _: False)
         row: Row = {"load": "conversations", "engine": spec.label, "kind": "sampled"}
-        row |= {"acceptance": spec.acceptance, "routing": spec.routing}
+        row |= spec.facts
         row["conversations"] = describe_turns(source.turns, engine.config.page_size)
         window = Window(record.begin, record.last)
         self._add(row | describe_load(record, window))

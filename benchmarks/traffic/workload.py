@@ -21,9 +21,9 @@ from flashdraft.models.config.vision import VisionConfig
 
 EVERY = 8  # of a mixed kind, so many requests have one that wants more
 FIRST_TOKEN = 5  # ids below it are special
-GREEDY, SCHEMA = "greedy", "schema"
+GREEDY, SAMPLED, SCHEMA = "greedy", "sampled", "schema"
 PICTURES, AS_TEXT = "pictures", "pictures-as-text"
-KINDS = (GREEDY, "sampled", "logprobs", "penalty", "presence", SCHEMA, PICTURES, AS_TEXT)
+KINDS = (GREEDY, SAMPLED, "logprobs", "penalty", "presence", SCHEMA, PICTURES, AS_TEXT)
 PICTURE_EVERY = 4  # of the kind with pictures, so many requests have one with a picture
 ROWS, COLUMNS = 14, 19  # of its cells: 266 tokens, as 4:3 has by default
 PICTURE_TOKENS = ROWS * COLUMNS + 2  # with the marks around it

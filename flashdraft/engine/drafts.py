@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 # the names of the proposers
@@ -9,6 +10,15 @@ BLOCK_SOURCE, NGRAM_SOURCE, FORCED_SOURCE = "block", "ngram", "grammar"
 # whoever drafts: nodes of a tree that follow its chain without being of it, and all behind those
 BRANCH_SOURCE, BEYOND_SOURCE = "branch", "beyond"
 DEVICE_SOURCES = (BLOCK_SOURCE, NGRAM_SOURCE)  # those that draft on the device, by their numbers
+
+
+def chain_of(parents: Sequence[int]) -> list[int]:
+    """The rows of a tree's chain, the anchor's first: every one is the first child of the last."""
+    chain = [0]
+    for row, parent in enumerate(parents, start=1):
+        if parent == chain[-1]:
+            chain.append(row)
+    return chain
 
 
 @dataclass
@@ -26,13 +36,12 @@ class Draft:
 
     @property
     def sources(self) -> list[str]:
-        """Of every token: the proposer's name on its chain, whose tokens come before siblings."""
+        """Of every token: the proposer's name on its chain, another for what is beside it."""
         if self.parents is None:
             return [self.source] * len(self.confidence)
-        chain, found = [0], list[str]()  # rows, of which the last has no child yet
+        chain, found = chain_of(self.parents), list[str]()
         for row, parent in enumerate(self.parents, start=1):
-            if parent == chain[-1]:
-                chain.append(row)
+            if row in chain:
                 found.append(self.source)
             else:
                 found.append(BRANCH_SOURCE if parent in chain else BEYOND_SOURCE)

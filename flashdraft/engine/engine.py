@@ -124,6 +124,7 @@ class Engine:
         kept_up = None if self._runs_ahead else self.proposer
         self._committer = Committer(self.book, kept_up, self.policy, not self._runs_ahead)
         self.last_step = StepStats()
+        self.last_walks: list[tuple[int, int]] = []  # of the same step, as its verify lengths
         self._live: dict[str, Live] = {}
         self._cancelled: list[str] = []
         self._solo = False  # after a failed step: one sequence at a time, and without drafts
@@ -234,7 +235,7 @@ class Engine:
     def step(self) -> list[TokenEvent]:
         """Advance requests by a step; return what was committed."""
         events = self._end_cancelled()
-        self.last_step = stats = StepStats()
+        self.last_step, self.last_walks = (stats := StepStats()), []
         try:
             parts = self._run(stats)
         except Exception as error:  # whatever broke, the other requests must live on
@@ -297,7 +298,9 @@ class Engine:
             if ending is not None:
                 endings[part.work.sequence.request.id] = ending
         self._committer.settle(parts, [self._live[one].sequence for one in endings])
-        stats.verify_lengths = tuple(len(p.result.drafts) for p in parts if p.work.is_decode)
+        decoded = [part.result for part in parts if part.work.is_decode]
+        stats.verify_lengths = tuple(len(one.drafts) for one in decoded)
+        self.last_walks = [one.walk for one in decoded]
         stats.num_drafted = sum(stats.verify_lengths)
         events = self._report([part.work for part in parts], endings)
         stats.commit_s = time.perf_counter() - begin

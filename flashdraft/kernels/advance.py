@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from flashdraft.kernels.accept import Acceptance, walk
+from flashdraft.kernels.accept import find_agreed, walk
 from flashdraft.kernels.draw.rule import count_tokens
 from flashdraft.kernels.nodes import TreeNodes
 
@@ -30,13 +30,6 @@ class SlotStates(NamedTuple):
     facts: Tensor  # and its table, in which committed tokens are counted
 
 
-class Decided(NamedTuple):
-    """What somebody decided about acceptance."""
-
-    acceptance: Acceptance
-    drawn: Tensor  # the samples before that
-
-
 class Verified(NamedTuple):
     """What a step found out. Rows of nobody stand behind the others: one sequence's, all -1."""
 
@@ -44,8 +37,9 @@ class Verified(NamedTuple):
     query_start: Tensor  # [slots + 1] int32: who has no rows begins behind all others
     nodes: TreeNodes  # of every slot, of which the first were verified
     sources: Tensor  # [slots] int64: of the draft tokens
-    # without, the target agrees where its token is the drafted one; else they are chains
-    decided: Decided | None = None
+    # [slots] int64: the rows of the path that somebody decided on, a bit each; without, the target
+    # agrees where its token is the drafted one
+    decided: Tensor | None = None
 
     @property
     def num_nodes(self) -> int:
@@ -80,19 +74,10 @@ def advance(
     is_node = find_verified(slots, nodes, rows_of, is_given)
     verified = is_node.sum(1)
     place = torch.arange(1 + max_depth, device=samples.device)
-    if step.decided is not None:
-        decided, drawn = step.decided
-        accepted = decided.num_accepted.clamp(min=0)  # who has no rows accepts none
-        is_cut = accepted > verified
-        accepted = torch.minimum(accepted, verified)
-        path = place * (place <= accepted.unsqueeze(1))
-        bonus = torch.where(is_cut, drawn[starts + accepted], decided.bonus)
-    else:
-        accepted, path = walk(samples, starts, nodes, is_node, max_depth)
-        last = path.gather(1, accepted.unsqueeze(1)).squeeze(1)
-        bonus = samples[(starts + last).clamp(max=samples.shape[0] - 1)]
+    agreed = find_agreed(samples, starts, nodes) if step.decided is None else step.decided
+    accepted, path = walk(agreed, nodes, is_node, max_depth)
     spoken = samples[(starts.unsqueeze(1) + path).clamp(max=samples.shape[0] - 1)]
-    spoken = spoken.scatter(1, accepted.unsqueeze(1), bonus.unsqueeze(1))
+    bonus = spoken.gather(1, accepted.unsqueeze(1)).squeeze(1)
     spoken = spoken.masked_fill(place > accepted.unsqueeze(1), -1)
     words = nodes.confidence.view(torch.int32).to(torch.int64)
     numbers = torch.stack([accepted, verified, rows_of, step.sources], 1)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from benchmarks import h200
 from benchmarks.gpu_divergence import first_difference
@@ -23,8 +24,10 @@ from flashdraft import LLM
 from flashdraft.bench.plan.pairs import expected_length
 from flashdraft.core import FinishReason, Generation, GenerationStats, Request, SamplingParams
 from flashdraft.engine.engine import Engine
+from flashdraft.kernels.accept import walk
 from flashdraft.kernels.interface import Mixture, Residual
 from flashdraft.kernels.kinds import Activation
+from flashdraft.kernels.nodes import make_chain
 from flashdraft.kernels.torch_backend import TorchKernels
 from flashdraft.models.drafter.model import Drafter
 from tests.tiny import make_tiny_checkpoint
@@ -72,13 +75,16 @@ def test_random_models_are_complete_and_finite(name: str) -> None:
 
 def test_acceptance_follows_its_law_and_changes_from_step_to_step() -> None:
     accept = PrescribedAcceptance(0.909, 4, CPU, seed=0)
-    samples = torch.arange(48)
-    query_start = torch.tensor([0, 16, 20, 36], dtype=torch.int32)
-    accepted = []
-    for _ in range(NUM_DRAWS):
-        found = accept(samples, samples, query_start, 16)
-        accepted.append(found.num_accepted)
-        assert torch.equal(found.bonus, samples[query_start[:-1] + found.num_accepted])
+    sure = torch.ones(3, 15)
+    nodes = make_chain(torch.arange(45).view(3, 15), sure, sure.double())
+    starts, is_node = torch.tensor([0, 16, 20]), torch.ones(3, 15, dtype=torch.bool)
+    is_node[1, 3:] = False
+
+    def steps() -> Tensor:
+        decided = accept(torch.full((48,), -1), starts, nodes, is_node)
+        return walk(decided, nodes, is_node, 15).num_accepted
+
+    accepted = [steps() for _ in range(NUM_DRAWS)]
     means = torch.stack(accepted).double().mean(0) + 1
     for mean, width in zip(means.tolist(), (15, 3, 15), strict=True):
         assert mean == pytest.approx(expected_length(0.909, width), rel=0.02)
@@ -86,7 +92,7 @@ def test_acceptance_follows_its_law_and_changes_from_step_to_step() -> None:
     assert expected_length(0.893, 15) == pytest.approx(7.8, abs=0.05)
     assert len({tuple(row.tolist()) for row in accepted[:64]}) > 32
     # the numbers come round again, and never end
-    assert torch.equal(accept(samples, samples, query_start, 16).num_accepted, accepted[0])
+    assert torch.equal(steps(), accepted[0])
 
 
 def test_routing_runs_the_backends_choice_and_spreads_it_if_asked() -> None:

@@ -59,6 +59,8 @@ from flashdraft.core import (
 from flashdraft.engine.config import CacheOptions, EngineConfig
 from flashdraft.engine.engine import Engine
 from flashdraft.engine.validate import validate_pictures
+from flashdraft.kernels.accept import walk
+from flashdraft.kernels.nodes import make_chain
 from flashdraft.kernels.torch_backend import TorchKernels
 
 CPU = torch.device("cpu")
@@ -287,22 +289,24 @@ def test_steps_are_told_apart_by_what_they_did() -> None:
 
 def test_what_is_accepted_on_the_device_is_committed() -> None:
     accept = PrescribedAcceptance(0.8, 4, CPU, seed=0)
-    query_start = torch.tensor([0, 6, 7, 12], dtype=torch.int32)
-    tokens, drawn = torch.arange(100, 114), torch.arange(200, 214)  # two rows are nobody's
+    starts, verified = torch.tensor([0, 6, 7]), (5, 0, 4)
+    is_node = torch.arange(5) < torch.tensor(verified).unsqueeze(1)
+    tokens, sure = torch.arange(100, 115).view(3, 5), torch.ones(3, 5)
+    nodes = make_chain(tokens, sure, sure.double())
+    drawn = torch.cat([torch.arange(200, 212), torch.full((6,), -1)])  # six rows are nobody's
     most = 0
     for _ in range(64):
         samples = drawn.clone()
-        found = accept(samples, tokens, query_start, 6)
-        for begin, end, count in zip(
-            (0, 6, 7), (6, 7, 12), found.num_accepted.tolist(), strict=True
-        ):
-            assert 0 <= count < end - begin
-            cut = begin + count
-            assert torch.equal(samples[begin:cut], tokens[begin + 1 : cut + 1])
+        found = walk(accept(samples, starts, nodes, is_node), nodes, is_node, 5)
+        assert torch.equal(found.path, torch.arange(6) * (found.path > 0))
+        for slot, count in enumerate(found.num_accepted.tolist()):
+            assert 0 <= count <= verified[slot]
+            begin = int(starts[slot])
+            cut, end = begin + count, begin + 1 + verified[slot]
+            assert torch.equal(samples[begin:cut], tokens[slot, :count])
             assert torch.equal(samples[cut:end], drawn[cut:end])
             most = max(most, count)
         assert torch.equal(samples[12:], drawn[12:])
-        assert torch.equal(found.bonus, samples[query_start[:-1].long() + found.num_accepted])
     assert most == 5
 
 

@@ -24,23 +24,25 @@ from flashdraft.engine.step.result import SCORE_COLUMNS, StepRecord, empty_lines
 from flashdraft.engine.step.shape import LONE_ROWS, MANY_ROWS, PromptChunk, StepShape, most_rows
 from flashdraft.engine.step.slots import Slots
 from flashdraft.engine.step.trees import DraftTrees
-from flashdraft.kernels.accept import Acceptance
-from flashdraft.kernels.advance import Decided
+from flashdraft.kernels.advance import find_verified
 from flashdraft.kernels.interface import (
     BlockMask,
     DrawnRows,
     PassRows,
     Settled,
     SlotTables,
+    TreeNodes,
     Verified,
 )
 from flashdraft.models.layers import ForwardBatch, PictureRows, Target
 
-AcceptFunction = Callable[[Tensor, Tensor, Tensor, int], Acceptance]
-"""(samples [rows], tokens [rows], query_start [seqs + 1], most rows of one sequence).
+AcceptFunction = Callable[[Tensor, Tensor, TreeNodes, Tensor], Tensor]
+"""(samples [rows], starts [slots], nodes, is_node [slots, nodes]) -> the rows of paths [slots].
 
-Behind the last sequence's rows are as many of nobody as one sequence may have: who has no rows
-begins there. What the function writes into `samples` is what is committed.
+Slot s owns the samples from starts[s] on, of its anchor and its nodes in order; is_node says which
+are verified. Behind all rows are as many of nobody as one slot may have: who has no rows begins
+there. What comes back has a bit for each row on the slot's path, the anchor's lowest, and no row
+that is not verified. What the function writes into `samples` is what is committed.
 """
 
 
@@ -82,7 +84,6 @@ class StepPieces:
 
         `accept` decides about acceptance in the target's place.
         """
-        assert accept is None or not limits.num_nodes, "who decides, decides about chains"
         self._target, self._proposer, self._cache = target, proposer, cache
         self._device, self._decide = target.kernels.device, accept
         self._num_layers = len(target.config.layers)
@@ -326,16 +327,14 @@ class StepPieces:
     def _advance(self, shape: StepShape) -> None:
         """Keep the accepted path of every slot, write it down, and go on from there."""
         num_rows, width, slots = shape.num_rows, self.max_width, self.slots
-        query_start, decided = self._rows.query_start, None
+        query_start, nodes, decided = self._rows.query_start, self.trees.nodes, None
         samples = self._samples[: num_rows + 1 + self.num_nodes]
         samples[num_rows:] = -1
         if self._decide is not None and width:
-            tokens = self._rows.tokens[: num_rows + 1 + self.num_nodes]
-            tokens[num_rows:] = -2
-            drawn = samples.clone()
-            acceptance = self._decide(samples, tokens, query_start, 1 + width)
-            decided = Decided(Acceptance(*acceptance), drawn)
-        step = Verified(samples, query_start, self.trees.nodes, self.exchange.sources, decided)
+            starts, ends = query_start[:-1].to(torch.int64), query_start[1:]
+            is_node = find_verified(slots.states, nodes, ends - starts, shape.is_given)
+            decided = self._decide(samples, starts, nodes, is_node)
+        step = Verified(samples, query_start, nodes, self.exchange.sources, decided)
         history = None if slots.history is None else slots.history.behind_first
         kernels = self._target.kernels
         kernels.advance(slots.states, step, self.lines, history, shape.is_given)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from flashdraft.core import TokenLogprob
 from flashdraft.engine.draft.guided import Candidates
-from flashdraft.engine.drafts import DEVICE_SOURCES
+from flashdraft.engine.drafts import DEVICE_SOURCES, chain_of
 from flashdraft.kernels.advance import num_columns
 from flashdraft.kernels.draw.rule import MAX_TOP, Draw
 
@@ -86,6 +86,14 @@ class SlotResult:
     def tokens(self) -> list[int]:
         """What follows the answer: accepted draft tokens and one more, up to a row without any."""
         return list(takewhile(lambda token: token >= 0, self.samples[: self.num_accepted + 1]))
+
+    @property
+    def walk(self) -> tuple[int, int]:
+        """Accepted nodes that lie on the chain, and all of them."""
+        if self.parents is None or self.path is None:
+            return self.num_accepted, self.num_accepted
+        chain = chain_of(self.parents)
+        return sum(row in chain for row in self.path[1:]), self.num_accepted
 
 
 class StepResult(NamedTuple):

@@ -7,8 +7,6 @@ In torch it is some sixty launches of a few numbers each, which a small model's 
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -20,23 +18,14 @@ from flashdraft.kernels.nodes import TreeNodes
 PENALISED = tl.constexpr(rule.PENALISED)
 
 
-class _Decided(NamedTuple):
-    """What somebody decided; unread where nobody did."""
-
-    accepted: Tensor
-    bonus: Tensor
-    drawn: Tensor
-
-
 def advance(
     slots: SlotStates, step: Verified, lines: Tensor, history: Tensor | None, is_given: bool
 ) -> None:
     """`Kernels.advance`."""
     num_nodes, num_stops = step.num_nodes, slots.stops.shape[1]
-    max_depth, decided = depth_of(lines, num_nodes), _Decided(*[step.samples] * 3)
-    if step.decided is not None:
-        decided = _Decided(*step.decided.acceptance, step.decided.drawn)
-    tensors = (*slots, *step.nodes, step.samples, step.query_start, step.sources, *decided, lines)
+    max_depth = depth_of(lines, num_nodes)
+    decided = step.samples if step.decided is None else step.decided  # unread where nobody did
+    tensors = (*slots, *step.nodes, step.samples, step.query_start, step.sources, decided, lines)
     assert all(one.is_contiguous() for one in tensors)
     _advance[(slots.anchors.shape[0],)](
         slots,
@@ -67,7 +56,7 @@ def advance(
 def _advance(
     slots: SlotStates,
     nodes: TreeNodes,
-    decided: _Decided,
+    decided: tl.tensor,
     samples: tl.tensor,
     query_start: tl.tensor,
     sources: tl.tensor,
@@ -110,22 +99,16 @@ def _advance(
     # a row beyond the last one reads nobody's, which stand behind
     spoken = tl.load(samples + start + row, mask=row <= NODES, other=-1)
     if IS_DECIDED:
-        accepted = tl.maximum(tl.load(decided.accepted + slot), 0)
-        is_cut = accepted > verified
-        accepted = tl.minimum(accepted, verified)
-        bonus = tl.load(decided.bonus + slot)
-        bonus = tl.where(is_cut, tl.load(decided.drawn + start + accepted), bonus)
-        on_path = row <= accepted
-        spoken = tl.where(row == accepted, bonus, spoken)
+        word = tl.load(decided + slot)
     else:
         wanted = tl.load(samples + start + parent, mask=is_node, other=-1)
         agreed = is_node & (wanted == token)
         one = tl.full((ROWS,), 1, tl.int64)
         word = 1 + tl.sum(tl.where(agreed, one << row.to(tl.int64), 0), 0)
-        is_kept = is_node & ((ancestors & ~word) == 0)
-        accepted = tl.sum(is_kept.to(tl.int64), 0)
-        on_path = is_kept | (row == 0)
-        bonus = tl.sum(tl.where(on_path & (depth == accepted), spoken, 0), 0)
+    is_kept = is_node & ((ancestors & ~word) == 0)
+    accepted = tl.sum(is_kept.to(tl.int64), 0)
+    on_path = is_kept | (row == 0)
+    bonus = tl.sum(tl.where(on_path & (depth == accepted), spoken, 0), 0)
 
     line = lines + slot * (4 + 2 * (1 + DEPTH) + 3 * NODES)
     tl.store(line, accepted)

@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from flashdraft.kernels.accept import Walk, walk
+from flashdraft.kernels.accept import Walk, find_agreed, pack_rows, walk
 from flashdraft.kernels.nodes import TreeNodes, make_chain
 from tests.laid_out import make_nodes
 
@@ -35,7 +35,8 @@ def walk_chains(samples: list[list[int]], drafts: list[list[int]], counts: list[
     width = len(drafts[0])
     is_node = torch.arange(width) < torch.tensor(counts).unsqueeze(1)
     starts = torch.arange(len(samples)) * (1 + width)
-    return walk(torch.tensor(samples).flatten(), starts, chain(drafts), is_node, width)
+    agreed = find_agreed(torch.tensor(samples).flatten(), starts, chain(drafts))
+    return walk(agreed, chain(drafts), is_node, width)
 
 
 @pytest.mark.parametrize("num_nodes", [0, 1, 5, 15, 63])
@@ -53,7 +54,8 @@ def test_it_is_the_walk_by_hand(num_nodes: int, max_depth: int) -> None:
                     samples[slot, nodes.parents[slot, node]] = nodes.tokens[slot, node]
         starts = torch.arange(num_slots) * (1 + num_nodes)
         is_node = torch.arange(num_nodes) < torch.tensor(counts).unsqueeze(1)
-        found = walk(samples.flatten(), starts, nodes, is_node, max_depth)
+        agreed = find_agreed(samples.flatten(), starts, nodes)
+        found = walk(agreed, nodes, is_node, max_depth)
         for slot, count in enumerate(counts):
             rows = samples[slot], nodes.parents[slot], nodes.tokens[slot]
             path = by_hand(*(one.tolist() for one in rows), count)
@@ -77,8 +79,15 @@ def test_acceptance_ends_where_no_token_can_be_chosen() -> None:
     assert walk_chains([[1, -1, 3, 4]], [[1, 2, 3]], [3]).num_accepted.tolist() == [1]
 
 
+def test_rows_are_the_bits_of_a_word() -> None:
+    is_there = torch.zeros(2, 63, dtype=torch.bool)
+    is_there[1, [0, 4, 62]] = True
+    assert pack_rows(is_there).tolist() == [1, 0b100011 - 2**63]
+
+
 def test_an_empty_batch_is_fine() -> None:
     nodes = make_nodes(0, 3, 4).first(0)
     nobody = torch.empty(0, dtype=torch.int64)
-    found = walk(torch.tensor([5]), nobody, nodes, torch.empty(0, 4, dtype=torch.bool), 4)
+    agreed = find_agreed(torch.tensor([5]), nobody, nodes)
+    found = walk(agreed, nodes, torch.empty(0, 4, dtype=torch.bool), 4)
     assert found.num_accepted.shape == (0,) and found.path.shape == (0, 5)

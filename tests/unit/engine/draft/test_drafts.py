@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flashdraft.engine.drafts import BEYOND_SOURCE, BLOCK_SOURCE, BRANCH_SOURCE, Draft
+from flashdraft.engine.drafts import BEYOND_SOURCE, BLOCK_SOURCE, BRANCH_SOURCE, Draft, chain_of
 
 # the anchor's children are tokens 0 and 2, of 0 tokens 1 and 4, of 1 token 3, of 2 token 5
 TREE = Draft([5, 6, 7, 8, 9, 4], [0.9, 0.8, 0.2, 0.7, 0.1, 0.3], BLOCK_SOURCE, [0, 1, 0, 2, 1, 3])
@@ -12,6 +12,7 @@ def test_the_first_child_of_the_chain_s_end_goes_on_with_it():
     chain, branch = BLOCK_SOURCE, BRANCH_SOURCE
     assert TREE.sources == [chain, chain, branch, chain, branch, BEYOND_SOURCE]
     assert Draft([5, 6], [0.9, 0.8], chain).sources == [chain, chain]
+    assert chain_of(TREE.parents) == [0, 1, 2, 4]
 
 
 def test_a_tree_is_as_deep_as_its_longest_path():

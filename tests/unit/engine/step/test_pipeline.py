@@ -26,7 +26,7 @@ from flashdraft.engine.step.result import SlotResult, StepRecord, pack_scores
 from flashdraft.engine.step.seats import Seat
 from flashdraft.engine.step.shape import LONE_ROWS, MIXED_ROWS
 from flashdraft.engine.streams import MOST_GRAPHS, Graphs
-from flashdraft.kernels.accept import Acceptance
+from flashdraft.kernels.accept import pack_rows
 from flashdraft.kernels.draw.rule import MAX_TOP, Draw
 from tests import zoo
 
@@ -575,9 +575,8 @@ def test_the_accept_function_is_the_callers():
     target = zoo.tiny_target("gemma4", zoo.kernels("float32"), taps=(0, 2))
     drafter = zoo.tiny_drafter(target.kernels, 8)
 
-    def two(samples, tokens, query_start, max_width):
-        start = query_start[:-1].long()
-        return Acceptance(torch.full_like(start, 2), samples[start + 2])
+    def two(samples, starts, nodes, is_node):
+        return torch.full_like(starts, 0b111)
 
     engine = Engine(target, drafter, AHEAD, accept=two)
     params = SamplingParams(max_tokens=31, ignore_eos=True)
@@ -999,15 +998,14 @@ def test_a_fixed_length_is_kept_where_few_of_a_batch_are_awake(verify):
 
 
 def test_what_a_cut_leaves_is_the_targets_own():
-    """Acceptance from outside says more than a request wants verified."""
+    """Acceptance from outside is asked about what a request wants verified alone."""
     target = zoo.tiny_target("gemma4", zoo.kernels("float32"), taps=(0, 2))
 
-    def everything(samples, tokens, query_start, max_width):
-        start, end = query_start[:-1].long(), query_start[1:].long()
-        accepted = (end - start - 1).clamp(min=0)
-        for first, count in zip(start.tolist(), accepted.tolist(), strict=True):
-            samples[first : first + count] = tokens[first + 1 : first + count + 1]
-        return Acceptance(accepted, samples[start + accepted])
+    def everything(samples, starts, nodes, is_node):
+        counts = is_node.sum(1).tolist()
+        for first, count, tokens in zip(starts.tolist(), counts, nodes.tokens, strict=False):
+            samples[first : first + count] = tokens[:count]
+        return pack_rows(is_node)
 
     config = dataclasses.replace(AHEAD, verify=None)
     engine = Engine(target, zoo.tiny_drafter(target.kernels, 8), config, accept=everything)

@@ -45,6 +45,7 @@ CHECKS |= {
     f"{width} drafted{', given' * given}, decided": lambda w=width, g=given: check(w, g, True, True)
     for width, given in itertools.product((0, 15), (False, True))
 }
+CHECKS["63 nodes, 9 deep, decided"] = lambda: check(63, False, True, True, max_depth=9)
 CHECKS |= {
     f"{nodes} nodes, {depth} deep{', given' * given}{', looked up' * looks}": (
         lambda n=nodes, d=depth, g=given, h=looks: check(n, g, h, max_depth=d)

@@ -15,7 +15,7 @@ from flashdraft.core import PlacedPicture
 
 STEP_ROWS = (4, 8, 16, 32, 64, 128, 192, 256, 384, 512)
 """Rows of those that verify drafts; without drafts there is one for every slot."""
-MIXED_ROWS = (128, 192, 256, 384, 512, 1024)
+MIXED_ROWS = (128, 192, 256, 384, 704, 1024)
 """Rows of the captured passes that have some of prompts."""
 LONE_ROWS = (1536,)
 """The same, where nobody decodes beside them."""

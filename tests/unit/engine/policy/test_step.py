@@ -19,10 +19,11 @@ from flashdraft.engine.policy.step import (
 )
 from flashdraft.engine.policy.times import StepTimes
 from flashdraft.engine.policy.verify import BUCKET_EDGES, Survival
+from flashdraft.engine.step.shape import MIXED_ROWS
 
 FLAT = CostModel({1: 1.0, 512: 1.03}, DraftCost({1: 0.1, 32: 0.2}))
 STEEP = CostModel({1: 1.0, 16: 4.5, 512: 50.0}, DraftCost({1: 0.3, 32: 1.5}))
-SIZES = (128, 192, 256, 384, 512, 1024)
+SIZES = MIXED_ROWS
 
 
 def learnt(chance, count=400):
@@ -233,6 +234,21 @@ def test_a_prompt_is_spread_as_long_as_it_is_done_in_time():
 def test_the_rest_of_a_prompt_takes_no_larger_pass_than_it_needs():
     choice = timed(h200, h200).choose(options(8), [15])
     assert choice.prompt_rows == 15 and choice.seconds < h200(256)
+
+
+def test_a_card_a_little_slower_serves_prompts_a_little_slower():
+    """Between the largest pass and one that is always short enough there is another."""
+
+    def rows_per_second(slower):
+        policy = timed(
+            lambda rows: slower * (0.025 + 6e-5 * rows),
+            lambda rows: slower * (0.0145 + 9.6e-5 * rows),
+            batch=32,
+        )
+        choice = policy.choose(options(32), [600] * 8)
+        return choice.prompt_rows / choice.seconds
+
+    assert rows_per_second(1.1) > 0.75 * rows_per_second(1.0)
 
 
 def test_what_waits_makes_steps_longer_up_to_a_limit():

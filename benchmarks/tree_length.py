@@ -4,9 +4,10 @@
 
 BENCH is a folder of <task>.jsonl files with a `prompt` a row. One request at a time, the block
 drafter alone (no n-grams): a whole chain verified, then trees of so many draft tokens, greedily and
-sampled (1.0, top-p 0.95, top-k 64, a seed each). Tokens per decode step, bonus token included, the
-mean over requests. Every answer must be the chain's. No time is taken. `walks` has how far each
-whole tree was walked, along its chain and in all (walks.py).
+sampled (1.0, top-p 0.95, top-k 64, a seed each); then chains and trees of the policy's choice.
+Tokens per decode step, bonus token included, the mean over requests. Every answer must be the
+chain's. Tokens a second are those of all answers, their prompts included, after a first one to warm
+up. `walks` has how far each whole tree was walked, along its chain and in all (walks.py).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import json
 import statistics
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,11 +31,12 @@ from benchmarks.accepted_length import (
 )
 from benchmarks.walks import Walk, describe
 from flashdraft.core import Generation, Request, SamplingParams
-from flashdraft.engine.config import EngineConfig
+from flashdraft.engine.config import CacheOptions, EngineConfig
 from flashdraft.engine.engine import Engine
 from flashdraft.models.drafter.model import PackedDrafter
 
 TREES = (15, 31, 63)
+PREPARE_S = 60.0
 SETTINGS: dict[str, dict[str, Any]] = {
     "greedy": {},
     "sampled": {"temperature": 1.0, "top_p": 0.95, "top_k": 64},
@@ -46,6 +49,7 @@ class Measured(NamedTuple):
     lengths: list[float]  # accepted, of each answer
     answers: list[list[int]]
     walks: list[Walk]  # of all steps that had room for a whole tree, and did not end an answer
+    seconds: float
 
 
 def answer(
@@ -65,9 +69,12 @@ def answer(
 def measure(engine: Engine, prompts: Sequence[Sequence[int]], params: SamplingParams) -> Measured:
     """All answers, one after another."""
     walks: list[Walk] = []
+    answer(engine, prompts[0], params, 0, [])
+    begin = time.perf_counter()
     found = [answer(engine, ids, params, seed, walks) for seed, ids in enumerate(prompts)]
+    seconds = time.perf_counter() - begin
     lengths = [one.stats.mean_accepted_length for one in found]
-    return Measured(lengths, [one.token_ids for one in found], walks)
+    return Measured(lengths, [one.token_ids for one in found], walks, seconds)
 
 
 def compare(
@@ -76,20 +83,24 @@ def compare(
     """Mean accepted length by engine, beside the chain's, which comes first; walks by tree."""
     row: dict[str, Any] = {"requests": len(prompts)}
     walks: dict[str, dict[str, int]] = {}
-    answers, chain = None, 1.0
+    answers, chain, pace = None, 1.0, 1.0
     for name, engine in engines.items():
         found = measure(engine, prompts, params)
         mean = statistics.fmean(found.lengths)
-        chain = mean if answers is None else chain
-        answers = answers or found.answers
+        tokens_per_s = sum(map(len, found.answers)) / found.seconds
+        if answers is None:
+            answers, chain, pace = found.answers, mean, tokens_per_s
         row[name] = {
             "accepted_length": round(mean, 4),
             "by_chain": round(mean / chain, 4),
+            "tokens_per_s": round(tokens_per_s, 1),
+            "pace_by_chain": round(tokens_per_s / pace, 4),
             "same_answers": sum(a == b for a, b in zip(answers, found.answers, strict=True)),
         }
-        if engine.config.tree is not None:
+        if isinstance(engine.config.tree, int):
             walks[str(engine.config.tree)] = describe(found.walks)
-        report_progress(f"  {name}: {mean:.2f}, {mean / chain:.2f} of the chain's")
+        paces = f"{tokens_per_s:.0f} tok/s, {tokens_per_s / pace:.2f}"
+        report_progress(f"  {name}: {mean:.2f}, {mean / chain:.2f} of the chain's; {paces}")
     return row, walks
 
 
@@ -98,10 +109,13 @@ def main() -> int:
     pair = load_pair(found.model, found.draft, found.device, found.dtype)
     target = pair.llm.engine.target
     drafter = PackedDrafter(pair.drafter, target.kernels)
-    alone = {"max_batch": 1, "ngram": False, "max_context": 2048}
+    alone: dict[str, Any] = {"max_batch": 1, "ngram": False, "max_context": 2048}
+    alone["cache"] = CacheOptions(cache_gb=1.0)
     configs = {"chain": EngineConfig(verify=drafter.config.block_size - 1, run_ahead=True, **alone)}
-    configs |= {f"tree {n}": EngineConfig(tree=n, **alone) for n in TREES}
+    configs |= {f"tree {n}": EngineConfig(tree=n, **alone) for n in (*TREES, "auto")}
     engines = {name: Engine(target, drafter, config) for name, config in configs.items()}
+    for engine in engines.values():
+        engine.prepare(PREPARE_S)
     document: dict[str, Any] = {
         "environment": describe_environment("benchmarks.tree_length", target.kernels.device),
         "settings": {
@@ -140,10 +154,12 @@ def means_of(tasks: dict[str, dict[str, Any]]) -> dict[str, Any]:
         for name in names:
             lengths = [row[name]["accepted_length"] for row in rows.values()]
             ratios = [row[name]["by_chain"] for row in rows.values()]
+            paces = [row[name]["pace_by_chain"] for row in rows.values()]
             means.setdefault(kind, {})[name] = {
                 "accepted_length": round(statistics.fmean(lengths), 4),
                 "by_chain": round(statistics.fmean(ratios), 4),
                 "least_by_chain": min(ratios),
+                "pace_by_chain": round(statistics.fmean(paces), 4),
             }
     return means
 

@@ -77,8 +77,10 @@ def test_trees_keep_the_law_and_are_judged_where_they_are_on(
     laws = [one["text"] for one in findings if one["area"] == "law"]
     assert any(text.startswith("greedy, with trees") and "identical" in text for text in laws)
     (found,) = [one for one in findings if one["area"] == "trees"]
-    assert found["text"].startswith(f"{tree}: on") and "as plain" not in found["text"]
-    assert ("do not pay" in found["text"]) == (tree == "auto")  # of an untrained drafter
+    assert found["text"].startswith(f"{tree}: on")
+    if tree != "auto":  # the policy may find that they do not pay
+        assert "draft tokens a step are branches" in found["text"]
+        assert "as plain" not in found["text"]
 
 
 def test_trees_that_are_off_are_said_to_be(

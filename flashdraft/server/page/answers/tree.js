@@ -132,10 +132,11 @@ export function layoutOf(tree) {
 
 const canvas = document.createElement("canvas").getContext("2d");
 
-function widthOf(text) {
+// How wide a text is, in the drawing's letters.
+function ruler() {
   const family = getComputedStyle(document.documentElement).getPropertyValue("--mono");
   canvas.font = `${FONT_PX}px ${family || "monospace"}`;
-  return canvas.measureText(text).width;
+  return (text) => canvas.measureText(text).width;
 }
 
 function make(name, attributes, ...children) {
@@ -170,6 +171,7 @@ export function drawTree(tree) {
     const parent = path.at(-1) ?? 0;
     tokens.set("own", { row: 0, column: tokens.get(parent).column + 1, kind: "own", parent, text: own });
   }
+  const widthOf = ruler();
   const widths = [];
   for (const one of tokens.values()) {
     one.width = Math.ceil(widthOf(label(one.text))) + 2 * PAD;

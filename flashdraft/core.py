@@ -278,6 +278,7 @@ class Request:
     grammar: GrammarSpec | None = None  # what the answer's text must match
     prompt_logprobs: int | None = None  # None = off; n = the prompt's tokens' and the n likeliest's
     pictures: tuple[PlacedPicture, ...] = ()  # by their place; none overlaps another
+    shows_trees: bool = False  # its events tell what steps verified beside their chains
 
 
 class TokenLogprob(NamedTuple):
@@ -304,6 +305,9 @@ class StepStats:
     expected_s: float = 0.0
     plain_tokens: float = 0.0
     plain_s: float = 0.0
+    depths: tuple[int, ...] = ()  # as verify_lengths: those that could follow one another
+    num_branches: int = 0  # of the draft tokens: those not of their tree's chain
+    num_branches_accepted: int = 0
 
 
 @dataclass
@@ -336,6 +340,8 @@ class GenerationStats:
     expected_s: float = 0.0
     plain_tokens: float = 0.0
     plain_s: float = 0.0
+    branches: int = 0  # of the drafted tokens: those not of their tree's chain
+    branches_accepted: int = 0
 
     def expect(self, step: StepStats) -> None:
         """Add what was expected of a decode step."""
@@ -485,6 +491,18 @@ class Generation(ExplainsItems):
         return facts
 
 
+class ShownTree(NamedTuple):
+    """The draft tokens that a step verified, of which some are branches, and the way through them.
+
+    They are numbered from 1 on, parents before children; 0 is the token before all of them.
+    """
+
+    at: int  # tokens of the event before the step's
+    tokens: tuple[int, ...]
+    parents: tuple[int, ...]
+    path: tuple[int, ...]  # the accepted ones, in order
+
+
 @dataclass(frozen=True)
 class TokenEvent:
     """Tokens committed to one request by one step; the last event carries the `Generation`.
@@ -501,3 +519,4 @@ class TokenEvent:
     logprobs: tuple[TokenLogprob, ...] | None = None
     generation: Generation | None = None
     pieces: tuple[str | int, ...] = ()
+    trees: tuple[ShownTree, ...] = ()  # of steps with branches, where the request asks

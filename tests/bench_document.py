@@ -117,6 +117,7 @@ def _row(task: str, c: int, mode: str, num_prompts: int, chance: random.Random) 
         ]
         if is_drafted
         else [],
+        "trees": None,
         "buckets": {
             "queue_s": 0.0,
             "prefill_s": sum(firsts) * 0.9,

@@ -23,6 +23,7 @@ from flashdraft.files import write_whole
 FORMAT = "flashdraft-bench/1"
 UNENDED = "The run has not ended."
 PLAIN, DRAFT = "plain", "draft"
+DRAFTS = ("drafted", "accepted", "branches", "branches_accepted")  # of a row with trees
 BUCKETS = ("queue_s", "prefill_s", "drafter_prefill_s", "decode_s")
 CACHED_SHARE = 0.1  # of prompt tokens; chat templates alone begin alike
 Document: TypeAlias = dict[str, Any]
@@ -45,6 +46,7 @@ class Reply:
     steps: int | None = None
     histogram: Mapping[int, int] | None = None  # decode steps by tokens committed
     buckets: Mapping[str, float] | None = None
+    drafts: Mapping[str, int] | None = None  # DRAFTS
 
 
 @dataclass(frozen=True)
@@ -163,6 +165,7 @@ class Results:
             "itl_p50_s": percentile(gaps, 50),
             "itl_p95_s": percentile(gaps, 95),
             **_accepted(replies, [one.acceptance for one in repeats]),
+            "trees": _trees(replies),
             "buckets": _buckets(replies),
             "accuracy": {"correct": sum(verdicts), "total": len(verdicts)} if verdicts else None,
             "requests": [[r.seconds, r.ttft_s, r.output_tokens, r.steps] for r in replies],
@@ -244,6 +247,13 @@ def _over_steps(lengths: Sequence[tuple[RowAcceptance, float | None]]) -> float 
 def _buckets(replies: Sequence[Reply]) -> dict[str, float | None]:
     told = [reply.buckets for reply in replies if reply.buckets is not None]
     return {name: sum(one[name] for one in told) if told else None for name in BUCKETS}
+
+
+def _trees(replies: Sequence[Reply]) -> dict[str, int] | None:
+    """Draft tokens of a row, and those of branches; None where there were chains alone."""
+    told = [reply.drafts for reply in replies if reply.drafts is not None]
+    found = {name: sum(one[name] for one in told) for name in DRAFTS}
+    return found if found["branches"] else None
 
 
 def _speedups(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from flashdraft.chat.sampling import sampling_defaults
 from flashdraft.cli.parser import OneOf, device
 from flashdraft.core import SamplingParams
-from flashdraft.engine.config import DEFAULT_CACHE, KV_DTYPES, KV_KEYS, CacheOptions
+from flashdraft.engine.config import DEFAULT_CACHE, KV_DTYPES, KV_KEYS, OFF, CacheOptions
 from flashdraft.errors import RequestError
 from flashdraft.kernels.kinds import AS_STORED, DTYPES, QUANTIZE, WeightOptions
 from flashdraft.media.sizes import BUDGETS
@@ -29,7 +29,7 @@ MODEL_DEFAULTS: Mapping[str, Any] = {
     "model": DEFAULT_MODEL,
     **dict.fromkeys(("draft", "verify", "device", "dtype"), "auto"),
     **AS_STORED._asdict(),
-    "max_context": None,
+    **dict.fromkeys(("tree", "max_context")),
     **{"no_vision": False, "mmproj": None},
     **dataclasses.asdict(DEFAULT_CACHE),
 }
@@ -74,6 +74,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         "auto, none (plain decoding), ngram (lookup only), or a drafter's folder or Hub id",
     )
     add("verify", _verify_length, "N", "draft tokens to check per step, or auto")
+    add_tree_argument(group)
     add("device", device, "DEVICE", "auto, cpu or cuda")
     add("dtype", OneOf("--dtype", DTYPES), "DTYPE", f"one of {', '.join(DTYPES)}")
     schemes = f"one of {', '.join(QUANTIZE)}; on a GPU"
@@ -84,6 +85,18 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     add("cache_gb", float, "GB", "memory for keys and values")
     add_cache_arguments(group)
     add_vision_arguments(group)
+
+
+def add_tree_argument(parser: argparse._ActionsContainer) -> None:
+    """--tree."""
+    parser.add_argument(
+        "--tree",
+        type=_tree,
+        default=MODEL_DEFAULTS["tree"],
+        metavar="N",
+        help="draft tokens to check per step where several may follow the same one: N of them, "
+        "auto for as many as pay, or off (default: by the device)",
+    )
 
 
 def add_vision_arguments(parser: argparse._ActionsContainer) -> None:
@@ -266,6 +279,14 @@ def model_sampling(generation_config: Mapping[str, Any]) -> SamplingParams:
     if not generation_config.get("do_sample") and "temperature" not in defaults:
         return SamplingParams()
     return SamplingParams(**{"temperature": 1.0, **defaults})
+
+
+class _Tree(OneOf):
+    def __call__(self, text: str) -> Any:
+        return int(text) if text.isascii() and text.isdigit() else super().__call__(text)
+
+
+_tree = _Tree("--tree", ("auto", OFF), "a number")
 
 
 def _verify_length(text: str) -> str | int:

@@ -20,6 +20,7 @@ def load_model(arguments: argparse.Namespace, max_batch: int = 1) -> LLM:
             arguments.model,
             draft=None if arguments.draft == "none" else arguments.draft,
             verify=arguments.verify,
+            tree=arguments.tree,
             device=arguments.device,
             dtype=arguments.dtype,
             max_context=arguments.max_context,

@@ -212,12 +212,14 @@ def later(module: str) -> Callable[[argparse.Namespace], int]:
 class OneOf:
     """The type of a flag that takes one of some words; nothing is loaded to find out."""
 
-    def __init__(self, flag: str, known: Sequence[str]) -> None:
-        self.flag, self.known = flag, known
+    def __init__(self, flag: str, known: Sequence[str], otherwise: str = "") -> None:
+        """`otherwise` says what else it takes."""
+        self.flag, self.known, self.otherwise = flag, known, otherwise
 
     def __call__(self, text: str) -> str:
         if text not in self.known:
             listed, meant = ", ".join(self.known), did_you_mean(text, self.known)
+            listed += f", or {self.otherwise}" if self.otherwise else ""
             raise RequestError(f"{self.flag} is {text!r}; it must be one of {listed}.{meant}")
         return text
 

@@ -74,11 +74,12 @@ def describe_briefly(num_tokens: int, stats: GenerationStats) -> str:
 
 def describe_fully(num_tokens: int, stats: GenerationStats) -> str:
     """Every figure of a finished answer, on two lines."""
+    off = f", {stats.branches_accepted} of them off the chain" if stats.branches else ""
     return (
         f"{num_tokens} token{'' if num_tokens == 1 else 's'} · {stats.tokens_per_s:.1f} tok/s · "
         f"time to first token {stats.ttft_s:.3f} s · prompt {stats.prompt_tokens} tokens "
         f"({stats.cached_tokens} cached)\n"
-        f"{stats.steps} steps · {stats.drafted} drafted · {stats.accepted} accepted · "
+        f"{stats.steps} steps · {stats.drafted} drafted · {stats.accepted} accepted{off} · "
         f"mean accepted length {stats.mean_accepted_length:.2f}"
     )
 

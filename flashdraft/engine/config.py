@@ -17,6 +17,7 @@ KV_DTYPES = ("auto", "fp8")
 KV_KEYS = ("stored", "rebuilt")
 _GPU_SIZES = {"max_batch": 32, "max_step_tokens": 4096, "prefill_chunk": 2048}
 
+OFF = "off"  # what stands for no trees where they are named in a word
 MAX_BATCH = 65536
 MAX_CACHE_GB = 10**9
 
@@ -42,6 +43,21 @@ class CacheOptions:
 
 
 DEFAULT_CACHE = CacheOptions()
+
+
+def tree_settings(tree: str | int | None, drafter: str | None) -> dict[str, Any]:
+    """EngineConfig's, for what users say of trees: None is nothing, and leaves it to the default.
+
+    Refuses trees that nobody offers branches for.
+    """
+    if tree is None:
+        return {}
+    if tree != OFF and drafter is None:
+        raise RequestError(
+            f"tree is {tree!r}, but no drafter goes with this: lookups draft chains. Name "
+            "one with draft, or leave out tree."
+        )
+    return {"tree": None if tree == OFF else tree}
 
 
 @dataclass(frozen=True)
@@ -82,12 +98,12 @@ class EngineConfig:
             self._require("verify", 0, MAX_VERIFY, limit)
         if self.tree is not None:
             if self.tree != "auto":
-                limit = f"None, 'auto' or an integer from 1 to {MAX_NODES}"
+                limit = f"None ('off') or 'auto' or an integer from 1 to {MAX_NODES}"
                 self._require("tree", 1, MAX_NODES, limit)
             if self.verify is not None:
                 raise RequestError(
-                    f"verify is {self.verify!r} and tree is {self.tree!r}; give one of them: "
-                    "verify fixes chains, tree fixes trees."
+                    f"tree is {self.tree!r}, but a fixed verify length ({self.verify}) is a chain; "
+                    "give one of them."
                 )
 
     @property

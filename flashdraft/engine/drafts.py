@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 # the names of the proposers
 BLOCK_SOURCE, NGRAM_SOURCE, FORCED_SOURCE = "block", "ngram", "grammar"
@@ -34,18 +35,29 @@ class Draft:
         parents = None if self.parents is None else self.parents[:length]
         return Draft(self.tokens[:length], self.confidence[:length], self.source, parents)
 
-    @property
+    @cached_property
     def sources(self) -> list[str]:
         """Of every token: the proposer's name on its chain, another for what is beside it."""
         if self.parents is None:
             return [self.source] * len(self.confidence)
-        chain, found = chain_of(self.parents), list[str]()
+        chain, found = set(chain_of(self.parents)), list[str]()
         for row, parent in enumerate(self.parents, start=1):
             if row in chain:
                 found.append(self.source)
             else:
                 found.append(BRANCH_SOURCE if parent in chain else BEYOND_SOURCE)
         return found
+
+    @property
+    def num_branches(self) -> int:
+        """Tokens that are not of its chain."""
+        return 0 if self.parents is None else self.num_off_chain(range(1, 1 + len(self.tokens)))
+
+    def num_off_chain(self, rows: Sequence[int]) -> int:
+        """How many of these rows are not of its chain; the anchor's is none of them."""
+        if self.parents is None:
+            return 0
+        return sum(self.sources[row - 1] in (BRANCH_SOURCE, BEYOND_SOURCE) for row in rows)
 
     @property
     def depth(self) -> int:

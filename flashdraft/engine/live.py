@@ -7,9 +7,17 @@ from typing import NamedTuple
 
 import torch
 
-from flashdraft.core import FinishReason, Generation, TokenEvent, TokenLogprob
+from flashdraft.core import (
+    FinishReason,
+    Generation,
+    ShownTree,
+    StepStats,
+    TokenEvent,
+    TokenLogprob,
+)
 from flashdraft.engine.config import OUT_OF_MEMORY
 from flashdraft.engine.draft.ngram import NgramIndex
+from flashdraft.engine.drafts import Draft
 from flashdraft.engine.output import TextOutput
 from flashdraft.engine.policy.verify import Momentum
 from flashdraft.engine.sampling.process import RequestSampler, RowScores
@@ -42,6 +50,7 @@ class Live:
     momentum: Momentum
     ngrams: NgramIndex | None
     _num_reported: int = field(default=0)
+    _trees: list[ShownTree] = field(default_factory=list)  # of steps that are not reported yet
 
     @property
     def slot_request(self) -> SlotRequest:
@@ -78,13 +87,30 @@ class Live:
                 return FinishReason.LENGTH
         return None
 
-    def count_step(self, num_drafted: int, depth: int, num_accepted: int, num_kept: int) -> None:
-        """Add a decode step to the statistics; so many drafted tokens could follow one another."""
-        stats = self.sequence.stats
+    def count_step(self, step: StepStats, draft: Draft, path: list[int], num_kept: int) -> None:
+        """Add a decode step to the statistics: what it verified, and the rows that were accepted.
+
+        So many tokens of it were kept, the target's own one among them.
+        """
+        stats, depth, kept = self.sequence.stats, draft.depth, path[:num_kept]
+        accepted, num_branches = len(kept), draft.num_branches
+        num_off_chain = draft.num_off_chain(kept) if num_branches else 0
+        step.num_decoding += 1
+        step.num_accepted += accepted
+        step.depths += (depth,)
+        step.num_branches += num_branches
+        step.num_branches_accepted += num_off_chain
+        stats.expect(step)
         stats.steps += 1
-        stats.drafted += num_drafted
-        accepted = min(num_accepted, num_kept)
+        stats.drafted += len(draft.tokens)
         stats.accepted += accepted
+        stats.branches += num_branches
+        stats.branches_accepted += num_off_chain
+        if num_branches and self.sequence.request.shows_trees:
+            assert draft.parents is not None, "it has branches"
+            at = self.sequence.num_output - num_kept - self._num_reported
+            tree = ShownTree(at, tuple(draft.tokens), tuple(draft.parents), tuple(kept))
+            self._trees.append(tree)
         unseen = [0] * (depth - len(stats.slots_verified))
         stats.slots_verified += unseen
         stats.slots_accepted += unseen
@@ -107,6 +133,7 @@ class Live:
         has_logprobs = sequence.request.params.logprobs is not None
         logprobs: list[TokenLogprob] | None = sequence.logprobs if has_logprobs else None
         shown = self.output.take()
+        trees, self._trees = tuple(self._trees), []
         generation = None
         if ending is not None:
             generation = Generation(
@@ -128,4 +155,5 @@ class Live:
             logprobs=None if logprobs is None else tuple(logprobs[new]),
             generation=generation,
             pieces=shown.pieces,
+            trees=trees,
         )

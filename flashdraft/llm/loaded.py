@@ -14,7 +14,7 @@ import torch
 
 from flashdraft.chat.grammar.compiler import LlguidanceCompiler, grammar_compiler
 from flashdraft.engine.cache.memory import check_cache, check_weights_fit
-from flashdraft.engine.config import CacheOptions, EngineConfig
+from flashdraft.engine.config import CacheOptions, EngineConfig, tree_settings
 from flashdraft.engine.engine import Engine
 from flashdraft.errors import CapacityError, EngineLostError, RequestError
 from flashdraft.habits import ExplainsCalls, explained_class
@@ -39,6 +39,7 @@ class LoadedModel(ExplainsCalls):
         *,
         draft: str | os.PathLike[str] | None = "auto",
         verify: str | int = "auto",
+        tree: str | int | None = None,
         device: str | torch.device = "auto",
         dtype: str = "auto",
         quantize: str | None = None,
@@ -56,7 +57,9 @@ class LoadedModel(ExplainsCalls):
 
         `draft`: "auto" finds the target's known drafter and else looks n-grams up; None decodes
         plainly; "ngram" looks up only; anything else names a drafter. `verify`: "auto", or a
-        fixed number of draft tokens to check per step. `exact`: on a GPU too, drafted and plain
+        fixed number of draft tokens to check per step. `tree`: what is checked may have branches,
+        "auto" as many as pay, a number that many draft tokens of a step in all, "off" none; None
+        is as the device has it by default. `exact`: on a GPU too, drafted and plain
         answers are equal bit for bit, at some cost; a CPU is always exact. `kv_dtype`: "fp8"
         stores keys and values in 8 bits, twice as many in a GPU's memory, roughly rounded.
         `kv_keys`: "rebuilt" stores no keys where they can be made of the values: on Gemma 4's
@@ -74,16 +77,17 @@ class LoadedModel(ExplainsCalls):
         if not isinstance(device, str | torch.device):
             raise RequestError(f"device is {device!r}; it must be 'auto', 'cpu' or 'cuda'.")
         self.kernels = select_kernels(device, dtype, exact, WeightOptions(quantize, quantize_head))
+        self.drafter_name = find_drafter(self.model, draft)
         config = _engine_config(
             self.kernels.device.type,
             draft,
             verify,
             max_context,
             max_batch,
-            CacheOptions(cache_gb, kv_dtype, kv_keys),
+            cache=CacheOptions(cache_gb, kv_dtype, kv_keys),
+            **tree_settings(tree, self.drafter_name),
         )
         check_cache(self.kernels, config)  # refused before anything is loaded
-        self.drafter_name = find_drafter(self.model, draft)
         tower = None if mmproj is None else _name("mmproj", mmproj)
         pair = open_pair(self.model, self.drafter_name, vision, tower)
         check_cache(self.kernels, config, pair.checkpoint.config)
@@ -187,7 +191,7 @@ def _engine_config(
     verify: str | int,
     max_context: int | None,
     max_batch: int | None,
-    cache: CacheOptions,
+    **settings: Any,
 ) -> EngineConfig:
     if type(verify) is not int and not (isinstance(verify, str) and verify == "auto"):
         raise RequestError(f"verify is {verify!r}; it must be 'auto' or a number of draft tokens.")
@@ -196,10 +200,10 @@ def _engine_config(
     return EngineConfig.for_device(
         device,
         max_context=max_context,
-        cache=cache,
         verify=fixed,
         ngram=draft is not None,
         **sizes,
+        **settings,
     )
 
 

@@ -6,6 +6,7 @@ It stands in where a test needs an answer, a pace or a failure that no model giv
 from __future__ import annotations
 
 import json
+import random
 import re
 import threading
 import time
@@ -19,6 +20,22 @@ from flashdraft.server.http.security import FILE_HEADERS, PAGE_HEADERS
 
 PAGE = Path(__file__).parents[2] / "flashdraft" / "server" / "page"
 TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
+MAX_TREE, DEPTH = 31, 8  # tokens of a tree, and of its longest way
+OTHERS = (
+    " the",
+    " a",
+    ",",
+    " of",
+    " to",
+    "\n",
+    " and",
+    ".",
+    " in",
+    " it",
+    " which",
+    " then",
+    " so",
+)
 ACCEPTED = (3, 1, 5, 0, 2, 7, 1, 4)  # drafts accepted, step by step
 
 
@@ -38,6 +55,8 @@ class Script:
     content: str = "A short answer."
     plain_content: str | None = None  # to questions with verify 0; the same by default
     reasoning: str = ""
+    trees: bool = False  # its steps have branches, which are told where a question asks
+    others: tuple[str, ...] = OTHERS  # tokens that were tried beside those of the answer
     step_s: float = 0.0
     steps_before_cut: int | None = None  # then the connection ends, without [DONE]
     failures: list[Failure] = field(default_factory=list)  # one for each question to come
@@ -94,6 +113,11 @@ def chunks(script: Script, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         for channel, word in taken:
             delta[channel] = delta.get(channel, "") + word
         extra = {"flashdraft": {"tokens": tokens, "step": step}} if options.get("tokens") else {}
+        if script.trees and drafts and options.get("trees"):
+            later = [word for _, word in words[start : start + DEPTH]]
+            extra["flashdraft"]["trees"] = [
+                make_tree(later, min(drafts, len(taken)), step, script.others)
+            ]
         yield _chunk(delta) | extra
         accepted += min(drafts, len(taken))
         histogram[len(taken)] = histogram.get(len(taken), 0) + (step > 0)
@@ -114,6 +138,31 @@ def chunks(script: Script, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     reason = "length" if len(words) == body.get("max_tokens") else "stop"
     yield _chunk({}, reason) | {"flashdraft": statistics}
     yield {"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": len(words)}}
+
+
+def make_tree(
+    words: list[str], num_accepted: int, seed: int, others: tuple[str, ...]
+) -> dict[str, Any]:
+    """A tree of 31 tokens or so: the accepted words, and others beside them and behind."""
+    pick = random.Random(seed)
+    texts, parents, path, ends = list[str](), list[int](), list[int](), {0: 0}
+    for place, word in enumerate(words[:num_accepted]):
+        if pick.random() < 0.3:  # the drafter had found another one likelier
+            texts.append(pick.choice(others))
+            parents.append(path[-1] if path else 0)
+            ends[len(texts)] = place + 1
+        texts.append(word)
+        parents.append(path[-1] if path else 0)
+        path.append(len(texts))
+        ends[len(texts)] = place + 1
+    while len(texts) < MAX_TREE:
+        parent = pick.choice([*ends, len(texts), len(texts)])
+        if ends[parent] >= DEPTH:
+            continue
+        texts.append(pick.choice(others))
+        parents.append(parent)
+        ends[len(texts)] = ends[parent] + 1
+    return {"at": 0, "texts": texts, "parents": parents, "path": path}
 
 
 def _words(text: str) -> list[str]:

@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 
 from tests.e2e.browser import Keys, Page
-from tests.tiny import make_tiny_checkpoint
+from tests.tiny import make_tiny_checkpoint, make_tiny_drafter
 
 pytestmark = pytest.mark.alone  # Chromium takes both processors
 
 KEY = "k3y"
+HOME = "\ue011"
 START_S = 60
 
 
@@ -25,8 +26,10 @@ START_S = 60
 def address(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Where the server listens. `browser` comes first: without one there is nothing to start."""
     folder = make_tiny_checkpoint(tmp_path_factory.mktemp("page") / "tiny")
+    drafter = make_tiny_drafter(folder.parent / "drafter")
     log = folder.parent / "log"
     command = [sys.executable, "-m", "flashdraft", "serve", str(folder), "--port", "0"]
+    command += ["--draft", str(drafter), "--tree", "15"]
     with log.open("w") as output:
         process = subprocess.Popen(
             [*command, "--dtype", "float32", "--api-key", KEY], stdout=output, stderr=output
@@ -70,11 +73,24 @@ def test_a_question_is_answered_and_counted(live: Page) -> None:
     live.wait_for_end()
     assert live.text("#model") == "tiny" and not live.is_shown(".error")
     assert "tok/s" in live.text(".gauge") and "tokens a step" in live.text(".gauge")
-    columns = live.run("return [...document.querySelectorAll('.strip i')].map((i) => i.title)")
-    counts = [re.findall(r"(\d+) (?:accepted|of the)", title) for title in columns]
-    shown = sum(int(count) for pair in counts for count in pair)
+    columns = """
+    return [...document.querySelectorAll(".strip i")].map(({ style }) =>
+      Number(style.getPropertyValue("--accepted")) + Number(style.getPropertyValue("--own")))"""
+    shown = sum(live.run(columns))
     counted = int(re.findall(r"(\d+) tokens(?! a)", live.text(".gauge"))[0])
     assert counted - 1 <= shown <= counted  # a stop token is counted and has nothing to show
+
+
+def test_the_trees_of_its_steps_are_drawn(live: Page) -> None:
+    live.click("#colour")
+    live.ask("the quick brown fox")
+    live.wait(lambda: live.all(".strip [data-step]"))
+    live.wait_for_end()
+    live.find(".strip").send_keys(HOME)
+    assert re.match(r"\d+ tokens tried, (none|\d+) accepted", live.text(".tree-words"))
+    tried = int(live.text(".tree-words").split()[0])
+    assert 1 < tried <= 15
+    assert len(live.all(".tree-drawing g:not(.before, .own)")) == tried
 
 
 def test_an_answer_can_be_stopped_and_asked_again(live: Page) -> None:

@@ -32,6 +32,7 @@ from flashdraft.bench.doctor.replay import seconds_per_row
 from flashdraft.bench.doctor.report import OK, PROBLEM, WARNING, Finding, Measured, Report
 from flashdraft.bench.doctor.settings import Settings
 from flashdraft.bench.doctor.sight import check_sight
+from flashdraft.bench.doctor.trees import examine_trees
 from flashdraft.bench.doctor.weights import read_weights, schemes_in_use
 from flashdraft.core import Generation, SamplingParams
 from flashdraft.engine.config import MAX_VERIFY
@@ -40,6 +41,7 @@ from flashdraft.engine.config import MAX_VERIFY
 # it down, and the causes are found on its text. What is left of the whole is for the causes.
 _GREEDY_SHARES, _SEEDED_SHARES = (0.2, 0.4), (0.5, 0.6)
 _READING_SHARE = 0.2  # no step may take longer: the first one reads all prompts, and is not cut
+_TREES_SHARE = 0.1  # where they are on
 _CAUSES_SHARE = 1 / 3  # theirs even if a slow step ran past the end of its share
 _TIMING_SHARE = 0.05  # for the time of a row, which says how many prompts may be asked
 _LAW_TEMPERATURE, _LAW_PROMPTS, _LAW_TOKENS = 0.8, 4, 32  # where nobody asked for a temperature
@@ -143,6 +145,9 @@ def _measure(patient: Patient, report: Report, begin: float) -> Measured | None:
         report.findings.append(Finding("accepted length", OK, text))
         return None
     name, folder = patient.llm.drafter_name, patient.folder
+    tree, now = report.settings.tree, time.monotonic()
+    deadline = now + _TREES_SHARE * report.settings.seconds
+    report.findings += examine_trees(patient, tree, plain, Accepted.of(drafted), deadline)
     measured = Measured(
         prompts,
         Accepted.of(drafted),

@@ -87,7 +87,9 @@ class Probe:
         drafter: Drafter | None,
         cache: CacheOptions = DEFAULT_CACHE,
         ngram: bool = False,
+        tree: str | int | None = None,
     ) -> None:
+        """With a `tree` the policy chooses, or all of it is verified where it is a number."""
         if drafter is not None:
             target = tapped(target, drafter.config.tap_layers)
         packed = None if drafter is None else PackedDrafter(drafter, target.kernels)
@@ -98,10 +100,12 @@ class Probe:
             target.kernels.device.type,
             max_batch=len(PROMPTS),
             max_context=min(_MAX_CONTEXT, target.config.max_position),
-            verify=self.verify,
+            verify=None if tree is not None else self.verify,
+            tree=tree,
             ngram=ngram,
             cache=cache,
         )
+        self._drafted = config.verify  # of a drafted answer
         self._engine = Engine(target, packed, config)
         self._count = 0
 
@@ -118,7 +122,7 @@ class Probe:
         for seed, prompt in enumerate(prompts):
             names.append(f"doctor-{self._count}")
             self._count += 1
-            verify = self.verify if drafted else 0
+            verify = self._drafted if drafted else 0
             self._engine.submit(Request(names[-1], list(prompt), params, seed, verify))
         done: dict[str, Generation] = {}
         is_late = False

@@ -24,7 +24,7 @@ CLEAR_GAIN = 1.25  # other text accepts otherwise: so much more than before is n
 class Finding:
     """One line of the report."""
 
-    area: str  # environment, pictures, kernels, law, accepted length, cause or files
+    area: str  # environment, pictures, kernels, law, trees, accepted length, cause or files
     status: str  # ok, warning or problem
     text: str
     remedy: str | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flashdraft.engine.config import DEFAULT_CACHE, CacheOptions
+from flashdraft.engine.config import DEFAULT_CACHE, CacheOptions, EngineConfig
 from flashdraft.kernels.kinds import AS_STORED, WeightOptions
 
 
@@ -29,3 +29,4 @@ class Settings:
     seconds: float = 30.0  # once the pair is loaded; what is under way is not cut
     weights: WeightOptions = AS_STORED
     cache: CacheOptions = DEFAULT_CACHE
+    tree: str | int | None = EngineConfig.tree

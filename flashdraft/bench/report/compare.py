@@ -53,7 +53,7 @@ SAME_SETTINGS = {
     "top_k": "top-k",
 }
 # What may differ: perhaps it is what the comparison is about. It is told.
-TOLD_SETTINGS = ("engine", "draft", "verify", "seed", "repeats", "warm_up_prompts")
+TOLD_SETTINGS = ("engine", "draft", "verify", "tree", "seed", "repeats", "warm_up_prompts")
 TOLD_ENVIRONMENT = (
     "package",
     "commit",

@@ -13,19 +13,19 @@ from typing import Any
 
 from flashdraft.bench.report.plots import Plot, make_plots
 from flashdraft.bench.report.table import (
-    TABLE_NOTES,
     UNKNOWN,
     Document,
     Line,
     Row,
     describe_run,
-    has_accuracy,
     line_cells,
     mean_speedups,
+    more_columns,
     ordered_rows,
     partial_notice,
     table_headings,
     table_lines,
+    table_notes,
     task_title,
 )
 from flashdraft.bench.results import DRAFT
@@ -165,10 +165,10 @@ def _notice(document: Document) -> str:
 def _results(document: Document, lines: Sequence[Line]) -> str:
     if not lines:
         return "<p>Nothing was measured.</p>"
-    with_accuracy = has_accuracy(document)
-    rows = [line_cells(line, with_accuracy) for line in lines]
-    notes = "".join(f'<p class="soft">{escape(note)}</p>' for note in TABLE_NOTES)
-    return "<h2>Results</h2>" + _table(table_headings(with_accuracy), rows, strong=4) + notes
+    more = more_columns(document)
+    rows = [line_cells(line, more) for line in lines]
+    notes = "".join(f'<p class="soft">{escape(note)}</p>' for note in table_notes(document))
+    return "<h2>Results</h2>" + _table(table_headings(more), rows, strong=4) + notes
 
 
 def _waiting(rows: Iterable[Row]) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from flashdraft.bench.results import BUCKETS, DRAFT, PLAIN, Document, load_results
+from flashdraft.bench.results import BUCKETS, DRAFT, DRAFTS, PLAIN, Document, load_results
 from flashdraft.errors import RequestError
 
 MAX_NAMED = 5
@@ -77,6 +77,7 @@ ROW = {
     **dict.fromkeys(("mean_accepted_length", "mean_accepted_length_pooled"), Maybe(NUMBER)),
     "accepted_histogram": Each(COUNT, by_number=True),
     "accepted_by_position": [NUMBER],
+    "trees": Maybe(dict.fromkeys(DRAFTS, COUNT), absent=True),
     "buckets": dict.fromkeys(BUCKETS, Maybe(NUMBER)),
     "accuracy": Maybe({"correct": COUNT, "total": COUNT}),
     "requests": [REQUEST],

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from flashdraft.bench.results import DRAFT, PLAIN
@@ -34,11 +34,11 @@ HEADINGS = (
     "accepted length",
     "identical texts",
 )
-ACCURACY_HEADINGS = ("plain right", "drafted right")
 TABLE_NOTES = (
     "c: requests in flight. tok/s: output tokens over wall time, prefill included.",
     "accepted length: tokens committed per decode step, mean over requests (pooled: over steps).",
 )
+TREES_NOTE = "off the chain: of the accepted draft tokens, those on branches of trees."
 TEXT_WIDTH = 100
 HTTP = "http"  # the engine of a run against a server
 
@@ -89,7 +89,25 @@ def ordered_rows(document: Document) -> list[Row]:
     return [row for pair in pairs for row in pair if row is not None]
 
 
-def line_cells(line: Line, with_accuracy: bool) -> list[str]:
+class Column(NamedTuple):
+    """A column that only some documents have."""
+
+    heading: str
+    cell: Callable[[Line], str]
+
+
+def more_columns(document: Document) -> list[Column]:
+    """Those of a document with trees, and of one whose answers were checked for being right."""
+    columns = []
+    if any(row.get("trees") for row in document["rows"]):
+        columns.append(Column("off the chain", lambda line: _off_the_chain(line.drafted)))
+    if any(row["accuracy"] for row in document["rows"]):
+        columns.append(Column("plain right", lambda line: _accuracy(line.plain)))
+        columns.append(Column("drafted right", lambda line: _accuracy(line.drafted)))
+    return columns
+
+
+def line_cells(line: Line, more: Sequence[Column]) -> list[str]:
     """A line in words, one cell for each heading."""
     cells = [
         task_title(line.task),
@@ -100,19 +118,18 @@ def line_cells(line: Line, with_accuracy: bool) -> list[str]:
         accepted_length(line.drafted),
         UNKNOWN if line.total is None else f"{line.same} of {line.total}",
     ]
-    if with_accuracy:
-        cells += [_accuracy(line.plain), _accuracy(line.drafted)]
-    return cells
+    return cells + [column.cell(line) for column in more]
 
 
-def table_headings(with_accuracy: bool) -> list[str]:
+def table_headings(more: Sequence[Column]) -> list[str]:
     """What stands over the cells."""
-    return [*HEADINGS, *(ACCURACY_HEADINGS if with_accuracy else ())]
+    return [*HEADINGS, *(column.heading for column in more)]
 
 
-def has_accuracy(document: Document) -> bool:
-    """Whether any answer was checked for being right."""
-    return any(row["accuracy"] for row in document["rows"])
+def table_notes(document: Document) -> list[str]:
+    """What has to be known to read the columns."""
+    has_trees = any(row.get("trees") for row in document["rows"])
+    return [*TABLE_NOTES, *[TREES_NOTE] * has_trees]
 
 
 def mean_speedups(lines: Sequence[Line]) -> dict[int, float]:
@@ -129,17 +146,17 @@ def mean_speedups(lines: Sequence[Line]) -> dict[int, float]:
 def render_table(document: Document) -> str:
     """The document as the terminal's table, with what has to be known to read it."""
     lines = table_lines(document)
-    with_accuracy = has_accuracy(document)
-    cells = [line_cells(line, with_accuracy) for line in lines]
-    blank = [""] * (len(table_headings(with_accuracy)) - 5)
+    more = more_columns(document)
+    cells = [line_cells(line, more) for line in lines]
+    blank = [""] * (len(table_headings(more)) - 5)
     for concurrency, mean in mean_speedups(lines).items():
         cells.append(["geometric mean", str(concurrency), "", "", f"{mean:.2f}×", *blank])
     named = [cell[0] for cell in cells]
     for above, line in zip(named, cells[1:], strict=False):
         line[0] = "" if line[0] == above else line[0]  # a task is named once
     text = [*partial_notice(document), *wrapped([describe_run(document)]), ""]
-    text += aligned([table_headings(with_accuracy), *cells]) if cells else ["Nothing was measured."]
-    return "\n".join([*text, "", *TABLE_NOTES, *wrapped(_problems(document))]) + "\n"
+    text += aligned([table_headings(more), *cells]) if cells else ["Nothing was measured."]
+    return "\n".join([*text, "", *table_notes(document), *wrapped(_problems(document))]) + "\n"
 
 
 def describe_run(document: Document) -> str:
@@ -204,6 +221,13 @@ def accepted_length(row: Row | None) -> str:
     if row is not None and row["mean_accepted_length_pooled"] is not None:
         return f"{row['mean_accepted_length_pooled']:.2f} pooled"
     return UNKNOWN
+
+
+def _off_the_chain(row: Row | None) -> str:
+    found = None if row is None else row.get("trees")
+    if not found or not found["accepted"]:
+        return UNKNOWN
+    return f"{found['branches_accepted'] / found['accepted']:.0%}"
 
 
 def _accuracy(row: Row | None) -> str:

@@ -92,7 +92,7 @@ def kept_length(
 def _ours(before: Page, after: Page) -> RowAcceptance:
     """Slots alone: every answer brings its own histogram."""
     hits = _by_label("flashdraft_accepted_tokens_by_position", "position", before, after)
-    lengths = _by_label("flashdraft_verify_lengths", "length", before, after)
+    lengths = _by_label("flashdraft_draft_depths", "depth", before, after)
     longest = max((length for length, count in lengths.items() if count), default=0)
     tries = [sum(n for length, n in lengths.items() if length > slot) for slot in range(longest)]
     return RowAcceptance({}, tries, [hits[slot + 1] for slot in range(longest)])

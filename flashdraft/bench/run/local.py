@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from flashdraft.bench.results import DRAFT, PLAIN, Measurement, Reply, acceptance_of
+from flashdraft.bench.results import DRAFT, DRAFTS, PLAIN, Measurement, Reply, acceptance_of
 from flashdraft.bench.run.measure import OnReply, Run
 from flashdraft.bench.tasks import BenchPrompt
 from flashdraft.chat.answer_format import AnswerFormat
@@ -177,6 +177,7 @@ class LocalRunner:
             steps=stats.steps,
             histogram=stats.histogram,
             buckets=stats.buckets,
+            drafts={name: getattr(stats, name) for name in DRAFTS},
         )
 
 

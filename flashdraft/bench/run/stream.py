@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-from flashdraft.bench.results import Reply
+from flashdraft.bench.results import DRAFTS, Reply
 from flashdraft.errors import EngineLostError, FlashdraftError, RequestError
 
 TIMEOUT_S = 300.0  # without a byte
@@ -206,6 +206,7 @@ class StreamedAnswer:
             cached_tokens=_count(details, "cached_tokens") or 0,
             steps=_count(stats, "steps"),
             histogram=histogram if stats else None,
+            drafts={name: _count(stats, name) or 0 for name in DRAFTS},
         )
 
     def _gaps(self, num_tokens: int) -> list[float]:

@@ -33,6 +33,7 @@ def open_model(
         "url": None,
         "model": shown_path(llm.model),
         "draft": _drafter(llm),
+        "tree": llm.engine.config.tree,
         **shared_settings(arguments, sweep, params),
     }
     results = new_results(arguments, sweep, settings, describe_environment(sys.argv[1:], llm))

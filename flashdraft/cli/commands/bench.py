@@ -24,6 +24,7 @@ EXIT_INTERRUPTED = 130
 # flags that a server has been started with, and a client cannot change
 _SERVERS_OWN = (
     "draft",
+    "tree",
     "device",
     "no_vision",
     "mmproj",

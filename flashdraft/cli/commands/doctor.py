@@ -15,7 +15,9 @@ from flashdraft.cli.arguments import cache_options, weight_options
 from flashdraft.cli.display import Screen
 from flashdraft.cli.files import STDOUT, check_writable, write_json
 from flashdraft.core import SamplingParams
+from flashdraft.engine.config import EngineConfig, tree_settings
 from flashdraft.errors import RequestError
+from flashdraft.models.pairs import find_drafter
 
 HEALTHY, UNHEALTHY = 0, 1
 _WIDTH = 100
@@ -91,7 +93,15 @@ def _settings(arguments: argparse.Namespace) -> Settings:
         arguments.seconds,
         weight_options(arguments),
         cache_options(arguments),
+        _tree(arguments),
     )
+
+
+def _tree(arguments: argparse.Namespace) -> str | int | None:
+    """What --tree says, refused now where it cannot be."""
+    draft = None if arguments.draft == "none" else arguments.draft
+    drafter = find_drafter(arguments.model, draft)
+    return EngineConfig(**tree_settings(arguments.tree, drafter)).tree
 
 
 def _read_template(path: Path) -> str:

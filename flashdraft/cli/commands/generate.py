@@ -83,6 +83,8 @@ def as_json(
             "steps": stats.steps,
             "drafted": stats.drafted,
             "accepted": stats.accepted,
+            "branches": stats.branches,
+            "branches_accepted": stats.branches_accepted,
             "mean_accepted_length": stats.mean_accepted_length,
             "histogram": {str(n): count for n, count in sorted(stats.histogram.items())},
         },

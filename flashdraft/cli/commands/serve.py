@@ -97,7 +97,7 @@ def _public_name(model: str) -> str:
 
 
 def _llm_arguments(arguments: argparse.Namespace, model: str) -> dict[str, Any]:
-    names = ("verify", "device", "dtype", "max_context", "max_batch")
+    names = ("verify", "tree", "device", "dtype", "max_context", "max_batch")
     return {
         "model": model,
         "draft": None if arguments.draft == "none" else arguments.draft,

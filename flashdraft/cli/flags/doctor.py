@@ -10,6 +10,7 @@ from flashdraft.cli.arguments import (
     add_device_arguments,
     add_json_argument,
     add_quantize_arguments,
+    add_tree_argument,
 )
 from flashdraft.cli.parser import Parser
 from flashdraft.models.sources import DEFAULT_MODEL
@@ -35,6 +36,7 @@ def add_arguments(parser: Parser) -> None:
         metavar="DRAFTER",
         help="auto, none, ngram, or a drafter's folder or Hub id" + shown,
     )
+    add_tree_argument(parser)
     add_device_arguments(parser)
     add_quantize_arguments(parser)
     add_cache_arguments(parser)

@@ -21,7 +21,7 @@ from flashdraft.bench.plan.sizes import (
     weight_bytes,
 )
 from flashdraft.cli.display import Screen
-from flashdraft.engine.config import CacheOptions
+from flashdraft.engine.config import OFF, CacheOptions
 from flashdraft.errors import RequestError
 from flashdraft.external import sglang, vllm
 from flashdraft.external.command import EngineCommand, EngineSettings, Nodes
@@ -67,6 +67,8 @@ def run(
     command = _COMPOSERS[kind.name](pair, settings, installation, is_rehearsal)
     if pair.drafter is None and arguments.draft == "auto":
         notes.append(f"No drafter is known for {model}: it decodes plainly. Name one with --draft.")
+    if arguments.tree not in (None, OFF):
+        notes.append(f"{kind.title} drafts chains: --tree {arguments.tree} is flashdraft's alone.")
     for note in (*notes, *command.notes):
         screen.note(note)
     if is_rehearsal:

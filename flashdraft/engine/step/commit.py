@@ -67,12 +67,10 @@ class Committer:
         if draft is not None:
             self._policy.observe(live.momentum, draft, num_accepted, result.path or ())
         if work.is_decode:
+            rows = list(range(1 + num_accepted)) if result.path is None else result.path
+            verified = draft or Draft([], [])
             num_kept = sequence.num_output - before
-            depth = 0 if draft is None else draft.depth
-            live.count_step(len(result.drafts), depth, num_accepted, num_kept)
-            sequence.stats.expect(stats)
-            stats.num_decoding += 1
-            stats.num_accepted += min(num_accepted, num_kept)
+            live.count_step(stats, verified, rows[1 : 1 + num_accepted], num_kept)
         computed = work.start + work.num_tokens + num_accepted
         sequence.num_cached = min(computed, len(sequence.tokens) - 1)
         if finish is not None:

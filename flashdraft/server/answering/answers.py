@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from flashdraft.chat.answers.deltas import Content, Delta, Reasoning, ResponseParser
-from flashdraft.core import FinishReason, Generation, TokenEvent, TokenLogprob
+from flashdraft.core import FinishReason, Generation, ShownTree, TokenEvent, TokenLogprob
 from flashdraft.engine.sampling.grammar import TOO_COMPLEX, GrammarTooComplexError
 from flashdraft.server.answering.questions import Question
 from flashdraft.server.answering.serving import Serving
@@ -52,6 +52,7 @@ class AnswerPart:
     tokens: list[Token]
     num_tokens: int  # of this answer so far, the stop token included
     end: End | None = None
+    trees: tuple[ShownTree, ...] = ()  # that were verified, where the question asks
 
 
 async def answers(
@@ -127,8 +128,9 @@ class _EventReader:
         self._steps += 1
         deltas = self._deltas(event)
         end = None if generation is None else self._end(generation)
+        tokens, num_tokens = self._tokens(event), self._num_tokens
         return AnswerPart(
-            self._index, self._steps, deltas, self._tokens(event), self._num_tokens, end
+            self._index, self._steps, deltas, tokens, num_tokens, end, trees=event.trees
         )
 
     def _deltas(self, event: TokenEvent) -> list[Delta]:

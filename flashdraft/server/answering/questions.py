@@ -20,6 +20,7 @@ from flashdraft.server.answering.constraints import answer_grammar
 from flashdraft.server.answering.serving import Serving
 from flashdraft.server.http.body_structure import MAX_STOP_TOKEN_IDS
 from flashdraft.server.http.errors import FieldError, field_of
+from flashdraft.server.http.fields import FlashdraftOptions
 
 MAX_STOP_CHARACTERS = 1024
 
@@ -35,6 +36,7 @@ class Question:
     verify: int | None = None
     prompt_logprobs: int | None = None
     pictures: tuple[PlacedPicture, ...] = ()
+    shows_trees: bool = False  # its parts tell what was verified beside the chains
     request_id: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     def request(self) -> Request:
@@ -49,6 +51,7 @@ class Question:
             grammar=self.grammar,
             prompt_logprobs=self.prompt_logprobs,
             pictures=self.pictures,
+            shows_trees=self.shows_trees,
         )
 
 
@@ -109,7 +112,7 @@ async def chat_question(
     tool_use: ToolUse,
     form: GrammarSpec | None,
     given: Mapping[str, Any],
-    verify: int | None,
+    drafting: FlashdraftOptions,
     names: Mapping[str, str],
 ) -> Question:
     """What the engine is asked to answer a conversation; `given` are the request's settings.
@@ -136,7 +139,15 @@ async def chat_question(
         if form is not None or tool_use.tools:  # in a thread: all tools together may be long
             parts = tool_use, form, prompt_ids, thinking, params.max_tokens
             grammar = await asyncio.to_thread(answer_grammar, serving, *parts)
-    return Question(prompt_ids, params, tool_use, grammar, verify, pictures=pictures)
+    return Question(
+        prompt_ids,
+        params,
+        tool_use,
+        grammar,
+        drafting.verify,
+        pictures=pictures,
+        shows_trees=drafting.trees,
+    )
 
 
 @contextmanager

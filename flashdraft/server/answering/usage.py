@@ -7,10 +7,9 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from flashdraft.core import Generation
+from flashdraft.core import Generation, ShownTree
 from flashdraft.errors import RequestError
 from flashdraft.models.stream_decoder import StreamDecoder
-from flashdraft.models.tokenizer import Tokenizer
 from flashdraft.server.answering.answers import AnswerPart
 from flashdraft.server.answering.blocks import CollectedAnswer
 from flashdraft.server.answering.serving import Serving
@@ -55,6 +54,8 @@ def statistics(generations: Sequence[Generation]) -> dict[str, Any]:
         "steps": steps,
         "drafted": sum(stats.drafted for stats in every),
         "accepted": sum(stats.accepted for stats in every),
+        "branches": sum(stats.branches for stats in every),
+        "branches_accepted": sum(stats.branches_accepted for stats in every),
         "mean_accepted_length": decoded / steps if steps else 0.0,
         "histogram": {str(length): histogram[length] for length in sorted(histogram)},
         "ttft_s": min((stats.ttft_s for stats in every), default=0.0),
@@ -68,10 +69,12 @@ class TokenView:
     """The extension field of stream chunks: every token's text, and whether it was drafted.
 
     A character that several tokens make up belongs to the last of them; special tokens are "".
+    Where the question asks, the trees that were verified too: their tokens stand by themselves.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._decoder = StreamDecoder(tokenizer)
+    def __init__(self, serving: Serving) -> None:
+        self._serving = serving
+        self._decoder = StreamDecoder(serving.tokenizer)
 
     def show(self, part: AnswerPart) -> dict[str, Any] | None:
         """The tokens of one part; None where it has none to show."""
@@ -80,4 +83,12 @@ class TokenView:
             for token in part.tokens
             if not token.is_stop
         ]
-        return {"tokens": tokens, "step": part.step} if tokens else None
+        if not tokens:
+            return None
+        shown = {"tokens": tokens, "step": part.step}
+        return shown | {"trees": [self._tree(one) for one in part.trees]} if part.trees else shown
+
+    def _tree(self, tree: ShownTree) -> dict[str, Any]:
+        text = self._serving.token_texts.text
+        shown = {"at": tree.at, "texts": [text(token) for token in tree.tokens]}
+        return {**shown, "parents": tree.parents, "path": tree.path}

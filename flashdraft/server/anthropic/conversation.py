@@ -75,7 +75,7 @@ async def question_of(serving: Serving, body: MessagesRequest) -> Question:
         tool_use,
         form,
         given,
-        body.drafting.verify,
+        body.drafting,
         {"stop": "stop_sequences"},
     )
     return spread(serving, question, 1)[0]

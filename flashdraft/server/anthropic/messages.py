@@ -115,7 +115,7 @@ class MessageStream:
     def __init__(self, serving: Serving, body: MessagesRequest, question: Question) -> None:
         self._frame = _frame(serving, body)
         self._question = question
-        self._view = TokenView(serving.tokenizer) if body.drafting.tokens else None
+        self._view = TokenView(serving) if body.drafting.tokens else None
 
     async def events(self, parts: AsyncIterator[AnswerPart | None]) -> AsyncIterator[str]:
         """All events of the stream."""

@@ -72,7 +72,14 @@ class FlashdraftOptions(Body):
     """The extension field of requests."""
 
     tokens: bool = False  # each stream chunk says which tokens were drafted
+    trees: bool = False  # and, of a step with branches, what was verified, and the way through it
     verify: Annotated[int, Field(ge=0, le=15)] | None = None  # a fixed verify length; 0 = plain
+
+    @model_validator(mode="after")
+    def _shows_tokens(self) -> FlashdraftOptions:
+        if self.trees and not self.tokens:
+            raise complaint("trees", "needs tokens; set both.")
+        return self
 
 
 class Extended(Body):

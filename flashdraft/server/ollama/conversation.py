@@ -24,6 +24,7 @@ from flashdraft.server.answering.questions import (
 )
 from flashdraft.server.answering.serving import Serving
 from flashdraft.server.http.errors import FieldError
+from flashdraft.server.http.fields import FlashdraftOptions
 from flashdraft.server.http.picture_fields import SentText
 from flashdraft.server.ollama.fields import (
     OllamaChatRequest,
@@ -79,7 +80,8 @@ async def question_of(
     switches = thinking_switches(serving, thinking, None)
     is_open = messages[-1]["role"] == "assistant"  # which Ollama continues
     conversation = ChatInput(messages, switches, not is_open, is_open)
-    question = await chat_question(serving, conversation, tool_use, form, given, None, _NAMES)
+    asked = tool_use, form, given, FlashdraftOptions(), _NAMES
+    question = await chat_question(serving, conversation, *asked)
     return spread(serving, question, 1)[0]
 
 

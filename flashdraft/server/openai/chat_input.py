@@ -51,14 +51,14 @@ async def chat_questions(serving: Serving, body: ChatRequest) -> list[Question]:
     names = {"logprobs": "top_logprobs"}
     if body.max_completion_tokens is not None:
         names["max_tokens"] = "max_completion_tokens"
-    verify = body.drafting.verify
     conversation = ChatInput(
         chat_messages(body.messages),
         switches,
         _begins_turn(body),
         bool(body.continue_final_message),
     )
-    question = await chat_question(serving, conversation, tool_use, form, given, verify, names)
+    asked = tool_use, form, given, body.drafting, names
+    question = await chat_question(serving, conversation, *asked)
     return spread(serving, question, body.n)
 
 

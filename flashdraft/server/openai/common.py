@@ -112,7 +112,7 @@ class Chunks:
         self._num_prompt_tokens = sum(prompts.values())
         self._num_tokens = [0] * len(questions)
         shows = body.drafting.tokens
-        self._views = [TokenView(serving.tokenizer) for _ in questions] if shows else None
+        self._views = [TokenView(serving) for _ in questions] if shows else None
         self.frame = new_frame(serving, body, kind)
 
     def take(self, part: AnswerPart) -> dict[str, Any] | None:

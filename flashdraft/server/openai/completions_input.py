@@ -100,5 +100,6 @@ def _questions(
         grammar=answer_grammar(serving, ToolUse(), form, prompt.ids),
         verify=body.drafting.verify,
         prompt_logprobs=body.logprobs if body.echo else None,
+        shows_trees=body.drafting.trees,
     )
     return spread(serving, question, body.n)

@@ -52,10 +52,9 @@ async def question_of(serving: Serving, body: ResponsesRequest) -> Question:
         "max_tokens": body.max_output_tokens,
         "logprobs": (body.top_logprobs or 0) if wants_logprobs else None,
     }
-    verify = body.drafting.verify
-    question = await chat_question(
-        serving, ChatInput(chat_messages(body), switches), tool_use, form, given, verify, _NAMES
-    )
+    conversation = ChatInput(chat_messages(body), switches)
+    asked = tool_use, form, given, body.drafting, _NAMES
+    question = await chat_question(serving, conversation, *asked)
     return spread(serving, question, 1)[0]
 
 

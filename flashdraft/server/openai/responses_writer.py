@@ -30,7 +30,7 @@ class ResponseWriter:
         self._model = serving.model_name(body.model)
         self._question = question
         self._texts = serving.token_texts if question.params.logprobs is not None else None
-        self._view = TokenView(serving.tokenizer) if body.drafting.tokens else None
+        self._view = TokenView(serving) if body.drafting.tokens else None
         self._ids: list[str] = []  # of the items, in their order
         self._number = -1
         self._frame = {"id": new_id("resp_"), "object": "response", "created_at": int(time.time())}

@@ -68,7 +68,7 @@ class RequestStream:
 
 def joined(first: TokenEvent, second: TokenEvent) -> TokenEvent:
     """Two events of one request, one after the other, as one."""
-    logprobs = first.logprobs
+    logprobs, count = first.logprobs, len(first.token_ids)
     if logprobs is not None and second.logprobs is not None:
         logprobs += second.logprobs
     return TokenEvent(
@@ -79,4 +79,5 @@ def joined(first: TokenEvent, second: TokenEvent) -> TokenEvent:
         logprobs=logprobs,
         generation=second.generation,
         pieces=first.pieces + second.pieces,
+        trees=first.trees + tuple(one._replace(at=one.at + count) for one in second.trees),
     )

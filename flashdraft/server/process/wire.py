@@ -25,6 +25,7 @@ from flashdraft.core import (
     PlacedPicture,
     Request,
     SamplingParams,
+    ShownTree,
     StepStats,
     TokenEvent,
     TokenLogprob,
@@ -33,6 +34,7 @@ from flashdraft.errors import RequestError
 from flashdraft.killable.frames import DATA, Message, WireError
 from flashdraft.models.config.vision import VisionConfig, VisionTokens
 
+_LISTS = ("verify_lengths", "depths")  # of a step's statistics
 BEAT_S = 1.0  # between two signs of life of an engine that is ready
 
 # -- requests --------------------------------------------------------------------------------------
@@ -68,6 +70,7 @@ def request_to_dict(request: Request) -> Message:
         "grammar": None if grammar is None else [grammar.kind, grammar.text],
         "prompt_logprobs": request.prompt_logprobs,
         "pictures": [[placed.start, placed.picture.key.hex()] for placed in request.pictures],
+        "shows_trees": request.shows_trees,
     }
 
 
@@ -97,6 +100,7 @@ def request_from_dict(
                 PlacedPicture(int(start), sent[bytes.fromhex(key)])
                 for start, key in content["pictures"]
             ),
+            shows_trees=content["shows_trees"] is True,
         )
     except RequestError:
         raise
@@ -158,6 +162,8 @@ def event_to_dict(event: TokenEvent) -> Message:
     }
     if event.logprobs is not None:
         content["logprobs"] = [_logprob_to_list(one) for one in event.logprobs]
+    if event.trees:
+        content["trees"] = [[one.at, *map(list, one[1:])] for one in event.trees]
     if event.generation is not None:
         content["generation"] = _generation_to_dict(event.generation)
     return content
@@ -175,9 +181,16 @@ def event_from_dict(content: Mapping[str, Any]) -> TokenEvent:
             logprobs=None if logprobs is None else tuple(map(_logprob_from_list, logprobs)),
             generation=None if generation is None else _generation_from_dict(generation),
             pieces=tuple(content["pieces"]),
+            trees=tuple(map(_tree_from_list, content.get("trees", ()))),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise WireError(f"An event cannot be read: {type(error).__name__}: {error}.") from None
+
+
+def _tree_from_list(content: Any) -> ShownTree:
+    at, *rest = content
+    tokens, parents, path = (tuple(map(int, one)) for one in rest)
+    return ShownTree(int(at), tokens, parents, path)
 
 
 class History:
@@ -243,7 +256,7 @@ def _generation_from_dict(content: Mapping[str, Any]) -> Generation:
 def step_to_dict(stats: StepStats) -> Message:
     """A step's statistics in plain JSON."""
     content = {field.name: getattr(stats, field.name) for field in dataclasses.fields(StepStats)}
-    content["verify_lengths"] = list(stats.verify_lengths)
+    content |= {name: list(content[name]) for name in _LISTS}
     return _floats_to_json(content)
 
 
@@ -251,7 +264,7 @@ def step_from_dict(content: Mapping[str, Any]) -> StepStats:
     """The statistics again."""
     try:
         values = _floats_from_json(content)
-        return StepStats(**{**values, "verify_lengths": tuple(values["verify_lengths"])})
+        return StepStats(**{**values, **{name: tuple(values[name]) for name in _LISTS}})
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise WireError(f"A step cannot be read: {type(error).__name__}: {error}.") from None
 

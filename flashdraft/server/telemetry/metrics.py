@@ -60,11 +60,22 @@ class Metrics:
         self.drafts = self._counter("drafts_total", "Drafts sent to the target")
         self.draft_tokens = self._counter("draft_tokens_total", "Draft tokens sent to the target")
         self.accepted_tokens = self._counter("accepted_tokens_total", "Draft tokens accepted")
+        self.branch_tokens = self._counter(
+            "branch_tokens_total", "Draft tokens sent to the target that were not of a chain"
+        )
+        self.accepted_branch_tokens = self._counter(
+            "accepted_branch_tokens_total", "The same, accepted"
+        )
         self.accepted_at = self._counter(
             "accepted_tokens_by_position_total", "Draft tokens accepted, by place", "position"
         )
         self.verify_lengths = self._counter(
             "verify_lengths_total", "Decode steps of an answer, by verify length", "length"
+        )
+        self.depths = self._counter(
+            "draft_depths_total",
+            "The same steps, by how many draft tokens could follow one another",
+            "depth",
         )
         self.restarts = self._counter("engine_restarts_total", "Restarts of the engine's process")
         self.engine_up = self._gauge("engine_up", "1 while the engine takes requests")
@@ -109,8 +120,12 @@ class Metrics:
         self.drafts.add(sum(length > 0 for length in stats.verify_lengths))
         self.draft_tokens.add(stats.num_drafted)
         self.accepted_tokens.add(stats.num_accepted)
+        self.branch_tokens.add(stats.num_branches)
+        self.accepted_branch_tokens.add(stats.num_branches_accepted)
         for length in stats.verify_lengths:
             self.verify_lengths.add(1, str(length))
+        for depth in stats.depths:
+            self.depths.add(1, str(depth))
         self.observe_gauges(gauges)
 
     def observe_gauges(self, gauges: Mapping[str, int]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -70,6 +71,20 @@ def test_a_row_has_the_documented_fields() -> None:
     assert set(document["rows"][0]) - {"cached_tokens", "mean_accepted_length_counted"} == set(
         expected["rows"][0]
     )
+
+
+def test_a_row_with_trees_counts_their_branches() -> None:
+    results, chains = make_results(), measured("a", "b")
+    drafts = {"drafted": 30, "accepted": 8, "branches": 16, "branches_accepted": 2}
+    grown = {
+        place: [dataclasses.replace(one, drafts=drafts) for one in many]
+        for place, many in chains.replies.items()
+    }
+    results.add(("gsm8k", 1, PLAIN), chains)
+    results.add(("gsm8k", 1, DRAFT), dataclasses.replace(chains, replies=grown))
+    plain, drafted = results.document()["rows"]
+    assert plain["trees"] is None
+    assert drafted["trees"] == {name: 2 * count for name, count in drafts.items()}
 
 
 def test_a_rows_figures() -> None:

@@ -36,7 +36,7 @@ def parse(*argv: str) -> argparse.Namespace:
 def test_model_defaults_are_those_of_llm(command: tuple[str, ...]) -> None:
     arguments = parse(*command)
     parameters = inspect.signature(LLM).parameters
-    names = ("model", "draft", "verify", "device", "dtype", "max_context", "cache_gb")
+    names = ("model", "draft", "verify", "tree", "device", "dtype", "max_context", "cache_gb")
     for name in (*names, "quantize", "quantize_head"):
         assert getattr(arguments, name) == parameters[name].default
 
@@ -79,6 +79,15 @@ def test_an_unusable_setting_is_named_and_passed_over(caplog: pytest.LogCaptureF
     assert "generation_config" in caplog.text and "top_p" in caplog.text
 
 
+def test_tree_takes_auto_off_or_a_number(capsys: pytest.CaptureFixture[str]) -> None:
+    told = {None: [], "auto": ["--tree", "auto"], "off": ["--tree=off"], 31: ["--tree", "31"]}
+    for value, flags in told.items():
+        for command in (("generate", "x"), ("chat",), ("serve",), ("bench",), ("doctor",)):
+            assert parse(*command, *flags).tree == value
+    assert main(["chat", "--tree", "big"]) == 2
+    assert "--tree is 'big'; it must be one of auto, off, or a number." in capsys.readouterr().err
+
+
 def test_verify_takes_auto_or_a_number(capsys: pytest.CaptureFixture[str]) -> None:
     assert parse("chat", "--verify", "auto").verify == "auto"
     assert parse("chat", "--verify", "4").verify == 4
@@ -104,6 +113,15 @@ def test_wrong_usage_exits_with_2(argv: tuple[str, ...]) -> None:
         (("generate", "x", "--model", "no-such-model"), "There is no model 'no-such-model'"),
         (("generate", "x", "--dtype", "float7"), "--dtype is 'float7'"),
         (("generate", "x", "--verify", "-1"), "--verify is -1"),
+        (("generate", "x", "--tree", "99"), "--tree is 99; it must be off or 'auto' or an"),
+        (
+            ("generate", "x", "--tree", "9", "--verify", "3"),
+            "--tree is 9, but a fixed verify length (3)",
+        ),
+        (("serve", "--tree", "0"), "--tree is 0"),
+        (("chat", "--draft", "ngram", "--tree", "9"), "--tree is 9, but no drafter"),
+        (("serve", "--draft", "none", "--tree", "auto"), "--tree is 'auto', but no drafter"),
+        (("doctor", "--draft", "ngram", "--tree", "9"), "--tree is 9, but no drafter"),
         (("generate", "x", "--raw", "--system", "y"), "--system needs the chat template"),
         (("generate", "x", "--compare", "--json"), "drop --json"),
         (("generate", "x", "-o", "same.json", "--json", "same.json"), "give them two files"),

@@ -188,6 +188,12 @@ def test_full_statistics_name_every_figure() -> None:
         assert part in text
 
 
+def test_branches_are_named_where_there_were_some() -> None:
+    stats = GenerationStats(steps=4, drafted=60, accepted=9, branches=40, branches_accepted=3)
+    assert "9 accepted, 3 of them off the chain ·" in describe_fully(11, stats)
+    assert "chain" not in describe_fully(11, GenerationStats(steps=4, drafted=60, accepted=9))
+
+
 def test_totals_pool_the_answers() -> None:
     totals = Totals()
     totals.add(5, GenerationStats(steps=2, decode_tokens=4, decode_s=1.0, histogram={2: 2}), False)

@@ -116,6 +116,66 @@ def test_every_size_of_tree_and_block(tree, block_size, max_batch):
     assert num_nodes > depths or tree == 1, "there are branches"
 
 
+def shown(engine, requests):
+    """The events of requests, by their ids."""
+    events = {one.id: [] for one in requests}
+    for request in requests:
+        engine.submit(request)
+    while engine.has_work:
+        for event in engine.step():
+            events[event.request_id].append(event)
+    return events
+
+
+def test_branches_are_counted_and_shown_to_who_asks():
+    requests, expected = plain("gemma4")
+    engine = build("gemma4")
+    TreeOracle(engine, expected)
+    requests = [dataclasses.replace(one, shows_trees=n % 2 == 0) for n, one in enumerate(requests)]
+    events = shown(engine, requests)
+    for request in requests:
+        *_, last = events[request.id]
+        stats, trees = last.generation.stats, [(e, t) for e in events[request.id] for t in e.trees]
+        assert 0 < stats.branches <= stats.drafted
+        assert 0 < stats.branches_accepted <= min(stats.branches, stats.accepted)
+        assert bool(trees) == request.shows_trees
+        for event, tree in trees:
+            assert len(tree.tokens) == len(tree.parents) <= 63
+            assert all(parent <= row for row, parent in enumerate(tree.parents))
+            kept = [tree.tokens[row - 1] for row in tree.path]
+            assert kept == list(event.token_ids[tree.at :][: len(kept)])
+            assert all(event.drafted[tree.at :][: len(kept)])
+            ways = [0, *tree.path]
+            assert [tree.parents[row - 1] for row in tree.path] == ways[:-1]
+
+
+def test_a_step_counts_its_branches():
+    requests, expected = plain("gemma4")
+    engine = build("gemma4")
+    TreeOracle(engine, expected)
+    for request in requests:
+        engine.submit(request)
+    every = []
+    while engine.has_work:
+        engine.step()
+        every.append(engine.last_step)
+    assert sum(one.num_branches for one in every) > sum(one.num_branches_accepted for one in every)
+    assert sum(one.num_branches_accepted for one in every) > 0
+    assert all(len(one.depths) == len(one.verify_lengths) for one in every)
+    pairs = [p for one in every for p in zip(one.depths, one.verify_lengths, strict=True)]
+    assert all(depth <= length for depth, length in pairs) and max(pairs)[0] <= 7
+
+
+def test_chains_have_no_branches():
+    requests, expected = plain("gemma4")
+    engine = build("gemma4", tree=None, verify=7)
+    requests = [dataclasses.replace(one, shows_trees=True) for one in requests]
+    for events in shown(engine, requests).values():
+        stats = events[-1].generation.stats
+        assert stats.drafted > 0 and stats.branches == stats.branches_accepted == 0
+        assert not any(event.trees for event in events)
+
+
 def test_a_tree_brings_more_than_its_chain():
     requests, expected = plain("gemma4")
     lengths = {}

@@ -241,6 +241,27 @@ def test_a_streams_verify_length_is_its_own(llm):
     assert 0 < last.generation.stats.drafted <= 2 * last.generation.stats.steps
 
 
+@pytest.mark.parametrize("tree", [15, "auto"])
+def test_trees_write_what_is_written_plainly(folder, drafter_folder, plain, tree):
+    prompts = ["a fox", "the quick brown"]
+    with LLM(str(folder), draft=str(drafter_folder), tree=tree, **OPTIONS) as grown:
+        found = grown.generate(prompts, SHORT)
+        assert grown.engine.config.tree == tree
+    assert [one.token_ids for one in found] == [
+        one.token_ids for one in plain.generate(prompts, SHORT)
+    ]
+    if tree != "auto":  # the policy may find that they do not pay
+        assert sum(one.stats.branches for one in found) > 0
+
+
+def test_off_and_nothing_said_of_trees_are_chains(folder, drafter_folder):
+    for said in ({"tree": "off"}, {"tree": None}, {}):
+        with LLM(str(folder), draft=str(drafter_folder), **said, **OPTIONS) as chains:
+            assert chains.engine.config.tree is None
+            (found,) = chains.generate("a fox", SHORT)
+            assert found.stats.branches == 0
+
+
 # -- without a tokenizer ---------------------------------------------------------------------------
 
 

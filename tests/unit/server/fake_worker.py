@@ -37,6 +37,7 @@ STATS = {
     "num_drafted": 3,
     "num_accepted": 1,
     "verify_lengths": [3],
+    "depths": [3],
     "draft_s": 0.001,
     "verify_s": 0.002,
     "commit_s": 0.0,

@@ -21,6 +21,7 @@ from flashdraft.core import (
     Generation,
     GenerationStats,
     Request,
+    ShownTree,
     TokenEvent,
     TokenLogprob,
 )
@@ -164,10 +165,19 @@ class ScriptedEngine:
                     self._logprobs(request, used),
                     generation,
                     shown.pieces,
+                    self._trees(request, used),
                 )
             )
             if reason is not None:
                 return events
+
+    def _trees(self, request: Request, ids: Sequence[int]) -> tuple[ShownTree, ...]:
+        """Of every step: its tokens, but for the first, behind a branch that was refused."""
+        if not request.shows_trees or len(ids) < 2:
+            return ()
+        tokens = (END_OF_TURN, *ids[1:])
+        path = tuple(range(2, 1 + len(tokens)))
+        return (ShownTree(1, tokens, (0, 0, *path[:-1]), path),)
 
     def _logprobs(self, request: Request, ids: Sequence[int]) -> tuple[TokenLogprob, ...] | None:
         count = request.params.logprobs

@@ -8,7 +8,7 @@ from pathlib import Path
 
 PAGE = Path(__file__).parents[3] / "flashdraft" / "server" / "page"
 VENDOR = PAGE / "vendor"
-MAX_PAGE_BYTES = 400_000
+MAX_PAGE_BYTES = 425_000
 MAX_SIDE_BY_SIDE = 15
 SUMS = VENDOR / "SHA256SUMS"
 OURS = [path for path in PAGE.rglob("*") if path.is_file() and VENDOR not in path.parents]

@@ -1,8 +1,12 @@
 // One answer as it arrives: its text, who wrote each token first, and how fast it comes.
 // It knows chunks, not the page: drawing is view.js.
 
+import { treesOf } from "./tree.js";
+
 const RATE_WINDOW_MS = 2000;
 const LOOK_AHEAD = 8; // tokens without visible text (marks of a turn, of thinking) that may be skipped
+
+const MAX_SHOWN_TREES = 2000; // steps of an answer
 
 export const TARGET = 0;
 export const DRAFTED = 1;
@@ -38,7 +42,7 @@ export class Answer {
   constructor(saved = {}) {
     this.content = new Channel(saved.content?.text, saved.content?.runs);
     this.reasoning = new Channel(saved.reasoning?.text, saved.reasoning?.runs);
-    this.steps = saved.steps ?? []; // [accepted drafts, tokens of the target's own]
+    this.steps = saved.steps ?? []; // [accepted drafts, tokens of the target's own, its trees if any]
     this.numTokens = saved.numTokens ?? 0;
     this.promptTokens = saved.promptTokens ?? 0;
     this.thoughtMs = saved.thoughtMs ?? 0;
@@ -49,6 +53,7 @@ export class Answer {
     this.pending = []; // tokens whose text has not been shown yet: [rest of text, origin, step]
     this.arrivals = []; // [ms, tokens so far]
     this.lastStep = null;
+    this.lastText = null; // of the last token
   }
 
   toJSON() {
@@ -72,7 +77,11 @@ export class Answer {
 
   absorb(chunk, now) {
     const extra = chunk.flashdraft ?? {};
-    if (Array.isArray(extra.tokens)) this.addTokens(extra.tokens, extra.step ?? null, now);
+    if (Array.isArray(extra.tokens)) {
+      const trees = this.treesOf(extra.trees, extra.tokens);
+      this.addTokens(extra.tokens, extra.step ?? null, now);
+      if (trees && this.steps.length <= MAX_SHOWN_TREES) this.steps[this.steps.length - 1][2] = trees;
+    }
     if (typeof extra.steps === "number") this.stats = extra;
     if (chunk.usage) {
       const added = chunk.usage.completion_tokens;
@@ -91,6 +100,17 @@ export class Answer {
     }
   }
 
+  // Each with the text before it, and the target's own behind its path, which are tokens of the answer.
+  treesOf(given, tokens) {
+    if (!Array.isArray(given)) return null;
+    const texts = [this.lastText, ...tokens.map(({ text }) => text)];
+    return treesOf(given.map((one) => {
+      const end = one?.at + one?.path?.length;
+      const own = tokens[end]?.drafted === false ? tokens[end].text : null;
+      return { ...one, before: texts[one?.at], own };
+    }));
+  }
+
   addTokens(tokens, step, now) {
     if (!tokens.length) return;
     if (step === null || step !== this.lastStep) this.steps.push([0, 0]);
@@ -100,6 +120,7 @@ export class Answer {
       counts[drafted ? 0 : 1] += 1;
       this.pending.push([text, drafted ? DRAFTED : TARGET, this.steps.length - 1]);
     }
+    this.lastText = tokens[tokens.length - 1].text;
     this.numTokens += tokens.length;
     this.arrivals.push([now, this.numTokens]);
   }

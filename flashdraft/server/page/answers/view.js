@@ -6,6 +6,8 @@ import { DRAFTED, TARGET } from "./answer.js";
 import { CodeColours } from "./code.js";
 import { renderMarkdown } from "./markdown.js";
 import { setFormula } from "./mathematics.js";
+import { inWords } from "./tree.js";
+import { treeCard } from "./tree_card.js";
 
 const ORIGINS = {
   [DRAFTED]: ["drafted", "drafted, and accepted by the target"],
@@ -15,7 +17,7 @@ const FULL_BLOCK = 8; // tokens a step that fill the gauge
 let bestRate = 1; // what fills the other gauge: the fastest seen on this page
 
 // Adds text, each token in an element of its own when `coloured`.
-function leafOf(channel, coloured) {
+function leafOf(channel, coloured, steps) {
   if (!coloured) return (parent, text) => parent.append(text);
   const { ends } = channel;
   return (parent, text, at) => {
@@ -24,7 +26,7 @@ function leafOf(channel, coloured) {
       while (run < ends.length && ends[run] <= at(k)) run += 1;
       let end = k + 1;
       while (end < text.length && at(end) < (ends[run] ?? Infinity)) end += 1;
-      parent.append(token(text.slice(k, end), channel.runs[run]));
+      parent.append(token(text.slice(k, end), channel.runs[run], steps));
       k = end;
     }
   };
@@ -41,13 +43,14 @@ function firstBeyond(ends, offset) {
   return low;
 }
 
-function token(text, run) {
+function token(text, run, steps) {
   const origin = run && ORIGINS[run[1]];
   if (!origin) return text;
   // an indent or an empty line has nothing to colour
   const indent = /^\s{2,}/.exec(text)?.[0] ?? "";
   const made = element("span", `token ${origin[0]}`, text.slice(indent.length));
-  made.title = `step ${run[2]}: ${origin[1]}`;
+  if (steps[run[2]]?.[2]) made.dataset.step = run[2]; // its card says more
+  else made.title = `step ${run[2]}: ${origin[1]}`;
   return indent ? joined(indent, made) : made;
 }
 
@@ -69,13 +72,20 @@ export class AnswerView {
     this.strip.tabIndex = 0;
     this.gauge = element("p", "gauge");
     this.root = element("div", "answer-view", this.thinking, this.text, this.strip, this.gauge);
+    this.root.addEventListener("pointerover", (event) => this.point(event));
+    this.root.addEventListener("pointerout", ({ target }) => {
+      if (target.dataset.step) treeCard.leave();
+    });
+    this.root.addEventListener("click", (event) => this.press(event));
+    this.strip.addEventListener("keydown", (event) => this.walk(event));
   }
 
   draw(answer, { live, coloured }) {
     this.root.classList.toggle("live", live);
     this.root.classList.toggle("coloured", coloured);
+    this.steps = answer.steps;
+    const leaf = leafOf(answer.content, coloured, this.steps);
     this.drawThinking(answer, live, coloured);
-    const leaf = leafOf(answer.content, coloured);
     const code = (place, lines, language) => this.colours.draw(place, lines, language, leaf);
     // a formula's tokens show in its source only
     const pen = { leaf, code, formula: coloured ? null : setFormula };
@@ -83,6 +93,9 @@ export class AnswerView {
     this.strip.hidden = !coloured || !answer.steps.length;
     if (coloured) this.drawStrip(answer.steps, live);
     this.drawGauge(answer, live);
+    if (treeCard.view !== this || !treeCard.isShown) return;
+    if (coloured) this.mark(treeCard.step);
+    else treeCard.hide();
   }
 
   drawThinking(answer, live, coloured) {
@@ -99,7 +112,7 @@ export class AnswerView {
     if (!isSame) this.thoughts.replaceChildren();
     this.shownThoughts = { text, coloured };
     if (from === text.length) return;
-    leafOf(answer.reasoning, coloured)(this.thoughts, text.slice(from), (k) => from + k);
+    leafOf(answer.reasoning, coloured, this.steps)(this.thoughts, text.slice(from), (k) => from + k);
   }
 
   // A column for each step: accepted drafts, and on top of them the target's own token.
@@ -112,11 +125,76 @@ export class AnswerView {
       const column = strip.children[i] ?? strip.appendChild(element("i"));
       column.style.setProperty("--accepted", accepted);
       column.style.setProperty("--own", own);
-      column.title = `step ${i}: ${accepted} accepted + ${own} of the target's own`;
+      const words = `${accepted} accepted + ${own} of the target's own`;
+      column.title = steps[i][2] ? "" : `step ${i}: ${words}`;
+      if (steps[i][2]) column.dataset.step = i;
     }
     if (steps.length > known && live) strip.scrollLeft = strip.scrollWidth;
     const accepted = steps.reduce((sum, step) => sum + step[0], 0);
-    strip.setAttribute("aria-label", `${accepted} drafted tokens accepted in ${steps.length} steps`);
+    const words = `${accepted} drafted tokens accepted in ${steps.length} steps`;
+    const hasTrees = steps.some((step) => step[2]);
+    strip.setAttribute("role", hasTrees ? "slider" : "img");
+    strip.setAttribute("aria-label", hasTrees ? `${words}. Arrow keys show what each tried` : words);
+    if (!hasTrees) return;
+    strip.setAttribute("aria-valuemin", 0);
+    strip.setAttribute("aria-valuemax", steps.length - 1);
+    if (!strip.hasAttribute("aria-valuenow")) strip.setAttribute("aria-valuenow", 0);
+  }
+
+  // -- what a step tried -------------------------------------------------------------------------
+
+  open(step, anchor, isPinned) {
+    const trees = this.steps[step]?.[2];
+    if (!trees || !anchor.isConnected) return;
+    this.strip.setAttribute("aria-valuenow", step);
+    this.strip.setAttribute("aria-valuetext", `Step ${step}: ${trees.map(inWords).join(". ")}`);
+    treeCard.show(this, step, trees, anchor, isPinned);
+  }
+
+  // The next step with branches, `by` steps on.
+  openBeside(step, by, isPinned) {
+    let found = step + by;
+    while (this.steps[found] && !this.steps[found][2]) found += Math.sign(by);
+    const column = this.strip.children[found];
+    if (!this.steps[found]?.[2] || !column) return;
+    column.scrollIntoView({ block: "nearest", inline: "nearest" });
+    this.open(found, column, isPinned);
+  }
+
+  point({ target, pointerType }) {
+    if (target.dataset.step && pointerType === "mouse") {
+      treeCard.point(() => this.open(Number(target.dataset.step), target, false));
+    }
+  }
+
+  press({ target }) {
+    if (!target.dataset.step || target.closest("a") || !getSelection().isCollapsed) return;
+    this.open(Number(target.dataset.step), target, true);
+  }
+
+  walk(event) {
+    if (this.strip.getAttribute("role") !== "slider") return;
+    const now = treeCard.isShown && treeCard.view === this ? treeCard.step : null;
+    const last = this.steps.length;
+    const moves = {
+      ArrowRight: [now ?? -1, 1], ArrowLeft: [now ?? last, -1], Home: [-1, 1], End: [last, -1],
+      Enter: [(now ?? 0) - 1, 1], " ": [(now ?? 0) - 1, 1],
+    };
+    if (event.key in moves) {
+      event.preventDefault();
+      this.openBeside(...moves[event.key], true);
+    }
+  }
+
+  anchorOf(step) {
+    return this.root.isConnected ? this.root.querySelector(`[data-step="${step}"]`) : null;
+  }
+
+  // The tokens and the column of a step that is looked at; none where that is null.
+  mark(step) {
+    for (const one of this.root.querySelectorAll(".of-step")) one.classList.remove("of-step");
+    if (step === null) return;
+    for (const one of this.root.querySelectorAll(`[data-step="${step}"]`)) one.classList.add("of-step");
   }
 
   drawGauge(answer, live) {

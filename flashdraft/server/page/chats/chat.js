@@ -2,6 +2,7 @@
 // while another conversation is looked at.
 
 import { Answer } from "../answers/answer.js";
+import { treeCard } from "../answers/tree_card.js";
 import { ServerError } from "../server.js";
 import { Conversation, Turn } from "./conversation.js";
 import { endOf, TurnView } from "./turn_view.js";
@@ -35,6 +36,7 @@ export class Chat {
   // -- which conversation ------------------------------------------------------------------------
 
   show(conversation, isNew, follows = true) {
+    treeCard.hide();
     this.opening = null;
     this.conversation = conversation;
     this.isNew = isNew;
@@ -212,7 +214,7 @@ export class Chat {
     this.scroll();
     this.say("Answering");
     if (this.isNew) this.begin(conversation);
-    const body = { ...fields, flashdraft: { tokens: true } };
+    const body = { ...fields, flashdraft: this.coloured ? { tokens: true, trees: true } : { tokens: true } };
     body.messages = conversation.messages(turn, this.settings.system);
     const begun = turn.answer.content.text;
     if (body.continue_final_message) body.messages.push({ role: "assistant", content: begun });

@@ -1,6 +1,7 @@
 // Conversations as files: JSON with everything, Markdown of what is shown, and both read back. A file
 // is a stranger's: it is checked part by part, its ids are replaced, and its texts stay texts.
 
+import { treesOf } from "../answers/tree.js";
 import { Conversation, newId, titleOf, Turn } from "./conversation.js";
 import { isPictureAddress } from "./pictures.js";
 
@@ -147,7 +148,7 @@ function answerOf(answer) {
   return {
     content: channel(answer.content),
     reasoning: channel(answer.reasoning),
-    steps: rows(answer.steps).filter((row) => row.length === 2 && row.every((x) => x >= 0 && x < 1000)),
+    steps: stepsOf(answer.steps),
     numTokens: figure(answer.numTokens),
     promptTokens: figure(answer.promptTokens),
     thoughtMs: figure(answer.thoughtMs),
@@ -155,6 +156,17 @@ function answerOf(answer) {
     finish: isText(answer.finish) ? answer.finish.slice(0, 40) : "stop",
     stats: isWhole ? stats : null,
   };
+}
+
+// Accepted drafts and tokens of the target's own, and the trees of a step with branches.
+function stepsOf(steps) {
+  if (!Array.isArray(steps)) return [];
+  const isCount = (value) => isNumber(value) && value >= 0 && value < 1000;
+  return steps.filter((row) => Array.isArray(row) && row.length >= 2 && isCount(row[0]) && isCount(row[1]))
+    .map(([accepted, own, trees]) => {
+      const found = treesOf(trees);
+      return found ? [accepted, own, found] : [accepted, own];
+    });
 }
 
 const numbersOf = (value) => Object.fromEntries(Object.entries(value).filter(([, x]) => isNumber(x)));

@@ -13,11 +13,13 @@ from safetensors.torch import load_file, save_file
 
 from flashdraft.bench.doctor import examination, replay
 from flashdraft.bench.doctor.causes import find_causes
-from flashdraft.bench.doctor.probe import Patient, reconfigured
+from flashdraft.bench.doctor.probe import Accepted, Patient, reconfigured
 from flashdraft.bench.doctor.replay import agreement, read_text, seconds_per_row, try_drafter
 from flashdraft.bench.doctor.settings import Mode, Settings
 from flashdraft.bench.doctor.target import weight_bits
+from flashdraft.bench.doctor.trees import check_trees
 from flashdraft.cli import main
+from flashdraft.core import FinishReason, Generation, GenerationStats
 from tests.tiny import VOCAB_SIZE, make_tiny_checkpoint, make_tiny_drafter
 
 
@@ -62,6 +64,49 @@ def test_an_untrained_drafter_is_a_problem_that_no_cause_explains(
     assert by_area["cause"]["status"] == "warning" and "unfinished" in by_area["cause"]["text"]
     assert report["causes"] == []
     assert str(target) == report["settings"]["model"] and report["settings"]["template"] == "own"
+
+
+@pytest.mark.parametrize("tree", ["auto", "15"])
+def test_trees_keep_the_law_and_are_judged_where_they_are_on(
+    target: Path, drafter: Path, tree: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "report.json"
+    flags = ("--draft", drafter, "--tree", tree, "--json", path)
+    run_doctor("--model", target, *flags)
+    findings = json.loads(path.read_text())["findings"]
+    laws = [one["text"] for one in findings if one["area"] == "law"]
+    assert any(text.startswith("greedy, with trees") and "identical" in text for text in laws)
+    (found,) = [one for one in findings if one["area"] == "trees"]
+    assert found["text"].startswith(f"{tree}: on")
+    if tree != "auto":  # the policy may find that they do not pay
+        assert "draft tokens a step are branches" in found["text"]
+        assert "as plain" not in found["text"]
+
+
+def test_trees_that_are_off_are_said_to_be(
+    target: Path, drafter: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_doctor("--model", target, "--draft", drafter, "--seconds", "5")
+    assert "off: drafts are chains" in capsys.readouterr().out
+
+
+def stats_of(**counts: Any) -> Generation:
+    return Generation("", [1], FinishReason.LENGTH, GenerationStats(**counts))
+
+
+def test_what_trees_bring_is_put_beside_chains() -> None:
+    chains = Accepted.of([stats_of(histogram={2: 10})])
+    counts = {"drafted": 60, "branches": 40, "accepted": 20, "histogram": {3: 10}}
+    promise = {"expected_tokens": 30.0, "expected_s": 1.0, "plain_tokens": 10.0, "plain_s": 0.5}
+    (found,) = check_trees("auto", [stats_of(branches_accepted=6, **counts, **promise)], chains)
+    assert found.status == "ok" and "6 of 20 accepted ones lie off the chain" in found.text
+    assert "3.00 tokens a step (chains: 2.00)" in found.text and "1.50 times as fast" in found.text
+    (found,) = check_trees(31, [stats_of(**{**counts, "histogram": {1: 10}})], chains)
+    assert found.status == "warning" and "bring nothing" in found.text and found.remedy
+    (found,) = check_trees("auto", [stats_of(drafted=20, histogram={2: 10})], chains)
+    assert found.status == "ok" and "do not pay" in found.text
+    (found,) = check_trees("auto", [stats_of()], chains)
+    assert found.status == "warning" and "not enough time" in found.text
 
 
 def test_time_that_runs_out_is_said(

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from flashdraft.bench.report.page import render_report
 from flashdraft.bench.report.table import mean_speedups, render_table, table_lines
 from tests.bench_document import TASKS, bench_document
 
@@ -92,6 +93,16 @@ def test_accuracy_is_shown_where_answers_were_checked(document: dict[str, Any]) 
     text = render_table(document)
     assert "drafted right" in text
     assert cells(text, "GSM8K")[-4:] == ["–", "3", "of", "20"]
+
+
+def test_branches_are_shown_where_trees_ran(document: dict[str, Any]) -> None:
+    assert "chain" not in render_table(document) + render_report(document, [])
+    row = next(row for row in document["rows"] if row["mode"] == "draft")
+    row["trees"] = {"drafted": 60, "accepted": 20, "branches": 40, "branches_accepted": 5}
+    text = render_table(document)
+    assert "off the chain" in text and "25%" in text and "those on branches" in text
+    page = render_report(document, [])
+    assert "off the chain" in page and "25%" in page
 
 
 def test_endpoint_and_sampling_are_named(document: dict[str, Any]) -> None:

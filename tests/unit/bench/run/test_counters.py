@@ -127,11 +127,11 @@ def test_a_position_that_is_no_number_is_passed_over() -> None:
     assert found is not None and list(found.accepted) == [1]
 
 
-def test_our_own_slots_are_those_of_the_verify_lengths() -> None:
+def test_our_own_slots_are_as_deep_as_the_drafts() -> None:
     text = (
-        'flashdraft_verify_lengths_total{length="0"} 5\n'
-        'flashdraft_verify_lengths_total{length="1"} 4\n'
-        'flashdraft_verify_lengths_total{length="3"} 6\n'
+        'flashdraft_draft_depths_total{depth="0"} 5\n'
+        'flashdraft_draft_depths_total{depth="1"} 4\n'
+        'flashdraft_draft_depths_total{depth="3"} 6\n'
         'flashdraft_accepted_tokens_by_position_total{position="1"} 7\n'
         'flashdraft_accepted_tokens_by_position_total{position="2"} 3\n'
     )

@@ -51,6 +51,14 @@ def test_a_rehearsal_prints_the_command_and_nothing_else(
     assert words[-3:] == ["--max-num-seqs", "4", "--dry-run-like"]
 
 
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_trees_are_ours_and_others_say_so(engine: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words, said = rehearse(capsys, DENSE, "--engine", engine, "--tree", "31")
+    assert "drafts chains: --tree 31 is flashdraft's alone." in said and "31" not in words
+    _, said = rehearse(capsys, DENSE, "--engine", engine, "--tree", "off")
+    assert "chains" not in said
+
+
 def test_a_rehearsal_needs_no_engine(capsys: pytest.CaptureFixture[str]) -> None:
     words, said = rehearse(capsys, DENSE, "--engine", "sglang", "--api-key", "hidden-key")
     assert words[:3] == ["python", "-m", "sglang.launch_server"]

@@ -15,6 +15,14 @@ def test_the_first_child_of_the_chain_s_end_goes_on_with_it():
     assert chain_of(TREE.parents) == [0, 1, 2, 4]
 
 
+def test_what_is_not_of_the_chain_is_counted():
+    assert TREE.num_branches == 3 and TREE.cut(4).num_branches == 1
+    assert TREE.num_off_chain([1, 2, 4]) == 0
+    assert TREE.num_off_chain([1, 5]) == 1 and TREE.num_off_chain([3, 6]) == 2
+    chain = Draft([5, 6], [0.9, 0.8], BLOCK_SOURCE)
+    assert chain.num_branches == chain.num_off_chain([1, 2]) == 0
+
+
 def test_a_tree_is_as_deep_as_its_longest_path():
     assert TREE.depth == 3
     assert TREE.cut(3).depth == 2

@@ -164,6 +164,16 @@ def test_token_view_covers_the_text() -> None:
     assert "".join(token["text"] for token in tokens) == "Hello é world"
     assert [view["step"] for view in views] == list(range(1, len(views) + 1))
     assert {token["drafted"] for token in tokens} == {True, False}
+    assert not any("trees" in view for view in views)
+
+
+def test_the_trees_of_steps_are_told_to_who_asks() -> None:
+    chunks = stream(Scripted("Hello world again"), flashdraft={"tokens": True, "trees": True})
+    views = [chunk["flashdraft"] for chunk in chunks if "tokens" in chunk.get("flashdraft", {})]
+    (tree,) = views[0]["trees"]
+    texts = [token["text"] for token in views[0]["tokens"]]
+    assert tree["at"] == 1 and tree["texts"][1:] == texts[1:]
+    assert tree["parents"] == [0, 0, 2][: len(texts)] and tree["path"] == [2, 3][: len(texts) - 1]
 
 
 def test_logprobs_have_exact_bytes() -> None:

@@ -37,6 +37,7 @@ def refusal(server: Scripted, **fields: Any) -> dict[str, Any]:
         ({"temperature": "hot"}, "temperature", "number"),
         ({"temperature": -1}, "temperature", "between 0"),
         ({"top_p": 0}, "top_p", "above 0"),
+        ({"flashdraft": {"trees": True}}, "flashdraft.trees", "needs tokens"),
         ({"n": 17}, "n", "1 to 16"),
         ({"n": 0}, "n", "1 to 16"),
         ({"stop": ["x"] * 17}, "stop", "at most 16"),

@@ -19,6 +19,7 @@ from flashdraft.core import (
     PlacedPicture,
     Request,
     SamplingParams,
+    ShownTree,
     StepStats,
     TokenEvent,
     TokenLogprob,
@@ -67,6 +68,7 @@ def random_request(rng: random.Random) -> Request:
         verify=rng.choice([None, 0, 15]),
         grammar=rng.choice([None, GrammarSpec("regex", "a+"), GrammarSpec("json_object", "")]),
         prompt_logprobs=rng.choice([None, 5]),
+        shows_trees=rng.random() < 0.5,
     )
 
 
@@ -114,6 +116,7 @@ def random_events(rng: random.Random) -> list[TokenEvent]:
                 logprobs=tuple(likely) if has_logprobs else None,
                 generation=generation,
                 pieces=rng.choice([(), ("a", 7, "b"), (5,)]),
+                trees=rng.choice([(), (ShownTree(0, (5, 6, 7), (0, 0, 2), (2, 3)),)]),
             )
         )
     return events
@@ -148,7 +151,7 @@ def test_nan_comes_back() -> None:
 
 
 def test_steps_come_back() -> None:
-    stats = StepStats(2, 5, 7, 3, (4, 0), 0.5, math.nan, 0.0)
+    stats = StepStats(2, 5, 7, 3, (4, 0), 0.5, math.nan, 0.0, depths=(3, 0), num_branches=1)
     back = wire.step_from_dict(through_json(wire.step_to_dict(stats)))
     assert math.isnan(back.verify_s)
     back.verify_s = stats.verify_s = 0.0

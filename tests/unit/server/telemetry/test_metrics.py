@@ -52,7 +52,8 @@ def test_the_empty_page_is_valid_and_ours() -> None:
 
 def test_what_is_counted() -> None:
     metrics = Metrics()
-    stats = StepStats(2, 0, 5, 3, (5, 0), draft_s=0.25, verify_s=0.5)
+    stats = StepStats(2, 0, 5, 3, (5, 0), draft_s=0.25, verify_s=0.5, depths=(4, 0))
+    stats.num_branches, stats.num_branches_accepted = 2, 1
     stats.expected_tokens, stats.expected_s, stats.plain_tokens, stats.plain_s = 6.5, 0.7, 2.0, 0.4
     gauges = {"running": 2, "waiting": 1, "pages_used": 7, "pages_total": 10}
     metrics.observe_step(stats, gauges)
@@ -71,6 +72,9 @@ def test_what_is_counted() -> None:
         'accepted_tokens_by_position_total{position="3"}': 1,
         'verify_lengths_total{length="0"}': 1,
         'verify_lengths_total{length="5"}': 1,
+        'draft_depths_total{depth="4"}': 1,
+        "branch_tokens_total": 2,
+        "accepted_branch_tokens_total": 1,
         'engine_step_seconds_total{phase="verify"}': 0.5,
         'policy_tokens_total{step="chosen"}': 6.5,
         'policy_tokens_total{step="plain"}': 2.0,

@@ -6,9 +6,12 @@ from dataclasses import dataclass
 
 # the names of the proposers
 BLOCK_SOURCE, NGRAM_SOURCE, FORCED_SOURCE = "block", "ngram", "grammar"
-# whoever drafts: nodes of a tree that follow its chain without being of it, and all behind those
-BRANCH_SOURCE, BEYOND_SOURCE = "branch", "beyond"
 DEVICE_SOURCES = (BLOCK_SOURCE, NGRAM_SOURCE)  # those that draft on the device, by their numbers
+# nodes of a tree where one's chain leaves the other's: it is doubted there, and not behind
+ASIDE_SOURCES = tuple(f"{source} aside" for source in DEVICE_SOURCES)
+# whoever drafts: nodes that follow a chain without being of any, and all behind those
+BRANCH_SOURCE, BEYOND_SOURCE = "branch", "beyond"
+NODE_SOURCES = (*DEVICE_SOURCES, *ASIDE_SOURCES, BRANCH_SOURCE, BEYOND_SOURCE)  # by their numbers
 
 
 @dataclass
@@ -17,26 +20,21 @@ class Draft:
 
     tokens: list[int]
     confidence: list[float]  # per slot: the proposer's own probability, given the slots before it
-    source: str = ""  # the proposer's name
+    source: str = ""  # the proposer's name; of a tree, that of its chain's
     parents: list[int] | None = None  # of a tree, by rows: 0 = the anchor, i + 1 = token i
+    node_sources: list[str] | None = None  # likewise: by whose word each of its tokens is there
 
     def cut(self, length: int) -> Draft:
-        parents = None if self.parents is None else self.parents[:length]
-        return Draft(self.tokens[:length], self.confidence[:length], self.source, parents)
+        parents, sources = (
+            None if one is None else one[:length] for one in (self.parents, self.node_sources)
+        )
+        tokens, confidence = self.tokens[:length], self.confidence[:length]
+        return Draft(tokens, confidence, self.source, parents, sources)
 
     @property
     def sources(self) -> list[str]:
-        """Of every token: the proposer's name on its chain, whose tokens come before siblings."""
-        if self.parents is None:
-            return [self.source] * len(self.confidence)
-        chain, found = [0], list[str]()  # rows, of which the last has no child yet
-        for row, parent in enumerate(self.parents, start=1):
-            if parent == chain[-1]:
-                chain.append(row)
-                found.append(self.source)
-            else:
-                found.append(BRANCH_SOURCE if parent in chain else BEYOND_SOURCE)
-        return found
+        """Of every token: by whose word it is there."""
+        return self.node_sources or [self.source] * len(self.confidence)
 
     @property
     def depth(self) -> int:

@@ -25,9 +25,8 @@ class Draft:
     node_sources: list[str] | None = None  # likewise: by whose word each of its tokens is there
 
     def cut(self, length: int) -> Draft:
-        parents, sources = (
-            None if one is None else one[:length] for one in (self.parents, self.node_sources)
-        )
+        parents = None if self.parents is None else self.parents[:length]
+        sources = None if self.node_sources is None else self.node_sources[:length]
         tokens, confidence = self.tokens[:length], self.confidence[:length]
         return Draft(tokens, confidence, self.source, parents, sources)
 

@@ -177,7 +177,11 @@ class _Children(NamedTuple):
     sources: Tensor  # int64: rows of the chances
     lists: Tensor  # int64: where a child's own children begin
     is_chain: Tensor  # [slots, places]: whether the chain goes on there
-    room: int  # cells of a list
+
+    @property
+    def room(self) -> int:
+        """Cells of a list."""
+        return self.tokens.shape[1] // (3 * self.is_chain.shape[1])
 
 
 def _list_children(offered: Offered, alive: Tensor) -> _Children:
@@ -214,8 +218,8 @@ def _list_children(offered: Offered, alive: Tensor) -> _Children:
 
     columns = count_up(2 + count, alive.device)
     follows = columns.clamp(max=2) * num_cells + (1 + places).unsqueeze(1) * room
-    lists = *map(listed, (tokens, confidence, likely, sources, follows)), F.pad(is_chain, (0, 1))
-    return _Children(*lists, room)
+    lists = map(listed, (tokens, confidence, likely, sources, follows))
+    return _Children(*[*lists, F.pad(is_chain, (0, 1))])
 
 
 def _sources_of(offered: Offered, count: int) -> Tensor:

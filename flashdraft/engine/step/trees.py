@@ -75,9 +75,9 @@ class DraftTrees:
         self._others = torch.zeros(shape, dtype=torch.int64, device=kernels.device)
         self._sure = torch.zeros(shape, device=kernels.device)
         self._has_rivals = have_branches and have_rivals
-        shape = slots.count, max_width if self._has_rivals else 0
-        self._rivals = torch.zeros(shape, dtype=torch.int64, device=kernels.device)
-        self._surety = torch.zeros(shape, device=kernels.device)
+        width = max_width if self._has_rivals else 0
+        self._rivals = torch.zeros(slots.count, width, dtype=torch.int64, device=kernels.device)
+        self._surety = torch.zeros(slots.count, width, device=kernels.device)
         self._all_top = torch.full_like(slots.settings.num_top, MAX_TOP)
         self._one_each = torch.ones_like(slots.limits)
         self._blocks: dict[tuple[int, int], TreeNodes] = {}  # of masks, by slots and width
@@ -150,8 +150,8 @@ class DraftTrees:
         exchange, branches = self._exchange, self._slots.branches
         chain = exchange.drafts, exchange.confidence, exchange.sources
         beside = self._rivals, self._surety, self._others, self._sure
-        own = (one[:batch] for one in (*chain, *beside, branches))
-        return Offered(*own, self._chances, self._edges)
+        own = [one[:batch] for one in (*chain, *beside, branches)]
+        return Offered(*[*own, self._chances, self._edges])
 
     def _take_given(self, nodes: TreeNodes) -> None:
         """The host's chains, as sure as they may be."""

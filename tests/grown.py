@@ -141,6 +141,8 @@ class _Slot:
         """None where it has no chance."""
         bucket = sum(confidence >= edge for edge in self._edges)
         chance = self._chances[source][bucket] if confidence > 0 else 0.0
+        if source in (BRANCH, BEYOND):
+            chance = min(float(np.float32(confidence) * np.float32(chance)), 1.0)
         return [Child(token, confidence, chance, source)] if chance > 0 else []
 
     def children(self, place: int, is_chain: bool, is_rival: bool) -> list[Child]:

@@ -11,7 +11,8 @@ DEVICE_SOURCES = (BLOCK_SOURCE, NGRAM_SOURCE)  # those that draft on the device,
 ASIDE_SOURCES = tuple(f"{source} aside" for source in DEVICE_SOURCES)
 # whoever drafts: nodes that follow a chain without being of any, and all behind those
 BRANCH_SOURCE, BEYOND_SOURCE = "branch", "beyond"
-NODE_SOURCES = (*DEVICE_SOURCES, *ASIDE_SOURCES, BRANCH_SOURCE, BEYOND_SOURCE)  # by their numbers
+OFFERED_SOURCES = (BRANCH_SOURCE, BEYOND_SOURCE)
+NODE_SOURCES = (*DEVICE_SOURCES, *ASIDE_SOURCES, *OFFERED_SOURCES)  # by their numbers
 
 
 @dataclass

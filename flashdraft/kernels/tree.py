@@ -53,7 +53,8 @@ class Offered(NamedTuple):
     branches: Tensor  # [slots] int32: 0 = nothing but the chain
     # [NUM_SOURCES, buckets] float32: that the target agrees, at a token's turn. By whose word it
     # is: a proposer's on its chain; a proposer's where its chain leaves the other's; that of offers
-    # that follow one of the chains; that of all behind those
+    # that follow one of the chains; that of all behind those. Offers are unlikely and many: theirs
+    # is the part of a confidence that comes true
     chances: Tensor
     edges: Tensor  # [buckets - 1] float32, ascending: of confidences
 
@@ -200,6 +201,8 @@ def _list_children(offered: Offered, alive: Tensor) -> _Children:
     )
     sources = _sources_of(offered, count)
     likely = chances_of(confidence, sources, *offered[-2:])
+    shares = (confidence * likely.to(torch.float32)).clamp(max=1.0)
+    likely = torch.where(sources >= BRANCH, shares.double(), likely)
     is_there = likely > 0
     is_there[:, :, :, 1:] &= offered.branches.view(-1, 1, 1, 1) > 0
     agreed = (is_chain & (sure > 0) & (rival == offered.tokens)).to(torch.int64)

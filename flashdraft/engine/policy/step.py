@@ -81,11 +81,11 @@ class StepPolicy:
         self._batch, self._steps_of_batch = 0, 0
 
     def chances(self) -> list[list[float]]:
-        """How likely the target agrees, for NODE_SOURCES."""
+        """How likely the target agrees, for NODE_SOURCES; see `Survival.rate`."""
         edges = [0.0, *BUCKET_EDGES, 1.0]
         middles = [(low + high) / 2 for low, high in zip(edges[:-1], edges[1:], strict=True)]
         return [
-            [self._survival.chance(source, middle) for middle in middles] for source in NODE_SOURCES
+            [self._survival.rate(source, middle) for middle in middles] for source in NODE_SOURCES
         ]
 
     def remember_drafts(self, drafts: Sequence[Draft]) -> None:

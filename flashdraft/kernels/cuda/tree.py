@@ -280,9 +280,12 @@ def _list_children(
     leaving = source + tl.where(column == 1, NUM_PROPOSERS, 0)
     beyond = tl.full((), BEYOND, tl.int32)
     where, there = offered.chances + bucket, sure > 0.0
-    chance = tl.load(where + source * row, mask=there, other=0.0)
+    part = tl.where(column > 1, sure, 1.0)
+    chance = tl.minimum(part * tl.load(where + source * row, mask=there, other=0.0), 1.0)
     chance_leaving = tl.load(where + leaving * row, mask=there, other=0.0)
+    chance_leaving = tl.minimum(part * chance_leaving, 1.0)
     chance_beyond = tl.load(where + beyond * row, mask=there, other=0.0)
+    chance_beyond = tl.minimum(part * chance_beyond, 1.0)
     ends = tl.where((column == 0) & (chance <= 0.0), place, PLACES)
     length = tl.min(tl.min(ends, 1), 0)
     is_sure = tl.max((is_rival & there).to(tl.int32), 1)[:, None] > 0

@@ -158,6 +158,7 @@ def offer_three(branches: int) -> Offered:
     """A chain of 5, 6 and offers 5, 7 and 8, 9; a confidence is its own chance, nearly."""
     edges = torch.arange(1, 20) / 20
     chances = (torch.arange(20) / 20 + 0.025).repeat(NUM_SOURCES, 1)
+    chances[[BRANCH, BEYOND]] = 1.0  # all of it comes true
     return Offered(
         tokens=torch.tensor([[5, 6]]),
         confidence=torch.tensor([[0.6, 0.5]]),
@@ -219,12 +220,15 @@ def test_without_branches_there_is_the_chain_alone(seed: int, num_nodes: int) ->
 
 def test_nodes_beside_the_chain_have_chances_of_their_own() -> None:
     offered = offer_three(1)
-    offered.chances[BRANCH], offered.chances[BEYOND] = 0.125, 0.5
+    offered.chances[BRANCH], offered.chances[BEYOND] = 0.5, 0.25
     alive = grow(offered, 9).survival[0]
     assert alive[0] == pytest.approx(0.625) and alive[1] == pytest.approx(0.625 * 0.525)
-    assert alive[2] == pytest.approx(0.125)  # 7, and 0.625 * 0.125 for 8 behind 5
-    assert alive[3] == pytest.approx(0.625 * 0.125)
-    assert alive[4] == alive[3] and alive[5] == pytest.approx(0.125 * 0.5)  # 8 behind 7
+    assert alive[2] == pytest.approx(0.625 * 0.8 * 0.5)  # 8 behind 5
+    assert alive[3] == pytest.approx(0.25 * 0.5)  # 7
+    assert alive[4] == pytest.approx(0.625 * 0.15 * 0.5)  # 9 behind 5
+    assert alive[5] == pytest.approx(0.25 * 0.5 * 0.8 * 0.25)  # 8 behind 7
+    offered.chances[BRANCH] = 2.0  # more comes true than is said, but no more than all
+    assert grow(offered, 9).survival[0, 1:4].tolist() == pytest.approx([0.5] + [0.625 * 0.525] * 2)
 
 
 def test_where_the_chain_ends_others_go_on() -> None:
@@ -271,7 +275,7 @@ def test_a_rival_chain_goes_on_by_its_own_word_and_has_branches() -> None:
     assert told(nodes) == [(5, 0, 1), (4, 0, 1), (3, 2, 2), (8, 2, 2), (6, 1, 2)]
     assert words_of(nodes) == [0, 1 + NUM_PROPOSERS, 1, BRANCH, 0]
     assert nodes.survival[0].tolist() == pytest.approx(
-        [0.625, 0.5, 0.5 * 0.95, 0.5 * 0.825, 0.625 * 0.525]
+        [0.625, 0.5, 0.5 * 0.95, 0.5 * 0.8, 0.625 * 0.525]
     )
     offered.rival_confidence[0, 1] = 0.0  # it ends: what is offered there follows
     assert told(grow(offered, 3)) == [(5, 0, 1), (4, 0, 1), (8, 2, 2)]

@@ -26,6 +26,7 @@ from flashdraft.engine.policy.step import (
 )
 from flashdraft.engine.policy.times import StepTimes
 from flashdraft.engine.policy.verify import BUCKET_EDGES, Survival
+from flashdraft.kernels.tree import BEYOND, BRANCH
 
 FLAT = CostModel({1: 1.0, 512: 1.03}, DraftCost({1: 0.1, 32: 0.2}))
 STEEP = CostModel({1: 1.0, 16: 4.5, 512: 50.0}, DraftCost({1: 0.3, 32: 1.5}))
@@ -217,10 +218,25 @@ def test_chances_are_those_of_each_source_and_bucket():
     policy = policy_of(FLAT, 0.9)
     chances = policy.chances()
     assert [len(row) for row in chances] == [len(BUCKET_EDGES) + 1] * len(NODE_SOURCES)
-    assert all(0.0 < chance < 1.0 for row in chances for chance in row)
+    assert all(0.0 < chance < 1.0 for row in chances[:BRANCH] for chance in row)
+    assert chances[BRANCH] == chances[BEYOND] == [1.0] * len(chances[0])  # nothing was seen of them
     assert chances[0][6] > 0.8 > chances[1][6] == chances[2][6]  # 0.5 was seen, of the drafter
     policy.remember_drafts([draft(NGRAM_SOURCE, [0.5] * 3)])
     assert policy.expected_tokens(1, 16) < 3
+
+
+def test_of_offers_the_part_is_learnt_that_comes_true():
+    """Which of two is likelier is what they say themselves, however few were seen."""
+    survival = Survival()
+    for i in range(400):
+        survival.observe(BRANCH_SOURCE, 0.05, i % 40 == 0)  # half as often as it says
+    assert 0.4 < survival.rate(BRANCH_SOURCE, 0.05) < 0.75
+    low, high = (survival.chance(BRANCH_SOURCE, one) for one in (0.03, 0.09))
+    assert high == pytest.approx(3 * low)
+    assert survival.chance(BRANCH_SOURCE, 0.5) == pytest.approx(0.5)
+    for _ in range(100):
+        survival.observe(BRANCH_SOURCE, 0.75, True)
+    assert 0.95 < survival.chance(BRANCH_SOURCE, 0.75) <= survival.chance(BRANCH_SOURCE, 0.79) <= 1
 
 
 # -- prompts ---------------------------------------------------------------------------------------

@@ -15,18 +15,32 @@ from flashdraft.kernels.draw import reference
 from flashdraft.kernels.draw.rule import MAX_TOP, Draw, DrawnRows, SlotSettings
 from flashdraft.kernels.interface import Kernels
 from flashdraft.kernels.nodes import TreeNodes
-from flashdraft.kernels.tree import SEEDED_FROM, Offered
+from flashdraft.kernels.tree import (
+    BEYOND,
+    BRANCH,
+    NUM_PROPOSERS,
+    NUM_SOURCES,
+    SEEDED_FROM,
+    Offered,
+)
 from tests.drawn import Rows, make_rows
 
-NUM_SOURCES = 2
 VOCABULARY = 60
 FEW = [0.25, 0.5, 0.5, 1.0]  # chances whose products are often equal
 
 
 def make_offered(
-    seed: int, num_slots: int, width: int, count: int, device: torch.device | None = None
+    seed: int,
+    num_slots: int,
+    width: int,
+    count: int,
+    device: torch.device | None = None,
+    has_rivals: bool = True,
 ) -> Offered:
-    """Chains that end early, that are not among the offers, that have no branches; many equals."""
+    """Chains that end early, that are not among the offers, that have no branches; many equals.
+
+    Rival chains leave them early, late or never, for tokens that may be offered.
+    """
     random = np.random.default_rng(seed)
     shape = num_slots, width
     orders = np.argsort(random.random((*shape, VOCABULARY)), axis=2)
@@ -43,8 +57,15 @@ def make_offered(
             is_offered, np.take_along_axis(others, first[..., None], 2)[..., 0], tokens
         )
     confidence[random.random(shape) < 0.1] = 0.0
+    rivals = np.where(random.random(shape) < 0.6, tokens, random.integers(0, VOCABULARY, shape))
+    if count:
+        is_offered = random.random(shape) < 0.3
+        rivals = np.where(is_offered, others[..., seed % count], rivals)
+    surety = random.choice([0.35, 0.45, 0.95], (num_slots, 1)) * np.ones(shape)
+    surety[random.random(shape) < 0.1] = 0.0
+    few = width if has_rivals else 0
     branches = random.choice([0, 1, 1, 8], num_slots)
-    cells = NUM_SOURCES + 2, len(BUCKET_EDGES) + 1
+    cells = NUM_SOURCES, len(BUCKET_EDGES) + 1
     chances = random.choice(FEW, cells) if seed % 2 else random.random(cells)
     if seed % 5 == 0:
         chances = np.sort(chances, axis=1)
@@ -53,7 +74,9 @@ def make_offered(
     arrays: Sequence[tuple[object, torch.dtype]] = [
         (tokens, torch.int64),
         (confidence, torch.float32),
-        (random.integers(0, NUM_SOURCES, num_slots), torch.int64),
+        (random.integers(0, NUM_PROPOSERS, num_slots), torch.int64),
+        (rivals[:, :few], torch.int64),
+        (surety[:, :few], torch.float32),
         (others, torch.int64),
         (sure, torch.float32),
         (branches, torch.int32),
@@ -83,10 +106,20 @@ class Node(NamedTuple):
     depth: int
     confidence: float
     survival: float
+    source: int
     is_chain: bool
+    is_rival: bool
 
 
-Child = tuple[int, float, float, bool]  # token, confidence, chance, whether it is the chain's
+class Child(NamedTuple):
+    """What may follow a node."""
+
+    token: int
+    confidence: float
+    chance: float
+    source: int
+    is_chain: bool = False
+    is_rival: bool = False
 
 
 class _Slot:
@@ -95,66 +128,81 @@ class _Slot:
     def __init__(self, offered: Offered, slot: int) -> None:
         self._chances, self._edges = offered.chances.tolist(), offered.edges.tolist()
         self._source = int(offered.sources[slot])
-        self._chain = list(
-            zip(offered.tokens[slot].tolist(), offered.confidence[slot].tolist(), strict=True)
+        self._chain, rival = (
+            list(zip(tokens[slot].tolist(), confidence[slot].tolist(), strict=True))
+            for tokens, confidence in (offered[:2], offered[3:5])
         )
+        self.has_branches = int(offered.branches[slot]) > 0
+        self._rival = rival if self.has_branches else []
         tokens, sure = offered.other_tokens[slot].tolist(), offered.other_confidence[slot].tolist()
         self._others = [list(zip(*both, strict=True)) for both in zip(tokens, sure, strict=True)]
-        self.has_branches = int(offered.branches[slot]) > 0
 
-    def _chance(self, source: int, confidence: float) -> float:
+    def _child(self, token: int, confidence: float, source: int) -> list[Child]:
+        """None where it has no chance."""
         bucket = sum(confidence >= edge for edge in self._edges)
-        return self._chances[source][bucket] if confidence > 0 else 0.0
+        chance = self._chances[source][bucket] if confidence > 0 else 0.0
+        if source in (BRANCH, BEYOND):
+            chance = min(float(np.float32(confidence) * np.float32(chance)), 1.0)
+        return [Child(token, confidence, chance, source)] if chance > 0 else []
 
-    def children(self, place: int, is_chain: bool) -> list[Child]:
-        """Of a parent at a place, those that there are."""
+    def children(self, place: int, is_chain: bool, is_rival: bool) -> list[Child]:
+        """Of a parent at a place, on one of the chains or both, those that there are."""
         if place == len(self._chain):
             return []
-        found = list[Child]()
-        token, confidence = self._chain[place]
-        if is_chain and self._chance(self._source, confidence) > 0:
-            found.append((token, confidence, self._chance(self._source, confidence), True))
+        chain, rival, others = list[Child](), list[Child](), list[Child]()
+        if is_chain:
+            chain = self._child(*self._chain[place], self._source)
+        if is_rival and place < len(self._rival):
+            own, sure = self._rival[place]
+            if sure > 0 and chain and chain[0].token == own:
+                chain = [chain[0]._replace(is_rival=True)]
+            else:
+                source = 1 - self._source + NUM_PROPOSERS * is_chain
+                rival = [one._replace(is_rival=True) for one in self._child(own, sure, source)]
         if self.has_branches:
-            for other, sure in self._others[place]:
-                if not (found and found[0][3] and other == token):
-                    found.append((other, sure, self._chance(-2 if is_chain else -1, sure), False))
-        return [child for child in found if child[2] > 0]
+            source = BRANCH if is_chain or is_rival else BEYOND
+            taken = {one.token for one in (*chain, *rival)}
+            for token, sure in self._others[place]:
+                others += [] if token in taken else self._child(token, sure, source)
+        waits = [rank for rank, one in enumerate(others) if rival and one.chance <= rival[0].chance]
+        first = waits[0] if waits else len(others)
+        chain = [one._replace(is_chain=True) for one in chain]
+        return [*chain, *others[:first], *rival, *others[first:]]
 
 
 def grow_by_hand(offered: Offered, slot: int, num_nodes: int) -> list[Node]:
     """The rule as it is told, with a heap."""
-    here, nodes = _Slot(offered, slot), [Node(0, -1, 0, 1.0, 1.0, True)]
+    here, nodes = _Slot(offered, slot), [Node(0, -1, 0, 1.0, 1.0, 0, True, True)]
     heap = list[tuple[float, int, int, int, list[Child]]]()
     num_pushed = 0
 
     def push(parent: int, children: list[Child], limit: float) -> None:
         nonlocal num_pushed
         if children:
-            alive = min(nodes[parent].survival * children[0][2], limit)
+            alive = min(nodes[parent].survival * children[0].chance, limit)
             heapq.heappush(heap, (-alive, nodes[parent].depth, num_pushed, parent, children))
             num_pushed += 1
 
+    def add(parent: int, child: Child, alive: float) -> list[Child]:
+        depth, ways = nodes[parent].depth + 1, (child.is_chain, child.is_rival)
+        nodes.append(Node(child.token, parent, depth, child.confidence, alive, child.source, *ways))
+        return here.children(depth, *ways)
+
+    children = here.children(0, True, True)
     if num_nodes >= SEEDED_FROM or not here.has_branches:
         waiting = list[tuple[int, list[Child]]]()
-        while True:
+        while children and children[0].is_chain and len(nodes) <= num_nodes:
             row = len(nodes) - 1
-            children = here.children(nodes[row].depth, True)
-            is_next = bool(children) and children[0][3]
-            waiting.append((row, children[is_next:]))
-            if not is_next or len(nodes) > num_nodes:
-                break
-            token, confidence, chance, _ = children[0]
-            alive = nodes[row].survival * chance
-            nodes.append(Node(token, row, row + 1, confidence, alive, True))
+            waiting.append((row, children[1:]))
+            children = add(row, children[0], nodes[row].survival * children[0].chance)
+        waiting.append((len(nodes) - 1, children))
         for row, children in waiting:
             push(row, children, math.inf)
     else:
-        push(0, here.children(0, True), math.inf)
+        push(0, children, math.inf)
     while heap and len(nodes) <= num_nodes:
-        negative, depth, _, parent, children = heapq.heappop(heap)
-        token, confidence, _, is_chain = children[0]
-        nodes.append(Node(token, parent, depth + 1, confidence, -negative, is_chain))
-        push(len(nodes) - 1, here.children(depth + 1, is_chain), -negative)
+        negative, _, _, parent, children = heapq.heappop(heap)
+        push(len(nodes), add(parent, children[0], -negative), -negative)
         push(parent, children[1:], -negative)
     return nodes[1 : 1 + num_nodes]
 
@@ -163,17 +211,18 @@ def as_nodes(trees: Sequence[Sequence[Node]], num_nodes: int) -> TreeNodes:
     """Trees by hand as kernels tell them."""
     found: list[list[tuple[float, ...]]] = []
     for tree in trees:
-        filled = [*tree, *[Node(0, 0, 1, 0.0, 0.0, False)] * (num_nodes - len(tree))]
+        nothing = Node(0, 0, 1, 0.0, 0.0, 0, False, False)
+        filled = [*tree, *[nothing] * (num_nodes - len(tree))]
         words = [1]
         for row, node in enumerate(filled, start=1):
             words.append(words[node.parent] | 1 << row)
         found.append(
             [
-                (one.token, one.parent, as_signed(word), one.depth, one.confidence, one.survival)
+                (one.token, one.parent, as_signed(word), one.depth, *one[3:6])
                 for one, word in zip(filled, words[1:], strict=True)
             ]
         )
-    dtypes = *[torch.int64] * 3, torch.int32, torch.float32, torch.float64
+    dtypes = *[torch.int64] * 3, torch.int32, torch.float32, torch.float64, torch.int32
     columns = [[[node[k] for node in tree] for tree in found] for k in range(len(dtypes))]
     return TreeNodes(
         *(

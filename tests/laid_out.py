@@ -8,6 +8,7 @@ from torch import Tensor
 
 from flashdraft.kernels.layout import DraftedSlots, PassRows, SlotTables
 from flashdraft.kernels.nodes import TreeNodes
+from flashdraft.kernels.tree import NUM_SOURCES
 from tests.tree_rows import ancestors_of, as_signed, as_word, random_tree
 
 NUM_TOKENS = 200
@@ -52,7 +53,9 @@ def make_nodes(seed: int, num_slots: int, num_nodes: int, max_depth: int = 5) ->
     confidence = is_node * torch.from_numpy(random.uniform(0.1, 1.0, is_node.shape))
     survival = confidence.clone()
     depths = depths.to(torch.int32)
-    return TreeNodes(tokens, parents, ancestors, depths, confidence.to(torch.float32), survival)
+    sources = (tokens % NUM_SOURCES).to(torch.int32)
+    sure = confidence.to(torch.float32)
+    return TreeNodes(tokens, parents, ancestors, depths, sure, survival, sources)
 
 
 def make_slots(seed: int, num_slots: int, num_pools: int) -> SlotTables:

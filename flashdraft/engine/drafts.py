@@ -8,9 +8,13 @@ from functools import cached_property
 
 # the names of the proposers
 BLOCK_SOURCE, NGRAM_SOURCE, FORCED_SOURCE = "block", "ngram", "grammar"
-# whoever drafts: nodes of a tree that follow its chain without being of it, and all behind those
-BRANCH_SOURCE, BEYOND_SOURCE = "branch", "beyond"
 DEVICE_SOURCES = (BLOCK_SOURCE, NGRAM_SOURCE)  # those that draft on the device, by their numbers
+# nodes of a tree where one's chain leaves the other's: it is doubted there, and not behind
+ASIDE_SOURCES = tuple(f"{source} aside" for source in DEVICE_SOURCES)
+# whoever drafts: nodes that follow a chain without being of any, and all behind those
+BRANCH_SOURCE, BEYOND_SOURCE = "branch", "beyond"
+OFFERED_SOURCES = (BRANCH_SOURCE, BEYOND_SOURCE)
+NODE_SOURCES = (*DEVICE_SOURCES, *ASIDE_SOURCES, *OFFERED_SOURCES)  # by their numbers
 
 
 def chain_of(parents: Sequence[int]) -> list[int]:
@@ -28,25 +32,20 @@ class Draft:
 
     tokens: list[int]
     confidence: list[float]  # per slot: the proposer's own probability, given the slots before it
-    source: str = ""  # the proposer's name
+    source: str = ""  # the proposer's name; of a tree, that of its chain's
     parents: list[int] | None = None  # of a tree, by rows: 0 = the anchor, i + 1 = token i
+    node_sources: list[str] | None = None  # likewise: by whose word each of its tokens is there
 
     def cut(self, length: int) -> Draft:
         parents = None if self.parents is None else self.parents[:length]
-        return Draft(self.tokens[:length], self.confidence[:length], self.source, parents)
+        sources = None if self.node_sources is None else self.node_sources[:length]
+        tokens, confidence = self.tokens[:length], self.confidence[:length]
+        return Draft(tokens, confidence, self.source, parents, sources)
 
-    @cached_property
+    @property
     def sources(self) -> list[str]:
-        """Of every token: the proposer's name on its chain, another for what is beside it."""
-        if self.parents is None:
-            return [self.source] * len(self.confidence)
-        chain, found = set(chain_of(self.parents)), list[str]()
-        for row, parent in enumerate(self.parents, start=1):
-            if row in chain:
-                found.append(self.source)
-            else:
-                found.append(BRANCH_SOURCE if parent in chain else BEYOND_SOURCE)
-        return found
+        """Of every token: by whose word it is there."""
+        return self.node_sources or [self.source] * len(self.confidence)
 
     @property
     def num_branches(self) -> int:
@@ -57,7 +56,11 @@ class Draft:
         """How many of these rows are not of its chain; the anchor's is none of them."""
         if self.parents is None:
             return 0
-        return sum(self.sources[row - 1] in (BRANCH_SOURCE, BEYOND_SOURCE) for row in rows)
+        return sum(row not in self._chain for row in rows)
+
+    @cached_property
+    def _chain(self) -> frozenset[int]:
+        return frozenset(chain_of(self.parents or ()))
 
     @property
     def depth(self) -> int:

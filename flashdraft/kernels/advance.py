@@ -36,7 +36,7 @@ class Verified(NamedTuple):
     samples: Tensor  # [rows + 1 + nodes] int64: the target's tokens, -1 where there is none
     query_start: Tensor  # [slots + 1] int32: who has no rows begins behind all others
     nodes: TreeNodes  # of every slot, of which the first were verified
-    sources: Tensor  # [slots] int64: of the draft tokens
+    sources: Tensor  # [slots] int64: of the chains
     # [slots] int64: the rows of the path that somebody decided on, a bit each; without, the target
     # agrees where its token is the drafted one
     decided: Tensor | None = None
@@ -63,7 +63,8 @@ def advance(
     """Let every slot go on; what the step did for it goes to lines [slots, num_columns].
 
     A line: nodes accepted, nodes verified, rows, the source; the samples along the path, -1 behind
-    its end; the rows of the path; of the nodes the tokens, the parents and the confidences.
+    its end; the rows of the path; of the nodes the tokens, the parents, and the confidences' bits
+    with the sources above them.
     history [slots, positions] int32 gets every token behind the first, its last column is for what
     is not to be kept. `is_given`: the drafts are the host's, who sees the end before it launches
     another step.
@@ -80,6 +81,7 @@ def advance(
     bonus = spoken.gather(1, accepted.unsqueeze(1)).squeeze(1)
     spoken = spoken.masked_fill(place > accepted.unsqueeze(1), -1)
     words = nodes.confidence.view(torch.int32).to(torch.int64)
+    words = words + (nodes.sources.to(torch.int64) << 32)
     numbers = torch.stack([accepted, verified, rows_of, step.sources], 1)
     lines.copy_(torch.cat([numbers, spoken, path, nodes.tokens, nodes.parents, words], dim=1))
     counts = (accepted + 1) * slots.alive

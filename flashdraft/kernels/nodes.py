@@ -24,6 +24,7 @@ class TreeNodes(NamedTuple):
     depths: Tensor  # int32: rows on the way, without itself
     confidence: Tensor  # float32: the proposer's, once all before were accepted; 0 = no node
     survival: Tensor  # float64: the chance that it is accepted; 0 = no node
+    sources: Tensor  # int32: by whose word it is, as tree.py counts them; of chains, nothing
 
     @classmethod
     def allocate(cls, num_slots: int, num_nodes: int, device: torch.device) -> TreeNodes:
@@ -39,14 +40,15 @@ class TreeNodes(NamedTuple):
 
 def make_chain(tokens: Tensor, confidence: Tensor, survival: Tensor) -> TreeNodes:
     """Tokens [slots, width] that follow one another."""
-    parents, ancestors, depths = (
+    parents, ancestors, depths, sources = (
         one.repeat(len(tokens), 1) for one in _in_order(tokens.shape[1], tokens.device)
     )
-    return TreeNodes(tokens, parents, ancestors, depths, confidence, survival)
+    return TreeNodes(tokens, parents, ancestors, depths, confidence, survival, sources)
 
 
 @cache
-def _in_order(width: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Parents, ancestors and depths of a chain. Made once: a captured step goes on reading them."""
+def _in_order(width: int, device: torch.device) -> tuple[Tensor, ...]:
+    """Of a chain all but its tokens. Made once: a captured step goes on reading them."""
     rows = torch.arange(1, width + 1, device=device)
-    return rows - 1, (2 << rows) - 1, rows.to(torch.int32)
+    depths = rows.to(torch.int32)
+    return rows - 1, (2 << rows) - 1, depths, torch.zeros_like(depths)

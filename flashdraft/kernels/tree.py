@@ -18,11 +18,15 @@ from torch import Tensor
 from flashdraft.kernels.draw.arithmetic import gumbel
 from flashdraft.kernels.draw.noise import keys_from, random_bits_at
 from flashdraft.kernels.draw.rule import LOWEST_TEMPERATURE, MAX_TOP, Draw, DrawnRows, SlotSettings
-from flashdraft.kernels.layout import chances_of, count_up
+from flashdraft.kernels.layout import chances_of, count_up, survival
 from flashdraft.kernels.nodes import MAX_NODES, TreeNodes
 
 MAX_OFFERS = 1 + MAX_TOP  # of a row: what was drawn, and the likeliest beside it
 DOUBT = 1.5  # drafter and target share the noise, not the logits: what wins here may lose there
+NUM_PROPOSERS = 2
+BRANCH = 2 * NUM_PROPOSERS  # in the rows of chances: behind the proposers', twice
+BEYOND = BRANCH + 1
+NUM_SOURCES = BEYOND + 1
 SEEDED_FROM = 16  # with so many nodes the chain is among them, whatever it is worth
 _LAST = 1 << 62  # behind whatever is ordered
 
@@ -39,13 +43,18 @@ class Offered(NamedTuple):
 
     tokens: Tensor  # [slots, width] int64: the chain
     confidence: Tensor  # [slots, width] float32; 0 = the chain has ended
-    sources: Tensor  # [slots] int64: of the chain
-    # Offers for every place, none twice. The chain's own token may be among them.
+    sources: Tensor  # [slots] int64: which of the two proposers the chain is of
+    # The other proposer's chain, from the anchor on too; [slots, 0] where nobody has any.
+    rival_tokens: Tensor  # [slots, width] int64
+    rival_confidence: Tensor  # [slots, width] float32; 0 = it has ended
+    # Offers for every place, none twice. The chains' own tokens may be among them.
     other_tokens: Tensor  # [slots, width, count] int64
     other_confidence: Tensor  # [slots, width, count] float32; 0 = there is none
     branches: Tensor  # [slots] int32: 0 = nothing but the chain
-    # [sources + 2, buckets] float32: that the target agrees, at a token's turn; the last but one is
-    # for what follows the chain without being of it, the last for all behind that
+    # [NUM_SOURCES, buckets] float32: that the target agrees, at a token's turn. By whose word it
+    # is: a proposer's on its chain; a proposer's where its chain leaves the other's; that of offers
+    # that follow one of the chains; that of all behind those. Offers are unlikely and many: theirs
+    # is the part of a confidence that comes true
     chances: Tensor
     edges: Tensor  # [buckets - 1] float32, ascending: of confidences
 
@@ -95,22 +104,24 @@ def grow(offered: Offered, num_nodes: int) -> TreeNodes:
 
     A node survives by its own chance times its parent's survival; nothing is deeper than the chain
     is wide. A parent on the chain, as the anchor is, has the chain's next token for its first
-    child, and then what was offered there; any other has what was offered at its place. A frontier
+    child, and then what was offered there; one on the rival chain alone has that one's; any other
+    has what was offered at its place. Where the rival chain leaves the chain, its token is a child
+    too, before the first offer that is no likelier; what is on both is the chain's. A frontier
     holds every parent's next child. The likeliest leaves it, of equals the less deep, then the one
     that came first; its own first child and its next sibling come, and count for no more than it.
     With at least SEEDED_FROM nodes, and without branches, the chain comes first.
     """
     assert num_nodes <= MAX_NODES
-    num_slots, _, count = offered.other_tokens.shape
-    chances = chances_of(offered.confidence, offered.sources.unsqueeze(1), *offered[-2:])
-    alive = chances.cumprod(1)
-    if count == 0:
+    count = offered.other_tokens.shape[2]
+    chances = offered.chances, offered.edges
+    alive = survival(offered.confidence, offered.sources, *chances)
+    if count + offered.rival_tokens.shape[1] == 0:
         return _grow_chain(offered, alive, num_nodes)
     seeded = offered.branches <= 0
     if num_nodes >= SEEDED_FROM:
         seeded = torch.ones_like(seeded)
     seeds = _grow_chain(offered, torch.where(seeded.unsqueeze(1), alive, 0.0), num_nodes)
-    children = _list_children(offered, chances, alive)
+    children = _list_children(offered, alive)
     rows = _start(seeds, children, seeded)
     num_seeds = (seeds.survival > 0).sum(1, keepdim=True)
     for row in range(1, 1 + num_nodes):
@@ -124,6 +135,7 @@ def grow(offered: Offered, num_nodes: int) -> TreeNodes:
         rows.depths[:, 1:].to(torch.int32),
         torch.where(is_there, children.confidence.gather(1, cells), 0.0),
         rows.survival[:, 1:].contiguous(),
+        torch.where(is_there, children.sources.gather(1, cells), 0).to(torch.int32),
     )
 
 
@@ -142,6 +154,7 @@ def _grow_chain(offered: Offered, alive: Tensor, num_nodes: int) -> TreeNodes:
         torch.where(is_there, 1 + place, 1).to(torch.int32),
         torch.where(is_there, confidence, 0.0),
         alive,
+        torch.where(is_there, offered.sources.unsqueeze(1), 0).to(torch.int32),
     )
 
 
@@ -155,52 +168,80 @@ def _words(num_nodes: int, device: torch.device) -> tuple[Tensor, Tensor]:
 class _Children(NamedTuple):
     """Lists of children, one after another, of which each ends with a chance of 0.
 
-    Of every place, and of the one behind the last: first of the parents on the chain, then of all
-    others. [slots, cells] each.
+    Of every place, and of the one behind the last: first of the parents on the chain, then of those
+    on the rival chain alone, then of all others. [slots, cells] each.
     """
 
     tokens: Tensor
     confidence: Tensor
     chances: Tensor  # float64
+    sources: Tensor  # int64: rows of the chances
     lists: Tensor  # int64: where a child's own children begin
     is_chain: Tensor  # [slots, places]: whether the chain goes on there
-    room: int  # cells of a list
+
+    @property
+    def room(self) -> int:
+        """Cells of a list."""
+        return self.tokens.shape[1] // (3 * self.is_chain.shape[1])
 
 
-def _list_children(offered: Offered, chances: Tensor, alive: Tensor) -> _Children:
-    num_slots, width, count = offered.other_tokens.shape
-    is_chain = (alive > 0).unsqueeze(2)
-    may_branch = offered.branches.view(-1, 1, 1) > 0
-    branches, beyond = (
-        torch.where(may_branch, chances_of(offered.other_confidence, source, *offered[-2:]), 0.0)
-        for source in (-2, -1)
+def _list_children(offered: Offered, alive: Tensor) -> _Children:
+    width, count = offered.other_tokens.shape[1:]
+    places, room = count_up(width, alive.device), 3 + count
+    num_cells = (1 + width) * room  # of the lists of all places
+    is_chain, spare = alive > 0, width - offered.rival_tokens.shape[1]
+    rival, sure = (F.pad(one, (0, spare)) for one in offered[3:5])
+    # a column for each of the chains and every offer
+    tokens, confidence = (
+        torch.cat([torch.stack([one, other], 2), others], 2).unsqueeze(1)
+        for one, other, others in (
+            (offered.tokens, rival, offered.other_tokens),
+            (offered.confidence, sure, offered.other_confidence),
+        )
     )
-    is_other = (offered.other_tokens != offered.tokens.unsqueeze(2)) | ~is_chain
-    of_chain = torch.cat([is_chain, (branches > 0) & is_other], dim=2)
-    of_others = torch.cat([torch.zeros_like(is_chain), beyond > 0], dim=2)
-    is_there = torch.stack([of_chain, of_others], dim=1)
-    order = is_there.to(torch.int8).sort(dim=3, descending=True, stable=True).indices
+    sources = _sources_of(offered, count)
+    likely = chances_of(confidence, sources, *offered[-2:])
+    shares = (confidence * likely.to(torch.float32)).clamp(max=1.0)
+    likely = torch.where(sources >= BRANCH, shares.double(), likely)
+    is_there = likely > 0
+    is_there[:, :, :, 1:] &= offered.branches.view(-1, 1, 1, 1) > 0
+    agreed = (is_chain & (sure > 0) & (rival == offered.tokens)).to(torch.int64)
+    is_there[:, 0, :, 0] = is_chain
+    is_there[:, 0, :, 1] &= places == agreed.cumprod(1).sum(1, keepdim=True)
+    is_there[:, 1, :, 0] = False
+    is_there[:, 2, :, :2] = False
+    for column in range(2):
+        is_own = tokens[..., 2:] == tokens[..., column : column + 1]
+        is_there[..., 2:] &= ~(is_there[..., column : column + 1] & is_own)
+    order = _order(is_there, likely)
 
-    def listed(own: Tensor, *beside: Tensor) -> Tensor:
-        """What is beside the chain may be another thing for other parents."""
-        both = torch.stack([torch.cat([own.unsqueeze(2), one], dim=2) for one in beside], dim=1)
-        cells = torch.where(is_there, both, 0).gather(3, order)
+    def listed(values: Tensor) -> Tensor:
+        cells = torch.where(is_there, values, 0).gather(3, order)
         return F.pad(cells, (0, 1, 0, 1)).flatten(1)
 
-    room, places = count + 2, count_up(width, alive.device).view(1, -1, 1)
-    follows = (1 + places) * room
-    begins = listed(
-        follows.expand(num_slots, -1, -1).squeeze(2),
-        (follows + (1 + width) * room).expand(num_slots, -1, count),
-    )
-    return _Children(
-        listed(offered.tokens, offered.other_tokens),
-        listed(offered.confidence, offered.other_confidence),
-        listed(chances, branches, beyond),
-        begins,
-        F.pad(is_chain.squeeze(2), (0, 1)),
-        room,
-    )
+    columns = count_up(2 + count, alive.device)
+    follows = columns.clamp(max=2) * num_cells + (1 + places).unsqueeze(1) * room
+    lists = map(listed, (tokens, confidence, likely, sources, follows))
+    return _Children(*[*lists, F.pad(is_chain, (0, 1))])
+
+
+def _sources_of(offered: Offered, count: int) -> Tensor:
+    """Rows of the chances [slots, 3, 1, 2 + count], by lists and columns."""
+    own = offered.sources.view(-1, 1, 1, 1)
+    sources = torch.full((len(own), 3, 1, 2 + count), BRANCH, device=own.device)
+    sources[:, 2] = BEYOND
+    sources[..., :1], sources[..., 1:2] = own, 1 - own
+    sources[:, 0, :, 1] += NUM_PROPOSERS
+    return sources
+
+
+def _order(is_there: Tensor, likely: Tensor) -> Tensor:
+    """The columns of every list in the order of the children, those that are none behind."""
+    is_behind = is_there[..., 2:] & (likely[..., 2:] <= likely[..., 1:2])
+    ranks = torch.full_like(is_there, 2, dtype=torch.int8)
+    ranks[..., 0] = 0
+    ranks[..., 2:] = 1 + 2 * (is_behind.to(torch.int8).cumsum(3) > 0)
+    return torch.where(is_there, ranks, 4).sort(dim=3, stable=True).indices
 
 
 class _Rows(NamedTuple):

@@ -11,6 +11,7 @@ import torch
 from flashdraft.core import Request, SamplingParams
 from flashdraft.engine.config import CacheOptions, EngineConfig
 from flashdraft.engine.engine import Engine
+from flashdraft.engine.step.trees import Proposed
 from flashdraft.engine.streams import MOST_GRAPHS
 from flashdraft.kernels.select import select_kernels
 from tests import zoo
@@ -112,7 +113,7 @@ def test_a_drafter_that_is_right_is_accepted():
     engine._pipeline._steps.graphs.captures = False  # the oracle works on the host
     host = Oracle(engine, answers, wrong=0.3)
 
-    engine.steps.pieces._drafts_of = lambda shape: tuple(x.cuda() for x in host.draft(shape))
+    engine.steps.pieces._drafts_of = lambda shape: Proposed(*(x.cuda() for x in host.draft(shape)))
     drafted = zoo.run(engine, requests)
     assert tokens(drafted) == tokens(zoo.run(Engine(target, config=PLAIN), requests))
     assert sum(g.stats.accepted for g in drafted.values()) > 10

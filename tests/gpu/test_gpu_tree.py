@@ -27,7 +27,7 @@ def make_kernels() -> Any:
 def test_trees_are_those_of_the_rule(shape: tuple[int, int, int], num_slots: int) -> None:
     (width, count, num_nodes), kernels = shape, make_kernels()
     for seed in range(10):
-        offered = make_offered(seed, num_slots, width, count)
+        offered = make_offered(seed, num_slots, width, count, has_rivals=seed % 3 > 0)
         found = grow_by(kernels, rule.Offered(*(one.to(CUDA) for one in offered)), num_nodes)
         assert_equal(found, rule.grow(offered, num_nodes))
 
@@ -70,8 +70,10 @@ def test_a_tree_takes_microseconds() -> None:
     """What a step pays on the device, without the host's part; the bound is generous."""
     backend, offered = make_kernels(), make_offered(1, 8, 15, 8, CUDA)
     drawn = make_drawn(1).to(CUDA)
+    alone = make_offered(1, 8, 15, 8, CUDA, has_rivals=False)
     for name, call in (
         ("grow 63", lambda: grow_by(backend, offered, 63)),
+        ("grow 63 without rivals", lambda: grow_by(backend, alone, 63)),
         ("grow 31", lambda: grow_by(backend, offered, 31)),
         ("offer 8", lambda: backend.offer(*drawn, 8)),
     ):

@@ -112,7 +112,7 @@ def wide_tree(num_slots: int, num_nodes: int) -> TreeNodes:
     tokens, tree, ancestors = (one.repeat(num_slots, 1) for one in columns)
     sure = torch.ones(num_slots, num_nodes)
     deep = torch.tensor(depths[1:], dtype=torch.int32).repeat(num_slots, 1)
-    return TreeNodes(tokens, tree, ancestors, deep, sure, sure.double())
+    return TreeNodes(tokens, tree, ancestors, deep, sure, sure.double(), torch.zeros_like(deep))
 
 
 @pytest.mark.parametrize("are_trees", [False, True])

@@ -15,7 +15,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from flashdraft.engine.config import MAX_VERIFY
-from flashdraft.engine.drafts import BEYOND_SOURCE, BRANCH_SOURCE, DEVICE_SOURCES, Draft
+from flashdraft.engine.drafts import NODE_SOURCES, Draft
 from flashdraft.engine.policy.times import StepTimes
 from flashdraft.engine.policy.verify import BUCKET_EDGES, MIN_GAIN, Survival
 
@@ -81,12 +81,11 @@ class StepPolicy:
         self._batch, self._steps_of_batch = 0, 0
 
     def chances(self) -> list[list[float]]:
-        """How likely the target agrees, for DEVICE_SOURCES, branches and all beyond."""
+        """How likely the target agrees, for NODE_SOURCES; see `Survival.rate`."""
         edges = [0.0, *BUCKET_EDGES, 1.0]
         middles = [(low + high) / 2 for low, high in zip(edges[:-1], edges[1:], strict=True)]
         return [
-            [self._survival.chance(source, middle) for middle in middles]
-            for source in (*DEVICE_SOURCES, BRANCH_SOURCE, BEYOND_SOURCE)
+            [self._survival.rate(source, middle) for middle in middles] for source in NODE_SOURCES
         ]
 
     def remember_drafts(self, drafts: Sequence[Draft]) -> None:

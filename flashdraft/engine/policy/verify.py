@@ -17,7 +17,7 @@ from itertools import accumulate
 
 from flashdraft.core import StepStats
 from flashdraft.engine.config import MAX_VERIFY
-from flashdraft.engine.drafts import BLOCK_SOURCE, Draft
+from flashdraft.engine.drafts import BLOCK_SOURCE, OFFERED_SOURCES, Draft
 from flashdraft.engine.policy.costs import CostModel
 
 # confidences below the first edge are one bucket, between two edges another, and so on; finer near
@@ -52,11 +52,21 @@ class Survival:
 
     def chance(self, source: str, confidence: float) -> float:
         """Estimated probability that the target agrees, given that it agreed so far."""
+        rate = self.rate(source, confidence)
+        return min(confidence * rate, 1.0) if source in OFFERED_SOURCES else rate
+
+    def rate(self, source: str, confidence: float) -> float:
+        """The chance of all that are about as sure; of offers, the part of it that comes true.
+
+        Offers are many and unlikely, and which of them is likelier is what their confidences say.
+        """
         key = (source, bisect.bisect(BUCKET_EDGES, confidence))
-        if self._parent is None:
-            prior, weight = min(max(confidence, 0.02), 0.98), CONFIDENCE_WEIGHT
+        if self._parent is not None:
+            prior, weight = self._parent.rate(source, confidence), PARENT_WEIGHT
+        elif source in OFFERED_SOURCES:
+            prior, weight = 1.0, CONFIDENCE_WEIGHT
         else:
-            prior, weight = self._parent.chance(source, confidence), PARENT_WEIGHT
+            prior, weight = min(max(confidence, 0.02), 0.98), CONFIDENCE_WEIGHT
         seen, accepted = self._seen.get(key, 0.0), self._accepted.get(key, 0.0)
         return (accepted + weight * prior) / (seen + weight)
 
@@ -70,7 +80,8 @@ class Survival:
         """Take in the target's word on one slot."""
         key = (source, bisect.bisect(BUCKET_EDGES, confidence))
         decay = PARENT_DECAY if self._parent is None else DECAY
-        self._seen[key] = self._seen.get(key, 0.0) * decay + 1.0
+        expected = confidence if source in OFFERED_SOURCES else 1.0
+        self._seen[key] = self._seen.get(key, 0.0) * decay + expected
         self._accepted[key] = self._accepted.get(key, 0.0) * decay + float(accepted)
         if self._parent is not None:
             self._parent.observe(source, confidence, accepted)

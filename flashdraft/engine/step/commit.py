@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from flashdraft.core import FinishReason, StepStats
 from flashdraft.engine.cache.pages import PageBook
 from flashdraft.engine.draft.proposer import GuardedProposer
-from flashdraft.engine.drafts import Draft
 from flashdraft.engine.live import Ending, Live
 from flashdraft.engine.policy.verify import VerifyPolicy
 from flashdraft.engine.sampling.process import LogitsError
@@ -60,15 +59,14 @@ class Committer:
         num_accepted = min(result.num_accepted, len(tokens))
         draft = part.draft
         if draft is None and result.drafts:
-            draft = Draft(result.drafts, result.confidence, result.source, result.parents)
-            draft = draft.cut(len(result.drafts))
+            draft = result.draft.cut(len(result.drafts))
         before = sequence.num_output
         finish = live.absorb(tokens, scores, num_accepted)
         if draft is not None:
             self._policy.observe(live.momentum, draft, num_accepted, result.path or ())
         if work.is_decode:
             rows = list(range(1 + num_accepted)) if result.path is None else result.path
-            verified = draft or Draft([], [])
+            verified = draft or result.draft.cut(0)
             num_kept = sequence.num_output - before
             live.count_step(stats, verified, rows[1 : 1 + num_accepted], num_kept)
         computed = work.start + work.num_tokens + num_accepted

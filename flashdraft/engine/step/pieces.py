@@ -23,7 +23,7 @@ from flashdraft.engine.step.exchange import Exchange
 from flashdraft.engine.step.result import SCORE_COLUMNS, StepRecord, empty_lines, pack_scores
 from flashdraft.engine.step.shape import LONE_ROWS, MANY_ROWS, PromptChunk, StepShape, most_rows
 from flashdraft.engine.step.slots import Slots
-from flashdraft.engine.step.trees import DraftTrees
+from flashdraft.engine.step.trees import DraftTrees, Proposed
 from flashdraft.kernels.advance import find_verified
 from flashdraft.kernels.interface import (
     BlockMask,
@@ -153,7 +153,7 @@ class StepPieces:
         self.exchange = Exchange(
             max_batch, width, num_masks, config.vocab_size, self._device, slots.send
         )
-        sizes = width, self.num_nodes, limits.num_nodes > 0
+        sizes = width, self.num_nodes, limits.num_nodes > 0, limits.looks_up
         self.trees = DraftTrees(kernels, slots, self.exchange, *sizes)
         self._samples = integers(num_decoded + nobody)
         self.lines = empty_lines(max_batch, width, self.num_nodes, self._device)
@@ -165,29 +165,29 @@ class StepPieces:
         """Draft tokens for every slot, and how sure their proposer is of each."""
         batch, width = shape.batch, shape.width
         sources = self.exchange.sources[:batch].zero_()
+        chain: Proposed | None = None
         if self._proposer is not None:
-            drafts, confidence = self._drafts_of(shape)
+            chain = self._drafts_of(shape)
         if self.slots.history is not None:
-            found, surety = self._look_up(self.slots.history, batch, width)
-            is_found = torch.ones_like(sources, dtype=torch.bool)
-            if self._proposer is not None:  # the draft from which more tokens are expected
-                expected = self.trees.expected
-                is_found = expected(surety, sources + 1) > expected(confidence, sources)
-                found = torch.where(is_found.unsqueeze(1), found, drafts)
-                surety = torch.where(is_found.unsqueeze(1), surety, confidence)
-            drafts, confidence = found, surety
-            sources.copy_(is_found)
-        self.exchange.drafts[:batch, :width] = drafts
-        self.exchange.confidence[:batch, :width] = confidence
+            found = self._look_up(self.slots.history, batch, width)
+            if chain is None:
+                chain = found
+                sources.fill_(1)
+            else:
+                chain = self.trees.choose(chain, found, sources)
+        assert chain is not None, "somebody proposes"
+        self.exchange.drafts[:batch, :width] = chain.tokens
+        self.exchange.confidence[:batch, :width] = chain.confidence
         self.exchange.confidence[:batch, width:] = 0.0  # there is none
 
-    def _look_up(self, history: TokenHistory, batch: int, width: int) -> tuple[Tensor, Tensor]:
+    def _look_up(self, history: TokenHistory, batch: int, width: int) -> Proposed:
         """What followed earlier, and nothing for slots that do not decode."""
         lengths, alive = self.slots.lengths[:batch], self.slots.alive[:batch]
         ends = ((lengths + 1) * alive).to(torch.int64)
-        return look_up(history.until(self.end)[:batch], ends, width, self._target.forbidden)
+        known = history.until(self.end)[:batch]
+        return Proposed(*look_up(known, ends, width, self._target.forbidden))
 
-    def _drafts_of(self, shape: StepShape) -> tuple[Tensor, Tensor]:
+    def _drafts_of(self, shape: StepShape) -> Proposed:
         assert self._proposer is not None
         batch, width, drafter = shape.batch, shape.width, self._proposer.drafter
         # a drafter that was not trained on cut blocks drafts worse in them
@@ -209,7 +209,7 @@ class StepPieces:
         self.exchange.offer(pack_scores(drawn).view(batch, width, -1))
         tokens, chance = drawn.tokens, self.trees.offer(drawn, drawn_rows, batch, width)
         confidence = chance.nan_to_num(0.0).view(batch, width)
-        return tokens.clamp(min=0).view(batch, width), confidence
+        return Proposed(tokens.clamp(min=0).view(batch, width), confidence)
 
     # -- verify --------------------------------------------------------------------------------
 

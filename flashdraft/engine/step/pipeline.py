@@ -169,9 +169,7 @@ class StepPipeline:
                 )
             row += num_rows
         if first.step.shape.width and not first.step.shape.is_given:
-            found = [part.result for part in parts]
-            drafts = [Draft([], one.confidence, one.source, one.parents) for one in found]
-            self._policy.remember_drafts(drafts)
+            self._policy.remember_drafts([part.result.draft for part in parts])
         woken = iter(result.woken)
         for (seat, work), scores in zip(first.prompts, result.prompt_scores, strict=True):
             own = next(woken) if work.emits else SlotResult(0, [], [], [])

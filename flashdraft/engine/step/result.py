@@ -1,8 +1,8 @@
 """What a step did: as the device writes it down, and as the host reads it.
 
 A slot has a line (four numbers, the samples of its path and their rows, its draft tokens with
-their parents and confidences), a row of the target has a score. All of it is 64-bit words, so that
-it travels as it is.
+their parents, confidences and sources), a row of the target has a score. All of it is 64-bit words,
+so that it travels as it is.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from flashdraft.core import TokenLogprob
 from flashdraft.engine.draft.guided import Candidates
-from flashdraft.engine.drafts import DEVICE_SOURCES, chain_of
+from flashdraft.engine.drafts import DEVICE_SOURCES, NODE_SOURCES, Draft, chain_of
 from flashdraft.kernels.advance import num_columns
 from flashdraft.kernels.draw.rule import MAX_TOP, Draw
 
@@ -77,10 +77,17 @@ class SlotResult:
     samples: list[int]  # the target's tokens along its path; -1 where none can be chosen
     confidence: list[float]  # of every draft token that was filled in, verified or not
     scores: TokenScores | None = None  # of the samples, where somebody asked
-    source: str = ""  # of the draft tokens
+    source: str = ""  # of the draft tokens, of a tree those of its chain
     num_rows: int = 1  # of the target: more than it verified where its request wants fewer
     parents: list[int] | None = None  # as confidence, of a tree: rows; None = a chain
+    node_sources: list[str] | None = None  # likewise
     path: list[int] | None = None  # the rows behind which the samples stand; None = in order
+
+    @property
+    def draft(self) -> Draft:
+        """What was filled in; its tokens are those that were verified."""
+        more = self.parents, self.node_sources
+        return Draft(self.drafts, self.confidence, self.source, *more)
 
     @property
     def tokens(self) -> list[int]:
@@ -161,9 +168,9 @@ def _read_lines(lines: Words, num_nodes: int, width: int, are_trees: bool) -> li
     """Of chains so long as was filled in, or of trees."""
     first = lines.shape[1] - 3 * num_nodes  # of the nodes' columns
     behind, last = (4 + first) // 2, first + 2 * num_nodes
-    sure = _floats(lines[:, last:]).tolist()
+    sure, numbers = _floats(lines[:, last:]).tolist(), (lines[:, last:] >> 32).tolist()
     results = []
-    for line, confidence in zip(lines[:, :last].tolist(), sure, strict=True):
+    for line, confidence, sources in zip(lines[:, :last].tolist(), sure, numbers, strict=True):
         num_accepted, num_verified, num_rows, source = line[:4]
         result = SlotResult(
             num_accepted,
@@ -176,6 +183,7 @@ def _read_lines(lines: Words, num_nodes: int, width: int, are_trees: bool) -> li
         if are_trees:
             result.confidence = [one for one in confidence if one > 0.0]
             result.parents = line[first + num_nodes : last][: len(result.confidence)]
+            result.node_sources = [NODE_SOURCES[one] for one in sources[: len(result.confidence)]]
             result.path = line[behind : behind + 1 + num_accepted]
         results.append(result)
     return results

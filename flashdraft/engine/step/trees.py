@@ -8,12 +8,12 @@ pieces of a step read and write.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from flashdraft.engine.drafts import DEVICE_SOURCES
 from flashdraft.engine.policy.verify import BUCKET_EDGES
 from flashdraft.engine.step.exchange import Exchange
 from flashdraft.engine.step.shape import StepShape
@@ -33,9 +33,16 @@ from flashdraft.kernels.interface import (
 )
 from flashdraft.kernels.layout import survival
 from flashdraft.kernels.nodes import make_chain
-from flashdraft.kernels.tree import Offered
+from flashdraft.kernels.tree import NUM_SOURCES, Offered
 
 NUM_OFFERS = 8  # of a drafter, for each place of a tree
+
+
+class Proposed(NamedTuple):
+    """A chain for every slot."""
+
+    tokens: Tensor  # [slots, width] int64
+    confidence: Tensor  # [slots, width] float32; 0 = it has ended
 
 
 class DraftTrees:
@@ -49,8 +56,9 @@ class DraftTrees:
         max_width: int,
         num_nodes: int,
         have_branches: bool,
+        have_rivals: bool,
     ) -> None:
-        """`have_branches`: there may be more than chains."""
+        """`have_branches`: there may be more than chains; `have_rivals`: of two proposers."""
         self._kernels, self._slots, self._exchange = kernels, slots, exchange
         self._max_width, self._num_nodes = max_width, num_nodes
         self.have_branches = have_branches
@@ -60,18 +68,22 @@ class DraftTrees:
             self.nodes = TreeNodes.allocate(slots.count, num_nodes, kernels.device)
             self.nodes = self.nodes._replace(**drafted, survival=self._grown.survival)
         # how likely the target agrees, by source and confidence
-        sources = len(DEVICE_SOURCES) + 2
-        self._chances = torch.full((sources, len(BUCKET_EDGES) + 1), 0.5, device=kernels.device)
+        sizes = NUM_SOURCES, len(BUCKET_EDGES) + 1
+        self._chances = torch.full(sizes, 0.5, device=kernels.device)
         self._edges = torch.tensor(BUCKET_EDGES, device=kernels.device)
         shape = slots.count, max_width, NUM_OFFERS if have_branches else 0
         self._others = torch.zeros(shape, dtype=torch.int64, device=kernels.device)
         self._sure = torch.zeros(shape, device=kernels.device)
+        self._has_rivals = have_branches and have_rivals
+        width = max_width if self._has_rivals else 0
+        self._rivals = torch.zeros(slots.count, width, dtype=torch.int64, device=kernels.device)
+        self._surety = torch.zeros(slots.count, width, device=kernels.device)
         self._all_top = torch.full_like(slots.settings.num_top, MAX_TOP)
         self._one_each = torch.ones_like(slots.limits)
         self._blocks: dict[tuple[int, int], TreeNodes] = {}  # of masks, by slots and width
 
     def set_chances(self, chances: Tensor) -> None:
-        """For DEVICE_SOURCES, for branches and for all beyond, by bucket of confidence."""
+        """For NODE_SOURCES, by bucket of confidence."""
         self._chances.copy_(chances)
 
     # -- what a drafter says -------------------------------------------------------------------
@@ -100,9 +112,25 @@ class DraftTrees:
         self._sure[:batch, width:] = 0.0
         return offers.confidence[:, 0]
 
-    def expected(self, confidence: Tensor, sources: Tensor) -> Tensor:
+    def choose(self, first: Proposed, second: Proposed, sources: Tensor) -> Proposed:
+        """The chain of every slot: the one of which more tokens are expected.
+
+        `sources` [slots], which hold zeros, are told whose it is. The other one is its rival.
+        """
+        is_second = self._expected(second, sources + 1) > self._expected(first, sources)
+        sources.copy_(is_second)
+        is_second = is_second.unsqueeze(1)
+        if self._has_rivals:
+            batch, width = first.tokens.shape
+            self._rivals[:batch, :width] = torch.where(is_second, first.tokens, second.tokens)
+            sure = torch.where(is_second, first.confidence, second.confidence)
+            self._surety[:batch, :width], self._surety[:batch, width:] = sure, 0.0
+        pairs = zip(first, second, strict=True)
+        return Proposed(*(torch.where(is_second, other, one) for one, other in pairs))
+
+    def _expected(self, proposed: Proposed, sources: Tensor) -> Tensor:
         """Tokens of every slot's chain that the target is expected to agree with."""
-        return survival(confidence, sources, self._chances, self._edges).sum(1)
+        return survival(proposed.confidence, sources, self._chances, self._edges).sum(1)
 
     # -- what a pass verifies ------------------------------------------------------------------
 
@@ -121,11 +149,9 @@ class DraftTrees:
     def _offered(self, batch: int) -> Offered:
         exchange, branches = self._exchange, self._slots.branches
         chain = exchange.drafts, exchange.confidence, exchange.sources
-        drafts, confidence, sources, others, sure, branches = (
-            one[:batch] for one in (*chain, self._others, self._sure, branches)
-        )
-        chances = self._chances, self._edges
-        return Offered(drafts, confidence, sources, others, sure, branches, *chances)
+        beside = self._rivals, self._surety, self._others, self._sure
+        own = [one[:batch] for one in (*chain, *beside, branches)]
+        return Offered(*[*own, self._chances, self._edges])
 
     def _take_given(self, nodes: TreeNodes) -> None:
         """The host's chains, as sure as they may be."""

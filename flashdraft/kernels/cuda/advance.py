@@ -124,7 +124,8 @@ def _advance(
     told = path + 1 + DEPTH + row - 1
     tl.store(told, token, mask=there)
     tl.store(told + NODES, parent, mask=there)
-    words = confidence.to(tl.int32, bitcast=True).to(tl.int64)
+    source = tl.load(nodes.sources + node, mask=there, other=0).to(tl.int64)
+    words = confidence.to(tl.int32, bitcast=True).to(tl.int64) + (source << 32)
     tl.store(told + 2 * NODES, words, mask=there)
 
     is_alive = tl.load(slots.alive + slot) > 0

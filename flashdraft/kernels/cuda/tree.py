@@ -27,9 +27,13 @@ NUM_TOP = tl.constexpr(MAX_TOP)
 CANDIDATES = tl.constexpr(triton.next_power_of_2(rule.MAX_OFFERS))
 COLDEST = tl.constexpr(LOWEST_TEMPERATURE)
 SEEDED_FROM = tl.constexpr(rule.SEEDED_FROM)
+NUM_PROPOSERS = tl.constexpr(rule.NUM_PROPOSERS)
+BRANCH, BEYOND = tl.constexpr(rule.BRANCH), tl.constexpr(rule.BEYOND)
 ROW_BITS = tl.constexpr(MAX_NODES.bit_length())
 LAST_ROW = tl.constexpr(MAX_NODES)
 SIGN = tl.constexpr(-(2**31))
+SOURCE_BITS = tl.constexpr(rule.NUM_SOURCES.bit_length())
+SOURCE = tl.constexpr((1 << rule.NUM_SOURCES.bit_length()) - 1)
 LARGEST_INT = tl.constexpr(2**31 - 1)
 LOW_WORD = tl.constexpr(2**32 - 1)
 ROWS = MAX_NODES + 1  # of any tree: fewer take as long, and would be compiled apart
@@ -94,10 +98,12 @@ def _offer(
 
 
 class _Lists(NamedTuple):
-    """`_Children` of the rule: [slots, 2, places, cells of a list] each."""
+    """`_Children` of the rule: [slots, 3, places, cells of a list] each."""
 
     chances: Tensor  # float32; a list ends with 0
-    columns: Tensor  # int32: 0 = the chain's own token, 1 = the first offer
+    # int32: whose word a child is, and above that 0 = the chain's token, 1 = the rival chain's,
+    # 2 = the first offer
+    kinds: Tensor
 
 
 def grow(offered: Offered, nodes: TreeNodes) -> None:
@@ -106,8 +112,8 @@ def grow(offered: Offered, nodes: TreeNodes) -> None:
     num_nodes, device = nodes.tokens.shape[1], offered.tokens.device
     assert num_nodes <= MAX_NODES
     assert all(one.is_contiguous() for one in (*offered, *nodes))
-    places, room = triton.next_power_of_2(1 + width), triton.next_power_of_2(2 + count)
-    cells = num_slots, 2, places, room
+    places, room = triton.next_power_of_2(1 + width), triton.next_power_of_2(3 + count)
+    cells = num_slots, 3, places, room
     lists = _Lists(
         torch.empty(cells, dtype=torch.float32, device=device),
         torch.empty(cells, dtype=torch.int32, device=device),
@@ -118,8 +124,8 @@ def grow(offered: Offered, nodes: TreeNodes) -> None:
         nodes,
         num_nodes,
         width,
+        offered.rival_tokens.shape[1],
         count,
-        offered.chances.shape[0],
         offered.edges.shape[0],
         PLACES=places,
         ROOM=room,
@@ -128,24 +134,25 @@ def grow(offered: Offered, nodes: TreeNodes) -> None:
     )
 
 
-@triton.jit(do_not_specialize=["num_nodes", "width", "count", "num_sources", "num_edges"])
+@triton.jit(do_not_specialize=["num_nodes", "width", "rival_width", "count", "num_edges"])
 def _grow(
     offered: Offered,
     lists: _Lists,
     nodes: TreeNodes,
     num_nodes: tl.tensor,
     width: tl.tensor,
+    rival_width: tl.tensor,
     count: tl.tensor,
-    num_sources: tl.tensor,
     num_edges: tl.tensor,
     PLACES: tl.constexpr,
     ROOM: tl.constexpr,
     ROWS: tl.constexpr,
 ) -> None:
     slot, lane = tl.program_id(0).to(tl.int64), tl.arange(0, ROWS)
-    sizes = width, count, num_sources, num_edges
+    sizes = width, rival_width, count, num_edges
     length = _list_children(offered, lists, slot, sizes, PLACES, ROOM)
-    chances = lists.chances + slot * (2 * PLACES * ROOM)
+    chances = lists.chances + slot * (3 * PLACES * ROOM)
+    kinds = lists.kinds + slot * (3 * PLACES * ROOM)
     tl.debug_barrier()  # lists are read by others than wrote them
     is_seeded = (num_nodes >= SEEDED_FROM) | (tl.load(offered.branches + slot) <= 0)
     length_if = tl.where(is_seeded, length, 0)
@@ -160,9 +167,10 @@ def _grow(
     own = tl.full((), 1, tl.int64) << lane.to(tl.int64)
     ancestors = tl.where(is_seed, own | (own - 1), own | 1)
     low, high = ancestors.to(tl.int32), (ancestors >> 32).to(tl.int32)
-    cells = parents * ROOM
+    grown = tl.zeros_like(lane) + tl.load(offered.sources + slot).to(tl.int32)
     cursors = lane * ROOM + (lane < length_if).to(tl.int32)
     worth = tl.load(chances + cursors, mask=is_seed, other=0.0).to(tl.float64) * survival
+    coming = tl.load(kinds + cursors, mask=is_seed, other=0)
     latest = lane
     row = num_seeds + 1
     while row <= num_nodes:
@@ -170,56 +178,57 @@ def _grow(
         is_any = best > 0.0
         parent = tl.where(is_any, chosen & LAST_ROW, ROWS)
         is_parent, is_new = lane == parent, lane == tl.where(is_any, row, ROWS)
-        cell = tl.sum(tl.where(is_parent, cursors, 0), 0)
+        kind = tl.sum(tl.where(is_parent, coming, 0), 0)
         depth = (chosen >> (2 * ROW_BITS)) + 1
-        is_chain = (cell % ROOM == 0) & (cell < length * ROOM)
-        first = (depth + tl.where(is_chain, 0, PLACES)) * ROOM
+        first = (tl.minimum(kind >> SOURCE_BITS, 2) * PLACES + depth) * ROOM
         cursors = tl.where(is_new, first, cursors + is_parent.to(tl.int32))
         survival = tl.where(is_new, best, survival)
         is_moved = is_new | is_parent
         chance = tl.load(chances + cursors, mask=is_moved, other=0.0).to(tl.float64)
+        coming = tl.load(kinds + cursors, mask=is_moved, other=0) + tl.where(is_moved, 0, coming)
         worth = tl.where(is_moved, tl.minimum(chance * survival, best), worth)
         latest = tl.where(is_moved, row, latest)
         depths, parents = tl.where(is_new, depth, depths), tl.where(is_new, parent, parents)
-        cells = tl.where(is_new, cell, cells)
+        grown = tl.where(is_new, kind, grown)
         low |= tl.where(is_new, tl.sum(tl.where(is_parent, low, 0), 0), 0)
         high |= tl.where(is_new, tl.sum(tl.where(is_parent, high, 0), 0), 0)
         row = tl.where(is_any, row, num_nodes) + 1
     ancestors = (high.to(tl.int64) << 32) | (low.to(tl.int64) & LOW_WORD)
-    grown = parents, ancestors, depths, survival, cells
-    columns = lists.columns + slot * (2 * PLACES * ROOM)
-    _write(offered, nodes, columns, slot, num_nodes, sizes, grown)
+    _write(offered, nodes, slot, num_nodes, sizes, (parents, ancestors, depths, survival, grown))
 
 
 @triton.jit
 def _write(
     offered: Offered,
     nodes: TreeNodes,
-    columns: tl.tensor,
     slot: tl.tensor,
     num_nodes: tl.tensor,
     sizes: tl.tensor,
     grown: tl.tensor,
 ) -> None:
     """Write a slot's nodes, with what they are in its lists."""
-    width, count, _, _ = sizes
-    parents, ancestors, depths, survival, cells = grown
+    width, rival_width, count, _ = sizes
+    parents, ancestors, depths, survival, kinds = grown
     lane = tl.arange(0, parents.shape[0])
     where, is_node = slot * num_nodes + lane - 1, (lane > 0) & (lane <= num_nodes)
     tl.store(nodes.parents + where, parents.to(tl.int64), mask=is_node)
     tl.store(nodes.ancestors + where, ancestors, mask=is_node)
     tl.store(nodes.depths + where, depths, mask=is_node)
     tl.store(nodes.survival + where, survival, mask=is_node)
-    column = tl.load(columns + cells, mask=is_node, other=0)
-    is_real, place = is_node & (survival > 0.0), slot * width + depths - 1
-    is_chain, is_other = is_real & (column == 0), is_real & (column > 0)
-    other = place * count + column - 1
-    token = tl.load(offered.tokens + place, mask=is_chain, other=0)
+    is_real, column = is_node & (survival > 0.0), kinds >> SOURCE_BITS
+    is_chain, is_rival, is_other = is_real & (column == 0), is_real & (column == 1), column > 1
+    is_other &= is_real
+    chain, rival = slot * width + depths - 1, slot * rival_width + depths - 1
+    other = chain * count + column - 2
+    token = tl.load(offered.tokens + chain, mask=is_chain, other=0)
+    token += tl.load(offered.rival_tokens + rival, mask=is_rival, other=0)
     token += tl.load(offered.other_tokens + other, mask=is_other, other=0)
-    sure = tl.load(offered.confidence + place, mask=is_chain, other=0.0)
+    sure = tl.load(offered.confidence + chain, mask=is_chain, other=0.0)
+    sure += tl.load(offered.rival_confidence + rival, mask=is_rival, other=0.0)
     sure += tl.load(offered.other_confidence + other, mask=is_other, other=0.0)
     tl.store(nodes.tokens + where, token, mask=is_node)
     tl.store(nodes.confidence + where, sure, mask=is_node)
+    tl.store(nodes.sources + where, tl.where(is_real, kinds & SOURCE, 0), mask=is_node)
 
 
 @triton.jit
@@ -245,41 +254,80 @@ def _list_children(
     PLACES: tl.constexpr,
     ROOM: tl.constexpr,
 ) -> tl.tensor:
-    """Write a slot's lists, of parents on the chain and of others; how long its chain is."""
-    width, count, num_sources, num_edges = sizes
+    """Write a slot's lists, of parents on the chain, the rival one and none; the chain's length."""
+    width, rival_width, count, num_edges = sizes
     place, column = tl.arange(0, PLACES)[:, None], tl.arange(0, ROOM)[None, :]
-    own, is_own = slot * width + place, column == 0
-    other = own * count + column - 1
-    num_others = tl.where(tl.load(offered.branches + slot) > 0, count, 0)
-    is_other = (place < width) & (column > 0) & (column <= num_others)
+    has_branches = tl.load(offered.branches + slot) > 0
+    num_others, num_rivals = (
+        tl.where(has_branches, count, 0),
+        tl.where(has_branches, rival_width, 0),
+    )
+    is_own, is_rival = (column == 0) & (place < width), (column == 1) & (place < num_rivals)
+    is_other = (place < width) & (column > 1) & (column < 2 + num_others)
+    own, rival = slot * width + place, slot * rival_width + place
+    other = own * count + column - 2
     chain = tl.load(offered.tokens + own, mask=place < width, other=0)
     tokens = tl.load(offered.other_tokens + other, mask=is_other, other=0)
+    follows = tl.load(offered.rival_tokens + rival, mask=place < rival_width, other=-1)
     sure = tl.load(offered.other_confidence + other, mask=is_other, other=0.0)
-    sure += tl.load(offered.confidence + own, mask=is_own & (place < width), other=0.0)
+    sure += tl.load(offered.confidence + own, mask=is_own, other=0.0)
+    sure += tl.load(offered.rival_confidence + rival, mask=is_rival, other=0.0)
     bucket = tl.zeros_like(sure).to(tl.int32)
     for edge in range(num_edges):
         bucket += (sure >= tl.load(offered.edges + edge)).to(tl.int32)
-    source = tl.where(is_own, tl.load(offered.sources + slot), num_sources - 2)
+    proposer, row = tl.load(offered.sources + slot).to(tl.int32), 1 + num_edges
+    source = tl.where(column == 0, proposer, tl.where(column == 1, 1 - proposer, BRANCH))
+    leaving = source + tl.where(column == 1, NUM_PROPOSERS, 0)
+    beyond = tl.full((), BEYOND, tl.int32)
     where, there = offered.chances + bucket, sure > 0.0
-    chance = tl.load(where + source * (1 + num_edges), mask=there, other=0.0)
-    beyond = tl.load(where + (num_sources - 1) * (1 + num_edges), mask=there, other=0.0)
-    ends = tl.where(is_own & (chance <= 0.0), place, PLACES)
+    part = tl.where(column > 1, sure, 1.0)
+    chance = tl.minimum(part * tl.load(where + source * row, mask=there, other=0.0), 1.0)
+    chance_leaving = tl.load(where + leaving * row, mask=there, other=0.0)
+    chance_leaving = tl.minimum(part * chance_leaving, 1.0)
+    chance_beyond = tl.load(where + beyond * row, mask=there, other=0.0)
+    chance_beyond = tl.minimum(part * chance_beyond, 1.0)
+    ends = tl.where((column == 0) & (chance <= 0.0), place, PLACES)
     length = tl.min(tl.min(ends, 1), 0)
-    is_last = place >= length  # the chain has ended
-    is_sibling = (is_own & (place < length)) | ((column > 0) & ((tokens != chain) | is_last))
-    start = slot * (2 * PLACES * ROOM) + place * ROOM
-    _list(lists, start, column, chance, (chance > 0.0) & is_sibling)
-    _list(lists, start + PLACES * ROOM, column, beyond, (beyond > 0.0) & (column > 0))
+    is_sure = tl.max((is_rival & there).to(tl.int32), 1)[:, None] > 0
+    is_apart = (place >= length) | (is_sure == 0) | (chain != follows)
+    leaves = tl.min(tl.min(tl.where(is_apart, place, PLACES), 1), 0)
+    # whose token is a chain's is no other's
+    on_chain = (chance_leaving > 0.0) & (place < length) & (column == 0)
+    is_leaving = (chance_leaving > 0.0) & (column == 1) & (place == leaves)
+    goes_on = (chance > 0.0) & (column == 1)
+    no_rival = (tl.max(is_leaving.to(tl.int32), 1)[:, None] == 0) | (tokens != follows)
+    is_free = (chance > 0.0) & (column > 1)
+    is_sibling = is_free & ((tokens != chain) | (place >= length)) & no_rival
+    no_rival = (tl.max(goes_on.to(tl.int32), 1)[:, None] == 0) | (tokens != follows)
+    start = slot * (3 * PLACES * ROOM) + place * ROOM
+    _list(lists, start, column, leaving, chance_leaving, on_chain | is_leaving | is_sibling)
+    start += PLACES * ROOM
+    _list(lists, start, column, source, chance, goes_on | (is_free & no_rival))
+    start += PLACES * ROOM
+    _list(lists, start, column, beyond, chance_beyond, (chance_beyond > 0.0) & (column > 1))
     return length
 
 
 @triton.jit
 def _list(
-    lists: _Lists, start: tl.tensor, column: tl.tensor, chance: tl.tensor, there: tl.tensor
+    lists: _Lists,
+    start: tl.tensor,
+    column: tl.tensor,
+    source: tl.tensor,
+    chance: tl.tensor,
+    there: tl.tensor,
 ) -> None:
-    """Write those that are there one after another, and zeros behind."""
-    number = tl.cumsum(there.to(tl.int32), 1) - 1
+    """Write those that are there in the children's order, and zeros behind."""
+    is_rival = there & (column == 1)
+    has_rival = tl.max(is_rival.to(tl.int32), 1)[:, None]
+    rival = tl.sum(tl.where(is_rival, chance, 0.0), 1)[:, None]
+    others = (there & (column != 1)).to(tl.int32)
+    is_behind = (there & (column > 1) & (chance <= rival)).to(tl.int32) * has_rival
+    is_behind = (tl.cumsum(is_behind, 1) > 0).to(tl.int32)
+    number = tl.cumsum(others, 1) - 1 + is_behind
+    number = tl.where(is_rival, tl.sum(others * (1 - is_behind), 1)[:, None], number)
     tl.store(lists.chances + start + number, chance, mask=there)
-    tl.store(lists.columns + start + number, column + tl.zeros_like(number), mask=there)
+    kind = (column << SOURCE_BITS) + source
+    tl.store(lists.kinds + start + number, kind + tl.zeros_like(number), mask=there)
     total = tl.sum(there.to(tl.int32), 1)[:, None]
     tl.store(lists.chances + start + column, tl.zeros_like(chance), mask=column >= total)

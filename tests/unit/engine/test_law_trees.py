@@ -9,14 +9,17 @@ from __future__ import annotations
 import dataclasses
 import functools
 import random
+from collections import Counter
 
 import pytest
 import torch
 
-from flashdraft.core import SamplingParams
+from flashdraft.core import Request, SamplingParams
 from flashdraft.engine.config import CacheOptions, EngineConfig
+from flashdraft.engine.draft.ngram import MAX_MATCH, MIN_MATCH, confidence_of
+from flashdraft.engine.drafts import ASIDE_SOURCES, DEVICE_SOURCES, NODE_SOURCES
 from flashdraft.engine.engine import Engine
-from flashdraft.engine.step.trees import NUM_OFFERS
+from flashdraft.engine.step.trees import NUM_OFFERS, Proposed
 from flashdraft.errors import RequestError
 from flashdraft.models.config.target import ModelConfig
 from flashdraft.models.registry import build_target
@@ -26,6 +29,59 @@ ROOMY = CacheOptions(cache_gb=0.01)
 PLAIN = EngineConfig(verify=0, ngram=False, prefix_cache=False, cache=ROOMY)
 TREES = EngineConfig(tree=31, ngram=False, cache=ROOMY)
 FEW_PAGES = 24  # for eight sequences, of which one may need nine
+
+
+def continuations(engine, answers, batch, width):
+    """Of everybody who decodes the slot, and what is known to follow; zeros behind its end."""
+    slots = engine.steps.slots
+    for slot, seat in enumerate(engine._pipeline._seats[:batch]):
+        if seat is not None and slots.alive[slot]:
+            sequence = seat.sequence
+            done = int(slots.lengths[slot]) + 1 - sequence.num_prompt
+            known = answers[sequence.request.id][done : done + width]
+            yield slot, [*known, *[0] * (width - len(known))]
+
+
+class LookupOracle:
+    """Stands in for lookups: known tokens for some slots, here and there wrong ones."""
+
+    def __init__(self, engine, answers, right=0.8, found=0.8):
+        self.engine, self.answers, self.right, self.found = engine, answers, right, found
+        self.random = random.Random(5)
+        engine.steps.pieces._look_up = self.look_up
+
+    def look_up(self, history, batch, width):
+        tokens, confidence = torch.zeros(batch, width, dtype=torch.int64), torch.zeros(batch, width)
+        for slot, known in continuations(self.engine, self.answers, batch, width):
+            if self.random.random() < self.found:
+                wrong = [self.random.randrange(zoo.VOCAB) for _ in known]
+                both = zip(known, wrong, strict=True)
+                said = [a if self.random.random() < self.right else b for a, b in both]
+                tokens[slot] = torch.tensor(said)
+                confidence[slot] = confidence_of(self.random.randint(MIN_MATCH, MAX_MATCH))
+                confidence[slot, self.random.randrange(1, 2 * width + 1) :] = 0.0
+        return Proposed(tokens * (confidence > 0), confidence)
+
+
+class Witness:
+    """Remembers every draft that was verified, with the target's path through it."""
+
+    def __init__(self, engine):
+        self.seen, self._observe = [], engine.policy.observe
+        engine.policy.observe = self.observe
+
+    def observe(self, momentum, draft, num_accepted, path=()):
+        self.seen.append((draft, list(path)))
+        self._observe(momentum, draft, num_accepted, path)
+
+    def sources(self, is_accepted):
+        """How many nodes there were of each source, or how many were accepted."""
+        return Counter(
+            source
+            for draft, path in self.seen
+            for row, source in enumerate(draft.sources, start=1)
+            if row in path or not is_accepted
+        )
 
 
 class TreeOracle:
@@ -38,17 +94,10 @@ class TreeOracle:
         engine.steps.pieces._drafts_of = self.draft
 
     def draft(self, shape):
-        batch, width, engine = shape.batch, shape.width, self.engine
-        slots, trees = engine.steps.slots, engine.steps.pieces.trees
+        batch, width, trees = shape.batch, shape.width, self.engine.steps.pieces.trees
         chain = torch.zeros(batch, width, dtype=torch.int64)
-        for slot, seat in enumerate(engine._pipeline._seats[:batch]):
-            if seat is None or not slots.alive[slot]:
-                continue
-            sequence = seat.sequence
-            done = int(slots.lengths[slot]) + 1 - sequence.num_prompt
-            known = self.answers[sequence.request.id][done : done + width]
-            for place in range(width):
-                right = known[place] if place < len(known) else 0
+        for slot, known in continuations(self.engine, self.answers, batch, width):
+            for place, right in enumerate(known):
                 tokens = self.random.sample(range(zoo.VOCAB), NUM_OFFERS)
                 if self.random.random() < self.offered and right not in tokens:
                     tokens[self.random.randrange(1, 4)] = right
@@ -60,7 +109,7 @@ class TreeOracle:
                 sure = torch.rand(len(tokens)).sort(descending=True).values
                 trees._sure[slot, place, : len(tokens)] = sure
                 chain[slot, place] = tokens[0]
-        return chain, trees._sure[:batch, :width, 0].clone()
+        return Proposed(chain, trees._sure[:batch, :width, 0].clone())
 
 
 @functools.cache
@@ -229,6 +278,115 @@ def alone(family):
         grammar_compiler=mixed.compile_phrases,
     )
     return mixed.run_alone(engine, mixed.mixed_requests())
+
+
+@pytest.mark.parametrize("tree", [2, 15, 31, 63, "auto"])
+@pytest.mark.parametrize("family", ["gemma4", "qwen3"])
+def test_lookups_join_the_drafter_s_trees(family, tree):
+    requests, expected = plain(family)
+    engine = build(family, tree=tree, ngram=True)
+    TreeOracle(engine, expected)
+    LookupOracle(engine, expected)
+    witness = Witness(engine)
+    assert tokens(zoo.run(engine, requests)) == expected
+    verified, accepted = (witness.sources(is_accepted) for is_accepted in (False, True))
+    assert {draft.source for draft, _ in witness.seen} == set(DEVICE_SOURCES)
+    assert verified.keys() == set(NODE_SOURCES) or tree == 2
+    assert accepted.keys() >= {*DEVICE_SOURCES, *ASIDE_SOURCES} or tree == 2
+    for draft, _ in witness.seen:
+        siblings = list(zip(draft.parents, draft.tokens, strict=True))
+        assert len(set(siblings)) == len(siblings), "a token stands once behind a row"
+
+
+def test_a_rival_chain_is_learnt_from_by_its_own_word():
+    requests, expected = plain("gemma4")
+    engine = build("gemma4", tree=63, ngram=True)
+    TreeOracle(engine, expected, on_chain=0.0, offered=0.0)  # the drafter is always wrong
+    LookupOracle(engine, expected, right=1.0, found=1.0)
+    zoo.run(engine, requests)
+    survival = engine.policy.survival
+    assert survival.chance("ngram", 0.95) > 0.9
+    assert survival.chance("block aside", 0.95) < 0.2, "where it leaves a chain that is right"
+
+
+def test_a_rival_chain_brings_what_the_better_one_misses():
+    requests, expected = plain("gemma4")
+    lengths = {}
+    for joins in (True, False):
+        engine = build("gemma4", tree=31, ngram=True)
+        engine.steps.pieces.trees._has_rivals = joins
+        TreeOracle(engine, expected, on_chain=0.7, offered=0.0)
+        LookupOracle(engine, expected, right=0.7, found=1.0)
+        drafted = zoo.run(engine, requests)
+        assert tokens(drafted) == expected
+        stats = [generation.stats for generation in drafted.values()]
+        lengths[joins] = sum(s.decode_tokens for s in stats) / sum(s.steps for s in stats)
+    assert lengths[True] > 1.07 * lengths[False]
+
+
+def answers_of(family, requests, window=None):
+    engine = Engine(windowed(family, window), config=PLAIN)
+    return {one.id: zoo.run(engine, [one])[one.id].token_ids for one in requests}
+
+
+@functools.cache
+def windowed(family, window):
+    settings = {} if window is None else {"sliding_window": window}
+    config = ModelConfig.from_hf({**zoo.CONFIGS[family], **settings})
+    kernels = zoo.kernels("float32")
+    kernels._threads = 1  # products are tiny: a second one would only wait
+    return build_target(config, zoo.Tensors(zoo.random_tensors(config)), kernels, (0, 2))
+
+
+@pytest.mark.parametrize(("page_size", "window"), [(4, 9), (16, 20), (7, 16)])
+def test_trees_lie_across_the_borders_of_pages_and_windows(page_size, window):
+    params = SamplingParams(max_tokens=12, ignore_eos=True)
+    lengths = range(window - 8, window - 8 + max(page_size, 14))
+    source = random.Random(2)
+    requests = [
+        Request(f"r{n}", [source.randrange(4, zoo.VOCAB) for _ in range(n)], params, n)
+        for n in lengths
+    ]
+    expected, model = answers_of("gemma4", requests, window), windowed("gemma4", window)
+    config = dataclasses.replace(TREES, page_size=page_size, max_batch=4)
+    engine = Engine(model, zoo.tiny_drafter(model.kernels, 8), config)
+    TreeOracle(engine, expected, on_chain=0.3, offered=1.0)
+    crossed, moves = set(), engine.steps.pieces._settle
+
+    def settle(moved):
+        """Note rows of paths that move from a page to another."""
+        starts, last = moved.starts.tolist(), moved.places.shape[1] - 1
+        for slot, path in enumerate(moved.path.tolist()):
+            for row, found in enumerate(path):
+                if found > row:
+                    ends = (min(starts[slot] + one, last) for one in (found, row))
+                    pairs = zip(*(moved.places[:, one].tolist() for one in ends), strict=True)
+                    for a, b in pairs:
+                        if a // page_size != b // page_size:
+                            crossed.add(b % page_size)
+        moves(moved)
+
+    engine.steps.pieces._settle = settle
+    drafted = zoo.run(engine, requests)
+    assert tokens(drafted) == expected
+    assert len(crossed) >= 4, "rows moved over borders, of many places"
+    assert sum(one.stats.accepted for one in drafted.values()) > 2 * len(requests)
+
+
+def test_trees_and_chains_share_a_batch():
+    requests, expected = plain("gemma4")
+    requests = [
+        dataclasses.replace(one, verify=(None, 5, None, 0)[i % 4]) for i, one in enumerate(requests)
+    ]
+    engine = build("gemma4", max_batch=4, ngram=True)
+    TreeOracle(engine, expected)
+    LookupOracle(engine, expected)
+    drafted = zoo.run(engine, requests)
+    assert tokens(drafted) == expected
+    for request in requests:
+        stats = drafted[request.id].stats
+        has_branches = stats.drafted > sum(stats.slots_verified)
+        assert has_branches == (request.verify is None), request.id
 
 
 def test_a_request_that_fixes_how_much_is_verified_has_a_chain():

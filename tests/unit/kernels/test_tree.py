@@ -15,8 +15,12 @@ from flashdraft.kernels.draw.noise import host_keys_from, host_random_bits_at
 from flashdraft.kernels.draw.rule import LOWEST_TEMPERATURE, Draw
 from flashdraft.kernels.nodes import MAX_NODES, TreeNodes
 from flashdraft.kernels.tree import (
+    BEYOND,
+    BRANCH,
     DOUBT,
     MAX_OFFERS,
+    NUM_PROPOSERS,
+    NUM_SOURCES,
     SEEDED_FROM,
     Offered,
     grow,
@@ -101,7 +105,8 @@ def test_nothing_is_sure_where_there_is_no_token_or_no_number() -> None:
 def random_case(seed: int) -> tuple[Offered, int]:
     chance = random.Random(seed)
     width, count, num_nodes = chance.randint(1, 15), chance.randint(0, 8), chance.randint(1, 63)
-    return make_offered(seed, chance.randint(1, 5), width, count), num_nodes
+    has_rivals = chance.random() < 0.7
+    return make_offered(seed, chance.randint(1, 5), width, count, None, has_rivals), num_nodes
 
 
 def by_hand(offered: Offered, num_nodes: int) -> list[list[Node]]:
@@ -152,11 +157,14 @@ def test_fewer_nodes_are_the_first_of_more() -> None:
 def offer_three(branches: int) -> Offered:
     """A chain of 5, 6 and offers 5, 7 and 8, 9; a confidence is its own chance, nearly."""
     edges = torch.arange(1, 20) / 20
-    chances = (torch.arange(20) / 20 + 0.025).repeat(3, 1)
+    chances = (torch.arange(20) / 20 + 0.025).repeat(NUM_SOURCES, 1)
+    chances[[BRANCH, BEYOND]] = 1.0  # all of it comes true
     return Offered(
         tokens=torch.tensor([[5, 6]]),
         confidence=torch.tensor([[0.6, 0.5]]),
         sources=torch.tensor([0]),
+        rival_tokens=torch.zeros(1, 0, dtype=torch.int64),
+        rival_confidence=torch.zeros(1, 0),
         other_tokens=torch.tensor([[[5, 7], [8, 9]]]),
         other_confidence=torch.tensor([[[0.62, 0.25], [0.8, 0.15]]]),
         branches=torch.tensor([branches], dtype=torch.int32),
@@ -198,6 +206,8 @@ def test_without_branches_there_is_the_chain_alone(seed: int, num_nodes: int) ->
     offered = make_offered(seed, 6, 9, 4)
     offered.branches.zero_()
     bare = offered._replace(
+        rival_tokens=offered.rival_tokens[:, :0],
+        rival_confidence=offered.rival_confidence[:, :0],
         other_tokens=offered.other_tokens[..., :0],
         other_confidence=offered.other_confidence[..., :0],
     )
@@ -210,12 +220,15 @@ def test_without_branches_there_is_the_chain_alone(seed: int, num_nodes: int) ->
 
 def test_nodes_beside_the_chain_have_chances_of_their_own() -> None:
     offered = offer_three(1)
-    offered.chances[-2], offered.chances[-1] = 0.125, 0.5
+    offered.chances[BRANCH], offered.chances[BEYOND] = 0.5, 0.25
     alive = grow(offered, 9).survival[0]
     assert alive[0] == pytest.approx(0.625) and alive[1] == pytest.approx(0.625 * 0.525)
-    assert alive[2] == pytest.approx(0.125)  # 7, and 0.625 * 0.125 for 8 behind 5
-    assert alive[3] == pytest.approx(0.625 * 0.125)
-    assert alive[4] == alive[3] and alive[5] == pytest.approx(0.125 * 0.5)  # 8 behind 7
+    assert alive[2] == pytest.approx(0.625 * 0.8 * 0.5)  # 8 behind 5
+    assert alive[3] == pytest.approx(0.25 * 0.5)  # 7
+    assert alive[4] == pytest.approx(0.625 * 0.15 * 0.5)  # 9 behind 5
+    assert alive[5] == pytest.approx(0.25 * 0.5 * 0.8 * 0.25)  # 8 behind 7
+    offered.chances[BRANCH] = 2.0  # more comes true than is said, but no more than all
+    assert grow(offered, 9).survival[0, 1:4].tolist() == pytest.approx([0.5] + [0.625 * 0.525] * 2)
 
 
 def test_where_the_chain_ends_others_go_on() -> None:
@@ -229,6 +242,68 @@ def test_where_the_chain_ends_others_go_on() -> None:
     assert told(nodes) == [] and nodes.ancestors[0].tolist() == [1 | 2 << i for i in range(20)]
 
 
+def with_rival(offered: Offered, tokens: list[int], confidence: float) -> Offered:
+    return offered._replace(
+        rival_tokens=torch.tensor([tokens]),
+        rival_confidence=torch.full((1, len(tokens)), confidence),
+    )
+
+
+def words_of(nodes: TreeNodes) -> list[int]:
+    return nodes.sources[nodes.confidence > 0].tolist()
+
+
+def test_a_rival_chain_joins_where_it_leaves_the_chain() -> None:
+    offered = with_rival(offer_three(1), [5, 4], 0.45)
+    chain, leaves = 0, 1 + NUM_PROPOSERS
+    nodes = grow(offered, 4)  # 5 is on both: one node
+    assert told(nodes) == [(5, 0, 1), (6, 1, 2), (8, 1, 2), (4, 1, 2)]
+    assert words_of(nodes) == [chain, chain, BRANCH, leaves]
+    assert nodes.survival[0, 3] == pytest.approx(0.625 * 0.475)
+    assert nodes.confidence[0, 3] == pytest.approx(0.45)
+    offered.chances[leaves] = 0.9  # by its own chance: now before what is offered
+    assert told(grow(offered, 4)) == [(5, 0, 1), (6, 1, 2), (4, 1, 2), (8, 1, 2)]
+    offered.chances[leaves] = 0.2
+    assert told(grow(offered, 6))[2:] == [(8, 1, 2), (7, 0, 1), (8, 4, 2), (4, 1, 2)]
+
+
+def test_a_rival_chain_goes_on_by_its_own_word_and_has_branches() -> None:
+    offered = with_rival(offer_three(1), [4, 3], 0.45)
+    offered.chances[1], offered.chances[1 + NUM_PROPOSERS] = 0.95, 0.5
+    offered.chances[BEYOND] = 0.01
+    nodes = grow(offered, 5)
+    assert told(nodes) == [(5, 0, 1), (4, 0, 1), (3, 2, 2), (8, 2, 2), (6, 1, 2)]
+    assert words_of(nodes) == [0, 1 + NUM_PROPOSERS, 1, BRANCH, 0]
+    assert nodes.survival[0].tolist() == pytest.approx(
+        [0.625, 0.5, 0.5 * 0.95, 0.5 * 0.8, 0.625 * 0.525]
+    )
+    offered.rival_confidence[0, 1] = 0.0  # it ends: what is offered there follows
+    assert told(grow(offered, 3)) == [(5, 0, 1), (4, 0, 1), (8, 2, 2)]
+
+
+def test_a_rival_s_token_is_offered_once() -> None:
+    offered = with_rival(offer_three(1), [7, 8], 0.95)
+    nodes = grow(offered, 20)
+    assert sorted(told(nodes)) == sorted(
+        [(5, 0, 1), (7, 0, 1), (6, 1, 2), (8, 1, 2), (9, 1, 2), (8, 3, 2), (9, 3, 2)]
+    )
+
+
+def test_the_same_chain_twice_is_one_and_without_branches_there_is_no_other() -> None:
+    alone = grow(offer_three(1), 20)
+    assert_equal(grow(with_rival(offer_three(1), [5, 6], 0.95), 20), alone)
+    other = with_rival(offer_three(0), [4, 3], 0.95)
+    assert told(grow(other, 20)) == [(5, 0, 1), (6, 1, 2)]
+
+
+def test_a_rival_may_go_on_where_the_chain_ends() -> None:
+    offered = with_rival(offer_three(1), [5, 6], 0.95)
+    offered.confidence[0, 1] = 0.0
+    nodes = grow(offered, 2)
+    assert told(nodes) == [(5, 0, 1), (6, 1, 2)]
+    assert words_of(nodes) == [0, 1 + NUM_PROPOSERS]
+
+
 def test_there_may_be_nothing_to_draft() -> None:
     def empty(*shape: int) -> Tensor:
         return torch.zeros(shape)
@@ -236,6 +311,8 @@ def test_there_may_be_nothing_to_draft() -> None:
     offered = make_offered(0, 3, 1, 2)._replace(
         tokens=empty(3, 0).long(),
         confidence=empty(3, 0),
+        rival_tokens=empty(3, 0).long(),
+        rival_confidence=empty(3, 0),
         other_tokens=empty(3, 0, 2).long(),
         other_confidence=empty(3, 0, 2),
     )

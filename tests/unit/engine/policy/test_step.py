@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from flashdraft.engine.drafts import BEYOND_SOURCE, BLOCK_SOURCE, BRANCH_SOURCE, NGRAM_SOURCE, Draft
+from flashdraft.engine.drafts import (
+    BEYOND_SOURCE,
+    BLOCK_SOURCE,
+    BRANCH_SOURCE,
+    NGRAM_SOURCE,
+    NODE_SOURCES,
+    Draft,
+)
 from flashdraft.engine.policy.costs import GPU_COSTS, CostModel, DraftCost
 from flashdraft.engine.policy.step import (
     FAR_CONTEXT,
@@ -20,6 +27,7 @@ from flashdraft.engine.policy.step import (
 from flashdraft.engine.policy.times import StepTimes
 from flashdraft.engine.policy.verify import BUCKET_EDGES, Survival
 from flashdraft.engine.step.shape import MIXED_ROWS
+from flashdraft.kernels.tree import BEYOND, BRANCH
 
 FLAT = CostModel({1: 1.0, 512: 1.03}, DraftCost({1: 0.1, 32: 0.2}))
 STEEP = CostModel({1: 1.0, 16: 4.5, 512: 50.0}, DraftCost({1: 0.3, 32: 1.5}))
@@ -34,8 +42,8 @@ def learnt(chance, count=400):
     return survival
 
 
-def draft(source, confidence, parents=None):
-    return Draft([], confidence, source, parents)
+def draft(source, confidence, parents=None, sources=None):
+    return Draft([], confidence, source, parents, sources)
 
 
 def policy_of(costs, chance, batch=1, fixed=None, max_rows=10**6):
@@ -160,9 +168,9 @@ def test_nodes_of_a_tree_survive_with_their_parents():
         survival.observe(BEYOND_SOURCE, 0.5, i % 2 == 0)
     policy = StepPolicy(StepTimes(FLAT), survival, None, 512, num_nodes=31)
     # the chain, a sibling of its first token, that one's child
-    policy.remember_drafts([draft(BLOCK_SOURCE, [0.5] * 4, [0, 1, 0, 3])])
-    sources = BLOCK_SOURCE, BRANCH_SOURCE, BEYOND_SOURCE
-    chain, branch, beyond = (survival.chance(source, 0.5) for source in sources)
+    sources = [BLOCK_SOURCE, BLOCK_SOURCE, BRANCH_SOURCE, BEYOND_SOURCE]
+    policy.remember_drafts([draft(BLOCK_SOURCE, [0.5] * 4, [0, 1, 0, 3], sources)])
+    chain, branch, beyond = (survival.chance(source, 0.5) for source in sources[1:])
     gains = [chain, chain**2, branch, branch * beyond]
     for rows in range(1, 6):
         assert policy.expected_tokens(1, rows) == pytest.approx(1 + sum(gains[: rows - 1]))
@@ -171,13 +179,15 @@ def test_nodes_of_a_tree_survive_with_their_parents():
 
 def test_a_tree_is_worth_more_rows_than_a_chain():
     survival, parents = learnt(0.6), [*range(15), *[0] * 8, *[1] * 8]
+    sources = [BLOCK_SOURCE] * 15 + [BRANCH_SOURCE] * 16
     for i in range(400):
         survival.observe(BRANCH_SOURCE, 0.5, i % 12 == 0)
     found = {}
     for num_nodes in (0, 31):
         policy = StepPolicy(StepTimes(FLAT), survival, None, 512, num_nodes=num_nodes)
-        tree = parents if num_nodes else None
-        policy.remember_drafts([draft(BLOCK_SOURCE, [0.5] * (31 if tree else 15), tree)])
+        chain = draft(BLOCK_SOURCE, [0.5] * 15)
+        tree = draft(BLOCK_SOURCE, [0.5] * 31, parents, sources)
+        policy.remember_drafts([tree if num_nodes else chain])
         options = StepOptions(1, 1, [1, 4, 8, 16, 32], [1, 32], SIZES, lambda rows: [15])
         found[num_nodes] = policy.choose(options)
     assert found[31].num_rows == 32 > found[0].num_rows
@@ -208,11 +218,26 @@ def test_prompts_move_on_beside_a_fixed_length():
 def test_chances_are_those_of_each_source_and_bucket():
     policy = policy_of(FLAT, 0.9)
     chances = policy.chances()
-    assert [len(row) for row in chances] == [len(BUCKET_EDGES) + 1] * 4
-    assert all(0.0 < chance < 1.0 for row in chances for chance in row)
+    assert [len(row) for row in chances] == [len(BUCKET_EDGES) + 1] * len(NODE_SOURCES)
+    assert all(0.0 < chance < 1.0 for row in chances[:BRANCH] for chance in row)
+    assert chances[BRANCH] == chances[BEYOND] == [1.0] * len(chances[0])  # nothing was seen of them
     assert chances[0][6] > 0.8 > chances[1][6] == chances[2][6]  # 0.5 was seen, of the drafter
     policy.remember_drafts([draft(NGRAM_SOURCE, [0.5] * 3)])
     assert policy.expected_tokens(1, 16) < 3
+
+
+def test_of_offers_the_part_is_learnt_that_comes_true():
+    """Which of two is likelier is what they say themselves, however few were seen."""
+    survival = Survival()
+    for i in range(400):
+        survival.observe(BRANCH_SOURCE, 0.05, i % 40 == 0)  # half as often as it says
+    assert 0.4 < survival.rate(BRANCH_SOURCE, 0.05) < 0.75
+    low, high = (survival.chance(BRANCH_SOURCE, one) for one in (0.03, 0.09))
+    assert high == pytest.approx(3 * low)
+    assert survival.chance(BRANCH_SOURCE, 0.5) == pytest.approx(0.5)
+    for _ in range(100):
+        survival.observe(BRANCH_SOURCE, 0.75, True)
+    assert 0.95 < survival.chance(BRANCH_SOURCE, 0.75) <= survival.chance(BRANCH_SOURCE, 0.79) <= 1
 
 
 # -- prompts ---------------------------------------------------------------------------------------

@@ -381,7 +381,8 @@ def test_of_a_tree_every_child_on_the_path_is_learnt_from():
     policy = VerifyPolicy(None)
     momentum = policy.new_request()
     # the anchor's children are rows 1 and 3; row 2 follows row 1, row 4 follows row 3
-    tree = Draft([5, 6, 7, 8], [0.85, 0.75, 0.25, 0.15], "block", [0, 1, 0, 3])
+    sources = ["block", "block", "ngram aside", "ngram"]
+    tree = Draft([5, 6, 7, 8], [0.85, 0.75, 0.25, 0.15], "block", [0, 1, 0, 3], sources)
     pairs = list(zip(tree.sources, tree.confidence, strict=True))
     before = [momentum.survival.chance(*pair) for pair in pairs]
     policy.observe(momentum, tree, 1, [0, 3])
@@ -390,3 +391,6 @@ def test_of_a_tree_every_child_on_the_path_is_learnt_from():
     assert after[1] == before[1], "its turn never came"
     assert after[2] > before[2], "taken"
     assert after[3] < before[3], "refused behind it"
+    aside = momentum.survival.chance("block", 0.25)
+    policy.observe(momentum, tree, 1, [0, 3])
+    assert momentum.survival.chance("block", 0.25) == aside, "another's word"

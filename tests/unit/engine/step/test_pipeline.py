@@ -25,6 +25,7 @@ from flashdraft.engine.step.device import DeviceSteps
 from flashdraft.engine.step.result import SlotResult, StepRecord, pack_scores
 from flashdraft.engine.step.seats import Seat
 from flashdraft.engine.step.shape import LONE_ROWS, MIXED_ROWS
+from flashdraft.engine.step.trees import Proposed
 from flashdraft.engine.streams import MOST_GRAPHS, Graphs
 from flashdraft.kernels.accept import pack_rows
 from flashdraft.kernels.draw.rule import MAX_TOP, Draw
@@ -80,7 +81,7 @@ class Oracle:
             for place, token in enumerate(known):
                 is_wrong = self.random.random() < self.wrong
                 drafts[slot, place] = never if is_wrong else token
-        return drafts, torch.rand(batch, width)
+        return Proposed(drafts, torch.rand(batch, width))
 
 
 def build(backend="float32", family="gemma4", config=AHEAD, **settings):

@@ -27,14 +27,15 @@ SHAPES = (
     (9, 0, 5),
     (0, 2, 3),
 )
+WITHOUT_RIVALS = ((7, 4, 15), (15, 8, 32), (15, 0, 15))
 
 
-def check_trees(width: int, count: int, num_nodes: int) -> None:
+def check_trees(width: int, count: int, num_nodes: int, has_rivals: bool = True) -> None:
     from flashdraft.kernels.cuda.backend import TritonKernels
 
     kernels = TritonKernels(CPU, torch.float32)
     for seed in range(4):
-        offered = make_offered(seed, 2, width, count)
+        offered = make_offered(seed, 2, width, count, CPU, has_rivals)
         assert_equal(grow_by(kernels, offered, num_nodes), rule.grow(offered, num_nodes))
 
 
@@ -54,6 +55,12 @@ CHECKS: dict[str, Callable[[], None]] = {
             lambda w=width, c=count, n=nodes: check_trees(w, c, n)
         )
         for width, count, nodes in SHAPES
+    },
+    **{
+        f"{count} offers for {width}, {nodes} nodes, no rivals": (
+            lambda w=width, c=count, n=nodes: check_trees(w, c, n, False)
+        )
+        for width, count, nodes in WITHOUT_RIVALS
     },
     **{
         f"{count} offers of rows {seed}": lambda s=seed, c=count: check_offers(s, c)

@@ -15,11 +15,18 @@ import pytest
 from flashdraft.engine.config import CacheOptions, EngineConfig
 from flashdraft.engine.engine import Engine
 from tests import mixed, zoo
-from tests.unit.engine.test_law_trees import PLAIN, ROOMY, LookupOracle, TreeOracle, windowed
+from tests.unit.engine.test_law_trees import (
+    PLAIN,
+    ROOMY,
+    LookupOracle,
+    TreeOracle,
+    fail_at_once,
+    windowed,
+)
 
 NUM_ENGINES, NUM_TRACES = 40, 25  # of each
 WINDOWS = {"gemma4": (9, 13, 20), "qwen3": (None,)}
-MAX_TOKENS = 7
+MAX_TOKENS = 6
 LONGEST = mixed.MAX_PROMPT + MAX_TOKENS
 
 
@@ -31,6 +38,11 @@ def make_engine(model, drafter, config):
         new_decoder=mixed.Letters,
         grammar_compiler=mixed.compile_phrases,
     )
+
+
+@pytest.fixture(autouse=True)
+def fails_at_once(monkeypatch):
+    fail_at_once(monkeypatch)
 
 
 @functools.cache
@@ -50,7 +62,7 @@ def random_engine(source, family, window):
         tree=source.choice((1, 2, 5, 9, 15, 16, 23, 31, 63, "auto")),
         page_size=page_size,
         cache=cache,
-        prefill_chunk=source.choice((5, 16, 256)),
+        prefill_chunk=source.choice((11, 16, 256)),
         max_step_tokens=source.choice((20, 512)),
         prefix_cache=source.random() < 0.7,
         ngram=source.random() < 0.7,

@@ -31,6 +31,20 @@ TREES = EngineConfig(tree=31, ngram=False, cache=ROOMY)
 FEW_PAGES = 24  # for eight sequences, of which one may need nine
 
 
+def fail_at_once(monkeypatch):
+    """A step that fails is taken back and run without drafts: the answer would not tell."""
+
+    def fail(engine, error):
+        raise error
+
+    monkeypatch.setattr(Engine, "_recover", fail)
+
+
+@pytest.fixture(autouse=True)
+def fails_at_once(monkeypatch):
+    fail_at_once(monkeypatch)
+
+
 def continuations(engine, answers, batch, width):
     """Of everybody who decodes the slot, and what is known to follow; zeros behind its end."""
     slots = engine.steps.slots

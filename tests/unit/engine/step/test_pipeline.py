@@ -430,7 +430,7 @@ class Hinter(Oracle):
         logits = torch.where(ids >= 0, -torch.arange(float(MAX_TOP)), -torch.inf)
         drawn = Draw(ids[:, 0], logits[:, 0], logits.logsumexp(1), ids, logits)
         self.engine.steps.pieces.exchange.offer(pack_scores(drawn).view(*right.shape, -1))
-        return torch.zeros_like(right), confidence
+        return Proposed(torch.zeros_like(right), confidence)
 
 
 def test_a_grammar_picks_from_the_likeliest_tokens():

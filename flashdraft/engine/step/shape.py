@@ -24,7 +24,7 @@ ROWS_BETWEEN = (192, 384)
 TREE_ROWS = 128
 """Rows up to which trees may have more than chains of all requests would."""
 MAX_CHUNKS = 8  # of prompts in a step
-MANY_ROWS = 768  # more of them may take the device longer than the host
+MANY_ROWS = 704  # more of them may take the device longer than the host
 FEW_SLOTS = 8  # up to so many that decode beside prompts, attention is planned for few
 MANY_SLOTS = 32  # with more of them, batches and rows come in fewer sizes
 

@@ -3,8 +3,9 @@
     python -m benchmarks.gpu_divergence --model smollm2-135m --output benchmarks/results/FILE.json
 
 Every request is decoded plainly, then with drafts taken from that answer and corrupted one time in
-four, so that every verify length occurs. At the first token that differs the margin between the
-plain run's two most likely tokens is recorded: only a margin within bf16's rounding may part them.
+four, so that every verify length occurs, then with a drafter's chains and trees. At the first token
+that differs the margin between the plain run's two most likely tokens is recorded: only a margin
+within bf16's rounding may part them.
 """
 
 from __future__ import annotations
@@ -20,23 +21,20 @@ from typing import Any
 
 import torch
 
-from flashdraft.chat.templates import render_chat
+from benchmarks.accepted_length import load_pair
 from flashdraft.core import Generation, Request, SamplingParams
 from flashdraft.engine.config import CacheOptions, EngineConfig
 from flashdraft.engine.engine import Engine
 from flashdraft.kernels.select import select_kernels
 from flashdraft.models.drafter.model import PackedDrafter
 from flashdraft.models.layers import Target
-from flashdraft.models.loading import open_checkpoint
-from flashdraft.models.registry import build_target
-from flashdraft.models.sources import resolve_source
-from flashdraft.models.tokenizer import Tokenizer
 from tests import zoo
 from tests.prompts import PROMPTS
 
 # Logits near 20 have a bf16 spacing of 1/8; rounding along the layers adds up to three of them.
 TOLERANCE = 0.375
 MAX_TOKENS = 128
+TREES = (15, 31, 63)
 
 
 def compare(
@@ -50,34 +48,35 @@ def compare(
     plain = zoo.run(Engine(target, config=config), watched)
     answers = {key: list(g.token_ids) for key, g in plain.items()}
     proposer = zoo.ScriptedProposer(answers, 0.25, max_drafts=15)
-    runs = [
-        zoo.run(
-            Engine(
-                target, config=EngineConfig(cache=CacheOptions(cache_gb=0.5)), proposer=proposer
-            ),
-            requests,
-        )
-    ]
-    if drafter is not None:
-        engine = Engine(
-            target, drafter, EngineConfig(cache=CacheOptions(cache_gb=0.5), verify=7, ngram=False)
-        )
-        runs.append(zoo.run(engine, requests))
-    margins, tokens, steps, decoded = [], 0, 0, 0
-    for drafted in runs:
-        for key, one in plain.items():
-            length, margin = first_difference(one, drafted[key])
-            tokens += length
-            if margin is not None:
-                margins.append(margin)
-            steps += drafted[key].stats.steps
-            decoded += drafted[key].stats.decode_tokens
+    cache = CacheOptions(cache_gb=0.5)
+    engines = {"scripted": Engine(target, config=EngineConfig(cache=cache), proposer=proposer)}
+    ways: list[dict[str, Any]] = [{"verify": 7}, *({"tree": nodes} for nodes in TREES)]
+    for way in ways if drafter is not None else ():
+        config = EngineConfig(cache=cache, ngram=False, **way)
+        [(name, number)] = way.items()
+        engines[f"{name} {number}"] = Engine(target, drafter, config)
+    rows = {name: compare_one(plain, zoo.run(one, requests)) for name, one in engines.items()}
+    margins = sorted(margin for row in rows.values() for margin in row["margins"])
+    steps = sum(row["steps"] for row in rows.values())
+    decoded = sum(row["decoded"] for row in rows.values())
     return {
-        "requests": len(plain) * len(runs),
-        "tokens": tokens,
+        "requests": len(plain) * len(rows),
+        "tokens": sum(row["tokens"] for row in rows.values()),
         "divergences": len(margins),
-        "margins": sorted(round(margin, 4) for margin in margins),
+        "margins": margins,
         "mean_accepted_length_pooled": round(decoded / max(1, steps), 3),
+        "by_drafts": rows,
+    }
+
+
+def compare_one(plain: dict[str, Generation], drafted: dict[str, Generation]) -> dict[str, Any]:
+    """What one engine's answers have in common with the plain ones."""
+    found = [first_difference(one, drafted[key]) for key, one in plain.items()]
+    return {
+        "tokens": sum(length for length, _ in found),
+        "margins": sorted(round(margin, 4) for _, margin in found if margin is not None),
+        "steps": sum(one.stats.steps for one in drafted.values()),
+        "decoded": sum(one.stats.decode_tokens for one in drafted.values()),
     }
 
 
@@ -90,11 +89,6 @@ def first_difference(plain: Generation, drafted: Generation) -> tuple[int, float
             (_, first), (_, second) = plain.logprobs[place].top
             return place, first - second
     return min(len(plain.token_ids), len(drafted.token_ids)), None
-
-
-def chat_ids(tokenizer: Tokenizer, prompt: str) -> list[int]:
-    """A user's turn in the model's chat format."""
-    return tokenizer.encode(render_chat(tokenizer, [{"role": "user", "content": prompt}]))
 
 
 def main() -> int:
@@ -111,17 +105,16 @@ def main() -> int:
         requests = [r for r in zoo.mixed_requests(24, max_tokens=96) if r.params.is_greedy]
         drafter = zoo.tiny_drafter(kernels)
         rows[f"tiny {family}, random weights"] = compare(target, requests, drafter)
-    path = resolve_source(arguments.model).path
-    checkpoint, tokenizer = open_checkpoint(path), Tokenizer.from_checkpoint(path)
-    if tokenizer is None:
-        raise SystemExit(f"{arguments.model} has no tokenizer; the prompts are text.")
-    target = build_target(checkpoint.config, checkpoint.source, kernels)
-    params = SamplingParams(max_tokens=MAX_TOKENS)
+    pair = load_pair(arguments.model, "auto", arguments.device, arguments.dtype)
+    target, params = pair.llm.engine.target, SamplingParams(max_tokens=MAX_TOKENS)
     requests = [
-        Request(f"p{i}", chat_ids(tokenizer, prompt), params, seed=0)
+        Request(
+            f"p{i}", pair.llm.chat_prompt([{"role": "user", "content": prompt}]), params, seed=0
+        )
         for i, prompt in enumerate(PROMPTS)
     ]
-    rows["SmolLM2-135M-Instruct (Q4_1 GGUF, dequantised)"] = compare(target, requests)
+    drafter = PackedDrafter(pair.drafter, target.kernels)
+    rows["SmolLM2-135M-Instruct (Q4_1 GGUF, dequantised)"] = compare(target, requests, drafter)
     result = {
         "environment": {
             "device": torch.cuda.get_device_name() if kernels.device.type == "cuda" else "cpu",

@@ -5,15 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from benchmarks.gpu_divergence import TOLERANCE, chat_ids, compare
+from benchmarks.accepted_length import load_pair
+from benchmarks.gpu_divergence import TOLERANCE, compare
 from flashdraft.core import Request, SamplingParams
 from flashdraft.engine.config import CacheOptions, EngineConfig
 from flashdraft.engine.engine import Engine
 from flashdraft.kernels.select import select_kernels
-from flashdraft.models.loading import open_checkpoint
-from flashdraft.models.registry import build_target
-from flashdraft.models.sources import resolve_source
-from flashdraft.models.tokenizer import Tokenizer
+from flashdraft.models.drafter.model import PackedDrafter
 from tests import zoo
 from tests.prompts import PROMPTS
 
@@ -66,14 +64,14 @@ def test_sampled_text_is_the_same_at_any_verify_length_up_to_near_ties():
 
 @pytest.mark.weights
 def test_the_default_target_parts_only_at_near_ties():
-    path = resolve_source("smollm2-135m").path
-    checkpoint, tokenizer = open_checkpoint(path), Tokenizer.from_checkpoint(path)
-    assert tokenizer is not None
-    target = build_target(checkpoint.config, checkpoint.source, select_kernels("cuda", "bfloat16"))
+    pair = load_pair("smollm2-135m", "auto", "cuda", "bfloat16")
+    target, params = pair.llm.engine.target, SamplingParams(max_tokens=64)
     requests = [
-        Request(f"p{i}", chat_ids(tokenizer, prompt), SamplingParams(max_tokens=64), seed=0)
+        Request(
+            f"p{i}", pair.llm.chat_prompt([{"role": "user", "content": prompt}]), params, seed=0
+        )
         for i, prompt in enumerate(PROMPTS[:8])
     ]
-    result = compare(target, requests)
+    result = compare(target, requests, PackedDrafter(pair.drafter, target.kernels))
     assert torch.cuda.is_available() and result["tokens"] > 300
     assert all(margin <= TOLERANCE for margin in result["margins"])

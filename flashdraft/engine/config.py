@@ -81,6 +81,8 @@ class EngineConfig:
         """These settings, and for the others what suits a "cpu" or a "cuda" device."""
         if device == "cuda":  # thousands of rows take as long as reading the weights does
             settings = {**_GPU_SIZES, **settings}
+        elif settings.get("tree") == "auto":  # every row takes its time: chains bring more for it
+            settings = {**settings, "tree": None}
         return cls(**settings)
 
     def runs_ahead_on(self, device: str) -> bool:

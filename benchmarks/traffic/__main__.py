@@ -209,6 +209,7 @@ def main(arguments: list[str] | None = None) -> int:
                 "quantize": found.quantize,
                 **bench.limits,
             },
+            "prepared": run.prepared,
             "rows": run.rows,
             "skipped": run.skipped,
         }

@@ -7,9 +7,11 @@ injected by h200_inject.py, on every path that commits tokens.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 from benchmarks.h200_inject import PrescribedAcceptance, PrescribedWalks, Routing
 from benchmarks.h200_measure import free_memory
@@ -27,6 +29,7 @@ from flashdraft.kernels.select import select_kernels
 MODEL_NAMES = ("31b", "26b", "tiny", "tiny-26b")
 DEGENERATE, UNIFORM = "degenerate", "uniform"
 CACHE_GB, TINY_CACHE_GB = 48.0, 0.05
+NUM_SLOWEST = 8
 PREPARE_S = 90.0  # for what an engine captures before it says that it is ready
 
 
@@ -165,6 +168,24 @@ class Bench:
 
 def prepare(engine: Engine) -> float:
     """Have the engine capture what it can before the first request; the seconds that took."""
+    return prepare_timed(engine)["seconds"]
+
+
+def prepare_timed(engine: Engine) -> dict[str, Any]:
+    """The same, and what took the host longest of it: a piece's first runs and its capture."""
+    graphs, took = engine.steps.graphs, Counter[str]()
+    call = graphs.call
+
+    def timed(key: tuple[object, ...], function: Callable[[], Any]) -> Any:
+        begin = time.perf_counter()
+        try:
+            return call(key, function)
+        finally:
+            took[" ".join(map(str, key))] += time.perf_counter() - begin
+
     begin = time.perf_counter()
-    engine.prepare(PREPARE_S)
-    return time.perf_counter() - begin
+    with patch.object(graphs, "call", timed):
+        engine.prepare(PREPARE_S)
+    seconds = time.perf_counter() - begin
+    slowest = {key: round(one, 2) for key, one in took.most_common(NUM_SLOWEST)}
+    return {"seconds": round(seconds, 2), "pieces": len(took), "slowest": slowest}

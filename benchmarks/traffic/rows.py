@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.traffic.drive import drive
-from benchmarks.traffic.engines import Acceptance, Bench, EngineSpec, prepare
+from benchmarks.traffic.engines import Acceptance, Bench, EngineSpec, prepare_timed
 from benchmarks.traffic.figures import (
     Window,
     describe_load,
@@ -111,6 +111,7 @@ class Run:
     keep: Callable[[], None]  # after every row
     rows: list[Row] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
+    prepared: list[Row] = field(default_factory=list)  # engines: seconds, and what took longest
 
     def everything(self) -> None:
         """All rows, one engine after the other."""
@@ -143,8 +144,9 @@ class Run:
             return
 
         def work(engine: Engine) -> None:
-            seconds = prepare(engine)
-            self.say(f"{what}, {spec.label}: the engine was prepared in {seconds:.1f} s")
+            found = prepare_timed(engine)
+            self.prepared.append({"load": what, "engine": spec.label, **found})
+            self.say(f"{what}, {spec.label}: the engine was prepared in {found['seconds']:.1f} s")
             function(engine, spec)
 
         try:

@@ -402,6 +402,10 @@ def test_a_run_in_miniature_fills_its_file(
         assert row["requests"] >= 5 and row["tokens_per_s"] > 0
         assert row["gap"]["count"] and row["ttft"]["count"] and row["warm_up"]["longest_step_ms"]
     assert rows["plain", "sampled"]["steps"]["mean_verify_length"] == 0.0
+    for prepared in found["prepared"]:  # here the host runs as it is asked: few pieces, in no time
+        assert prepared["seconds"] >= sum(prepared["slowest"].values()) - 0.05
+        assert len(prepared["slowest"]) <= prepared["pieces"]
+    assert [one["engine"] for one in found["prepared"]] == ["drafted α 0.909", "plain"]
     for name in ("torch", "python", "date", "hardware"):
         assert found["environment"][name]
     table = capsys.readouterr().out

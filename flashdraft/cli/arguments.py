@@ -95,7 +95,7 @@ def add_tree_argument(parser: argparse._ActionsContainer) -> None:
         default=MODEL_DEFAULTS["tree"],
         metavar="N",
         help="draft tokens to check per step where several may follow the same one: N of them, "
-        "auto for as many as pay, or off (default: by the device)",
+        "fewer where many requests share a step, auto for as many as pay, or off (default)",
     )
 
 

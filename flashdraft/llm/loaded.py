@@ -58,8 +58,8 @@ class LoadedModel(ExplainsCalls):
         `draft`: "auto" finds the target's known drafter and else looks n-grams up; None decodes
         plainly; "ngram" looks up only; anything else names a drafter. `verify`: "auto", or a
         fixed number of draft tokens to check per step. `tree`: what is checked may have branches,
-        "auto" as many as pay, a number that many draft tokens of a step in all, "off" none; None
-        is as the device has it by default. `exact`: on a GPU too, drafted and plain
+        "auto" as many as pay, a number that many draft tokens of a step in all (fewer where many
+        requests share one), "off" or None none. `exact`: on a GPU too, drafted and plain
         answers are equal bit for bit, at some cost; a CPU is always exact. `kv_dtype`: "fp8"
         stores keys and values in 8 bits, twice as many in a GPU's memory, roughly rounded.
         `kv_keys`: "rebuilt" stores no keys where they can be made of the values: on Gemma 4's

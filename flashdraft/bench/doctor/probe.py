@@ -89,7 +89,10 @@ class Probe:
         ngram: bool = False,
         tree: str | int | None = None,
     ) -> None:
-        """With a `tree` the policy chooses, or all of it is verified where it is a number."""
+        """With a `tree` the policy chooses, or all of it is verified where it is a number.
+
+        Then requests run one after another: many would leave a large tree no rows.
+        """
         if drafter is not None:
             target = tapped(target, drafter.config.tap_layers)
         packed = None if drafter is None else PackedDrafter(drafter, target.kernels)
@@ -98,7 +101,7 @@ class Probe:
         self.verify = min(longest, MAX_VERIFY) if ngram or drafter is not None else 0
         config = EngineConfig.for_device(
             target.kernels.device.type,
-            max_batch=len(PROMPTS),
+            max_batch=len(PROMPTS) if tree is None else 1,
             max_context=min(_MAX_CONTEXT, target.config.max_position),
             verify=None if tree is not None else self.verify,
             tree=tree,

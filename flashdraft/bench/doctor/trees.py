@@ -44,8 +44,10 @@ def check_trees(tree: str | int, grown: Sequence[Generation], chains: Accepted) 
     )
     plain, plain_s = (sum(getattr(one, f"plain_{n}") for one in every) for n in ("tokens", "s"))
     if not branches:
-        text = f"{tree}: on, but they do not pay here: the policy verified chains alone"
-        return [Finding(_AREA, OK, f"{text}, {found.length:.2f} tokens a step")]
+        reason = "they do not pay here: the policy verified chains alone"
+        reason = reason if tree == "auto" else "no step had a branch"
+        text = f"{tree}: on, but {reason}, {found.length:.2f} tokens a step"
+        return [Finding(_AREA, OK, text)]
     text = (
         f"{tree}: on, {branches / found.num_steps:.1f} of {drafted / found.num_steps:.1f} draft "
         f"tokens a step are branches, {off_chain} of {accepted} accepted ones lie off the chain; "
@@ -53,6 +55,8 @@ def check_trees(tree: str | int, grown: Sequence[Generation], chains: Accepted) 
     )
     if tree == "auto" and expected and seconds and plain and plain_s:
         text += f", expected {expected / seconds / (plain / plain_s):.2f} times as fast as plain"
+    if found.is_cut:  # beginnings beside whole answers say nothing of either
+        return [Finding(_AREA, OK, f"{text}; the time ran out before answers ended: not judged")]
     if found.length > chains.length:
         return [Finding(_AREA, OK, text)]
     remedy = "auto leaves out what does not pay" if tree != "auto" else "try --tree off"

@@ -122,13 +122,14 @@ class StepPolicy:
     def _choose_alone(self, options: StepOptions) -> StepChoice:
         candidates = self._candidates(options, options.rows)
         found = {rows: self._alone(options, rows) for rows in candidates}
+        plain = found.get(options.rows[0]) or self._alone(options, options.rows[0])
         best = min(found, key=lambda rows: _pace(found[rows]))
         self._steps_of_batch = self._steps_of_batch + 1 if options.batch == self._batch else 0
         self._batch = options.batch
         near = self._untimed_neighbour(options, list(found), best)
         if near is not None and _pace(found[near]) < HOPELESS * _pace(found[best]):
-            return _beside_plain(found[near], found)
-        return _beside_plain(found[self._or_none(candidates[0], best, found)], found)
+            return _beside_plain(found[near], plain)
+        return _beside_plain(found[self._or_none(candidates[0], best, found)], plain)
 
     def _choose_beside(
         self, options: StepOptions, prompts: Sequence[int], context: int
@@ -161,7 +162,13 @@ class StepPolicy:
             fastest = min(several, key=lambda one: one.seconds / one.prompt_rows)
             best[rows] = min(fast or [fastest], key=lambda one: _pace(one, worth))
         chosen = min(best, key=lambda rows: _pace(best[rows], worth))
-        return _beside_plain(best[self._or_none(candidates[0], chosen, best, worth)], best)
+        choice = best[self._or_none(candidates[0], chosen, best, worth)]
+        plain = best.get(options.rows_beside[0])
+        if plain is None:  # nobody may choose it: the same of the prompts, and no drafts
+            none = self._alone(options, options.rows_beside[0])
+            size = none.num_rows + choice.prompt_rows
+            plain = self._beside(options, none, size, waiting, context)
+        return _beside_plain(choice, plain)
 
     def _candidates(self, options: StepOptions, sizes: Sequence[int]) -> Sequence[int]:
         """Rows of those who decode."""
@@ -237,9 +244,8 @@ class StepPolicy:
         return alive[1:]
 
 
-def _beside_plain(choice: StepChoice, found: dict[int, StepChoice]) -> StepChoice:
-    """The choice, with what the step of fewest rows promised."""
-    plain = found[min(found)]
+def _beside_plain(choice: StepChoice, plain: StepChoice) -> StepChoice:
+    """The choice, with what a step without drafts promised."""
     return choice._replace(plain_tokens=plain.tokens, plain_s=plain.seconds)
 
 

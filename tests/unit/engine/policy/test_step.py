@@ -210,6 +210,16 @@ def test_rows_of_nobody_are_no_drafts(chance, awake, batch):
     assert choice.num_rows > batch and choice.plain_tokens == awake
 
 
+@pytest.mark.parametrize("prompts", [[], [900]])
+def test_what_a_step_without_drafts_promises_is_told_beside_a_fixed_length_too(prompts):
+    policy = timed(h200, h200, fixed=7)
+    choice = policy.choose(options(8), prompts)
+    assert choice.tokens > choice.plain_tokens == 8
+    assert 0 < choice.plain_s <= choice.seconds
+    free = timed(h200, h200).choose(options(8), prompts)
+    assert free.tokens > free.plain_tokens == 8
+
+
 def test_prompts_move_on_beside_a_fixed_length():
     policy = timed(lambda rows: 7e-4 * rows, lambda rows: 7e-4 * rows, batch=21, fixed=5)
     assert policy.choose(options(21), [1500]).prompt_rows >= MIN_ROWS

@@ -38,7 +38,15 @@ KEYS = {
     },
     "sampling": {"temperature", "top_p", "top_k", "min_p", "repetition_penalty"},
     "usage": {"prompt_tokens", "completion_tokens"},
-    "speculation": {"steps", "drafted", "accepted", "mean_accepted_length", "histogram"},
+    "speculation": {
+        "steps",
+        "drafted",
+        "accepted",
+        "branches",
+        "branches_accepted",
+        "mean_accepted_length",
+        "histogram",
+    },
     "policy": {"expected_tokens", "expected_s", "plain_tokens", "plain_s"},
     "timing": {"ttft_s", "decode_s", "tokens_per_s"},
 }

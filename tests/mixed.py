@@ -299,3 +299,8 @@ def _ids(one: TokenLogprob | None) -> list[int] | None:
 
 def _values(one: TokenLogprob | None) -> list[float]:
     return [] if one is None else [one.logprob, *(value for _, value in one.top)]
+
+
+def engine_of(model: Any, drafter: Any, config: Any) -> Engine:
+    """An engine whose text is letters, and whose grammars are phrases."""
+    return Engine(model, drafter, config, new_decoder=Letters, grammar_compiler=compile_phrases)

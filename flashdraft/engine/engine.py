@@ -36,6 +36,7 @@ from flashdraft.engine.step.device import DeviceSteps
 from flashdraft.engine.step.pieces import AcceptFunction, StepLimits
 from flashdraft.engine.step.pipeline import AHEAD_MARGIN, StepPart, StepPipeline
 from flashdraft.engine.step.prepare import measure_rows
+from flashdraft.engine.step.result import SlotResult
 from flashdraft.engine.step.seats import SeatRequest
 from flashdraft.engine.step.shape import MAX_CHUNKS
 from flashdraft.engine.validate import validate_pictures, validate_request
@@ -124,7 +125,7 @@ class Engine:
         kept_up = None if self._runs_ahead else self.proposer
         self._committer = Committer(self.book, kept_up, self.policy, not self._runs_ahead)
         self.last_step = StepStats()
-        self.last_walks: list[tuple[int, int]] = []  # of the same step, as its verify lengths
+        self._last_decoded: list[SlotResult] = []  # of the same step, as its verify lengths
         self._live: dict[str, Live] = {}
         self._cancelled: list[str] = []
         self._solo = False  # after a failed step: one sequence at a time, and without drafts
@@ -232,10 +233,15 @@ class Engine:
 
     # -- the step ------------------------------------------------------------------------------
 
+    @property
+    def last_walks(self) -> list[tuple[int, int]]:
+        """How far each tree of the last step was walked, in the order of its verify lengths."""
+        return [one.walk for one in self._last_decoded]
+
     def step(self) -> list[TokenEvent]:
         """Advance requests by a step; return what was committed."""
         events = self._end_cancelled()
-        self.last_step, self.last_walks = (stats := StepStats()), []
+        self.last_step, self._last_decoded = (stats := StepStats()), []
         try:
             parts = self._run(stats)
         except Exception as error:  # whatever broke, the other requests must live on
@@ -298,9 +304,8 @@ class Engine:
             if ending is not None:
                 endings[part.work.sequence.request.id] = ending
         self._committer.settle(parts, [self._live[one].sequence for one in endings])
-        decoded = [part.result for part in parts if part.work.is_decode]
-        stats.verify_lengths = tuple(len(one.drafts) for one in decoded)
-        self.last_walks = [one.walk for one in decoded]
+        self._last_decoded = [part.result for part in parts if part.work.is_decode]
+        stats.verify_lengths = tuple(len(one.drafts) for one in self._last_decoded)
         stats.num_drafted = sum(stats.verify_lengths)
         events = self._report([part.work for part in parts], endings)
         stats.commit_s = time.perf_counter() - begin

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from flashdraft.core import TokenLogprob
 from flashdraft.engine.draft.guided import Candidates
-from flashdraft.engine.drafts import DEVICE_SOURCES, NODE_SOURCES, Draft, chain_of
+from flashdraft.engine.drafts import DEVICE_SOURCES, NODE_SOURCES, Draft
 from flashdraft.kernels.advance import num_columns
 from flashdraft.kernels.draw.rule import MAX_TOP, Draw
 
@@ -99,8 +99,7 @@ class SlotResult:
         """Accepted nodes that lie on the chain, and all of them."""
         if self.parents is None or self.path is None:
             return self.num_accepted, self.num_accepted
-        chain = chain_of(self.parents)
-        return sum(row in chain for row in self.path[1:]), self.num_accepted
+        return self.num_accepted - self.draft.num_off_chain(self.path[1:]), self.num_accepted
 
 
 class StepResult(NamedTuple):

@@ -52,19 +52,9 @@ def target(family, backend):
     return zoo.tiny_target(family, zoo.kernels(backend), taps=(0, 2))
 
 
-def engine_of(model, drafter, config):
-    return Engine(
-        model,
-        drafter,
-        config,
-        new_decoder=mixed.Letters,
-        grammar_compiler=mixed.compile_phrases,
-    )
-
-
 @functools.cache  # the same answers serve many tests
 def alone(family, backend):
-    engine = engine_of(target(family, backend), None, PLAIN)
+    engine = mixed.engine_of(target(family, backend), None, PLAIN)
     return mixed.run_alone(engine, mixed.mixed_requests())
 
 
@@ -75,7 +65,7 @@ def build(case, loop):
     if case.is_small:
         few = CacheOptions(cache_gb=zoo.cache_for(model, drafter, FEW_PAGES))
         config = dataclasses.replace(config, cache=few, prefill_chunk=7, max_step_tokens=40)
-    engine = engine_of(model, drafter, config)
+    engine = mixed.engine_of(model, drafter, config)
     if case.drafts == "right":
         teach(engine, {name: g.token_ids for name, g in alone(case.family, case.backend).items()})
     return engine

@@ -13,7 +13,6 @@ import random
 import pytest
 
 from flashdraft.engine.config import CacheOptions, EngineConfig
-from flashdraft.engine.engine import Engine
 from tests import mixed, zoo
 from tests.unit.engine.test_law_trees import (
     PLAIN,
@@ -30,16 +29,6 @@ MAX_TOKENS = 6
 LONGEST = mixed.MAX_PROMPT + MAX_TOKENS
 
 
-def make_engine(model, drafter, config):
-    return Engine(
-        model,
-        drafter,
-        config,
-        new_decoder=mixed.Letters,
-        grammar_compiler=mixed.compile_phrases,
-    )
-
-
 @pytest.fixture(autouse=True)
 def fails_at_once(monkeypatch):
     fail_at_once(monkeypatch)
@@ -47,7 +36,7 @@ def fails_at_once(monkeypatch):
 
 @functools.cache
 def plain_engine(family, window):
-    return make_engine(windowed(family, window), None, PLAIN)
+    return mixed.engine_of(windowed(family, window), None, PLAIN)
 
 
 def random_engine(source, family, window):
@@ -67,7 +56,7 @@ def random_engine(source, family, window):
         prefix_cache=source.random() < 0.7,
         ngram=source.random() < 0.7,
     )
-    return make_engine(model, drafter, config)
+    return mixed.engine_of(model, drafter, config)
 
 
 def random_trace(source):

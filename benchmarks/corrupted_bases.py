@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from tests import tiny
+from tests import few_bits, tiny
 from tests.unit.models.gguf.factory import write_gguf
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -28,6 +28,12 @@ _GGUF_SIZES = {
     "embedding_length": 32,
     "feed_forward_length": 64,
     "attention.head_count": 4,
+}
+_PACKED = {
+    "gptq": "GPTQ",
+    "gptq-ordered": "GPTQ, desc_act",
+    "awq": "AWQ",
+    "nvfp4": "NVFP4, ModelOpt",
 }
 _ROPE_DIVISORS = torch.tensor([1.0] * 4 + [1e30] * 12)  # of a quarter of 32 dimensions
 
@@ -52,6 +58,9 @@ def build_bases(folder: Path) -> dict[str, Base]:
     _split_experts(folder / "gemma4-moe")
     tiny.make_tiny_checkpoint(folder / "int4", "llama")
     _quantize(folder / "int4")
+    for name, kind in _PACKED.items():  # with the tokenizer of a whole model
+        tiny.make_tiny_checkpoint(folder / name, "llama")
+        few_bits.pack_model(folder / name, kind)
     tiny.make_tiny_drafter(folder / DRAFTER)
     _write_llama_gguf(folder / "gguf", load_file(folder / "llama" / WEIGHTS))
     _write_gemma4_gguf(folder / "gguf-gemma4", load_file(folder / "gemma4" / WEIGHTS))

@@ -1,6 +1,7 @@
 """What weights in few bits cost in quality on the default pair, format by format.
 
     python -m benchmarks.formats --output benchmarks/results/formats_cpu.json
+    python -m benchmarks.formats --activations --output FILE.json   # 8 bits, and activations too
     python -m benchmarks.formats --docs   # the committed results become the tables of the docs
 
 The reference, bf16, is the shipped Q4_1 GGUF file dequantised and rounded to bfloat16; every other
@@ -18,6 +19,8 @@ import importlib
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +32,7 @@ from benchmarks.formats_files import (
     FALLBACKS,
     FORMATS,
     REFERENCE,
+    ROUNDED,
     Checkpoint,
     Format,
     make_checkpoint,
@@ -48,6 +52,10 @@ from benchmarks.formats_table import table, write_docs
 from flashdraft import LLM
 from flashdraft.engine.engine import Engine
 from flashdraft.errors import FlashdraftError, RequestError
+from flashdraft.kernels.cpu.backend import CpuKernels
+from flashdraft.kernels.kinds import Scheme
+from flashdraft.kernels.quantized import Matrix, round_rows
+from flashdraft.llm import loaded
 from flashdraft.models.drafter.loading import load_drafter
 from flashdraft.models.drafter.model import PackedDrafter
 from flashdraft.models.drafter.opening import read_drafter_config
@@ -61,6 +69,43 @@ LICENSE_TOKENS = 900
 MAX_TOKENS = 96
 _TRITON_BACKEND = "flashdraft.kernels.cuda.backend"
 _TRITON_LAYOUT = "flashdraft.kernels.cuda.quantized.layout"
+
+
+class RoundingKernels(CpuKernels):
+    """The CPU's kernels in float32, and before weights from `pack` rows as a GPU rounds them."""
+
+    def __init__(self, activations: Scheme) -> None:
+        super().__init__(quantize=False)
+        self.activations = activations
+        self._before: dict[int, Any] = {}
+
+    def pack(self, *parts: Matrix, quantize: bool = True) -> Any:
+        weight = super().pack(*parts, quantize=quantize)
+        if quantize:
+            self._before[id(weight)] = weight
+        return weight
+
+    def pack_head(self, *parts: Matrix) -> Any:
+        return super().pack(*parts)
+
+    def pack_drafter(self, *parts: Matrix) -> Any:
+        return super().pack(*parts)
+
+    def linear(self, x: Tensor, weight: Any) -> Tensor:
+        if id(weight) in self._before:
+            x = round_rows(x, self.activations)
+        return super().linear(x, weight)
+
+
+@contextmanager
+def rounding(activations: Scheme) -> Iterator[None]:
+    """Models that are loaded meanwhile have such kernels: no CPU is told to round so."""
+    select = loaded.select_kernels
+    loaded.select_kernels = lambda *given: RoundingKernels(activations)
+    try:
+        yield
+    finally:
+        loaded.select_kernels = select
 
 
 class Bench:
@@ -98,6 +143,9 @@ class Bench:
 
     def _load(self, form: Format, checkpoint: Checkpoint, exact: bool = False) -> LLM:
         on_gpu = self._device.startswith("cuda")
+        if form.activations is not None and not on_gpu:
+            with rounding(form.activations):
+                return self._load(replace(form, activations=None), checkpoint, exact)
         return LLM(
             checkpoint.target,
             draft=checkpoint.drafter,
@@ -105,6 +153,7 @@ class Bench:
             device=self._device,
             dtype=form.dtype or ("bfloat16" if on_gpu else "float32"),
             quantize=form.scheme if on_gpu else None,
+            activations=form.activations,
             exact=exact,
             max_batch=1,
             max_context=64,
@@ -134,10 +183,16 @@ class Bench:
 
 
 def run(
-    source: GGUFFile, drafter: Path, bench: Bench, folder: Path, on_gpu: bool, keep: bool
+    source: GGUFFile,
+    drafter: Path,
+    bench: Bench,
+    folder: Path,
+    on_gpu: bool,
+    keep: bool,
+    forms: Sequence[Format] = FORMATS,
 ) -> Iterator[dict[str, Any]]:
-    """The rows of all formats that the device has."""
-    for form in FORMATS:
+    """The rows of all these formats that the device has."""
+    for form in forms:
         if form.dtype is not None and on_gpu:
             continue
         report_progress(f"{form.name}: writing the checkpoint")
@@ -163,7 +218,7 @@ def describe_settings(on_gpu: bool, max_tokens: int, verify: int) -> dict[str, s
         "drafter": f"the shipped one for {MODEL}; with int8 and fp8 in that format, with int4 int8",
         "gguf": "one format for all matrices of the layers; rows that 256 does not divide get "
         f"{fallbacks}, and the head with its tied table Q8_0, as llama.cpp does",
-        "dtype": "bfloat16" if on_gpu else "float32; the last row int8, activations too",
+        "dtype": "bfloat16" if on_gpu else "float32; with dtype int8 int8, activations too",
         "bits": "a weight over all matrices, in the file or as quantised, scales included",
         "answers": f"sampled by bf16 at temperature 1 to the {len(PROMPTS)} prompts of "
         f"tests/prompts.py, {max_tokens} tokens at most, seeds 0 to {len(PROMPTS) - 1}",
@@ -181,6 +236,8 @@ def describe_settings(on_gpu: bool, max_tokens: int, verify: int) -> dict[str, s
     return settings | {
         "quantize": "int8, fp8 and int4 by their dequantised values in a float32 file: on the CPU "
         "dtype alone decides",
+        "activations": "rows before the target's linears, but for its head, rounded in float32 as "
+        "a GPU rounds them",
     }
 
 
@@ -203,6 +260,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Quality of the default pair by weight format.")
     parser.add_argument("--model", default=MODEL, help=f"{MODEL}, or where its GGUF file lies")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--activations", action="store_true", help="8 bits, and activations too")
     parser.add_argument("--output", type=Path)
     parser.add_argument("--folder", type=Path, help="keep the checkpoints here; about 2 GB")
     parser.add_argument("--docs", action="store_true", help="write the docs' tables and leave")
@@ -236,7 +294,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with tempfile.TemporaryDirectory() as scratch:
             folder = options.folder or Path(scratch)
             bench = Bench(options.device)
-            for row in run(source, drafter, bench, folder, on_gpu, options.folder is not None):
+            settings = bench, folder, on_gpu, options.folder is not None
+            forms = ROUNDED if options.activations else FORMATS
+            for row in run(source, drafter, *settings, forms):
                 document["rows"].append(row)
                 write_results(options.output, document)
     except (FlashdraftError, OSError) as error:

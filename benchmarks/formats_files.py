@@ -40,6 +40,7 @@ class Format:
     kind: str = "BF16"  # of the file's matrices
     scheme: Scheme | None = None  # what they become
     dtype: str | None = None  # of the kernels, if not the device's own
+    activations: Scheme | None = None  # what rows become before the target's linears
 
 
 REFERENCE = Format("bf16")
@@ -53,6 +54,14 @@ FORMATS = (
     Format("fp8", scheme=Scheme.FP8),
     Format("int4", scheme=Scheme.INT4),
     Format("dtype int8", dtype="int8"),
+)
+ROUNDED = (  # weights in 8 bits, alone and with activations
+    REFERENCE,
+    *(
+        Format(f"{scheme}{name}", scheme=scheme, activations=activations)
+        for scheme in (Scheme.FP8, Scheme.INT8)
+        for name, activations in (("", None), (", activations too", scheme))
+    ),
 )
 
 
@@ -89,7 +98,7 @@ def make_checkpoint(
     write_gguf(path, source, kinds, kind, read)
     if is_float:
         scheme = _scheme_of(form, "drafter", is_tied)
-        drafter = _write_drafter(drafter, scheme, folder / f"drafter-{form.name}")
+        drafter = _write_drafter(drafter, scheme, folder / f"drafter-{form.scheme}")
     matrices = {name: shape for name, shape in shapes.items() if len(shape) > 1}
     number = sum(math.prod(shape) for shape in matrices.values())
     num_bytes, held = 0.0, Counter[str]()

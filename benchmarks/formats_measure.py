@@ -105,7 +105,7 @@ def _read_rows(engine: Engine, sequence: RunningSequence, ids: list[int], start:
     """Logits after each of these tokens, which follow what the cache holds of the sequence."""
     target, cache = engine.target, engine.cache
     placed = cache.rows(engine.book, [Span(sequence, start, len(ids))])
-    layers = cache.layers(placed.views, 0, len(target.config.layers))
+    layers = cache.layers(placed.views, 0, len(target.config.cached_layers))
     batch = ForwardBatch(placed.positions, placed.end_position, layers)
     hidden = target.forward(torch.tensor(ids, device=target.kernels.device), batch).hidden
     return target.logits(hidden).float()

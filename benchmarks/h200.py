@@ -47,6 +47,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--quantize", choices=["int4", "int8", "fp8"], help="weights in few bits")
+    parser.add_argument("--activations", choices=["int8", "fp8"], help="rows too, as --quantize")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tiny", action="store_true", help="in miniature, to try it out")
     trial = parser.add_argument_group("trials")

@@ -1,6 +1,7 @@
-"""A mixture of experts at Gemma 4 26B-A4B's sizes on one GPU: parity, then time against the floor.
+"""A mixture of experts at a model's sizes on one GPU: parity, then time against the floor.
 
     python -m benchmarks.h200_experts --seconds 90 --output benchmarks/results/FILE.json
+    python -m benchmarks.h200_experts --model qwen3 --seconds 0 --rows 1 16 64 512
 
 Times are of CUDA graph replays that rotate over several layers' weights, so that the L2 cache does
 not help. The floor is the larger of reading every chosen expert once at the measured bandwidth and
@@ -44,7 +45,11 @@ from flashdraft.kernels.interface import Residual
 from flashdraft.kernels.kinds import Activation
 from flashdraft.kernels.torch_backend import TorchKernels
 
-HIDDEN, INNER, NUM_EXPERTS, NUM_CHOSEN, NUM_LAYERS = 2816, 704, 128, 8, 3
+SIZES = {  # width of the stream and of one expert: Gemma 4 26B-A4B's, Qwen3 30B-A3B's
+    "gemma4": (2816, 704),
+    "qwen3": (2048, 768),
+}
+NUM_EXPERTS, NUM_CHOSEN, NUM_LAYERS = 128, 8, 3
 ROWS = (1, 8, 16, 32, 64, 128, 256, 512, 2048, 4096)
 TRIED_ROWS = (1, 16, 32, 64, 512, 4096)  # with other plans, too
 PARITY_ROWS = (1, 2, 7, 16, 33, 64, 512)
@@ -90,14 +95,14 @@ class Layer(NamedTuple):
         return self.x, self.gate_up, self.down, self.chosen, self.weights, GELU
 
 
-def make_weights() -> list[tuple[Tensor, Tensor]]:
+def make_weights(hidden: int, inner: int) -> list[tuple[Tensor, Tensor]]:
     """The experts of all layers, drawn on the device."""
 
     def draw(rows: int, columns: int) -> Tensor:
         weight = torch.empty(NUM_EXPERTS, rows, columns, device="cuda", dtype=torch.bfloat16)
         return weight.normal_(0.0, columns**-0.5)
 
-    return [(draw(2 * INNER, HIDDEN), draw(HIDDEN, INNER)) for _ in range(NUM_LAYERS)]
+    return [(draw(2 * inner, hidden), draw(hidden, inner)) for _ in range(NUM_LAYERS)]
 
 
 def make_layers(weights: list[tuple[Tensor, Tensor]], num_rows: int, uniform: bool) -> list[Layer]:
@@ -106,7 +111,7 @@ def make_layers(weights: list[tuple[Tensor, Tensor]], num_rows: int, uniform: bo
     for gate_up, down in weights:
         lottery = torch.rand(num_rows if uniform else 1, NUM_EXPERTS, device="cuda")
         chosen = lottery.argsort(1)[:, :NUM_CHOSEN].expand(num_rows, -1).contiguous()
-        x = torch.randn(num_rows, HIDDEN, device="cuda", dtype=torch.bfloat16)
+        x = torch.randn(num_rows, gate_up.shape[2], device="cuda", dtype=torch.bfloat16)
         layers.append(
             Layer(gate_up, down, x, chosen, torch.rand(num_rows, NUM_CHOSEN, device="cuda"))
         )
@@ -127,13 +132,14 @@ def mix(layer: Layer, plan: ExpertsPlan, processors: int) -> Tensor:
     return (mix_few_rows if plan.splits else mix_rows)(*layer.inputs, plan, processors)
 
 
-def compile_plan(task: tuple[int, ExpertsPlan]) -> None:
+def compile_plan(task: tuple[str, int, ExpertsPlan]) -> None:
     """Launch a plan's kernels once, at the real sizes."""
-    num_rows, plan = task
-    shapes = (NUM_EXPERTS, 2 * INNER, HIDDEN), (NUM_EXPERTS, HIDDEN, INNER)
+    model, num_rows, plan = task
+    hidden, inner = SIZES[model]
+    shapes = (NUM_EXPERTS, 2 * inner, hidden), (NUM_EXPERTS, hidden, inner)
     gate_up, down = (torch.empty(s, device="cuda", dtype=torch.bfloat16) for s in shapes)
     chosen = torch.arange(NUM_CHOSEN, device="cuda").expand(num_rows, -1).contiguous()
-    x = torch.zeros(num_rows, HIDDEN, device="cuda", dtype=torch.bfloat16)
+    x = torch.zeros(num_rows, hidden, device="cuda", dtype=torch.bfloat16)
     layer = Layer(gate_up, down, x, chosen, torch.ones(chosen.shape, device="cuda"))
     mix(layer, plan, processors=132)
 
@@ -141,7 +147,7 @@ def compile_plan(task: tuple[int, ExpertsPlan]) -> None:
 def floor_microseconds(layers: list[Layer]) -> tuple[float, float]:
     """(distinct experts, the shortest possible time)."""
     distinct = sum(len(layer.chosen.unique()) for layer in layers) / len(layers)
-    expert_size = 3 * HIDDEN * INNER
+    expert_size = layers[0].gate_up[0].numel() + layers[0].down[0].numel()
     memory = distinct * expert_size * 2 / BANDWIDTH
     arithmetic = layers[0].chosen.numel() * expert_size * 2 / ARITHMETIC
     return distinct, max(memory, arithmetic) * 1e6
@@ -223,11 +229,11 @@ def show(num_rows: int, uniform: bool, plan: ExpertsPlan, found: dict[str, Any])
 PARTS = ("sort", "up", "down", "mix")
 
 
-def time_small(kernels: TritonKernels) -> dict[str, float]:
+def time_small(kernels: TritonKernels, width: int) -> dict[str, float]:
     """The launches around the experts: norms, sums and the choice."""
     found = {}
     for num_rows in (1, 16, 64, 512):
-        for hidden in (HIDDEN, 5376):
+        for hidden in (width, 5376):
             x = torch.randn(num_rows, hidden, device="cuda", dtype=torch.bfloat16)
             weight = torch.randn(hidden, device="cuda", dtype=torch.bfloat16)
             scalar, norms = weight[:1].clone(), [weight] * 3
@@ -246,8 +252,8 @@ def time_small(kernels: TritonKernels) -> dict[str, float]:
         found[f"choose_experts {num_rows}"] = microseconds(
             lambda i, logits=logits, scale=scale: kernels.choose_experts(logits, NUM_CHOSEN, scale)
         )
-        x = torch.randn(num_rows, HIDDEN, device="cuda", dtype=torch.bfloat16)
-        router = torch.randn(NUM_EXPERTS, HIDDEN, device="cuda", dtype=torch.bfloat16)
+        x = torch.randn(num_rows, width, device="cuda", dtype=torch.bfloat16)
+        router = torch.randn(NUM_EXPERTS, width, device="cuda", dtype=torch.bfloat16)
         found[f"route {num_rows}"] = microseconds(
             lambda i, x=x, w=router, scale=scale: kernels.route(x, w, NUM_CHOSEN, scale)
         )
@@ -258,13 +264,18 @@ def time_small(kernels: TritonKernels) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", choices=SIZES, default="gemma4")
     parser.add_argument("--seconds", type=float, default=90.0, help="stop trying plans after this")
     parser.add_argument("--rows", type=int, nargs="+", default=list(ROWS))
     parser.add_argument("--output", type=Path, help="write all figures to this JSON file")
     arguments = parser.parse_args()
     own_plans = {n: plan_experts(n, NUM_CHOSEN, NUM_EXPERTS, 2) for n in arguments.rows}
     others = {n: list(candidates(n)) for n in arguments.rows if n in TRIED_ROWS}
-    tasks = [(n, plan) for n in own_plans for plan in (own_plans[n], *others.get(n, ()))]
+    if not arguments.seconds:
+        others = {}
+    tasks = [
+        (arguments.model, n, plan) for n in own_plans for plan in (own_plans[n], *others.get(n, ()))
+    ]
     print(
         f"compiled in {compile_in_parallel(compile_plan, dict.fromkeys(tasks)):.0f} s", flush=True
     )
@@ -273,13 +284,14 @@ def main() -> None:
     device = torch.device("cuda", torch.cuda.current_device())
     kernels = TritonKernels(device, torch.bfloat16)
     processors = torch.cuda.get_device_properties(device).multi_processor_count
-    weights = make_weights()
+    weights = make_weights(*SIZES[arguments.model])
     report: dict[str, Any] = {
-        "environment": describe_environment("benchmarks.h200_experts", device)
+        "model": arguments.model,
+        "environment": describe_environment("benchmarks.h200_experts", device),
     }
     report["parity"] = check_parity(kernels, weights)
     print(f"parity: largest relative error {max(report['parity'].values()):.1e}", flush=True)
-    report["small"] = time_small(kernels)
+    report["small"] = time_small(kernels, SIZES[arguments.model][0])
     report["plans"] = []
 
     def measure(num_rows: int, uniform: bool, plan: ExpertsPlan, own: bool) -> None:

@@ -20,7 +20,8 @@ from torch import Tensor
 
 from flashdraft.bench.plan.pairs import DRAFTERS, TARGETS
 from flashdraft.kernels.interface import Kernels
-from flashdraft.models.config.target import LayerConfig, ModelConfig
+from flashdraft.models.config.layers import LayerConfig
+from flashdraft.models.config.target import ModelConfig
 from flashdraft.models.config.vision import VisionConfig
 from flashdraft.models.drafter.config import DrafterConfig
 from flashdraft.models.drafter.model import Drafter, PackedDrafter

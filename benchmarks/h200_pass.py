@@ -64,10 +64,10 @@ PASSES: dict[str, tuple[Sequences, Sequences]] = {
 }
 
 
-def measure_linears(kernels: TritonKernels) -> dict[str, Any]:
+def measure_linears(kernels: TritonKernels, sizes: tuple[int, ...] = ROWS) -> dict[str, Any]:
     """Milliseconds of all linears of a pass but the head, by rows."""
     found = {}
-    for rows in ROWS:
+    for rows in sizes:
         total = 0.0
         for columns, depth, count in LINEARS.values():
             x = torch.randn(rows, depth, device=CUDA, dtype=BF16)

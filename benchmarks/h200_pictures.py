@@ -112,7 +112,6 @@ def measure_first_token(
         name,
         device=device,
         dtype=dtype,
-        quantize=None,
         seed=seed,
         cache_gb=None,
         limits={},

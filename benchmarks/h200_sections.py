@@ -106,6 +106,7 @@ class Run:
     def conditions(self, *, drafted: bool) -> str:
         alpha = self.loaded.model.alpha
         few = f" in {self.arguments.quantize}" if self.arguments.quantize else ""
+        few += " and activations too" if self.arguments.activations else ""
         text = f"random weights{few}, "
         text += f"prescribed acceptance {alpha} per slot" if drafted else "plain decoding"
         if self.routing is not None:
@@ -120,9 +121,8 @@ class Run:
         model = MODELS[arguments.model]
         model = tiny(model) if arguments.tiny else model
         model = model if arguments.layers is None else first_layers(model, arguments.layers)
-        kernels = select_kernels(
-            arguments.device, arguments.dtype, weights=WeightOptions(quantize=arguments.quantize)
-        )
+        weights = WeightOptions(quantize=arguments.quantize, activations=arguments.activations)
+        kernels = select_kernels(arguments.device, arguments.dtype, weights=weights)
         record["kernels"] = kernels.name
         record["bandwidth"] = measure_bandwidth(kernels.device)
         free_memory()
@@ -291,7 +291,8 @@ class Run:
         plain = partial(self.measure, drafted=False, profiled=(1, 8, 32))
         fixed = partial(self.measure, drafted=True, verify=MAX_VERIFY)
         if self.arguments.quantize:
-            return self._quantized_sections(f"{name} {self.arguments.quantize}")
+            too = ", activations too" if self.arguments.activations else ""
+            return self._quantized_sections(f"{name} {self.arguments.quantize}{too}")
         found: dict[str, Callable[..., None]] = {f"{name} load": self.load_model}
         if name == "31b":
             found |= {

@@ -307,7 +307,6 @@ def main(arguments: list[str] | None = None) -> int:
         found.model,
         device="cpu" if is_tiny else "auto",
         dtype="float32" if is_tiny else "auto",
-        quantize=None,
         seed=found.seed,
         cache_gb=found.cache_gb,
         limits={},

@@ -78,7 +78,7 @@ HABITS: Mapping[str, Mapping[str, str]] = {
         "download_dir": "the environment variable HF_HOME",
         "load_format": "leave it out: the files tell",
         "hf_token": "the environment variable HF_TOKEN",
-        "enable_lora": "merge the adapter into the weights; adapters are not read",
+        "enable_lora": "lora=…, the folder of one adapter, merged as the model is loaded",
         "seed": "SamplingParams(seed=…)",
         "chat_format": "leave it out: the model's own template is used",
         "model_path": _FIRST,
@@ -129,7 +129,7 @@ HABITS: Mapping[str, Mapping[str, str]] = {
     "generate(…), chat(…), stream(…)": {
         "prompt_token_ids": "the first argument: a list of token ids, or a list of such lists",
         "request_id": "leave it out; to cancel, leave the loop over stream(…)",
-        "lora_request": "merge the adapter into the weights; adapters are not read",
+        "lora_request": "LLM(…, lora=…): one adapter for all requests",
         "priority": "leave it out: requests are served in order",
         "stream": "llm.stream(…)",
         "echo": "put the prompt before .text yourself",

@@ -74,10 +74,45 @@ _GEMMA4 = _COMMON | {
         },
     },
 }
+_GEMMA3_KEYS = (*_COMMON, "head_dim", "layer_types", "sliding_window", "hidden_activation")
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": _LLAMA | {"model_type": "llama", "architectures": ["LlamaForCausalLM"]},
     "qwen3": _LLAMA | {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]},
+    "qwen2": _LLAMA | {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]},
+    "mistral": _LLAMA
+    | {
+        "model_type": "mistral",
+        "architectures": ["MistralForCausalLM"],
+        "sliding_window": 24,
+    },
+    "qwen3-moe": _LLAMA
+    | {
+        "model_type": "qwen3_moe",
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 16,
+        "norm_topk_prob": True,
+    },
+    "gemma3": {key: _GEMMA4[key] for key in _GEMMA3_KEYS}
+    | {
+        "model_type": "gemma3_text",
+        "architectures": ["Gemma3ForCausalLM"],
+        "query_pre_attn_scalar": 16,
+        "rope_local_base_freq": 10000.0,
+        "rope_theta": 1000000.0,
+    },
     "gemma4": _GEMMA4,
+    "gemma4-small": {  # as E2B: layers 2 and 3 read what 0 and 1 keep
+        **{key: value for key, value in _GEMMA4.items() if key != "num_global_key_value_heads"},
+        "num_hidden_layers": 4,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "attention_k_eq_v": False,
+        "num_kv_shared_layers": 2,
+        "use_double_wide_mlp": True,
+        "hidden_size_per_layer_input": 8,
+        "vocab_size_per_layer_input": VOCAB_SIZE,
+    },
     "gemma4-moe": _GEMMA4
     | {
         "enable_moe_block": True,
@@ -170,25 +205,44 @@ def make_byte_fallback_tokenizer() -> tokenizers.Tokenizer:
 
 def _shapes(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Every tensor of the model, by its name in a Hugging Face checkpoint."""
-    is_gemma = config["model_type"] == "gemma4_text"
+    is_gemma = config["model_type"].startswith("gemma")
     hidden, inner = config["hidden_size"], config["intermediate_size"]
     yield "model.embed_tokens.weight", (config["vocab_size"], hidden)
     yield "model.norm.weight", (hidden,)
     norms = ["input_layernorm", "post_attention_layernorm"]
     if is_gemma:
         norms += ["pre_feedforward_layernorm", "post_feedforward_layernorm"]
-    if "num_experts" in config:
+    if is_gemma and "num_experts" in config:
         norms += [f"{place}_feedforward_layernorm_2" for place in ("pre", "post")]
         norms += ["post_feedforward_layernorm_1"]
+    width, first_shared = config.get("hidden_size_per_layer_input"), _first_shared(config)
+    if width:
+        total = config["num_hidden_layers"] * width
+        yield "model.embed_tokens_per_layer.weight", (config["vocab_size"], total)
+        yield "model.per_layer_model_projection.weight", (total, hidden)
+        yield "model.per_layer_projection_norm.weight", (width,)
     for index in range(config["num_hidden_layers"]):
+        inner = config["intermediate_size"] * (1 if index < first_shared else 2)
         prefix = f"model.layers.{index}"
         for norm in norms:
             yield f"{prefix}.{norm}.weight", (hidden,)
+        if width:
+            yield f"{prefix}.per_layer_input_gate.weight", (width, hidden)
+            yield f"{prefix}.per_layer_projection.weight", (hidden, width)
+            yield f"{prefix}.post_per_layer_input_norm.weight", (hidden,)
         yield from _attention_shapes(config, index, f"{prefix}.self_attn")
+        if config["model_type"] == "qwen3_moe":
+            yield f"{prefix}.mlp.gate.weight", (config["num_experts"], hidden)
+            size = config["moe_intermediate_size"]
+            for expert in range(config["num_experts"]):  # one by one, as the Hub has them
+                for name in ("gate", "up"):
+                    yield f"{prefix}.mlp.experts.{expert}.{name}_proj.weight", (size, hidden)
+                yield f"{prefix}.mlp.experts.{expert}.down_proj.weight", (hidden, size)
+            continue
         for name in ("gate", "up"):
             yield f"{prefix}.mlp.{name}_proj.weight", (inner, hidden)
         yield f"{prefix}.mlp.down_proj.weight", (hidden, inner)
-        if is_gemma:
+        if config["model_type"] == "gemma4_text":
             yield f"{prefix}.layer_scalar", (1,)
         if "num_experts" in config:
             count, size = config["num_experts"], config["moe_intermediate_size"]
@@ -199,6 +253,12 @@ def _shapes(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
             yield f"{prefix}.experts.down_proj", (count, hidden, size)
 
 
+def _first_shared(config: dict[str, Any]) -> int:
+    """The first layer that reads another's keys and values."""
+    layers: int = config["num_hidden_layers"]
+    return layers - int(config.get("num_kv_shared_layers", 0))
+
+
 def _attention_shapes(
     config: dict[str, Any], index: int, prefix: str
 ) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -206,15 +266,24 @@ def _attention_shapes(
     kv_heads, projections = config["num_key_value_heads"], ["k", "v"]
     is_full = config.get("layer_types", ["full_attention"] * 2)[index] == "full_attention"
     if is_full and "global_head_dim" in config:
-        dim, kv_heads = config["global_head_dim"], config["num_global_key_value_heads"]
-        projections = ["k"]  # the value is the key's projection
+        dim = config["global_head_dim"]
+        if config["attention_k_eq_v"]:
+            kv_heads = config["num_global_key_value_heads"]
+            projections = ["k"]  # the value is the key's projection
+    is_shared = index >= _first_shared(config)
+    projections = [] if is_shared else projections
     yield f"{prefix}.q_proj.weight", (heads * dim, hidden)
     yield f"{prefix}.o_proj.weight", (hidden, heads * dim)
     for name in projections:
         yield f"{prefix}.{name}_proj.weight", (kv_heads * dim, hidden)
-    if config["model_type"] != "llama":
+    if config["model_type"] == "qwen2":
+        yield f"{prefix}.q_proj.bias", (heads * dim,)
+        yield f"{prefix}.k_proj.bias", (kv_heads * dim,)
+        yield f"{prefix}.v_proj.bias", (kv_heads * dim,)
+    if config["model_type"] in ("qwen3", "qwen3_moe", "gemma3_text", "gemma4_text"):
         yield f"{prefix}.q_norm.weight", (dim,)
-        yield f"{prefix}.k_norm.weight", (dim,)
+        if not is_shared:
+            yield f"{prefix}.k_norm.weight", (dim,)
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:

@@ -77,7 +77,41 @@ _GEMMA = {
 CONFIGS = {
     "llama": _LLAMA,
     "qwen3": {**_LLAMA, "model_type": "qwen3", "head_dim": 16, "tie_word_embeddings": False},
+    "qwen2": {**_LLAMA, "model_type": "qwen2"},
+    "mistral": {**_LLAMA, "model_type": "mistral", "sliding_window": 20},
+    "qwen3_moe": {
+        **_LLAMA,
+        "model_type": "qwen3_moe",
+        "head_dim": 16,
+        "tie_word_embeddings": False,
+        "num_experts": 6,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 12,
+        "norm_topk_prob": True,
+    },
+    "gemma3": {
+        **{key: value for key, value in _GEMMA.items() if "global" not in key},
+        "model_type": "gemma3_text",
+        "attention_k_eq_v": None,
+        "hidden_size_per_layer_input": None,
+        "final_logit_softcapping": None,
+        "query_pre_attn_scalar": 16,
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1000000.0},
+        },
+    },
     "gemma4": _GEMMA,
+    "gemma4_small": {  # as E2B and E4B
+        **_GEMMA,
+        "attention_k_eq_v": False,
+        "num_global_key_value_heads": None,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "num_kv_shared_layers": 2,
+        "use_double_wide_mlp": True,
+        "hidden_size_per_layer_input": 8,
+        "vocab_size_per_layer_input": VOCAB,
+    },
     "gemma4_moe": {
         **_GEMMA,
         "enable_moe_block": True,
@@ -119,41 +153,57 @@ def random_tensors(config: ModelConfig, seed: int = 0) -> dict[str, Tensor]:
         tensors[name] = torch.randn(*shape, generator=generator) * shape[-1] ** -0.5
 
     def norm(name: str, size: int = hidden) -> None:
-        tensors[name] = 1.0 + 0.2 * torch.randn(size, generator=generator)
+        offset = 1.0 - config.norm_offset
+        tensors[name] = offset + 0.2 * torch.randn(size, generator=generator)
 
     matrix("model.embed_tokens.weight", config.vocab_size, hidden)
     if not config.tie_embeddings:
         matrix("lm_head.weight", config.vocab_size, hidden)
         tensors["lm_head.weight"] *= 4.0
     norm("model.norm.weight")
+    if config.per_layer is not None:
+        total = len(config.layers) * config.per_layer.width
+        matrix("model.embed_tokens_per_layer.weight", config.vocab_size, total)
+        matrix("model.per_layer_model_projection.weight", total, hidden)
+        norm("model.per_layer_projection_norm.weight", config.per_layer.width)
     for i, layer in enumerate(config.layers):
         prefix = f"model.layers.{i}"
         heads = {"q": layer.num_heads, "k": layer.num_kv_heads, "v": layer.num_kv_heads}
         for part, count in heads.items():
-            if part != "v" or not layer.share_kv:
+            if part == "q" or (layer.kv_source is None and (part == "k" or not layer.share_kv)):
                 name = f"{prefix}.self_attn.{part}_proj.weight"
                 matrix(name, count * layer.head_dim, hidden)
         matrix(f"{prefix}.self_attn.o_proj.weight", hidden, layer.num_heads * layer.head_dim)
         if config.qk_norm:
             norm(f"{prefix}.self_attn.q_norm.weight", layer.head_dim)
-            norm(f"{prefix}.self_attn.k_norm.weight", layer.head_dim)
-        inner = config.intermediate_size
-        matrix(f"{prefix}.mlp.gate_proj.weight", inner, hidden)
-        matrix(f"{prefix}.mlp.up_proj.weight", inner, hidden)
-        matrix(f"{prefix}.mlp.down_proj.weight", hidden, inner)
+            if layer.kv_source is None:
+                norm(f"{prefix}.self_attn.k_norm.weight", layer.head_dim)
+        if config.qkv_bias:
+            for part, count in heads.items():
+                norm(f"{prefix}.self_attn.{part}_proj.bias", count * layer.head_dim)
+        if inner := layer.intermediate_size:
+            matrix(f"{prefix}.mlp.gate_proj.weight", inner, hidden)
+            matrix(f"{prefix}.mlp.up_proj.weight", inner, hidden)
+            matrix(f"{prefix}.mlp.down_proj.weight", hidden, inner)
         norm(f"{prefix}.input_layernorm.weight")
         norm(f"{prefix}.post_attention_layernorm.weight")
-        if config.family == "gemma4":
+        if config.family == "gemma":
             norm(f"{prefix}.pre_feedforward_layernorm.weight")
             norm(f"{prefix}.post_feedforward_layernorm.weight")
-            norm(f"{prefix}.layer_scalar", 1)
+            if config.layer_scalars:
+                norm(f"{prefix}.layer_scalar", 1)
+        if config.per_layer is not None:
+            matrix(f"{prefix}.per_layer_input_gate.weight", config.per_layer.width, hidden)
+            matrix(f"{prefix}.per_layer_projection.weight", hidden, config.per_layer.width)
+            norm(f"{prefix}.post_per_layer_input_norm.weight")
         if config.experts is not None:
             count, inner = config.experts.num_experts, config.experts.intermediate_size
-            for suffix in ("pre_feedforward_layernorm_2", "post_feedforward_layernorm_1"):
-                norm(f"{prefix}.{suffix}.weight")
-            norm(f"{prefix}.post_feedforward_layernorm_2.weight")
-            norm(f"{prefix}.router.scale")
-            norm(f"{prefix}.router.per_expert_scale", count)
+            if config.family == "gemma":
+                for suffix in ("pre_feedforward_layernorm_2", "post_feedforward_layernorm_1"):
+                    norm(f"{prefix}.{suffix}.weight")
+                norm(f"{prefix}.post_feedforward_layernorm_2.weight")
+                norm(f"{prefix}.router.scale")
+                norm(f"{prefix}.router.per_expert_scale", count)
             matrix(f"{prefix}.router.proj.weight", count, hidden)
             matrix(f"{prefix}.experts.gate_up_proj", count, 2 * inner, hidden)
             matrix(f"{prefix}.experts.down_proj", count, hidden, inner)
@@ -175,15 +225,20 @@ def tiny_target(family: str, backend: Kernels, taps: Sequence[int] = (), seed: i
 
 
 def tiny_drafter(
-    backend: Kernels, block_size: int = 8, seed: int = 1, any_width: bool = False
+    backend: Kernels,
+    block_size: int = 8,
+    seed: int = 1,
+    any_width: bool = False,
+    vocab_size: int = VOCAB,
+    hidden_size: int = 32,
 ) -> PackedDrafter:
     """A random drafter for `tiny_target(..., taps=(0, 2))`: one sliding, one full layer."""
     config = DrafterConfig.from_hf(
         {
             "architectures": ["DFlashDraftModel"],
             "model_type": "qwen3",
-            "vocab_size": VOCAB,
-            "hidden_size": 32,
+            "vocab_size": vocab_size,
+            "hidden_size": hidden_size,
             "intermediate_size": 48,
             "num_hidden_layers": 2,
             "num_attention_heads": 4,

@@ -45,6 +45,7 @@ from benchmarks.traffic.sources import NUM_TURNS, SYSTEM_TOKENS
 from benchmarks.traffic.table import render
 from benchmarks.traffic.workload import GREEDY, KINDS, SAMPLED, SCHEMA, Span
 from benchmarks.walks import Walks
+from flashdraft.kernels.kinds import WeightOptions
 
 FORMAT = "flashdraft-traffic/1"
 DEFAULT_CLIENTS = (1, 8, 32)
@@ -112,6 +113,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         "--routing", type=_words((DEGENERATE, UNIFORM)), default=[DEGENERATE], help="of experts"
     )
     engine.add_argument("--quantize", choices=["int4", "int8", "fp8"])
+    engine.add_argument("--activations", choices=["int8", "fp8"])
     engine.add_argument("--device", default="auto")
     engine.add_argument("--dtype", default="auto")
     engine.add_argument("--max-batch", type=int, help="requests at once (default: 32 or --clients)")
@@ -183,7 +185,7 @@ def main(arguments: list[str] | None = None) -> int:
         found.model,
         device="cpu" if found.model.startswith("tiny") else found.device,
         dtype="float32" if found.model.startswith("tiny") else found.dtype,
-        quantize=found.quantize,
+        weights=WeightOptions(quantize=found.quantize, activations=found.activations),
         seed=found.seed,
         cache_gb=found.cache_gb,
         limits={name: value for name, value in limits.items() if value is not None},
@@ -207,6 +209,7 @@ def main(arguments: list[str] | None = None) -> int:
                 "max_context": settings.max_context,
                 "cache_gb": bench.cache_gb,
                 "quantize": found.quantize,
+                "activations": found.activations,
                 **bench.limits,
             },
             "prepared": run.prepared,

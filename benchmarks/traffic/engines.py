@@ -23,7 +23,7 @@ from flashdraft.engine.config import CacheOptions, EngineConfig
 from flashdraft.engine.engine import Engine
 from flashdraft.engine.output import TextDecoder
 from flashdraft.engine.step.pieces import AcceptFunction
-from flashdraft.kernels.kinds import WeightOptions
+from flashdraft.kernels.kinds import AS_STORED, WeightOptions
 from flashdraft.kernels.select import select_kernels
 
 MODEL_NAMES = ("31b", "26b", "tiny", "tiny-26b")
@@ -99,7 +99,7 @@ class Bench:
         *,
         device: str,
         dtype: str,
-        quantize: str | None,
+        weights: WeightOptions = AS_STORED,
         seed: int,
         cache_gb: float | None,
         limits: dict[str, int],
@@ -107,7 +107,7 @@ class Bench:
     ) -> Bench:
         """Draw the weights of a pair."""
         model = model_named(name)
-        kernels = select_kernels(device, dtype, weights=WeightOptions(quantize=quantize))
+        kernels = select_kernels(device, dtype, weights=weights)
         experts, routing = model.target_config().experts, None
         if experts is not None:
             config = EngineConfig.for_device(kernels.device.type, **limits)

@@ -54,7 +54,6 @@ def serve_engine(connection: socket.socket, arguments: Mapping[str, Any]) -> Non
         name,
         device="cpu" if is_tiny else "auto",
         dtype="float32" if is_tiny else "auto",
-        quantize=None,
         seed=arguments["seed"],
         cache_gb=arguments["cache_gb"],
         limits={},

@@ -17,7 +17,7 @@ from flashdraft.cli.parser import OneOf, device
 from flashdraft.core import SamplingParams
 from flashdraft.engine.config import DEFAULT_CACHE, KV_DTYPES, KV_KEYS, OFF, CacheOptions
 from flashdraft.errors import RequestError
-from flashdraft.kernels.kinds import AS_STORED, DTYPES, QUANTIZE, WeightOptions
+from flashdraft.kernels.kinds import ACTIVATIONS, AS_STORED, DTYPES, QUANTIZE, WeightOptions
 from flashdraft.media.sizes import BUDGETS
 from flashdraft.models.config.recommended import SAMPLING_KEYS
 from flashdraft.models.sources import DEFAULT_MODEL, require_mmproj
@@ -25,11 +25,15 @@ from flashdraft.models.sources import DEFAULT_MODEL, require_mmproj
 KEY_VARIABLE = "FLASHDRAFT_API_KEY"  # a flag shows in the list of processes; this does not
 GREEDY, RECOMMENDED = "greedy", "recommended"  # how bench samples
 NATIVE = "native"  # the engine that is our own
+_ACTIVATIONS_HELP = (
+    f"what rows become before the target's linears, {' or '.join(ACTIVATIONS)} as --quantize: "
+    "faster for many rows, at some cost in quality"
+)
 MODEL_DEFAULTS: Mapping[str, Any] = {
     "model": DEFAULT_MODEL,
     **dict.fromkeys(("draft", "verify", "device", "dtype"), "auto"),
     **AS_STORED._asdict(),
-    **dict.fromkeys(("tree", "max_context")),
+    **dict.fromkeys(("tree", "max_context", "lora")),
     **{"no_vision": False, "mmproj": None},
     **dataclasses.asdict(DEFAULT_CACHE),
 }
@@ -81,6 +85,8 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     weights, head = (OneOf(flag, QUANTIZE) for flag in ("--quantize", "--quantize-head"))
     add("quantize", weights, "SCHEME", f"what float weights become as they are loaded, {schemes}")
     add("quantize_head", head, "SCHEME", f"the same for the head, {schemes}")
+    add("activations", OneOf("--activations", ACTIVATIONS), "SCHEME", _ACTIVATIONS_HELP)
+    add("lora", str, "FOLDER", "a LoRA adapter's folder, merged into the model as it is loaded")
     add("max_context", int, "N", "longest prompt plus answer, in tokens")
     add("cache_gb", float, "GB", "memory for keys and values")
     add_cache_arguments(group)
@@ -189,8 +195,8 @@ def add_cache_arguments(parser: argparse._ActionsContainer) -> None:
 
 
 def weight_options(arguments: argparse.Namespace) -> WeightOptions:
-    """What --quantize and --quantize-head say."""
-    return WeightOptions(arguments.quantize, arguments.quantize_head)
+    """What --quantize, --quantize-head and --activations say."""
+    return WeightOptions(arguments.quantize, arguments.quantize_head, arguments.activations)
 
 
 def cache_options(arguments: argparse.Namespace) -> CacheOptions:
@@ -200,11 +206,18 @@ def cache_options(arguments: argparse.Namespace) -> CacheOptions:
 
 
 def add_quantize_arguments(parser: argparse.ArgumentParser) -> None:
-    """--quantize and --quantize-head, for commands that load a target and do not serve it."""
+    """--quantize, --quantize-head and --activations, where a target is loaded and not served."""
     schemes = f"one of {', '.join(QUANTIZE)}; on a GPU"
     for flag, what in (("--quantize", "float weights"), ("--quantize-head", "head and its table")):
         text = f"what the target's {what} become on loading, {schemes}"
         parser.add_argument(flag, type=OneOf(flag, QUANTIZE), metavar="SCHEME", help=text)
+    add_activations_argument(parser)
+
+
+def add_activations_argument(parser: argparse.ArgumentParser) -> None:
+    """--activations."""
+    known = OneOf("--activations", ACTIVATIONS)
+    parser.add_argument("--activations", type=known, metavar="SCHEME", help=_ACTIVATIONS_HELP)
 
 
 def add_device_arguments(parser: argparse.ArgumentParser, dtype_help: str | None = None) -> None:

@@ -19,7 +19,7 @@ from flashdraft.bench.plan.choices import (
     Misfit,
 )
 from flashdraft.bench.plan.gpus import GB, TERA, Card
-from flashdraft.bench.plan.pairs import Pair
+from flashdraft.bench.plan.pairs import FOR_CODE, Pair
 from flashdraft.bench.plan.plan import Fit
 from flashdraft.bench.plan.sizes import count_drafter, count_target
 from flashdraft.bench.plan.speed import Prediction
@@ -57,8 +57,10 @@ def notes(choices: Choices) -> Iterator[str]:
     if not choices.fitting:
         return
     context, each = f"{choices.context:,}", f"{choices.each:,}"
-    rule = f"the largest model that holds {context} tokens and writes {READING_TOKENS_PER_S:g} "
-    rule += "tokens/s or more without drafts, about twice what people read"
+    rule = f"the largest model for all uses that holds {context} tokens and writes "
+    rule += (
+        f"{READING_TOKENS_PER_S:g} tokens/s or more without drafts, about twice what people read"
+    )
     yield f"* recommended: {rule}{'; none does: the quickest' if _is_slow(choices) else ''}."
     larger = [short_name(one.plan.pair) for one in _larger(choices)]
     if larger and not _is_slow(choices):
@@ -81,7 +83,7 @@ def notes(choices: Choices) -> Iterator[str]:
         "chat brings less."
     )
     if any(one.plan.pair.target.experts is not None for one in choices.fitting):
-        yield "26B-A4B: rows choose their experts evenly, which reads the most."
+        yield "A3B, A4B: rows choose their experts evenly, which reads the most."
     if any(one.plan.best.form.flags for one in choices.fitting) and not choices.card.is_cpu:
         yield (
             "Weights are fetched as they are published, mostly in bf16, and made smaller as they "
@@ -146,8 +148,8 @@ def speeds(fit: Fit, at_once: int | None = None) -> str:
 
 
 def short_name(pair: Pair) -> str:
-    """A model's name without its owner's."""
-    return pair.model.rpartition("/")[2]
+    """A model's name without its owner's, and without what most are."""
+    return pair.model.rpartition("/")[2].removesuffix("-Instruct")
 
 
 def short_form(name: str) -> str:
@@ -246,9 +248,10 @@ def _misfit_line(one: Misfit) -> str:
 
 
 def _larger(choices: Choices) -> Sequence[Choice]:
-    """What stands before the recommended one."""
+    """What stands before the recommended one, for it writes more slowly."""
     best = choices.recommended
-    return () if best is None else choices.fitting[: choices.fitting.index(best)]
+    before = [] if best is None else choices.fitting[: choices.fitting.index(best)]
+    return [one for one in before if one.plan.pair.model not in FOR_CODE]
 
 
 def _is_slow(choices: Choices) -> bool:

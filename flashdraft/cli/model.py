@@ -27,6 +27,7 @@ def load_model(arguments: argparse.Namespace, max_batch: int = 1) -> LLM:
             max_batch=max_batch,
             vision=not arguments.no_vision,
             mmproj=arguments.mmproj,
+            lora=arguments.lora,
             **weight_options(arguments)._asdict(),
             **asdict(cache_options(arguments)),
         )

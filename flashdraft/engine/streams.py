@@ -36,10 +36,13 @@ class Graphs(Generic[Key]):
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self.captures = device.type == "cuda"
-        self._pool: Any = torch.cuda.graph_pool_handle() if self.captures else None
+        self._pool = self._new_pool()
         self._graphs: OrderedDict[Key, tuple[torch.cuda.CUDAGraph, Any]] = OrderedDict()
         self._num_runs: Counter[Key] = Counter()
         self.failed: set[Key] = set()  # what cannot be captured is run as it is
+
+    def _new_pool(self) -> Any:
+        return torch.cuda.graph_pool_handle() if self._device.type == "cuda" else None
 
     def __len__(self) -> int:
         return len(self._graphs)
@@ -70,6 +73,7 @@ class Graphs(Generic[Key]):
             self._graphs[key] = self._record(function)
         except RuntimeError as error:  # no input may stop the engine: go on without this graph
             self.failed.add(key)
+            self._pool = self._new_pool()  # the other one counts as in use
             log.warning("%s cannot be captured as a CUDA graph, it is slower: %s", key, error)
             return
         if len(self._graphs) > MOST_GRAPHS:

@@ -69,6 +69,7 @@ class ComposedKernels(Kernels):
     quantize: Scheme | None = None
     quantize_head: Scheme | None = None
     quantize_drafter: Scheme | None = None
+    activations: Scheme | None = None
     level: str | None = None
     exact = False
     keeps_quantized = False

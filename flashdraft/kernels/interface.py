@@ -241,6 +241,7 @@ class Kernels(Protocol):
     quantize: Scheme | None  # what float weights become as they are packed; None: this dtype
     quantize_head: Scheme | None
     quantize_drafter: Scheme | None
+    activations: Scheme | None  # what rows become before weights from `pack` that fit; None: floats
     level: str | None  # of processors that native code was built for
     weight_dtype: str  # what `dtype` calls the weights: "int8" where activations are float32
     exact: bool  # whether rows have the same bits in any pass, at a price; CPUs pay none

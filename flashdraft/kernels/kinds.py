@@ -39,6 +39,7 @@ class Scheme(StrEnum):
 
 DTYPES = ("auto", "float32", "bfloat16", "float16", "int8")
 QUANTIZE = (Scheme.INT4, Scheme.INT8, Scheme.FP8)  # what float weights can become on a GPU
+ACTIVATIONS = (Scheme.FP8, Scheme.INT8)  # what rows can become before weights in the same bits
 
 
 class WeightOptions(NamedTuple):
@@ -46,19 +47,41 @@ class WeightOptions(NamedTuple):
 
     quantize: str | None = None
     quantize_head: str | None = None  # the head, and a table tied to it
+    activations: str | None = None  # what its rows become before linears; None: they stay floats
 
     def schemes(self) -> tuple[Scheme | None, Scheme | None]:
         """The same as schemes, or a RequestError."""
         whole = _read_scheme("quantize", self.quantize)
         return whole, _read_scheme("quantize_head", self.quantize_head)
 
+    def rounded(self) -> Scheme | None:
+        """What rows become, or a RequestError."""
+        if self.activations is None:
+            return None
+        if self.activations not in ACTIVATIONS:
+            known = ", ".join(ACTIVATIONS)
+            raise RequestError(f"activations is {self.activations!r}; it must be one of {known}.")
+        if self.quantize != self.activations:
+            beside = "left out" if self.quantize is None else repr(self.quantize)
+            raise RequestError(
+                f"activations is {self.activations!r}, which goes with quantize="
+                f"{self.activations!r}, but quantize is {beside}: tensor cores multiply rows and "
+                "weights of the same 8 bits. Make them the same, or leave activations out."
+            )
+        return Scheme(self.activations)
+
     def describe(self) -> str:
         beside = "" if self.quantize_head in (None, self.quantize) else self.quantize_head
-        return (self.quantize or "as stored") + (f" (head {beside})" if beside else "")
+        rounded = f", activations {self.activations}" if self.activations else ""
+        return (self.quantize or "as stored") + (f" (head {beside})" if beside else "") + rounded
 
     def flags(self) -> str:
         """What asks for them on the command line."""
-        given = {"--quantize": self.quantize, "--quantize-head": self.quantize_head}
+        given = {
+            "--quantize": self.quantize,
+            "--quantize-head": self.quantize_head,
+            "--activations": self.activations,
+        }
         return " ".join(f"{flag} {value}" for flag, value in given.items() if value)
 
 

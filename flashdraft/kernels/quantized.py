@@ -20,8 +20,13 @@ from flashdraft.kernels.kinds import Scheme, fitting_group
 
 SUPER_GROUP = 256  # values under one scale of scales
 LARGEST_FP8 = 448.0  # of float8_e4m3fn
+# Of rows in 8 bits, the largest value there is a code for: 1.75 * 2 ** 8 and 127. Here the fraction
+# of a float32 like it, and its exponent.
+LARGEST_CODES = {Scheme.FP8: (0x600000, 8), Scheme.INT8: (0x7E0000, 6)}
+SMALLEST_EXPONENT = -100  # of their scales: smaller rows are coded as if they were so large
 _INT4_ZERO = 8
 _LARGEST_SCALE = 65504.0  # of float16
+_INFINITE = 0x7F800000  # of float32; what is larger is no number
 _PIECE = 1 << 22  # values worked on at a time: what is in between takes several floats for each
 # Where the largest value of a group may come to lie on the grid -8 .. 7. Fewer bits for it leave
 # finer steps to the many small ones.
@@ -189,6 +194,46 @@ def quantize(weight: Tensor, scheme: Scheme, group: int | None = None) -> Quanti
     outer = weight.shape[:-1]
     zero = _INT4_ZERO if scheme is Scheme.INT4 else 0
     return Quantized(scheme, codes.view(*outer, -1), scale.view(*outer, -1), group, zero)
+
+
+def look_up(codes: Tensor, levels: Sequence[int]) -> Tensor:
+    """What small codes stand for, by a table of signed integers of 8 bits."""
+    table = torch.tensor(levels, dtype=torch.int8, device=codes.device)
+    flat = codes.reshape(-1)
+    found = torch.empty(flat.shape, dtype=torch.int8, device=codes.device)
+    for start in range(0, flat.numel(), _PIECE):
+        part = slice(start, start + _PIECE)
+        found[part] = table[flat[part].int()]
+    return found.view(codes.shape)
+
+
+def code_rows(x: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor]:
+    """Rows [num_rows, depth] in 8 bits: codes, and a scale [num_rows] float32 for each.
+
+    A scale is the smallest power of two with which codes reach the row's largest value: so a code
+    times its scale is exact in bfloat16, and any kernel for floats computes what one for codes
+    does. It is no number where one of the row's values is none, or is infinite.
+    """
+    fraction, exponent = LARGEST_CODES[scheme]
+    wide = x.float().contiguous()
+    largest = (wide.view(torch.int32) & 0x7FFFFFFF).amax(-1)
+    power = (largest >> 23) - 127 - exponent + ((largest & 0x7FFFFF) > fraction)
+    power = power.clamp(SMALLEST_EXPONENT, 127)
+    values = wide * _two_to_the(-power).unsqueeze(-1)
+    codes = values if scheme is Scheme.FP8 else values.round()
+    scale = _two_to_the(power).masked_fill(largest >= _INFINITE, torch.nan)
+    return codes.to(code_dtype(scheme)), scale
+
+
+def _two_to_the(power: Tensor) -> Tensor:
+    """Powers of two from -126 to 127."""
+    return (power + 127 << 23).int().view(torch.float32)
+
+
+def round_rows(x: Tensor, scheme: Scheme) -> Tensor:
+    """What the codes of rows stand for, in the dtype of x."""
+    codes, scale = code_rows(x, scheme)
+    return (codes.float() * scale.unsqueeze(-1)).to(x.dtype)
 
 
 def _under(outer: Tensor | None, inner: Tensor) -> Tensor:

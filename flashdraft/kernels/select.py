@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 def weights_of(kernels: Kernels) -> WeightOptions:
     """What these kernels make of a target's float weights."""
-    schemes = (kernels.quantize, kernels.quantize_head)
+    schemes = (kernels.quantize, kernels.quantize_head, kernels.activations)
     return WeightOptions(*(None if scheme is None else scheme.value for scheme in schemes))
 
 
@@ -39,9 +39,9 @@ def select_kernels(
     if dtype not in DTYPES:
         meant = did_you_mean(dtype, DTYPES) if isinstance(dtype, str) else ""
         raise RequestError(f"dtype is {dtype!r}; it must be one of {', '.join(DTYPES)}.{meant}")
-    resolved, schemes = check_weights(device, weights), weights.schemes()
+    resolved = check_weights(device, weights)
     if resolved.type == "cuda":
-        kernels = _select_cuda(resolved, dtype, exact, *schemes)
+        kernels = _select_cuda(resolved, dtype, exact, weights)
     else:
         kernels = _select_cpu(resolved, dtype)
     _log.info("kernels: %s on %s, %s", kernels.name, kernels.device, kernels.dtype)
@@ -51,6 +51,12 @@ def select_kernels(
 def check_weights(device: str | torch.device, weights: WeightOptions) -> torch.device:
     """The device, if weights can become there what the options say. Costs no memory of a GPU."""
     resolved = _resolve_device(device)
+    if resolved.type == "cpu" and weights.schemes() == (None, None) and weights.activations:
+        raise RequestError(
+            f"activations is {weights.activations!r}, which is for a GPU's tensor cores. On the "
+            "CPU dtype='int8' rounds weights and activations to 8 bits; leave activations out."
+        )
+    weights.rounded()
     if resolved.type == "cpu" and weights.schemes() != (None, None):
         name, value = next(one for one in weights._asdict().items() if one[1] is not None)
         found = "no GPU was found here" if device == "auto" else "the device is the CPU"
@@ -91,9 +97,9 @@ def _select_cuda(
     device: torch.device,
     dtype: str,
     exact: bool,
-    quantize: Scheme | None,
-    quantize_head: Scheme | None,
+    weights: WeightOptions,
 ) -> Kernels:
+    quantize, quantize_head = weights.schemes()
     if dtype == "int8":
         raise RequestError(
             "dtype is 'int8', which runs on the CPU only; with this device use quantize='int8', "
@@ -120,7 +126,14 @@ def _select_cuda(
         _log.warning("Falling back to plain torch, which is slow: %s.", missing)
         return TorchKernels(device, float_dtype)
     backend = importlib.import_module(_TRITON_BACKEND)
-    kernels: Kernels = backend.TritonKernels(device, float_dtype, exact, quantize, quantize_head)
+    activations = weights.rounded()
+    if activations is Scheme.FP8 and (why := backend.why_no_fp8(device)):
+        raise RequestError(
+            f"activations is 'fp8', but {why}, or quantize='int8' with activations='int8'."
+        )
+    kernels: Kernels = backend.TritonKernels(
+        device, float_dtype, exact, quantize, quantize_head, activations
+    )
     return kernels
 
 

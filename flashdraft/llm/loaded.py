@@ -44,6 +44,7 @@ class LoadedModel(ExplainsCalls):
         dtype: str = "auto",
         quantize: str | None = None,
         quantize_head: str | None = None,
+        activations: str | None = None,
         exact: bool = False,
         max_context: int | None = None,
         max_batch: int | None = None,
@@ -52,6 +53,7 @@ class LoadedModel(ExplainsCalls):
         kv_keys: str = CacheOptions.kv_keys,
         vision: bool = True,
         mmproj: str | os.PathLike[str] | None = None,
+        lora: str | os.PathLike[str] | None = None,
     ) -> None:
         """Load a target with, usually, a drafter, which only hurries the target's own answers.
 
@@ -65,9 +67,11 @@ class LoadedModel(ExplainsCalls):
         `kv_keys`: "rebuilt" stores no keys where they can be made of the values: on Gemma 4's
         full layers. `quantize`: on a GPU, float weights become "int4", "int8" or "fp8" as they
         are loaded, those of the head as `quantize_head` says; weights that are stored in few
-        bits stay as they are. `vision`: False leaves the part out that sees pictures, and has
-        its memory for other things. `mmproj`: the file that a GGUF model sees with, where it is
-        not the only one beside the model's.
+        bits stay as they are. `activations`: as `quantize`, "fp8" or "int8", rounds the rows before
+        the target's linears to as many bits, faster for many rows and less exact. `vision`: False
+        leaves the part out that sees pictures, and has its memory for other things. `mmproj`: the
+        file that a GGUF model sees with, where it is not the only one beside the model's. `lora`:
+        the folder of a LoRA adapter, which is merged into the model's weights as they are loaded.
         """
         self.model = _name("model", model)
         draft = None if draft is None or draft == "none" else _name("draft", draft)
@@ -76,7 +80,8 @@ class LoadedModel(ExplainsCalls):
                 raise RequestError(f"{switch} is {value!r}; it must be True or False.")
         if not isinstance(device, str | torch.device):
             raise RequestError(f"device is {device!r}; it must be 'auto', 'cpu' or 'cuda'.")
-        self.kernels = select_kernels(device, dtype, exact, WeightOptions(quantize, quantize_head))
+        weights = WeightOptions(quantize, quantize_head, activations)
+        self.kernels = select_kernels(device, dtype, exact, weights)
         self.drafter_name = find_drafter(self.model, draft)
         config = _engine_config(
             self.kernels.device.type,
@@ -89,7 +94,8 @@ class LoadedModel(ExplainsCalls):
         )
         check_cache(self.kernels, config)  # refused before anything is loaded
         tower = None if mmproj is None else _name("mmproj", mmproj)
-        pair = open_pair(self.model, self.drafter_name, vision, tower)
+        adapter = None if lora is None else _name("lora", lora)
+        pair = open_pair(self.model, self.drafter_name, vision, tower, adapter)
         check_cache(self.kernels, config, pair.checkpoint.config)
         self.generation_config = pair.checkpoint.generation_config
         self.tokenizer = Tokenizer.from_checkpoint(pair.path)

@@ -30,7 +30,8 @@ from flashdraft.kernels.interface import (
 )
 from flashdraft.kernels.kinds import Activation
 from flashdraft.kernels.quantized import Matrix
-from flashdraft.models.config.target import LayerConfig, ModelConfig
+from flashdraft.models.config.layers import LayerConfig
+from flashdraft.models.config.target import ModelConfig
 from flashdraft.models.rope import Rope
 from flashdraft.models.weights import Weights
 
@@ -59,7 +60,7 @@ class ForwardBatch:
 
     positions: Tensor  # [num_rows] int64
     end_position: int  # one past the largest position
-    caches: Sequence[LayerCache]  # one per layer
+    caches: Sequence[LayerCache]  # one for each of the config's cached layers
     mask: BlockMask = CAUSAL
     pictures: PictureRows | None = None
 
@@ -167,6 +168,9 @@ class RopeTables:
         return [tables[rope] for rope in self._order]
 
 
+Projected = dict["Attention", Tensor]  # raw keys and values of a pass's rows, as projected
+
+
 class Attention:
     """Fused projection, norms and rotation, paged attention, output projection."""
 
@@ -177,36 +181,43 @@ class Attention:
         config: ModelConfig,
         layer: LayerConfig,
         kernels: Kernels,
+        source: Attention | None = None,
     ) -> None:
+        """`source` is that of the layer whose keys and values this one reads, if it has none."""
         dim, hidden = layer.head_dim, config.hidden_size
         parts = {"q": layer.num_heads * dim, "k": layer.num_kv_heads * dim}
         if not layer.share_kv:
             parts["v"] = layer.num_kv_heads * dim
+        if source is not None:
+            parts = {"q": parts["q"]}
+            # some files have them all the same
+            weights.drop(*(f"{prefix}.{name}." for name in ("k_proj", "v_proj", "k_norm")))
         fused = {f"{prefix}.{part}_proj.weight": (rows, hidden) for part, rows in parts.items()}
         output = {f"{prefix}.o_proj.weight": (hidden, layer.num_heads * dim)}
         self._qkv = load_matrix(weights, fused, kernels)
         self._output = load_matrix(weights, output, kernels)
         self._qkv_bias: Tensor | None = None
         self._output_bias: Tensor | None = None
-        if config.attention_bias:
+        if config.qkv_bias:
             biases = [weights.take(f"{prefix}.{p}_proj.bias", (n,)) for p, n in parts.items()]
             self._qkv_bias = torch.cat(biases).to(kernels.device, kernels.dtype)
+        if config.output_bias:
             output_bias = weights.take(f"{prefix}.o_proj.bias", (hidden,))
             self._output_bias = output_bias.to(kernels.device, kernels.dtype)
 
         def norm(name: str) -> Tensor | None:
             if not config.qk_norm:
                 return None
-            return load_vector(weights, f"{prefix}.{name}.weight", dim, kernels)
+            return load_norm(weights, f"{prefix}.{name}.weight", dim, config, kernels)
 
-        self._spec = QKVSpec(
+        self._spec: QKVSpec = QKVSpec(
             num_heads=layer.num_heads,
             num_kv_heads=layer.num_kv_heads,
             head_dim=dim,
             eps=config.norm_eps,
             q_norm=norm("q_norm"),
-            k_norm=norm("k_norm"),
-            v_norm=config.family == "gemma4",
+            k_norm=norm("k_norm") if source is None else source._spec.k_norm,
+            v_norm=config.v_norm,
             share_kv=layer.share_kv,
         )
         self._scale = config.attention_scale or dim**-0.5
@@ -214,6 +225,7 @@ class Attention:
         is_windowed = layer.window is not None
         self._sees_pictures_whole = config.sees_pictures_whole and is_windowed
         self._num_rotated = -(-layer.rope.rotary_dims // 2)
+        self._source = source
         self._kernels = kernels
 
     def __call__(
@@ -229,9 +241,18 @@ class Attention:
         batch: ForwardBatch,
         cache: LayerCache,
         rope: RopeTable,
+        projected: Projected,
     ) -> tuple[Tensor, Tensor]:
-        """The stream, and attention of its norm."""
+        """The stream, and attention of its norm.
+
+        `projected` has what layers before this one made of the pass, and gets what this one does.
+        """
         stream, qkv = self._kernels.residual_linear(residual, norm, eps, self._qkv)
+        width = self._spec.num_heads * self._spec.head_dim
+        if self._source is None:
+            projected[self] = qkv[:, width:]
+        else:  # its keys and values are written once more, as they are
+            qkv = torch.cat([qkv, projected[self._source]], dim=1)
         return stream, self._attend(qkv, batch, cache, rope)
 
     def _attend(
@@ -295,6 +316,42 @@ class GatedMLP:
         return stream, kernels.linear(gated, self._down)
 
 
+class ExpertsMLP:
+    """The chosen experts' sum, in a gated MLP's place."""
+
+    def __init__(
+        self, weights: Weights, prefix: str, config: ModelConfig, kernels: Kernels
+    ) -> None:
+        assert config.experts is not None
+        count, hidden = config.experts.num_experts, config.hidden_size
+        router = weights.take_matrix(
+            f"{prefix}.router.proj.weight", (count, hidden), kernels.device
+        )
+        self._router = kernels.pack(router, quantize=False)
+        self._gate_up, self._down = load_experts(weights, f"{prefix}.experts", config, kernels)
+        self._num_chosen = config.experts.num_chosen
+        self._scale = torch.ones(count, device=kernels.device)
+        self._activation = config.activation
+        self._kernels = kernels
+
+    def __call__(self, x: Tensor) -> Tensor:
+        kernels = self._kernels
+        choice = kernels.route(x, self._router, self._num_chosen, self._scale)
+        return kernels.experts(x, self._gate_up, self._down, *choice, self._activation)
+
+
+def load_experts(
+    weights: Weights, prefix: str, config: ModelConfig, kernels: Kernels
+) -> tuple[Any, Any]:
+    """The [gate | up] and down of all of a layer's experts, packed."""
+    assert config.experts is not None
+    count, inner = config.experts.num_experts, config.experts.intermediate_size
+    gate_up = {f"{prefix}.gate_up_proj": (count, 2 * inner, config.hidden_size)}
+    down = {f"{prefix}.down_proj": (count, config.hidden_size, inner)}
+    pack = kernels.pack_experts
+    return load_matrix(weights, gate_up, kernels, pack), load_matrix(weights, down, kernels, pack)
+
+
 def load_mlp(
     weights: Weights, prefix: str, hidden_size: int, intermediate_size: int, kernels: Kernels
 ) -> tuple[Any, Any]:
@@ -324,8 +381,16 @@ def pack_named(names: Sequence[str], parts: Sequence[Matrix], pack: Callable[...
         raise type(error)(f"Tensor {' and '.join(map(repr, names))}: {error}") from None
 
 
+def load_norm(
+    weights: Weights, name: str, size: int, config: ModelConfig, kernels: Kernels
+) -> Tensor:
+    """What a norm multiplies by, on the backend's device and in its dtype."""
+    weight = weights.take(name, (size,)).float() + config.norm_offset
+    return weight.to(kernels.device, kernels.dtype)
+
+
 def load_vector(weights: Weights, name: str, size: int, kernels: Kernels) -> Tensor:
-    """A norm's weight or another vector, on the backend's device and in its dtype."""
+    """A vector of a checkpoint, on the backend's device and in its dtype."""
     return weights.take(name, (size,)).to(kernels.device, kernels.dtype)
 
 

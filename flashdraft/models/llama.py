@@ -1,4 +1,4 @@
-"""The Llama family: Llama, SmolLM2 and Qwen3 dense. They differ by flags of the config alone."""
+"""The Llama family, with Qwen2, Qwen3 and Mistral: they differ by flags of the config alone."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from flashdraft.kernels.interface import HeadProducts, Kernels, RopeTable
 from flashdraft.models.config.target import ModelConfig
 from flashdraft.models.layers import (
     Attention,
+    ExpertsMLP,
     ForwardBatch,
     GatedMLP,
     LayerCache,
@@ -19,13 +20,13 @@ from flashdraft.models.layers import (
     VisionTower,
     Vocabulary,
     check_taps,
-    load_vector,
+    load_norm,
 )
 from flashdraft.models.weights import Weights
 
 
 class LlamaLayer:
-    """Pre-norm attention, pre-norm MLP.
+    """Pre-norm attention, pre-norm MLP or experts.
 
     A layer takes the residual stream and the last sublayer's output not yet added to it: so every
     addition is fused with the norm that follows it.
@@ -34,16 +35,18 @@ class LlamaLayer:
     def __init__(self, weights: Weights, index: int, config: ModelConfig, kernels: Kernels) -> None:
         prefix = f"model.layers.{index}"
         hidden = config.hidden_size
-        self._input_norm = load_vector(weights, f"{prefix}.input_layernorm.weight", hidden, kernels)
-        self._mlp_norm = load_vector(
-            weights, f"{prefix}.post_attention_layernorm.weight", hidden, kernels
+        self._input_norm, self._mlp_norm = (
+            load_norm(weights, f"{prefix}.{name}_layernorm.weight", hidden, config, kernels)
+            for name in ("input", "post_attention")
         )
-        self._attention = Attention(
-            weights, f"{prefix}.self_attn", config, config.layers[index], kernels
-        )
-        self._mlp = GatedMLP(
-            weights, f"{prefix}.mlp", hidden, config.intermediate_size, config.activation, kernels
-        )
+        layer = config.layers[index]
+        self._attention = Attention(weights, f"{prefix}.self_attn", config, layer, kernels)
+        self._mlp: GatedMLP | ExpertsMLP
+        if config.experts is None:
+            sizes = hidden, layer.intermediate_size
+            self._mlp = GatedMLP(weights, f"{prefix}.mlp", *sizes, config.activation, kernels)
+        else:
+            self._mlp = ExpertsMLP(weights, prefix, config, kernels)
         self._eps = config.norm_eps
         self._kernels = kernels
 
@@ -84,7 +87,7 @@ class LlamaTarget:
         self._layers = [
             LlamaLayer(weights, index, config, kernels) for index in range(len(config.layers))
         ]
-        self._norm = load_vector(weights, "model.norm.weight", config.hidden_size, kernels)
+        self._norm = load_norm(weights, "model.norm.weight", config.hidden_size, config, kernels)
         self._ropes = RopeTables(config, kernels.device)
         weights.finish()
 

@@ -6,8 +6,9 @@ What the tensors mean is for the model files; where checkpoints come from, for s
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from re import Match
 from typing import TypeAlias
@@ -17,12 +18,13 @@ from torch import Tensor
 
 from flashdraft.errors import CheckpointError, quoted
 from flashdraft.kernels.quantized import Matrix, Quantized, stack_experts, stack_rows
-from flashdraft.models.compressed_tensors import CompressedTensors
+from flashdraft.models.adapters.merging import MergedTensors
 from flashdraft.models.files.meter import ReadMeter
 from flashdraft.models.files.safetensors import SafetensorsFiles
 from flashdraft.models.gguf.reader import GGUFTensors, TowerTensors
+from flashdraft.models.packed.reading import packed_tensors
 from flashdraft.models.stored import Stored, TableKinds, open_stored
-from flashdraft.models.tables import FusedTable, JoinedTable, RenamedTable
+from flashdraft.models.tables import FusedTable, JoinedTable, RenamedTable, StackedTable
 from flashdraft.models.weights import GuardedTensors, TensorSource
 
 Checkpoint: TypeAlias = Stored[TensorSource]
@@ -84,16 +86,48 @@ class _FusedExperts(FusedTable):
             return self.read(name).to(device)
         experts = []
         for parts in self._fused[name]:
-            matrices = [read(part, device) for part in parts]
-            quantized = [one for one in matrices if isinstance(one, Quantized)]
-            stacked = stack_rows(quantized) if len(quantized) == len(parts) else None
-            if stacked is None:
-                raise CheckpointError(
-                    f"Tensors {', '.join(map(quoted, parts))} are stored in different formats, but "
-                    f"make one tensor of shape {list(shape)}."
-                )
-            experts.append(stacked)
+            joined = _join_rows(parts, [read(part, device) for part in parts], shape)
+            assert isinstance(joined, Quantized)
+            experts.append(joined)
         return stack_experts(experts)
+
+
+class _StackedExperts(StackedTable):
+    """The gates and the ups of a layer's experts, read and joined."""
+
+    _source: TensorSource
+
+    def __init__(self, source: TensorSource) -> None:
+        super().__init__(source)
+
+    def read(self, name: str) -> Tensor:
+        if name not in self._stacks:
+            return self._source.read(name)
+        return torch.cat([self._source.read(part) for part in self._stacks[name]], dim=-2)
+
+    def read_matrix(self, name: str, device: torch.device | None = None) -> Matrix:
+        if name not in self._stacks:
+            return self._source.read_matrix(name, device)
+        return _join_rows(
+            self._stacks[name],
+            [self._source.read_matrix(part, device) for part in self._stacks[name]],
+            self.shape(name),
+        )
+
+
+def _join_rows(names: Sequence[str], parts: Sequence[Matrix], shape: Sequence[int]) -> Matrix:
+    """Weights in few bits, by output rows."""
+    quantized = [part for part in parts if isinstance(part, Quantized)]
+    floats = [part for part in parts if isinstance(part, Tensor)]
+    if not quantized:
+        return torch.cat(floats, dim=-2)
+    stacked = None if floats else stack_rows(quantized)
+    if stacked is None:
+        raise CheckpointError(
+            f"Tensors {', '.join(map(quoted, names))} are stored in different formats, but make "
+            f"one tensor of shape {list(shape)}."
+        )
+    return stacked
 
 
 def _floats(files: SafetensorsFiles) -> TensorSource:
@@ -104,17 +138,27 @@ _READABLE: TableKinds[TensorSource] = TableKinds(
     gguf=GGUFTensors,
     tower=TowerTensors,
     floats=_floats,
-    compressed=CompressedTensors,
+    packed=packed_tensors,
     renamed=_Renamed,
     joined=_Joined,
     fused=_FusedExperts,
+    stacked=_StackedExperts,
     guarded=GuardedTensors,
 )
 
 
-def open_checkpoint(path: Path, vision: bool = False, mmproj: Path | None = None) -> Checkpoint:
-    """Open a folder with config.json and safetensors, or a GGUF file: `open_stored`."""
-    return open_stored(path, _READABLE, vision, mmproj)
+def open_checkpoint(
+    path: Path, vision: bool = False, mmproj: Path | None = None, lora: Path | None = None
+) -> Checkpoint:
+    """Open a folder with config.json and safetensors, or a GGUF file: `open_stored`.
+
+    With the folder of a LoRA its tensors are those that the adapter makes of them.
+    """
+    checkpoint = open_stored(path, _READABLE, vision, mmproj)
+    if lora is None:
+        return checkpoint
+    merged = MergedTensors(checkpoint.source, lora, checkpoint.config.tie_embeddings)
+    return replace(checkpoint, source=merged)
 
 
 @contextmanager

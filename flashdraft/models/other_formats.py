@@ -6,14 +6,14 @@ folder is called by its name and not by a tensor's shape. It reads no weights.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from flashdraft.errors import UnsupportedModelError, quoted
-from flashdraft.models.config.quantization import unsupported_weights
+from flashdraft.models.config.quantizers import FILES, from_file
 from flashdraft.models.config.target import ModelConfig
+from flashdraft.models.config.weight_format import unsupported_weights
 from flashdraft.models.files.opening import read_json
 from flashdraft.models.gguf.file import GGUFFile
 from flashdraft.models.gguf.tower import is_tower_file
@@ -30,8 +30,8 @@ class _Mark(NamedTuple):
 def _lora(file: Path) -> str:
     base = _said(read_json(file), "base_model_name_or_path")
     return (
-        f"a LoRA adapter for {base}, not a model: merge it into that model first (peft: "
-        "`merge_and_unload()`, then `save_pretrained()`) and name the merged folder"
+        f"a LoRA adapter for {base}, not a model: name that model, and this folder by --lora (in "
+        "Python: lora=…)"
     )
 
 
@@ -61,16 +61,9 @@ _FOLDERS = (
 )
 _ADAPTERS = ("adapter_model.safetensors", "adapter_model.bin")
 _TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
-# beside a config.json that does not itself say how the weights are quantised: who wrote the file,
-# and the key (of its "quantization", where it has one) that tells more
-_QUANTIZER_FILES = (
-    ("hf_quant_config.json", "by ModelOpt", "quant_algo"),
-    ("quantize_config.json", "by GPTQ", "bits"),
-    ("quant_config.json", "by AWQ", "w_bit"),
-)
 # names that end so, in files whose config says nothing of it
 _TENSORS = (
-    ((".qweight", ".qzeros"), "by GPTQ or AWQ"),
+    ((".qweight", ".qzeros"), "by GPTQ or AWQ without a config that says how"),
     ((".absmax", ".quant_map", ".SCB"), "by bitsandbytes"),
     ((".scales", ".biases"), "by MLX"),
     (("_proj_blocks", "_proj_scales"), "in MXFP4"),
@@ -91,7 +84,6 @@ _GGUF_KINDS = {  # general.type
     "adapter": "a LoRA adapter: merge it first (llama.cpp: `llama-export-lora`)",
     "imatrix": "an importance matrix and no model: name the model's own file",
 }
-_GGUF_PART = re.compile(r".+-(\d{5})-of-(\d{5})\.gguf")
 _SHOWN = 3
 
 
@@ -125,7 +117,7 @@ _DRAFTERS_KEYS = ("dflash_config", "speculators_config")
 
 
 def refuse_other_config(folder: Path, config: Mapping[str, Any]) -> None:
-    """Raise if a config, or a file beside it, is of a model or a quantiser that is not read."""
+    """Raise if a config is of a model that is not read."""
     names = config.get("architectures")
     if any(key in config for key in _DRAFTERS_KEYS):
         raise UnsupportedModelError(
@@ -143,16 +135,17 @@ def refuse_other_config(folder: Path, config: Mapping[str, Any]) -> None:
             f"{folder} is an encoder-decoder ({quoted(config.get('model_type'))}); decoders alone "
             "are supported."
         )
+
+
+def with_quantizer(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
+    """A config with what a file beside it says of its weights, where it says nothing itself."""
     if config.get("quantization_config"):
-        return  # which says it itself
-    for file, maker, key in _QUANTIZER_FILES:
-        if not (folder / file).is_file():
-            continue
-        said = read_json(folder / file)
-        inner = said.get("quantization")
-        value = (inner if isinstance(inner, Mapping) else said).get(key)
-        if value is not None:
-            raise unsupported_weights(f"{maker} ({key} {quoted(value)} in {file})")
+        return config
+    for file, method in FILES.items():
+        said = from_file(method, read_json(folder / file)) if (folder / file).is_file() else None
+        if said is not None:
+            return {**config, "quantization_config": said}
+    return config
 
 
 def refuse_other_tensors(names: Iterable[str]) -> None:
@@ -164,15 +157,7 @@ def refuse_other_tensors(names: Iterable[str]) -> None:
 
 
 def refuse_other_gguf(file: GGUFFile) -> None:
-    """Raise if a GGUF file is a part of a model, or none."""
-    part = _GGUF_PART.fullmatch(file.path.name)
-    stored = file.whole_numbers("split.count", 0) if "split.count" in file.metadata else [0]
-    count = max(*stored, int(part[2]) if part else 0)
-    if count > 1:
-        raise UnsupportedModelError(
-            f"{file.path} is one of {count} parts of a split GGUF; join them first with llama.cpp: "
-            "`llama-gguf-split --merge FIRST_PART WHOLE.gguf`."
-        )
+    """Raise if a GGUF file is no model."""
     kind = file.metadata.get("general.type")
     if is_tower_file(file):
         kind = "mmproj"

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from flashdraft.kernels.interface import Kernels
+from flashdraft.models.adapters.config import require_adapter
 from flashdraft.models.drafter.loading import load_drafter
 from flashdraft.models.drafter.model import Drafter, PackedDrafter
 from flashdraft.models.files.opening import reading
@@ -53,16 +54,22 @@ class OpenPair:
 
 
 def open_pair(
-    model: str, drafter: str | None, vision: bool = True, mmproj: str | None = None
+    model: str,
+    drafter: str | None,
+    vision: bool = True,
+    mmproj: str | None = None,
+    lora: str | None = None,
 ) -> OpenPair:
     """A target and, where one is named, its drafter; what is missing of either is fetched.
 
     The target has its tower for pictures, if `vision` asks for it and flashdraft can run it: of a
-    GGUF model `mmproj` names it, or it lies beside the model's file.
+    GGUF model `mmproj` names it, or it lies beside the model's file. `lora` is the folder of an
+    adapter, which is merged into it.
     """
+    adapter = None if lora is None else require_adapter(lora)
     sources = find_sources(model, drafter, vision, mmproj)
     path, tower = sources.target, sources.mmproj
-    return OpenPair(path, open_checkpoint(path, vision, tower), drafter, sources.drafter)
+    return OpenPair(path, open_checkpoint(path, vision, tower, adapter), drafter, sources.drafter)
 
 
 def find_sources(

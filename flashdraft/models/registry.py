@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from flashdraft.kernels.interface import Kernels
 from flashdraft.models.config.target import ModelConfig
 from flashdraft.models.files.opening import reading
-from flashdraft.models.gemma4 import Gemma4Target
+from flashdraft.models.gemma import GemmaTarget
 from flashdraft.models.layers import Target
 from flashdraft.models.llama import LlamaTarget
 from flashdraft.models.weights import TensorSource, Weights
 
-FAMILIES: dict[str, Callable[..., Target]] = {"llama": LlamaTarget, "gemma4": Gemma4Target}
+FAMILIES: dict[str, Callable[..., Target]] = {"llama": LlamaTarget, "gemma": GemmaTarget}
 
 
 def build_target(

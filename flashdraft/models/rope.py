@@ -22,6 +22,7 @@ class Rope:
 
     def __init__(self, config: RopeConfig, device: torch.device) -> None:
         self._inverse_frequencies = inverse_frequencies(config)
+        self._length = dict(config.scaling).get("attention_factor", 1.0)  # of rotated vectors
         empty = torch.empty(0, config.head_dim // 2, dtype=torch.float32, device=device)
         self._table = RopeTable(empty, empty)
 
@@ -32,8 +33,8 @@ class Rope:
             starts = range(num_positions, length, BLOCK_POSITIONS)
             angles = [self._block_angles(start) for start in starts]
             self._table = RopeTable(
-                cos=_append(self._table.cos, [torch.cos(block) for block in angles]),
-                sin=_append(self._table.sin, [torch.sin(block) for block in angles]),
+                cos=_append(self._table.cos, [torch.cos(block) * self._length for block in angles]),
+                sin=_append(self._table.sin, [torch.sin(block) * self._length for block in angles]),
             )
         return self._table
 
@@ -48,7 +49,7 @@ def inverse_frequencies(config: RopeConfig) -> Tensor:
     """[head_dim // 2] float32 on the CPU; 0 where a pair of dimensions does not rotate."""
     # The exponent's denominator is the whole head even where only a part of it rotates.
     exponents = torch.arange(0, config.rotary_dims, 2, dtype=torch.float32) / config.head_dim
-    rotating = _scale(1.0 / (config.theta**exponents), dict(config.scaling))
+    rotating = _scale(config.theta**exponents, config)
     still = torch.zeros(config.head_dim // 2 - rotating.shape[0])
     return torch.cat([rotating, still])
 
@@ -68,10 +69,33 @@ def _append(table: Tensor, blocks: list[Tensor]) -> Tensor:
     return torch.cat([table, *(block.to(table.device) for block in blocks)])
 
 
-def _scale(frequencies: Tensor, scaling: dict[str, float]) -> Tensor:
+def _scale(wavelengths: Tensor, config: RopeConfig) -> Tensor:
+    """Frequencies of these wavelengths, over 2 pi, as the config scales them."""
+    scaling = dict(config.scaling)
+    if "beta_fast" in scaling:
+        return _scale_yarn(wavelengths, config, scaling)
     if "low_freq_factor" in scaling:
-        return _scale_llama3(frequencies, scaling)
-    return frequencies / scaling.get("factor", 1.0)  # "linear" scaling, or none
+        return _scale_llama3(1.0 / wavelengths, scaling)
+    return 1.0 / wavelengths / scaling.get("factor", 1.0)  # "linear" scaling, or none
+
+
+def _scale_yarn(wavelengths: Tensor, config: RopeConfig, scaling: dict[str, float]) -> Tensor:
+    """Divide by `factor` what turns seldom in the trained context, keep what turns often."""
+    pairs = wavelengths.shape[0]
+
+    def place(num_turns: float) -> float:
+        """Of the pair of dimensions that turns so often within the trained context."""
+        period = scaling["original_max_position_embeddings"] / (num_turns * 2 * math.pi)
+        return config.head_dim * math.log(period) / (2 * math.log(config.theta))
+
+    low, high = place(scaling["beta_fast"]), place(scaling["beta_slow"])
+    if scaling["truncate"]:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, config.head_dim - 1)
+    width = high - low or 0.001
+    keep = 1 - ((torch.arange(pairs, dtype=torch.float32) - low) / width).clamp(0, 1)
+    slowed = 1.0 / (scaling["factor"] * wavelengths)
+    return slowed * (1 - keep) + 1.0 / wavelengths * keep
 
 
 def _scale_llama3(frequencies: Tensor, scaling: dict[str, float]) -> Tensor:

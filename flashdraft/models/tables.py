@@ -19,12 +19,19 @@ _TEXT_PREFIXES = (
     ("language_model.model.", "model."),
     ("language_model.lm_head.", "lm_head."),
 )
+# experts and what chooses them have the same names in every family
+_EXPERTS_PLACES = (
+    (".moe.experts.", ".experts."),
+    (".mlp.experts.", ".experts."),
+    (".mlp.gate.", ".router.proj."),
+)
 _OTHER_MODALITIES = re.compile(
     r"(model\.)?(vision_tower|vision_model|audio_tower|multi_modal_projector|embed_vision|embed_audio)\."
 )
 _TOWER = re.compile(r"(model\.)?((vision_tower|embed_vision)\..+)")
 _NOT_OF_TOWER = "embed_vision.embedding."  # a table of tokens that nothing reads
 _EXPERT = re.compile(r"(.+\.experts)\.([0-9]+)\.(gate|up|down)_proj\.weight")
+STACKED = ".experts.gate_proj"  # of all experts
 _MAX_DIGITS = 9  # of an expert's number
 
 
@@ -127,6 +134,41 @@ class FusedTable:
         return sum(found) if len(found) == len(sizes) else None
 
 
+class StackedTable:
+    """Joins `experts.gate_proj` and `up_proj`, each of all experts, into `gate_up_proj`."""
+
+    def __init__(self, source: TensorTable) -> None:
+        self._source = source
+        gates = [name for name in source.names() if name.endswith(STACKED)]
+        prefixes = [name.removesuffix(STACKED) for name in gates]
+        self._stacks = {
+            f"{prefix}.experts.gate_up_proj": (f"{prefix}{STACKED}", f"{prefix}.experts.up_proj")
+            for prefix in prefixes
+        }
+        joined = {part for parts in self._stacks.values() for part in parts}
+        self._plain = [name for name in source.names() if name not in joined]
+
+    def names(self) -> Iterable[str]:
+        return [*self._plain, *self._stacks]
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        if name not in self._stacks:
+            return self._source.shape(name)
+        gate, up = (self._source.shape(part) for part in self._stacks[name])
+        if gate != up:
+            raise CheckpointError(
+                f"Tensors {', '.join(map(quoted, self._stacks[name]))} have the shapes "
+                f"{list(gate)} and {list(up)}; they must agree."
+            )
+        return (gate[0], 2 * gate[1], *gate[2:])
+
+    def quantized_bytes(self, name: str) -> int | None:
+        parts = self._stacks.get(name, (name,))
+        sizes = [self._source.quantized_bytes(part) for part in parts]
+        found = [size for size in sizes if size is not None]
+        return sum(found) if len(found) == len(sizes) else None
+
+
 class GuardedTable:
     """A checkpoint's tensors; what goes wrong with one names the file and the tensor."""
 
@@ -156,7 +198,7 @@ def plain_names(table: TensorTable, with_tower: bool = False) -> dict[str, str]:
     """
     stored: dict[str, str] = {}
     for name in table.names():
-        plain = (_tower_name(name) if with_tower else None) or _plain_name(name)
+        plain = (_tower_name(name) if with_tower else None) or plain_name(name)
         if plain is None:
             continue
         if plain in stored:
@@ -185,14 +227,16 @@ def _tower_name(name: str) -> str | None:
     return f"model.{match[2]}"
 
 
-def _plain_name(name: str) -> str | None:
+def plain_name(name: str) -> str | None:
     """The text model's name for a stored tensor; None for one that is not part of it."""
     if _OTHER_MODALITIES.match(name) or name.endswith(".rotary_emb.inv_freq"):
         return None
     for prefix, plain in _TEXT_PREFIXES:
         if name.startswith(prefix):
             name = plain + name.removeprefix(prefix)
-    return name.replace(".moe.experts.", ".experts.")
+    for stored, plain in _EXPERTS_PLACES:
+        name = name.replace(stored, plain)
+    return name
 
 
 def _expert_part(prefix: str, found: dict[tuple[int, str], str], expert: int, kind: str) -> str:

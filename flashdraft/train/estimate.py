@@ -110,9 +110,9 @@ def target_parameters(config: ModelConfig) -> int:
     """How many weights of the target's layers take part in a token (its experts': the chosen)."""
     hidden, total = config.hidden_size, 0
     for layer in config.layers:
-        values = 0 if layer.share_kv else 1
-        total += hidden * layer.head_dim * (2 * layer.num_heads + (1 + values) * layer.num_kv_heads)
-        total += 3 * hidden * config.intermediate_size
+        kinds = 0 if layer.kv_source is not None else 1 if layer.share_kv else 2
+        total += hidden * layer.head_dim * (2 * layer.num_heads + kinds * layer.num_kv_heads)
+        total += 3 * hidden * layer.intermediate_size
         if config.experts is not None:
             total += 3 * hidden * config.experts.intermediate_size * config.experts.num_chosen
     return total
@@ -142,7 +142,9 @@ def batch_bytes(
     value = 2 if device.type == "cuda" else 4
     hidden, layers = drafter.hidden_size, drafter.num_layers
     kv = 2 * drafter.num_kv_heads * drafter.head_dim
-    cache = sum(2 * layer.num_kv_heads * layer.head_dim for layer in target.layers) * config.rows
+    cache = (
+        sum(2 * layer.num_kv_heads * layer.head_dim for layer in target.cached_layers) * config.rows
+    )
     features = config.rows * hidden * (len(drafter.tap_layers) + 3)
     context = config.rows * (2 * hidden + layers * 2 * kv)
     per_row = 8 * hidden + 3 * drafter.intermediate_size

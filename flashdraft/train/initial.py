@@ -71,9 +71,9 @@ def drafter_config(
         first.head_dim,
         first.rope,
     )
-    inner = target.intermediate_size
+    inner = target.intermediate_size or 3 * target.hidden_size  # of experts alone: as published
     windows: tuple[int | None, ...] = (None,) * layers
-    if target.family == "gemma4":
+    if target.family == "gemma":
         if target.hidden_size >= 8 * _GEMMA_HEAD_DIM:
             head_dim, kv_heads = _GEMMA_HEAD_DIM, _GEMMA_KV_HEADS
             # about 1.5 times the width: 64 heads for 31B, 32 for 26B-A4B

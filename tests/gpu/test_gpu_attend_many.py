@@ -28,6 +28,7 @@ REAL = {
     "31B, full": (32, 4, 512, None, CAUSAL, DECODING),
     "31B, full, prompts": (32, 4, 512, None, CAUSAL, DECODING + PROMPTS),
     "31B, full, a prompt": (32, 4, 512, None, CAUSAL, [(0, 700)]),
+    "31B, full, long": (32, 4, 512, None, CAUSAL, [(9000, 130), (0, 33), (2500, 700)]),
     "31B, full, one each": (32, 4, 512, None, CAUSAL, [*ONE_EACH, (0, 90)]),
     "26B, sliding": (16, 8, 256, 1024, CAUSAL, DECODING + PROMPTS),
     "26B, full": (16, 2, 512, None, CAUSAL, DECODING + PROMPTS),
@@ -69,6 +70,26 @@ def test_it_is_what_torch_says(case):
         found = attend(kernels, query, keys, num_processors)
         assert (found.cpu().float() - expected).norm() < 0.006 * expected.norm()
         assert torch.equal(found, attend(kernels, query, keys, num_processors))
+
+
+@pytest.mark.parametrize("case", [name for name in REAL if REAL[name][2] > 128])
+def test_one_block_or_two_have_a_tile(case):
+    """Whichever the rule chooses: on many processors, and on few, where tiles are in parts."""
+    from flashdraft.kernels.cuda.attention import many_rows
+
+    query, keys, expected = make(case)
+    kernels, query, keys = make_kernels(), to_device(query), to_device(keys)
+    heads, kv_heads, dim, *_, sequences = REAL[case]
+    sizes = len(query), len(sequences), heads, kv_heads, dim
+    meetings = torch.zeros(many_rows.MAX_PLACES, device=query.device, dtype=torch.int32)
+    for num_processors in (kernels._limits.num_processors, 50, 9, 2):
+        limits = kernels._limits._replace(num_processors=num_processors)
+        alone = many_rows.plan_alone(*sizes, limits)
+        for plan in (alone, many_rows.plan_teams(alone, len(sequences))):
+            found, again = (many_rows.attend_by(plan, query, keys, meetings) for _ in range(2))
+            assert (found.cpu().float() - expected).norm() < 0.006 * expected.norm()
+            assert torch.equal(found, again)
+            assert not meetings.any()
 
 
 def test_a_captured_launch_follows_its_tables():

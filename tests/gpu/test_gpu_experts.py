@@ -18,6 +18,8 @@ CUDA = torch.device("cuda")
 HIDDEN, INNER, NUM_EXPERTS, NUM_CHOSEN = 2816, 704, 128, 8
 RELATIVE = {torch.bfloat16: 8e-3, torch.float16: 1e-3, torch.float32: 2e-5}
 
+SLABS_PLANS = [(64, 4), (32, 4), (64, 3), (128, 3), (128, 2), (32, 2, 2), (16, 2, 2)]
+
 
 def triton_kernels(dtype: torch.dtype, exact: bool = False) -> Any:
     from flashdraft.kernels.cuda.backend import TritonKernels
@@ -49,7 +51,7 @@ def relative_error(found: Tensor, expected: Tensor) -> float:
 
 
 @pytest.mark.parametrize("routing", ["degenerate", "uniform"])
-@pytest.mark.parametrize("rows", [1, 2, 7, 16, 17, 32, 33, 64, 65, 512, 2100])
+@pytest.mark.parametrize("rows", [1, 2, 7, 16, 17, 32, 33, 64, 65, 128, 512, 513, 1024, 2100])
 def test_experts_match_float32(rows: int, routing: str) -> None:
     check_experts(rows, routing, torch.bfloat16, Activation.GELU_TANH)
 
@@ -71,6 +73,34 @@ def check_experts(rows: int, routing: str, dtype: torch.dtype, activation: Activ
     assert found.dtype == dtype and found.shape == (rows, HIDDEN)
     assert relative_error(found, expected) < RELATIVE[dtype]
     assert torch.equal(found, kernels.experts(x, *packed, chosen, weights, activation))
+
+
+@pytest.mark.parametrize("plan", SLABS_PLANS)
+@pytest.mark.parametrize("routing", ["degenerate", "uniform", "skewed"])
+def test_slabs_of_every_plan_match_float32(routing: str, plan: tuple[int, ...]) -> None:
+    """Also a layer whose experts have from no row to all of them."""
+    from flashdraft.kernels.cuda.experts import slabs
+    from flashdraft.kernels.cuda.experts.plan import SlabsPlan
+
+    if torch.cuda.get_device_capability(CUDA) != (9, 0):
+        pytest.skip("only Hopper has the instructions")
+    kernels, reference = triton_kernels(torch.bfloat16), TorchKernels(CUDA, torch.float32)
+    gate_up, down = make_weights()
+    exact: Any = Converted(gate_up), Converted(down)
+    for rows in (1, 16, 100, 300):
+        x, chosen, weights = make_rows(rows, routing, torch.bfloat16)
+        if routing == "skewed":  # the first expert has every row, the last ones none
+            luck = torch.rand(rows, NUM_EXPERTS, device=CUDA)
+            luck[:, 0], luck[:, 9:40] = 2.0, luck[:, 9:40] ** 4
+            chosen = luck[:, :120].argsort(1, descending=True)[:, :NUM_CHOSEN].contiguous()
+        inputs = (chosen, weights, Activation.GELU_TANH)
+        settings = (*inputs, SlabsPlan(*plan), kernels._limits)
+        found = slabs.mix_planned(x, gate_up, down, *settings)
+        assert found is not None
+        assert relative_error(found, reference.experts(x.float(), *exact, *inputs)) < 8e-3
+        for _ in range(5):  # whichever block is first
+            again = slabs.mix_planned(x, gate_up, down, *settings)
+            assert again is not None and torch.equal(found, again)
 
 
 class Converted:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from flashdraft.kernels.cuda.quantized.layout import pack_quantized
-from flashdraft.kernels.kinds import Activation
+from flashdraft.kernels.kinds import Activation, Scheme
 from tests.gpu.products import (
     check_every_fp8_number,
     check_gates,
@@ -75,6 +75,60 @@ def test_large_weights(name, num_rows, out, depth):
     for dim in (0, 1):
         apart = (found - expected).norm(dim=dim) / expected.norm(dim=dim)
         assert float(apart.max()) < 0.006
+
+
+SHAPES = [(rows, tiles, 12) for rows in (32, 64, 96, 128) for tiles in (1, 2)]
+SHAPES += [(192, 1, 12), (256, 1, 12), *((rows, 1, 16) for rows in (32, 64, 96, 128))]
+
+
+def test_these_are_all_shapes():
+    from flashdraft.kernels.cuda.quantized import many_rows_plan
+
+    assert set(SHAPES) == set(many_rows_plan.SHAPES)
+
+
+@pytest.mark.parametrize("name", ["q4_0", "q8_0", "fp8 row", "w4a16 128"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_tiles_of_every_shape(name, shape):
+    """Gates as well, over columns that fill no tile, by rows that fill none."""
+    from flashdraft.kernels.cuda.quantized.few_rows_plan import describe_product
+    from flashdraft.kernels.cuda.quantized.many_rows import launch
+    from flashdraft.kernels.cuda.quantized.many_rows_plan import make_plan
+
+    torch.manual_seed(4)
+    weight = FORMATS[name](out=2 * 2720, depth=2816).to(DEVICE)
+    packed, arrivals = pack_quantized(weight), torch.zeros(1 << 18, device=DEVICE).int()
+    for num_rows in (shape[0] - 9, shape[0] + 5):
+        x = torch.randn(num_rows, 2816, device=DEVICE).bfloat16()
+        product = describe_product(packed)
+        plan = make_plan(shape, num_rows, product, limits())
+        expected = x.double() @ weight.dequantize().double().T
+        found = launch(x, packed, product, plan, arrivals)
+        assert distance(found.double(), expected) < 0.003
+        product = describe_product(packed, gated=True)
+        plan = make_plan(shape, num_rows, product, limits())
+        found = launch(x, packed, product, plan, arrivals, Activation.SILU)
+        gate, up = expected.bfloat16().double().chunk(2, dim=1)
+        assert distance(found.double(), gate * gate.sigmoid() * up) < 0.006
+        assert not arrivals.any()
+
+
+@pytest.mark.parametrize("name", FEW_ROWS_FORMATS)
+def test_it_is_as_near_as_a_copy_in_bfloat16(name):
+    """Where it rounds a weight, it rounds it as the copy for longer prompts does."""
+    from flashdraft.kernels.cuda.quantized.linear import dequantize
+
+    torch.manual_seed(8)
+    weight = FORMATS[name](out=1024, depth=4096).to(DEVICE)
+    packed = pack_quantized(weight)
+    x = torch.randn(128, 4096, device=DEVICE).bfloat16()
+    expected = x.double() @ weight.dequantize().double().T
+    copied = x @ dequantize(packed, torch.bfloat16).T
+    found = multiply(x, packed)
+    assert distance(found.double(), expected) < 1.02 * distance(copied.double(), expected)
+    if weight.scheme is Scheme.INT4:
+        one = torch.eye(4096, device=DEVICE)[:256].bfloat16()
+        assert torch.equal(multiply(one, packed).T, weight.dequantize(torch.bfloat16)[:, :256])
 
 
 @pytest.mark.parametrize("name", FEW_ROWS_FORMATS)

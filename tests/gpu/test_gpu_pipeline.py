@@ -12,7 +12,7 @@ from flashdraft.core import Request, SamplingParams
 from flashdraft.engine.config import CacheOptions, EngineConfig
 from flashdraft.engine.engine import Engine
 from flashdraft.engine.step.trees import Proposed
-from flashdraft.engine.streams import MOST_GRAPHS
+from flashdraft.engine.streams import MOST_GRAPHS, Graphs
 from flashdraft.kernels.select import select_kernels
 from tests import zoo
 from tests.unit.engine.step.test_pipeline import Oracle, greedy_requests, tokens
@@ -117,3 +117,13 @@ def test_a_drafter_that_is_right_is_accepted():
     drafted = zoo.run(engine, requests)
     assert tokens(drafted) == tokens(zoo.run(Engine(target, config=PLAIN), requests))
     assert sum(g.stats.accepted for g in drafted.values()) > 10
+
+
+def test_what_cannot_be_captured_costs_no_other_its_graph():
+    device = torch.device("cuda")
+    graphs, x = Graphs(device), torch.ones(8, device=device)
+    for key, function in (("waits", lambda: x.sum().item()), ("adds", lambda: x + 1)):
+        graphs.call(key, function)
+        graphs.call(key, function)  # run as it is where a capture went wrong
+    assert graphs.failed == {"waits"} and list(graphs) == ["adds"]
+    assert torch.equal(graphs.call("adds", lambda: x + 1), torch.full_like(x, 2))

@@ -122,17 +122,41 @@ def test_quantized_experts_match_float32(name: str) -> None:
             assert not mix.arrivals.any()
 
 
-@pytest.mark.parametrize("num_rows", [65, 512, 513])
-def test_prompts_of_quantized_experts_match_float32(num_rows: int) -> None:
+@pytest.mark.parametrize("routing", ["degenerate", "uniform"])
+@pytest.mark.parametrize("name", FORMATS)
+def test_more_rows_of_quantized_experts_match_float32(name: str, routing: str) -> None:
+    """On Hopper in slabs, where the formats allow it."""
     from flashdraft.kernels.cuda.backend import TritonKernels
 
-    mix, rows = Mixture("int4"), make_rows(num_rows, "uniform")
-    x, *choice = rows
-    found = TritonKernels(CUDA, torch.bfloat16).experts(
-        x, *mix.packed, *choice, Activation.GELU_TANH
-    )
-    expected = mix.expected(*rows)
-    assert float((found.float() - expected).norm() / expected.norm()) < MOST_ERROR
+    mix, kernels = Mixture(name), TritonKernels(CUDA, torch.bfloat16)
+    for num_rows in (17, 64, 65, 128, 512, 513, 1100):
+        rows = make_rows(num_rows, routing)
+        x, *choice = rows
+        found = kernels.experts(x, *mix.packed, *choice, Activation.GELU_TANH)
+        expected = mix.expected(*rows)
+        error = float((found.float() - expected).norm() / expected.norm())
+        assert error < MOST_ERROR, f"{num_rows} rows: {error}"
+        again = kernels.experts(x, *mix.packed, *choice, Activation.GELU_TANH)
+        assert torch.equal(found, again), "two runs differ"
+
+
+@pytest.mark.parametrize("plan", [(64, 4), (64, 3), (32, 4), (128, 3), (128, 2), (32, 2, 2)])
+@pytest.mark.parametrize("name", ["int4", "int8", "fp8"])
+def test_slabs_of_quantized_experts_match_float32(name: str, plan: tuple[int, ...]) -> None:
+    from flashdraft.kernels.cuda.backend import _read_limits
+    from flashdraft.kernels.cuda.experts import slabs
+    from flashdraft.kernels.cuda.experts.plan import SlabsPlan
+
+    if torch.cuda.get_device_capability(CUDA) != (9, 0):
+        pytest.skip("only Hopper has the instructions")
+    mix, settings = Mixture(name), (SlabsPlan(*plan), _read_limits(CUDA))
+    for num_rows in (1, 40, 200):
+        rows = make_rows(num_rows, "uniform")
+        x, *choice = rows
+        found = slabs.mix_planned(x, *mix.packed, *choice, Activation.GELU_TANH, *settings)
+        expected = mix.expected(*rows)
+        assert found is not None
+        assert float((found.float() - expected).norm() / expected.norm()) < MOST_ERROR
 
 
 @pytest.mark.parametrize("name", ["int4", "fp8"])

@@ -319,7 +319,7 @@ def test_full_layers_that_look_ahead_are_noticed(pair):
     tokens, placed = prompt("middle")
     probe = Probe(pair, "torch")
     for layer in probe.target._layers:
-        layer._attention._sees_pictures_whole = True
+        layer.attention._sees_pictures_whole = True
     logits = probe.logits(tokens, rows_of(pair, len(tokens), placed))
     assert probe.off(logits, pair.expected("middle")) > 1000 * TOLERANCE
 

@@ -13,6 +13,8 @@ from flashdraft.core import Request, SamplingParams
 from flashdraft.engine.cache.layers import cache_layers
 from flashdraft.engine.cache.pages import PageBook
 from flashdraft.engine.cache.storage import KVCache, Span
+from flashdraft.engine.config import CacheOptions, EngineConfig
+from flashdraft.engine.engine import Engine
 from flashdraft.engine.sequence import Sequence
 from flashdraft.models.config.target import ModelConfig
 from flashdraft.models.layers import ForwardBatch
@@ -50,11 +52,35 @@ GEMMA = {
     "final_logit_softcapping": 30.0,
     "max_position_embeddings": 256,
 }
+GEMMA3 = {
+    **{key: GEMMA[key] for key in ("sliding_window", "layer_types", "head_dim")},
+    **LLAMA,
+    "num_hidden_layers": 6,
+}
+GEMMA4_SMALL = {
+    **{key: value for key, value in GEMMA.items() if key != "num_global_key_value_heads"},
+    "attention_k_eq_v": False,
+    "num_kv_shared_layers": 3,
+    "use_double_wide_mlp": True,
+    "hidden_size_per_layer_input": 16,
+    "vocab_size_per_layer_input": 211,
+}
+GEMMA3_ROPE = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+    "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1000000.0},
+}
 MOE = {
     "enable_moe_block": True,
     "num_experts": 8,
     "top_k_experts": 3,
     "moe_intermediate_size": 24,
+}
+QWEN3_MOE = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
+YARN = {
+    "rope_type": "yarn",
+    "factor": 8.0,
+    "original_max_position_embeddings": 32,
+    "rope_theta": 1000000.0,
 }
 LLAMA3 = {
     "rope_type": "llama3",
@@ -76,12 +102,47 @@ def _config(name: str):
         "qwen3_sliding": lambda: transformers.Qwen3Config(
             **LLAMA, head_dim=32, use_sliding_window=True, sliding_window=8, max_window_layers=2
         ),
+        "qwen2": lambda: transformers.Qwen2Config(**LLAMA),
+        "qwen2_sliding": lambda: transformers.Qwen2Config(
+            **LLAMA, use_sliding_window=True, sliding_window=8, max_window_layers=2
+        ),
+        "mistral": lambda: transformers.MistralConfig(**LLAMA, head_dim=32, sliding_window=None),
+        "mistral_sliding": lambda: transformers.MistralConfig(**LLAMA, sliding_window=8),
+        "qwen3_yarn": lambda: transformers.Qwen3Config(**LLAMA, head_dim=32, rope_parameters=YARN),
+        "qwen3_moe": lambda: transformers.Qwen3MoeConfig(
+            **LLAMA, **QWEN3_MOE, head_dim=32, norm_topk_prob=True
+        ),
+        "gemma3": lambda: transformers.Gemma3TextConfig(**GEMMA3),
+        "gemma3_linear": lambda: transformers.Gemma3TextConfig(
+            **GEMMA3, query_pre_attn_scalar=24, rope_parameters=GEMMA3_ROPE
+        ),
         "gemma4": lambda: transformers.Gemma4TextConfig(**GEMMA),
+        "gemma4_12b": lambda: transformers.Gemma4UnifiedTextConfig(
+            **{key: value for key, value in GEMMA.items() if key != "hidden_size_per_layer_input"}
+        ),
+        "gemma4_small": lambda: transformers.Gemma4TextConfig(**GEMMA4_SMALL),
         "gemma4_moe": lambda: transformers.Gemma4TextConfig(**GEMMA, **MOE),
     }[name]()
 
 
-NAMES = ["llama", "llama_bias_scaled", "qwen3", "qwen3_sliding", "gemma4", "gemma4_moe"]
+NAMES = [
+    "llama",
+    "llama_bias_scaled",
+    "qwen3",
+    "qwen3_sliding",
+    "qwen2",
+    "qwen2_sliding",
+    "mistral",
+    "mistral_sliding",
+    "qwen3_yarn",
+    "qwen3_moe",
+    "gemma3",
+    "gemma3_linear",
+    "gemma4",
+    "gemma4_12b",
+    "gemma4_small",
+    "gemma4_moe",
+]
 
 
 @pytest.fixture(scope="module", params=NAMES)
@@ -127,7 +188,7 @@ class Probe:
         self.book.truncate(self.sequence, start)
         assert self.book.reserve(self.sequence, start + len(tokens))
         rows = self.cache.rows(self.book, [Span(self.sequence, start, len(tokens))])
-        caches = self.cache.layers(rows.views, 0, len(self.target.config.layers))
+        caches = self.cache.layers(rows.views, 0, len(self.target.config.cached_layers))
         batch = ForwardBatch(rows.positions, rows.end_position, caches)
         output = self.target.forward(torch.tensor(tokens), batch)
         self.book.recycle(self.sequence, start)
@@ -158,6 +219,33 @@ def test_logits_and_taps_match_transformers(pair, backend):
         tapped.append(chunk_taps[:keep])
     assert (torch.cat(seen) - expected).abs().max() <= TOLERANCE
     assert (torch.cat(tapped) - taps).abs().max() <= 10 * TOLERANCE
+
+
+@pytest.mark.parametrize("drafts", ["plain", "ngram", "drafter"])
+def test_greedy_answers_are_those_of_transformers(pair, drafts):
+    """Past every window, with a random drafter's offers and with what is looked up."""
+    model, folder = pair
+    prompt = torch.randint(1, 211, (14,), generator=torch.Generator().manual_seed(4)).tolist() * 2
+    with torch.no_grad():
+        expected = model.generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+            max_new_tokens=24,
+            min_new_tokens=24,
+            do_sample=False,
+        )[0, len(prompt) :].tolist()
+    target = Probe(folder, "float32").target
+    drafter = None
+    if drafts == "drafter":
+        drafter = zoo.tiny_drafter(target.kernels, vocab_size=211, hidden_size=64)
+    config = EngineConfig(
+        verify=0 if drafts == "plain" else 7, ngram=drafts == "ngram", cache=CacheOptions(0.01)
+    )
+    params = SamplingParams(max_tokens=24, ignore_eos=True)
+    done = zoo.run(Engine(target, drafter, config), [Request("a", prompt, params, 0)])["a"]
+    assert done.token_ids == expected
+    if drafts != "ngram":  # nothing may have come up before
+        assert (done.stats.drafted > 0) is (drafts == "drafter")
 
 
 def test_the_hub_form_of_a_gemma4_config_reads_like_the_saved_one(tmp_path):

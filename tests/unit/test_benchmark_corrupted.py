@@ -20,7 +20,7 @@ def test_every_corrupted_checkpoint_is_refused_in_words_or_answers(tmp_path: Pat
     assert found["faults"] == []
     outcomes = {outcome for counts in found["by_kind"].values() for outcome in counts}
     assert {"loaded", "CheckpointError", "UnsupportedModelError"} <= outcomes
-    assert len(found["by_kind"]) == 5 and len(found["by_base"]) == 8
+    assert len(found["by_kind"]) == 5 and len(found["by_base"]) == 12
 
 
 def test_a_seed_is_a_case(tmp_path: Path) -> None:

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from benchmarks import formats, formats_blocks, formats_measure, formats_table
-from benchmarks.formats import Bench, breaks_law, run
+from benchmarks.formats import Bench, RoundingKernels, breaks_law, run
 from benchmarks.formats_blocks import encode
-from benchmarks.formats_files import FORMATS, Format, make_checkpoint, stored_kind
+from benchmarks.formats_files import FORMATS, ROUNDED, Format, make_checkpoint, stored_kind
 from benchmarks.formats_measure import (
     Answers,
     Text,
@@ -32,7 +32,7 @@ from flashdraft import LLM
 from flashdraft.core import FinishReason, Generation, GenerationStats, TokenLogprob
 from flashdraft.errors import FlashdraftError, RequestError
 from flashdraft.kernels.kinds import Scheme
-from flashdraft.kernels.quantized import quantize
+from flashdraft.kernels.quantized import quantize, round_rows
 from flashdraft.models.gguf.blocks import unpack_blocks
 from flashdraft.models.gguf.file import GGUFFile
 from flashdraft.models.gguf.values import read_tensor
@@ -246,6 +246,28 @@ def test_every_format_of_a_tiny_pair_is_measured(
     assert first["answers"]["prompts"] == 2 and first["answers"]["accepted_ratio"] == 1
     document = {"environment": {}, "settings": {}, "rows": rows}
     assert len(table(document)) == 2 + len(FORMATS)
+
+
+def test_activations_are_rounded_beside_weights(
+    source: GGUFFile, drafter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the target's layers alone; and models that are loaded later are not."""
+    monkeypatch.setattr(formats, "PROMPTS", ["the quick fox", "the lazy dog"])
+    monkeypatch.setattr(formats, "LICENSE_TOKENS", 70)
+    settings = Bench("cpu", 12), tmp_path, False, False
+    rows = list(run(source, drafter, *settings, ROUNDED))
+    assert [row["format"] for row in rows] == [one.name for one in ROUNDED]
+    found = {row["format"]: row["texts"]["license"]["mean_kl"] for row in rows}
+    for scheme in ("fp8", "int8"):
+        assert 0 < found[scheme] < found[f"{scheme}, activations too"]
+    assert not any(breaks_law(row, on_gpu=False) for row in rows)
+    kernels = RoundingKernels(Scheme.FP8)
+    weight, x = torch.randn(8, 32), torch.randn(3, 32)
+    plain, rounded = kernels.pack_head(weight), kernels.pack(weight)
+    torch.testing.assert_close(kernels.linear(x, plain), x @ weight.T)
+    expected = round_rows(x, Scheme.FP8) @ weight.T
+    torch.testing.assert_close(kernels.linear(x, rounded), expected)
+    assert torch.equal(kernels.linear(x[:1], rounded), kernels.linear(x, rounded)[:1])
 
 
 @pytest.fixture(scope="module")

@@ -87,7 +87,7 @@ def test_what_the_table_advises_exists(llm: LLM) -> None:
     known = {
         *SamplingParams.__dataclass_fields__,
         *("draft", "quantize", "max_context", "max_batch", "cache_gb", "kv_dtype", "dtype"),
-        *("device", "grammar", "tools", "chat_template_kwargs", "vision", "mmproj"),
+        *("device", "grammar", "tools", "chat_template_kwargs", "vision", "mmproj", "lora"),
     }
     typed = {
         name

@@ -35,9 +35,9 @@ ORDER = {
     "kernels.cuda": "driver, overlap, plan | dense | advance, draw, layout, settle"
     " | tree | attention, dense_backend, loss, quantized | experts | quantized_backend"
     " | expert_backend | backend",
-    "models": "config | files, rope | compressed_tensors, gguf, tables"
-    " | other_formats, sources, tokenizer, weights | layers, stored"
-    " | drafter, llama, loading, stream_decoder, vision | gemma4 | registry | pairs",
+    "models": "config, readable | files, rope | gguf, packed, tables"
+    " | other_formats, sources, tokenizer, weights | adapters, layers, stored"
+    " | drafter, llama, loading, stream_decoder, vision | gemma | registry | pairs",
     "server": "settings, telemetry | http, process | answering | anthropic, ollama, openai"
     " | service | routes | app | launch",
     "train": "export, initial, lock | data | fit | estimate, evaluate, origin | job"

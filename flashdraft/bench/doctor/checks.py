@@ -23,7 +23,7 @@ from flashdraft.bench.doctor.report import OK, PROBLEM, WARNING, Finding
 from flashdraft.core import VERSION, Generation
 from flashdraft.engine.config import DEFAULT_CACHE, CacheOptions
 from flashdraft.kernels.cpu import backend as cpu_backend
-from flashdraft.kernels.cuda.quantized.layout import pack_quantized
+from flashdraft.kernels.cuda.quantized.layout import pack_quantized, round_activations
 from flashdraft.kernels.interface import (
     BIDIRECTIONAL,
     CAUSAL,
@@ -40,7 +40,7 @@ from flashdraft.kernels.interface import (
     Trees,
 )
 from flashdraft.kernels.kinds import Activation, Scheme
-from flashdraft.kernels.quantized import quantize, stack_experts
+from flashdraft.kernels.quantized import quantize, round_rows, stack_experts
 from flashdraft.kernels.torch_backend import TorchKernels
 
 GB = 10**9
@@ -227,6 +227,12 @@ def _quantized_operations(
         theirs = reference.gated_linear(wide, plain, Activation.SILU)
         ours = kernels.gated_linear(rows, packed, Activation.SILU)
         yield f"{scheme} gated_linear", limit, ours, theirs
+    if kernels.activations is scheme:
+        many, rounded = draw(20, 256), round_activations(packed, scheme)
+        for rows in (many[:1], many):
+            values = round_rows(rows, scheme).to(reference.dtype)
+            ours, theirs = kernels.linear(rows, rounded), reference.linear(values, plain)
+            yield f"{scheme} linear of rounded rows", limit, ours, theirs
     norm = draw(256)
     theirs = reference.linear(reference.rms_norm(wide[:1], norm.float(), 1e-5), plain)
     _, ours = kernels.residual_linear(Residual(x[:1]), norm, 1e-5, packed)

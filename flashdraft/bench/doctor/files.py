@@ -18,6 +18,7 @@ from flashdraft.errors import CheckpointError, FlashdraftError, printable
 from flashdraft.models.drafter.opening import read_drafter_config
 from flashdraft.models.files import digests, hub_cache
 from flashdraft.models.files.safetensors import open_safetensors
+from flashdraft.models.files.split import part_names
 from flashdraft.models.loading import open_checkpoint
 from flashdraft.models.sources import default_drafter, packaged_model, resolve_source
 
@@ -38,7 +39,7 @@ class _Model:
     def files(self) -> list[Path]:
         """What is read of it: the kinds of files that a model is fetched with."""
         if not self.path.is_dir():
-            return [self.path]
+            return [self.path.with_name(name) for name in part_names(self.path.name)]
         found = {path for pattern in hub_cache.FILES for path in self.path.glob(pattern)}
         return sorted(path for path in found if path.is_file())
 

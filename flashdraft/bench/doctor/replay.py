@@ -131,7 +131,7 @@ def _run(target: Target, ids: Tensor) -> TargetOutput:
         max_key_len=count,
     )
     caches = []
-    for layer in target.config.layers:
+    for layer in target.config.cached_layers:
         shape = (2, num_pages, _PAGE_SIZE, layer.num_kv_heads, layer.head_dim)
         keys, values = torch.zeros(shape, device=device, dtype=dtype)
         caches.append(LayerCache(keys, values, view))

@@ -18,7 +18,8 @@ from flashdraft.bench.plan.sizes import GPU_FORMATS
 from flashdraft.engine.cache.storage import stored_dtype
 from flashdraft.kernels.interface import Kernels
 from flashdraft.kernels.kinds import Scheme, WeightOptions
-from flashdraft.models.config.quantization import WeightFormat, read_quantization
+from flashdraft.models.config.quantization import read_quantization
+from flashdraft.models.config.weight_format import WeightFormat
 from flashdraft.models.files.safetensors import open_safetensors
 from flashdraft.models.gguf.file import GGUFFile
 from flashdraft.models.loading import open_checkpoint
@@ -191,14 +192,15 @@ def recorded_formats(provenance: Mapping[str, Any]) -> WeightOptions:
     """What a drafter's target and its head were quantised to in training, where it is recorded."""
     target = provenance.get("target")
     found = target if isinstance(target, Mapping) else {}
-    return WeightOptions(found.get("quantize"), found.get("quantize_head"))
+    return WeightOptions(*(found.get(name) for name in WeightOptions._fields))
 
 
 def describe_formats(formats: WeightOptions) -> str:
     """The same in words that follow a target's name; nothing where nothing was quantised."""
-    quantize, head = formats
+    quantize, head, activations = formats
     beside = "" if head in (None, quantize) else f" (head {head})"
-    return f" in {quantize or 'its own format'}{beside}" if any(formats) else ""
+    rounded = f", activations {activations}" if activations else ""
+    return f" in {quantize or 'its own format'}{beside}{rounded}" if any(formats) else ""
 
 
 def _gguf_matrices(path: Path) -> dict[str, _Matrix]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from flashdraft.bench.plan.gpus import GB, Card, cards_by_memory
-from flashdraft.bench.plan.pairs import CHECKED, TARGETS, Pair, find_pair
+from flashdraft.bench.plan.pairs import CHECKED, FOR_CODE, TARGETS, Pair, find_pair
 from flashdraft.bench.plan.plan import (
     DEFAULT_CONTEXT,
     Fit,
@@ -184,6 +184,7 @@ def _misfit(pair: Pair, card: Card, context: int) -> Misfit:
 
 def _recommend(card: Card, fitting: list[Choice]) -> Choice | None:
     """The largest that writes faster than people read; without speeds the largest, on a GPU."""
+    fitting = [one for one in fitting if one.plan.pair.model not in FOR_CODE]
     if not fitting:
         return None
 

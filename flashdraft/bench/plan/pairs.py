@@ -163,6 +163,21 @@ TARGETS: Mapping[str, Mapping[str, Any]] = {
     | {"hidden_size": 2560, "intermediate_size": 9728, "tie_word_embeddings": True},
     "Qwen/Qwen3-8B": _QWEN3
     | {"hidden_size": 4096, "intermediate_size": 12288, "tie_word_embeddings": False},
+    "Qwen/Qwen3-Coder-30B-A3B-Instruct": _QWEN3
+    | {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "num_hidden_layers": 48,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 262144,
+        "rope_theta": 10000000.0,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 768,
+        "norm_topk_prob": True,
+    },
 }
 
 
@@ -175,7 +190,7 @@ _SHARED = "vocab_size", "hidden_size", "max_position_embeddings"
 
 
 def _drafter(target: str, taps: list[int], mask: int, **sizes: Any) -> dict[str, Any]:
-    """The published drafters have these in common: five Qwen3 layers, eight key heads of 128."""
+    """What published drafters mostly have in common: five Qwen3 layers, eight key heads of 128."""
     text = TARGETS[target].get("text_config", TARGETS[target])
     return {
         "architectures": ["DFlashDraftModel"],
@@ -231,7 +246,19 @@ DRAFTERS: Mapping[str, Mapping[str, Any]] = {
         num_attention_heads=32,
         **_WHOLE,
     ),
+    "z-lab/Qwen3-Coder-30B-A3B-DFlash": _drafter(
+        "Qwen/Qwen3-Coder-30B-A3B-Instruct",
+        [1, 12, 23, 34, 45],
+        _QWEN3_MASK,
+        num_hidden_layers=8,
+        intermediate_size=6144,
+        num_attention_heads=32,
+        num_key_value_heads=4,
+        use_sliding_window=False,
+    ),
 }
+# told of like all others, but recommended to nobody who does not ask for them
+FOR_CODE = ("Qwen/Qwen3-Coder-30B-A3B-Instruct",)
 _PUBLISHED = "on mathematics and code, not measured by us; chat brings less"
 # those whose steps on an H200 python -m benchmarks.plan_check compares with the predictions
 CHECKED = ("google/gemma-4-31B-it", "google/gemma-4-26B-A4B-it")
@@ -241,6 +268,7 @@ ACCEPTED: Mapping[str, AcceptedLength] = {
     "google/gemma-4-26B-A4B-it": AcceptedLength(7.8, 15, _PUBLISHED),
     "Qwen/Qwen3-4B": AcceptedLength(6.5, 15, _PUBLISHED),
     "Qwen/Qwen3-8B": AcceptedLength(6.5, 15, _PUBLISHED),
+    "Qwen/Qwen3-Coder-30B-A3B-Instruct": AcceptedLength(8.1, 15, _PUBLISHED),
 }
 
 

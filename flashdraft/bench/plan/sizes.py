@@ -24,7 +24,8 @@ from flashdraft.engine.cache.planning import (
 )
 from flashdraft.engine.config import CacheOptions, EngineConfig
 from flashdraft.kernels.kinds import FILLED_BITS, filled_depth
-from flashdraft.models.config.target import LayerConfig, ModelConfig
+from flashdraft.models.config.layers import LayerConfig
+from flashdraft.models.config.target import ModelConfig
 from flashdraft.models.config.vision import VisionConfig
 from flashdraft.models.drafter.config import DrafterConfig, tensor_shapes
 
@@ -109,12 +110,13 @@ class TargetSize:
     head: int
     table: int  # an embedding table of its own; 0 = it is the head
     spare: int  # more, that fill up rows of 4-bit codes on a GPU
+    inputs: int = 0  # a table of per-layer inputs, of which a step reads a row a token
     vision: int = 0  # a tower for pictures, which no step reads and nothing quantises
 
     @property
     def total(self) -> int:
         body = self.layers + self.light + self.small + self.experts * self.num_experts
-        return body + self.head + self.table + self.vision
+        return body + self.head + self.table + self.inputs + self.vision
 
     def layer_bytes(self, form: StoredFormat) -> float:
         """What every step reads of the layers, experts aside."""
@@ -145,17 +147,23 @@ def count_target(config: ModelConfig) -> TargetSize:
     packs = [sum(pack.values()) for pack in _packs(config)]
     heavy = sum(size for size in packs if size >= LEAST_VALUES)
     small = hidden + sum(_attention_vectors(config, layer) for layer in config.layers)
-    # a Gemma 4 layer has four norms and a scalar; beside its experts three more and a router
-    small += count * (4 * hidden + 1 if config.family == "gemma4" else 2 * hidden)
+    # a Gemma layer has four norms, and Gemma 4's a scalar
+    small += count * ((4 if config.family == "gemma" else 2) * hidden + config.layer_scalars)
     each = num_experts = 0
     if experts is not None:
         num_experts = experts.num_experts
-        small += count * (4 * hidden + (hidden + 1) * num_experts)
+        # Gemma 4 norms what they read and write, and scales the router and what it says
+        beside = 4 * hidden + num_experts if config.family == "gemma" else 0
+        small += count * (beside + hidden * num_experts)
         each = count * 3 * hidden * experts.intermediate_size
     head = config.vocab_size * hidden
-    inner = [config.intermediate_size]
+    inputs = 0
+    if config.per_layer is not None:
+        inputs = config.vocab_size * count * config.per_layer.width
+        small += count * hidden + config.per_layer.width
+    inner = [layer.intermediate_size for layer in config.layers if layer.intermediate_size]
     if experts is not None:
-        inner += [experts.intermediate_size] * num_experts
+        inner += [experts.intermediate_size] * num_experts * count
     return TargetSize(
         layers=heavy,
         light=sum(packs) - heavy,
@@ -164,7 +172,8 @@ def count_target(config: ModelConfig) -> TargetSize:
         num_experts=num_experts,
         head=head,
         table=0 if config.tie_embeddings else head,
-        spare=count * hidden * sum(filled_depth(depth) - depth for depth in inner),
+        spare=hidden * sum(filled_depth(depth) - depth for depth in inner),
+        inputs=inputs,
         vision=0 if config.vision is None else _count_tower(config.vision, hidden),
     )
 
@@ -181,22 +190,35 @@ def _count_tower(tower: VisionConfig, target_width: int) -> int:
 
 def _packs(config: ModelConfig) -> Iterator[dict[str, int]]:
     """Values of the matrices of all layers, by name; those that are packed as one together."""
-    hidden, wide = config.hidden_size, config.hidden_size * config.intermediate_size
+    hidden = config.hidden_size
     for index, layer in enumerate(config.layers):
         attention, mlp = (f"model.layers.{index}.{part}" for part in ("self_attn", "mlp"))
         query = hidden * layer.num_heads * layer.head_dim
         key = hidden * layer.num_kv_heads * layer.head_dim
-        value = {} if layer.share_kv else {f"{attention}.v_proj.weight": key}
-        yield {f"{attention}.q_proj.weight": query, f"{attention}.k_proj.weight": key} | value
+        pack = {f"{attention}.q_proj.weight": query}
+        if layer.kv_source is None:
+            pack |= {f"{attention}.k_proj.weight": key}
+            pack |= {} if layer.share_kv else {f"{attention}.v_proj.weight": key}
+        yield pack
         yield {f"{attention}.o_proj.weight": query}
-        yield {f"{mlp}.gate_proj.weight": wide, f"{mlp}.up_proj.weight": wide}
-        yield {f"{mlp}.down_proj.weight": wide}
+        if wide := hidden * layer.intermediate_size:
+            yield {f"{mlp}.gate_proj.weight": wide, f"{mlp}.up_proj.weight": wide}
+            yield {f"{mlp}.down_proj.weight": wide}
+        if config.per_layer is not None:
+            part = hidden * config.per_layer.width
+            yield {f"model.layers.{index}.per_layer_input_gate.weight": part}
+            yield {f"model.layers.{index}.per_layer_projection.weight": part}
+    if config.per_layer is not None:
+        total = hidden * config.per_layer.width * len(config.layers)
+        yield {"model.per_layer_model_projection.weight": total}
 
 
 def _attention_vectors(config: ModelConfig, layer: LayerConfig) -> int:
     heads = layer.num_heads + layer.num_kv_heads * (1 if layer.share_kv else 2)
-    biases = heads * layer.head_dim + config.hidden_size if config.attention_bias else 0
-    return biases + (2 * layer.head_dim if config.qk_norm else 0)
+    biases = heads * layer.head_dim if config.qkv_bias else 0
+    biases += config.hidden_size if config.output_bias else 0
+    num_norms = 0 if not config.qk_norm else 2 if layer.kv_source is None else 1
+    return biases + num_norms * layer.head_dim
 
 
 @cache
@@ -267,7 +289,7 @@ def weight_bytes(size: TargetSize, form: StoredFormat) -> float:
     if form.table_bits is not None and size.table >= LEAST_VALUES:
         table_bits = form.table_bits
     table = size.head if form.is_cpu else size.table
-    rest = experts + table * table_bits + size.vision * form.float_bits
+    rest = experts + table * table_bits + (size.inputs + size.vision) * form.float_bits
     return size.layer_bytes(form) + size.head_bytes(form) + rest / 8
 
 

@@ -25,7 +25,7 @@ from flashdraft.bench.plan.sizes import (
     drafter_bytes,
 )
 from flashdraft.engine.cache.layers import CacheLayer
-from flashdraft.models.config.target import ExpertsConfig
+from flashdraft.models.config.layers import ExpertsConfig
 
 # The share of the bandwidth at which weights of at most so many bits are read for several rows,
 # fitted to the H200 results in int4 and fp8; other formats and cards are taken to be like these.

@@ -15,10 +15,9 @@ from flashdraft.bench.plan.sizes import BF16, count_target, weight_bytes
 from flashdraft.cli.files import write_json
 from flashdraft.kernels.kinds import QUANTIZE
 from flashdraft.models.config.target import ModelConfig
+from flashdraft.models.readable import READABLE, REFUSED
 from flashdraft.models.sources import KnownModel, known_models, readable_kinds
 
-# of the many that are not read, those that people come with
-REFUSED = ("AWQ", "GPTQ", "bitsandbytes", "MXFP4", "NVFP4", "Q2_K", "Q3_K", "IQ4_XS")
 _WIDTH = 100
 _GB, _MB = 10**9, 10**6
 
@@ -33,6 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
             "compressed_tensors": list(kinds.compressed_tensors),
             "quantize": [scheme.value for scheme in QUANTIZE],
             "refused": list(REFUSED),
+            "kept": [row._asdict() for row in READABLE],
         }
         listed = [
             {**dataclasses.asdict(m), "is_estimate": m is not k}
@@ -58,6 +58,8 @@ def run(arguments: argparse.Namespace) -> int:
         print("  ".join(cells).rstrip())
     print()
     _print_formats("Loaded", f"safetensors in floats, {kinds.text} in {', '.join(kinds.gguf)}.")
+    for one in READABLE:
+        print(f"         {one.names}: {one.kept}, {one.bits} bits a weight on a GPU")
     schemes = ", ".join(QUANTIZE)
     _print_formats("Made", f"{schemes} out of floats, on a GPU (--quantize, --quantize-head).")
     _print_formats("Refused", f"every other: {', '.join(REFUSED)} and more.")

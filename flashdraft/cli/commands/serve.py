@@ -104,6 +104,7 @@ def _llm_arguments(arguments: argparse.Namespace, model: str) -> dict[str, Any]:
         **{name: getattr(arguments, name) for name in names},
         "vision": not arguments.no_vision,
         "mmproj": arguments.mmproj,
+        "lora": arguments.lora,
         **weight_options(arguments)._asdict(),
         **asdict(cache_options(arguments)),
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from flashdraft.cli.arguments import add_json_argument
+from flashdraft.cli.arguments import add_activations_argument, add_json_argument
 from flashdraft.cli.parser import OneOf, Parser
 from flashdraft.kernels.kinds import QUANTIZE
 from flashdraft.models.drafter.config import LAYOUTS
@@ -42,4 +42,5 @@ def add_arguments(parser: Parser) -> None:
             help=f"what the target's {what} will be held in, as in training: one of "
             f"{', '.join(QUANTIZE)}",
         )
+    add_activations_argument(parser)
     add_json_argument(parser)

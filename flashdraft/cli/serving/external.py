@@ -104,9 +104,11 @@ def _refuse_native_flags(arguments: argparse.Namespace) -> None:
         ("open_objects", False),
         ("quantize", None),
         ("quantize_head", None),
+        ("activations", None),
         ("kv_dtype", CacheOptions.kv_dtype),
         ("kv_keys", CacheOptions.kv_keys),
         ("mmproj", None),
+        ("lora", None),
     ):
         if getattr(arguments, name) != default:
             raise RequestError(

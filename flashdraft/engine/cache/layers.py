@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from flashdraft.engine.config import CacheOptions
-from flashdraft.models.config.target import LayerConfig, ModelConfig
+from flashdraft.models.config.layers import LayerConfig
+from flashdraft.models.config.target import ModelConfig
 from flashdraft.models.drafter.config import DrafterConfig
 
 
@@ -48,8 +49,8 @@ def shares_keys(target: ModelConfig) -> bool:
 def cache_layers(
     target: ModelConfig, drafter: DrafterConfig | None, kv_keys: str = CacheOptions.kv_keys
 ) -> list[CacheLayer]:
-    """The target's layers, then the drafter's."""
-    layers = [CacheLayer.of(layer, kv_keys) for layer in target.layers]
+    """The target's layers that keep anything, then the drafter's."""
+    layers = [CacheLayer.of(layer, kv_keys) for layer in target.cached_layers]
     if drafter is not None:
         layers += [CacheLayer(drafter.num_kv_heads, drafter.head_dim, w) for w in drafter.windows]
     return layers

@@ -70,7 +70,7 @@ def target_bytes(source: TensorSource, kernels: Kernels) -> int:
     names = set(source.names())
     head, table = "lm_head.weight", "model.embed_tokens.weight"
     schemes = {table: kernels.quantize_head if head not in names else None}
-    schemes |= {head: kernels.quantize_head}
+    schemes |= {head: kernels.quantize_head, "model.embed_tokens_per_layer.weight": None}
     total = 0
     for name in names:
         stored = source.quantized_bytes(name)

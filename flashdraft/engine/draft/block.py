@@ -40,7 +40,7 @@ class BlockProposer:
         self._target = target
         self._cache = cache
         self._book = book
-        self._first_layer = len(target.config.layers)  # the drafter's layers follow the target's
+        self._first_layer = len(target.config.cached_layers)  # the drafter's follow the target's
         self._buffered: dict[RunningSequence, list[Tensor]] = {}
 
     @property

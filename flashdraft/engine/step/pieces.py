@@ -86,7 +86,7 @@ class StepPieces:
         """
         self._target, self._proposer, self._cache = target, proposer, cache
         self._device, self._decide = target.kernels.device, accept
-        self._num_layers = len(target.config.layers)
+        self._num_layers = len(target.config.cached_layers)
         self._captured, self.max_chunks = captured, limits.max_chunks
         self.max_width = proposer.max_drafts if proposer is not None else limits.most_given
         self.num_nodes = max(limits.num_nodes, self.max_width)

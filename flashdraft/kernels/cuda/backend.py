@@ -67,6 +67,7 @@ class TritonKernels(ComposedKernels):
         exact: bool = False,
         quantize: Scheme | None = None,
         quantize_head: Scheme | None = None,
+        activations: Scheme | None = None,
     ) -> None:
         self.device = device
         self.dtype = dtype
@@ -76,6 +77,7 @@ class TritonKernels(ComposedKernels):
         self.quantize = quantize  # float weights become this as they are packed
         self.quantize_drafter = Scheme.INT8 if quantize is Scheme.INT4 else quantize
         self.quantize_head = quantize_head or self.quantize_drafter
+        self.activations = activations
         self._torch = TorchKernels(device, dtype)
         self._limits = _read_limits(device)
         # Zero between calls; one for each of two linears that may run at the same time.
@@ -94,7 +96,10 @@ class TritonKernels(ComposedKernels):
         return contextlib.nullcontext()  # Triton's interpreter
 
     def pack(self, *parts: Matrix, quantize: bool = True) -> Any:
-        return self._pack(parts, self.quantize) if quantize else self._torch.pack(*parts)
+        if not quantize:
+            return self._torch.pack(*parts)
+        packed = self._pack(parts, self.quantize)
+        return quantized_backend.round_before(packed, self.activations)
 
     def pack_head(self, *parts: Matrix) -> Any:
         return self._pack(parts, self.quantize_head)
@@ -208,6 +213,8 @@ class TritonKernels(ComposedKernels):
 
     def mixture(self, residual: Residual, parts: Mixture) -> tuple[Tensor, Tensor, Tensor]:
         settings = (self._limits, self._arrivals, self.exact)
+        if self.activations is not None:  # rows are rounded between norm and product
+            return super().mixture(residual, parts)
         with self._on_device():
             found = quantized_backend.mix_residual(residual, parts, *settings)
         return super().mixture(residual, parts) if found is None else found

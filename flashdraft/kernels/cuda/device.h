@@ -50,6 +50,12 @@ DEVICE int found_again(int value) {
     return value;
 }
 
+// The same, but computed before what waits next.
+DEVICE float found_now(float value) {
+    asm volatile("" : "+f"(value));
+    return value;
+}
+
 DEVICE float as_float(u32 bits) { return __uint_as_float(bits); }
 DEVICE u16 to_bfloat16(float value) {
     u16 bits;
@@ -115,6 +121,16 @@ DEVICE void copy_few(Shared to, const char *from) {
 DEVICE void copy_or_zeros(Shared to, const u16 *from, bool is_there) {  // 16 bytes
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
                  "r"(is_there ? 16 : 0));
+}
+// Four squares of eight rows of eight int16, from shared memory: a lane says where row `lane % 8` of
+// square `lane / 8` lies, and gets numbers 2 * (lane % 4) and the next of row lane / 4 of each.
+DEVICE Words load_matrices(Shared row) {
+    Words found;
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(found.x), "=r"(found.y), "=r"(found.z), "=r"(found.w)
+                 : "r"(row)
+                 : "memory");
+    return found;
 }
 DEVICE void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int LEFT>
@@ -183,6 +199,19 @@ DEVICE bool is_last(int *counter, int count) {
                  : "memory");
     if (before == count - 1) *counter = 0;
     return before == count - 1;
+}
+
+// One more has come, and what its warps stored before they met can be seen by who waits for it.
+DEVICE void count_one(int *counter) {
+    asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(counter) : "memory");
+}
+// Waits until so many have come. The counter is ready for the next kernel.
+DEVICE void wait_for_count(int *counter, int count) {
+    int now;
+    do {
+        asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(now) : "l"(counter) : "memory");
+    } while (now != count);
+    *counter = 0;
 }
 
 DEVICE void put(Box *box, u64 a, u64 b, u64 c, u64 d) {

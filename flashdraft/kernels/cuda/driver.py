@@ -77,10 +77,13 @@ def _encode_map(
     return ctypes.string_at(target, 128)
 
 
-def make_map(array: Tensor, box: tuple[int, int, int]) -> Map:
-    """For copies of boxes of an array of bfloat16 with three dimensions, rows of 128 bytes."""
+def make_map(array: Tensor, box: tuple[int, ...]) -> Map:
+    """For copies of boxes of an array of bfloat16 with three to five dimensions, rows of 128 bytes.
+
+    Its last dimension's numbers lie side by side.
+    """
     _bind(array.device)
-    strides = [array.itemsize * stride for stride in array.stride()[:2]]
+    strides = [array.itemsize * stride for stride in array.stride()[:-1]]
     sizes = tuple(array.shape[::-1]), tuple(strides[::-1]), tuple(box[::-1])
     return Map.from_buffer_copy(_encode_map(array.data_ptr(), *sizes))
 

@@ -11,6 +11,7 @@ from flashdraft.kernels.cuda.experts.grouped import mix_rows
 from flashdraft.kernels.cuda.experts.one_row import mix_one_row
 from flashdraft.kernels.cuda.experts.plan import plan_exact_experts, plan_experts
 from flashdraft.kernels.cuda.experts.routing import choose_rows, route_rows
+from flashdraft.kernels.cuda.experts.slabs import mix_slabs
 from flashdraft.kernels.cuda.plan import DeviceLimits
 from flashdraft.kernels.cuda.quantized_backend import FEW_EXPERT_ROWS, floats_of, is_packed, mix
 from flashdraft.kernels.interface import Choice
@@ -48,6 +49,10 @@ def mix_experts(
     chosen, weights = choice
     num_rows, num_chosen = chosen.shape
     x = x.contiguous()
+    if not exact:
+        found = mix_slabs(x, gate_up, down, chosen, weights, activation, limits)
+        if found is not None:
+            return found
     are_few = num_rows <= FEW_EXPERT_ROWS or exact
     if are_few and is_packed(gate_up) and is_packed(down):
         inputs = (x, gate_up, down, chosen, weights, activation)

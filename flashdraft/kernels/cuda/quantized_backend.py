@@ -1,8 +1,9 @@
 """What the CUDA backend does with weights that stay quantised: pack, multiply, look up, mix.
 
-Up to some hundred rows a product reads the codes themselves (quantized/few_rows.py, many_rows.py,
-linear.py). More are a matter of arithmetic: for them a weight becomes bfloat16 for the moment, some
-rows of it at a time, and torch multiplies. With `exact` every row goes Triton's way.
+Up to some hundred rows a product reads the codes themselves (quantized/ways.py, linear.py). More
+are a matter of arithmetic: for them a weight becomes bfloat16 for the moment, some rows of it at a
+time, and torch multiplies; many_rows.py multiplies by the same numbers. With `exact` every row goes
+Triton's way.
 """
 
 from __future__ import annotations
@@ -17,16 +18,17 @@ from flashdraft.kernels.cuda.dense.rows import gate_rows
 from flashdraft.kernels.cuda.experts.quantized import MAX_ROWS, mix_quantized
 from flashdraft.kernels.cuda.experts.quantized_one_row import mix_one, mix_row
 from flashdraft.kernels.cuda.plan import DeviceLimits
-from flashdraft.kernels.cuda.quantized.few_rows import multiply_few, multiply_normed
+from flashdraft.kernels.cuda.quantized.few_rows import multiply_normed
 from flashdraft.kernels.cuda.quantized.few_rows_plan import Experts
 from flashdraft.kernels.cuda.quantized.layout import (
     ROW_TILE,
     PackedWeight,
     pack_quantized,
+    round_activations,
     stack_packed,
 )
 from flashdraft.kernels.cuda.quantized.linear import dequantize, multiply_quantized, plan_quantized
-from flashdraft.kernels.cuda.quantized.many_rows import multiply_many
+from flashdraft.kernels.cuda.quantized.ways import multiply_fast
 from flashdraft.kernels.interface import Mixture, Residual
 from flashdraft.kernels.kinds import Activation, Scheme
 from flashdraft.kernels.quantized import Matrix, Quantized, quantize, stack_rows
@@ -67,6 +69,15 @@ def pack_stack(weight: Matrix, scheme: Scheme | None, device: torch.device) -> P
     return stack_packed([pack_quantized(quantize(one.to(device), scheme)) for one in weight])
 
 
+def round_before(packed: Any, scheme: Scheme | None) -> Any:
+    """What `pack_rows` made, or a float weight; rows become 8 bits before those that fit."""
+    if scheme is not None and isinstance(packed, tuple):
+        return tuple(round_before(piece, scheme) for piece in packed)
+    if scheme is not None and isinstance(packed, PackedWeight):
+        return round_activations(packed, scheme)
+    return packed
+
+
 def is_packed(weight: Any) -> TypeGuard[PackedWeight]:
     """Whether this weight stays in few bits, all of it in one format."""
     return isinstance(weight, PackedWeight)
@@ -92,10 +103,9 @@ def multiply(
 ) -> Tensor:
     """x @ weight.T for any number of rows; with an activation its gated halves."""
     num_rows = x.shape[0]
-    if not exact:
-        for way in (multiply_few, multiply_many):
-            if (found := way(x, weight, limits, arrivals, activation)) is not None:
-                return found
+    found, x = multiply_fast(x, weight, arrivals, limits, exact, activation)
+    if found is not None:
+        return found
     if num_rows <= FEW_ROWS or exact:
         gated = activation is not None
         plan = plan_quantized(num_rows, weight, limits.num_processors, exact, gated)
@@ -125,7 +135,7 @@ def multiply_residual(
     exact: bool,
 ) -> tuple[Tensor, Tensor] | None:
     """`Kernels.residual_linear` in one launch; None where it takes several."""
-    if exact or not isinstance(weight, PackedWeight):
+    if exact or not isinstance(weight, PackedWeight) or weight.activations is not None:
         return None
     return multiply_normed(residual, norm, eps, weight, limits, arrivals, activation)
 

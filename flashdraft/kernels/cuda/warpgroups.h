@@ -17,7 +17,19 @@ struct Ring {
     }
 };
 
-constexpr int MAX_LEFT = 4;  // groups of products that may be on their way after a wait
+// Of a kernel whose blocks work in teams of TEAM, which lie side by side.
+#if TEAM > 1 && !defined(EMULATED)
+#define IN_TEAMS __cluster_dims__(TEAM, 1, 1)
+#else
+#define IN_TEAMS
+#endif
+#ifdef TEAM
+DEVICE int num_teams() { return num_blocks() / TEAM; }
+DEVICE int team_index() { return block_index() / TEAM; }
+DEVICE int rank() { return TEAM == 1 ? 0 : block_index() % TEAM; }  // of a block in its team
+#endif
+
+constexpr int MAX_LEFT = 7;  // groups of products that may be on their way after a wait
 
 #ifndef EMULATED
 
@@ -68,6 +80,38 @@ DEVICE void copy_box(Shared to, const Map *map, int number, int head, int row, S
         "l"(map), "r"(number), "r"(head), "r"(row), "r"(signal)
         : "memory");
 }
+// The same to all blocks of a team of two, where it lies in each one's memory; each has a signal of
+// its own there.
+DEVICE void copy_box_to_all(Shared to, const Map *map, int number, int head, int row,
+                            Shared signal) {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+        ".multicast::cluster [%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(to),
+        "l"(map), "r"(number), "r"(head), "r"(row), "r"(signal), "h"((u16)3)
+        : "memory");
+}
+// At the signal that lies there in the memory of another block of the team. It is told nothing of
+// what this thread wrote to global memory: that would take a thousand cycles.
+DEVICE void arrive_at(Shared signal, int rank) {
+    asm volatile(
+        "{ .reg .b32 place; mapa.shared::cluster.u32 place, %0, %1; "
+        "mbarrier.arrive.shared::cluster.b64 _, [place]; }" ::"r"(signal),
+        "r"(rank)
+        : "memory");
+}
+DEVICE void wait_for_team() {
+    asm volatile("barrier.cluster.arrive.release; barrier.cluster.wait.acquire;" ::: "memory");
+}
+// Likewise of an array [experts, groups, 2, 8, numbers], of one expert: 64 numbers of both halves'
+// eights of rows of groups.
+DEVICE void copy_groups(Shared to, const Map *map, int number, int group, int expert,
+                        Shared signal) {
+    asm volatile(
+        "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+        "[%0], [%1, {%2, 0, 0, %3, %4}], [%5];" ::"r"(to),
+        "l"(map), "r"(number), "r"(group), "r"(expert), "r"(signal)
+        : "memory");
+}
 // What this thread wrote to shared memory, products may read once others know of it.
 DEVICE void show_writes_to_products() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -107,9 +151,13 @@ DEVICE void wait_for_products(int num_left) {  // for all that were committed bu
     if (num_left == 2) asm volatile("wgmma.wait_group.sync.aligned 2;" ::: "memory");
     if (num_left == 3) asm volatile("wgmma.wait_group.sync.aligned 3;" ::: "memory");
     if (num_left == 4) asm volatile("wgmma.wait_group.sync.aligned 4;" ::: "memory");
+    if (num_left == 5) asm volatile("wgmma.wait_group.sync.aligned 5;" ::: "memory");
+    if (num_left == 6) asm volatile("wgmma.wait_group.sync.aligned 6;" ::: "memory");
+    if (num_left == 7) asm volatile("wgmma.wait_group.sync.aligned 7;" ::: "memory");
 #endif
 }
 
+#define TO_7 "%0, %1, %2, %3, %4, %5, %6, %7"
 #define TO_15 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
 #define TO_31 \
     TO_15 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
@@ -128,12 +176,16 @@ DEVICE void wait_for_products(int num_left) {  // for all that were committed bu
     TO_111 ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, " \
            "%125, %126, %127"
 #define SUMS_4(i) "+f"(sum[i]), "+f"(sum[i + 1]), "+f"(sum[i + 2]), "+f"(sum[i + 3])
-#define SUMS_16(i) SUMS_4(i), SUMS_4(i + 4), SUMS_4(i + 8), SUMS_4(i + 12)
+#define SUMS_8(i) SUMS_4(i), SUMS_4(i + 4)
+#define SUMS_16(i) SUMS_8(i), SUMS_8(i + 8)
 #define SUMS_32(i) SUMS_16(i), SUMS_16(i + 16)
 #define SUMS_64(i) SUMS_32(i), SUMS_32(i + 32)
 #define PRODUCT_OF(size, sums, a, rows, adds, turns)                                         \
     "{ .reg .pred adds; setp.ne.b32 adds, " adds ", 0; wgmma.mma_async.sync.aligned." size     \
     ".f32.bf16.bf16 {" sums "}, " a ", " rows ", adds, 1, 1, " turns "; }"
+#define CODES_OF(size, sums, a, rows, adds)                                              \
+    "{ .reg .pred adds; setp.ne.b32 adds, " adds ", 0; wgmma.mma_async.sync.aligned." size \
+    ".f32.e4m3.e4m3 {" sums "}, " a ", " rows ", adds, 1, 1; }"
 #define PRODUCT(size, sums, a, rows, adds) PRODUCT_OF(size, sums, "{" a "}", rows, adds, "0")
 #define INPUTS "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "l"(rows), "r"((int)adds)
 
@@ -141,9 +193,15 @@ DEVICE void wait_for_products(int num_left) {  // for all that were committed bu
 // rows of a and of the sum each, as in `multiply`; b lies in shared memory (see rows_at).
 template <int COUNT>
 DEVICE void multiply_rows(float *sum, Words a, u64 rows, bool adds) {
-    static_assert(COUNT == 32 || COUNT == 64 || COUNT == 128, "");
+    static_assert(COUNT == 16 || COUNT == 32 || COUNT == 64 || COUNT == 96 || COUNT == 128 ||
+                      COUNT == 192 || COUNT == 256,
+                  "");
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-    if constexpr (COUNT == 32) {
+    if constexpr (COUNT == 16) {
+        asm volatile(PRODUCT("m64n16k16", TO_7, "%8, %9, %10, %11", "%12", "%13")
+                     : SUMS_8(0)
+                     : INPUTS);
+    } else if constexpr (COUNT == 32) {
         asm volatile(PRODUCT("m64n32k16", TO_15, "%16, %17, %18, %19", "%20", "%21")
                      : SUMS_16(0)
                      : INPUTS);
@@ -151,9 +209,21 @@ DEVICE void multiply_rows(float *sum, Words a, u64 rows, bool adds) {
         asm volatile(PRODUCT("m64n64k16", TO_31, "%32, %33, %34, %35", "%36", "%37")
                      : SUMS_32(0)
                      : INPUTS);
+    } else if constexpr (COUNT == 96) {
+        asm volatile(PRODUCT("m64n96k16", TO_47, "%48, %49, %50, %51", "%52", "%53")
+                     : SUMS_32(0), SUMS_16(32)
+                     : INPUTS);
     } else if constexpr (COUNT == 128) {
         asm volatile(PRODUCT("m64n128k16", TO_63, "%64, %65, %66, %67", "%68", "%69")
-                     : SUMS_32(0), SUMS_32(32)
+                     : SUMS_64(0)
+                     : INPUTS);
+    } else if constexpr (COUNT == 192) {
+        asm volatile(PRODUCT("m64n192k16", TO_95, "%96, %97, %98, %99", "%100", "%101")
+                     : SUMS_64(0), SUMS_32(64)
+                     : INPUTS);
+    } else if constexpr (COUNT == 256) {
+        asm volatile(PRODUCT("m64n256k16", TO_127, "%128, %129, %130, %131", "%132", "%133")
+                     : SUMS_64(0), SUMS_64(64)
                      : INPUTS);
     }
 #endif
@@ -162,15 +232,53 @@ DEVICE void multiply_rows(float *sum, Words a, u64 rows, bool adds) {
 // The same with a in shared memory too, in rows like those of b.
 template <int COUNT>
 DEVICE void multiply_shared(float *sum, u64 a, u64 rows, bool adds) {
-    static_assert(COUNT == 32 || COUNT == 64, "");
+    static_assert(COUNT == 16 || COUNT == 32 || COUNT == 64 || COUNT == 128, "");
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-    if constexpr (COUNT == 32) {
+    if constexpr (COUNT == 16) {
+        asm volatile(PRODUCT_OF("m64n16k16", TO_7, "%8", "%9", "%10", "0, 0")
+                     : SUMS_8(0)
+                     : "l"(a), "l"(rows), "r"((int)adds));
+    } else if constexpr (COUNT == 32) {
         asm volatile(PRODUCT_OF("m64n32k16", TO_15, "%16", "%17", "%18", "0, 0")
                      : SUMS_16(0)
                      : "l"(a), "l"(rows), "r"((int)adds));
-    } else {
+    } else if constexpr (COUNT == 64) {
         asm volatile(PRODUCT_OF("m64n64k16", TO_31, "%32", "%33", "%34", "0, 0")
                      : SUMS_32(0)
+                     : "l"(a), "l"(rows), "r"((int)adds));
+    } else {
+        asm volatile(PRODUCT_OF("m64n128k16", TO_63, "%64", "%65", "%66", "0, 0")
+                     : SUMS_64(0)
+                     : "l"(a), "l"(rows), "r"((int)adds));
+    }
+#endif
+}
+
+// sum [64, COUNT] = a [64, 32] @ b [COUNT, 32].T of e4m3, and the sum so far if it adds; both lie in
+// shared memory. Sums keep some 14 bits only: they are to be added up elsewhere now and then.
+template <int COUNT>
+DEVICE void multiply_codes(float *sum, u64 a, u64 rows, bool adds) {
+    static_assert(COUNT == 32 || COUNT == 64 || COUNT == 96 || COUNT == 128 || COUNT == 192, "");
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    if constexpr (COUNT == 32) {
+        asm volatile(CODES_OF("m64n32k32", TO_15, "%16", "%17", "%18")
+                     : SUMS_16(0)
+                     : "l"(a), "l"(rows), "r"((int)adds));
+    } else if constexpr (COUNT == 64) {
+        asm volatile(CODES_OF("m64n64k32", TO_31, "%32", "%33", "%34")
+                     : SUMS_32(0)
+                     : "l"(a), "l"(rows), "r"((int)adds));
+    } else if constexpr (COUNT == 96) {
+        asm volatile(CODES_OF("m64n96k32", TO_47, "%48", "%49", "%50")
+                     : SUMS_32(0), SUMS_16(32)
+                     : "l"(a), "l"(rows), "r"((int)adds));
+    } else if constexpr (COUNT == 128) {
+        asm volatile(CODES_OF("m64n128k32", TO_63, "%64", "%65", "%66")
+                     : SUMS_64(0)
+                     : "l"(a), "l"(rows), "r"((int)adds));
+    } else {
+        asm volatile(CODES_OF("m64n192k32", TO_95, "%96", "%97", "%98")
+                     : SUMS_64(0), SUMS_32(64)
                      : "l"(a), "l"(rows), "r"((int)adds));
     }
 #endif
@@ -191,6 +299,23 @@ DEVICE void multiply_columns(float *sum, Words a, u64 rows) {
                                 "1")
                      : SUMS_64(0), SUMS_64(64)
                      : INPUTS);
+    }
+#endif
+}
+
+// The same with a in shared memory too, in rows as rows_at says.
+template <int COUNT>
+DEVICE void multiply_shared_columns(float *sum, u64 a, u64 rows) {
+    static_assert(COUNT == 128 || COUNT == 256, "");
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    if constexpr (COUNT == 128) {
+        asm volatile(PRODUCT_OF("m64n128k16", TO_63, "%64", "%65", "%66", "0, 1")
+                     : SUMS_64(0)
+                     : "l"(a), "l"(rows), "r"(1));
+    } else {
+        asm volatile(PRODUCT_OF("m64n256k16", TO_127, "%128", "%129", "%130", "0, 1")
+                     : SUMS_64(0), SUMS_64(64)
+                     : "l"(a), "l"(rows), "r"(1));
     }
 #endif
 }

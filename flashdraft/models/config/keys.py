@@ -60,8 +60,21 @@ LLAMA: Reasons = {
     "transformers' Llama has full attention, whatever these say": """
         sliding_window use_sliding_window max_window_layers""",
 }
+MISTRAL: Reasons = {}
 QWEN3: Reasons = {
     "use_sliding_window is false; where it is true, this is read": "sliding_window",
+}
+QWEN2: Reasons = {
+    **QWEN3,
+    "queries, keys and values have biases, whatever it says": "attention_bias",
+}
+QWEN3_MOE: Reasons = {
+    **QWEN3,
+    "every layer has experts, and transformers' class slides everywhere or nowhere": """
+        max_window_layers""",
+}
+GEMMA3: Reasons = {
+    "layer_types spells the pattern out": "sliding_window_pattern",
 }
 GEMMA4: Reasons = {
     "it is the size of a table that models without per-layer inputs do not have": """
@@ -84,6 +97,59 @@ DRAFTER: Reasons = {
 SPECULATORS: Reasons = {
     "who made the file, and for which target": """
         speculators_version speculators_config has_no_defaults_at_init""",
+}
+# of a quantization_config
+_QUANTIZER: Reasons = {
+    "it chose the reader": "quant_method",
+    "who made the file, with what and from what": """
+        meta producer model_name_or_path model_file_base_name method""",
+    "the tensors tell which weights are in few bits": """
+        modules_to_not_convert modules_in_block_to_quantize block_name_to_quantize exclude_modules
+        ignore config_groups module_name_preceding_first_block lm_head""",
+}
+GPTQ: Reasons = {
+    **_QUANTIZER,
+    "how its codes were searched for": """
+        damp_percent damp_auto_increment static_groups true_sequential mse gptaq foem v2 v2_alpha
+        v2_memory_device act_group_aware hyb_act dataset tokenizer batch_size pad_token_id
+        model_seqlen cache_block_outputs
+        autoround_version amp enable_minmax_tuning enable_norm_bias_tuning enable_quanted_input
+        gradient_accumulate_steps iters lr minmax_lr nsamples seqlen low_gpu_mem_usage
+        low_cpu_mem_usage to_quant_block_names quant_block_list scale_dtype""",
+    "activations are not rounded here": """
+        act_bits act_data_type act_dynamic act_group_size act_sym""",
+    "how another engine computes": """
+        use_cuda_fp16 use_exllama disable_exllama exllama_config max_input_length backend device
+        cache_examples_on_gpu""",
+}
+AWQ: Reasons = {
+    **GPTQ,
+    "zero_point says it": "sym",
+    "how another engine joins layers": "do_fuse fuse_max_seq_len modules_to_fuse",
+}
+MODELOPT: Reasons = {
+    **_QUANTIZER,
+    "the key/value cache is not rounded here": "kv_cache_quant_algo kv_cache_scheme",
+}
+COMPRESSED: Reasons = {
+    **_QUANTIZER,
+    "who made the file, and how small it became": "version global_compression_ratio",
+    "the key/value cache is not rounded here": "kv_cache_scheme",
+}
+COMPRESSED_GROUP: Reasons = {
+    "read before the rest of its group": "format weights",
+    "the tensors tell which weights are in few bits": "targets",
+}
+COMPRESSED_WEIGHTS: Reasons = {
+    "how scales were searched for": "observer observer_kwargs",
+    "the tensors tell their own types": "scale_dtype zp_dtype",
+}
+FP8: Reasons = {
+    **_QUANTIZER,
+    "the tensors tell which weights are in few bits, too": "ignored_layers",
+    "activations and the key/value cache are not rounded here": """
+        activation_scheme kv_cache_scheme""",
+    "scales that are powers of 2 are read as any others": "scale_fmt",
 }
 GENERATION: Reasons = {
     **DESCRIPTION,
@@ -113,17 +179,18 @@ GENERATION_OFF: Mapping[str, float] = {
 }
 
 
+def listed(*tables: Reasons) -> Callable[[str], bool]:
+    """Whether a key is in one of these tables."""
+    found = (keys.split() for table in tables for keys in table.values())
+    return {key for some in found for key in some}.__contains__
+
+
 def irrelevant(*tables: Reasons, multimodal: bool = False) -> Callable[[str], bool]:
     """Whether a key changes nothing, by these tables and by those that hold for every model."""
-    known = {
-        key
-        for table in (*tables, DESCRIPTION, TRAINING, EXECUTION)
-        for keys in table.values()
-        for key in keys.split()
-    }
+    is_known = listed(*tables, DESCRIPTION, TRAINING, EXECUTION)
 
     def holds(key: str) -> bool:
         is_media = multimodal and _MEDIA.fullmatch(key) is not None
-        return key in known or is_media or _PRIVATE.fullmatch(key) is not None
+        return is_known(key) or is_media or _PRIVATE.fullmatch(key) is not None
 
     return holds

@@ -132,19 +132,26 @@ class ConfigObject:
         """A list of strings."""
         return self._list(key, lambda one: isinstance(one, str), "a list of strings")
 
-    def wholes(self, key: str, within: Range) -> list[int]:
-        """A list of whole numbers, which must be there."""
+    def wholes(self, key: str, within: Range, default: list[int] | None = None) -> list[int]:
+        """A list of whole numbers; without a default it must be there."""
 
         def fits(one: Any) -> bool:
             return is_whole(one) and within.least <= one <= within.most
 
         found = self._list(key, fits, f"a list of whole numbers {within}")
-        return [int(one) for one in self._or_default(key, found, None)]
+        return [int(one) for one in self._or_default(key, found, default)]
 
     def section(self, key: str) -> ConfigObject | None:
         """An object within this one."""
         value = self.raw(key)
         return None if value is None else ConfigObject(value, self._prefix + key)
+
+    def with_defaults(self, defaults: Mapping[str, Any]) -> ConfigObject:
+        """The same with values for keys that it has not."""
+        stated = {key: value for key, value in self._values.items() if value is not None}
+        filled = ConfigObject({**defaults, **stated}, self._prefix.removesuffix("."))
+        filled._asked |= self._asked
+        return filled
 
     def names(self) -> list[str]:
         """Every key that has a value."""

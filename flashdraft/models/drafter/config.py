@@ -345,7 +345,7 @@ def _decoder_fields(settings: ConfigObject, kinds: Sequence[str]) -> dict[str, A
             "sliding_window": window,
         }
     )
-    if decoder.attention_bias:
+    if decoder.qkv_bias:
         raise UnsupportedModelError("The drafter has attention_bias, which is not supported.")
     layer = decoder.layers[0]
     return {
@@ -367,7 +367,9 @@ def _rope_scaling(rope: RopeConfig) -> dict[str, Any] | None:
     if not rope.scaling:
         return None
     values: dict[str, Any] = dict(rope.scaling)
-    if "low_freq_factor" not in values:
+    if "original_max_position_embeddings" not in values:
         return {"rope_type": "linear", **values}
-    context = int(values["original_max_position_embeddings"])
-    return {"rope_type": "llama3", **values, "original_max_position_embeddings": context}
+    values["original_max_position_embeddings"] = int(values["original_max_position_embeddings"])
+    if "low_freq_factor" in values:
+        return {"rope_type": "llama3", **values}
+    return {"rope_type": "yarn", **values, "truncate": bool(values["truncate"])}

@@ -29,6 +29,7 @@ from flashdraft.models.files.mmproj import ARCHITECTURES, beside, one_of_each
 from flashdraft.models.files.opening import MAX_JSON_BYTES
 from flashdraft.models.files.refusals import explain, explain_briefly, is_unreachable, licence_page
 from flashdraft.models.files.safetensors import INDEX_NAME
+from flashdraft.models.files.split import first_part, part_names
 from flashdraft.models.files.transfer import Listener, Stopped, Wanted, fetch_file
 
 _WORKERS = 4  # files at a time
@@ -38,7 +39,7 @@ _GO_ON = "What came is kept: the same command goes on from there."
 
 @dataclass(frozen=True)
 class HubModel:
-    """A repository, or one GGUF file of it."""
+    """A repository, or one GGUF file of it, or the first of those that one is split into."""
 
     repository: str
     file: str = ""
@@ -214,12 +215,19 @@ def _chosen(model: HubModel, commit: str, listed: Mapping[str, Any]) -> list[str
     """The names of the files that are read; an index is fetched to know which these are."""
     ggufs = [name for name in listed if name.endswith(".gguf")]
     if model.file:
-        if model.file not in listed:
-            meant = did_you_mean(model.file, ggufs)
+        if first := first_part(model.file):
             raise ModelNotFoundError(
-                f"{model.repository} on the Hugging Face Hub has no file {model.file!r}.{meant}"
+                f"{model.name} is a part of a split GGUF; name its first one, {first!r}: the "
+                "others come with it."
             )
-        return [model.file]
+        names = part_names(model.file)
+        for name in names:
+            if name not in listed:
+                meant = did_you_mean(name, ggufs) if name == model.file else ""
+                raise ModelNotFoundError(
+                    f"{model.repository} on the Hugging Face Hub has no file {name!r}.{meant}"
+                )
+        return names
     index = None
     if INDEX_NAME in listed:
         index = _read_index(_Plan(model, commit, (_hub_file(model, listed[INDEX_NAME]),)))

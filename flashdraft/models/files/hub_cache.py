@@ -26,6 +26,7 @@ from huggingface_hub import constants
 from flashdraft.files import put_in_place, write_whole
 from flashdraft.models.files.digests import Digest
 from flashdraft.models.files.safetensors import INDEX_NAME, SINGLE_NAME
+from flashdraft.models.files.split import part_names
 
 FILES = ["*.json", "*.jinja", "*.safetensors", "tokenizer.model"]  # of a model's repository
 _WEIGHTS = ".safetensors"
@@ -86,7 +87,8 @@ class HubFolder:
         if folder is None:
             return None
         if file:
-            return folder / file if (folder / file).is_file() else None
+            parts = [folder / name for name in part_names(file)]
+            return parts[0] if all(one.is_file() for one in parts) else None
         weights = local_weights(folder)
         is_whole = bool(weights) and (folder / "config.json").is_file()
         return folder if is_whole and all(one.is_file() for one in weights) else None
@@ -181,10 +183,11 @@ class HubFolder:
         return {path for path in found if path.parent == blobs and path.is_file()}
 
     def links(self, file: str = "") -> list[Path]:
-        """A file in every snapshot, or all files."""
+        """A file in every snapshot, with its other parts, or all files."""
         snapshots = sorted((self.path / "snapshots").glob("*"))
         if file:
-            return [one / file for one in snapshots if (one / file).is_symlink()]
+            names = part_names(file)
+            return [one / name for one in snapshots for name in names if (one / name).is_symlink()]
         return [path for one in snapshots for path in one.rglob("*") if not path.is_dir()]
 
     def has_content(self) -> bool:

@@ -70,17 +70,21 @@ class SafetensorsFiles:
 
     def whole_numbers(self, name: str) -> tuple[int, ...]:
         """The values of a small tensor of integers, one after another."""
-        entry, size = self._entries[name], self.item_bytes(name)
-        if entry.file not in self._mapped:
-            with open_model_file(entry.file) as stream:
-                self._mapped[entry.file] = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
-        end = entry.start + math.prod(entry.shape) * size
-        data = self._mapped[entry.file][entry.start : end]
-        is_signed = entry.dtype.startswith("I")
+        size, data = self.item_bytes(name), self.stored(name)
+        is_signed = self.dtype(name).startswith("I")
         return tuple(
             int.from_bytes(data[place : place + size], "little", signed=is_signed)
             for place in range(0, len(data), size)
         )
+
+    def stored(self, name: str) -> bytes:
+        """A copy of a tensor's bytes, without torch."""
+        entry = self._entries[name]
+        if entry.file not in self._mapped:
+            with open_model_file(entry.file) as stream:
+                self._mapped[entry.file] = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+        end = entry.start + math.prod(entry.shape) * self.item_bytes(name)
+        return self._mapped[entry.file][entry.start : end]
 
     def read(self, name: str) -> Tensor:
         """A tensor of numbers; codes of a quantised weight are none, and are refused."""

@@ -12,10 +12,12 @@ import torch
 from torch import Tensor
 
 from flashdraft.kernels.kinds import Scheme
-from flashdraft.kernels.quantized import SUPER_GROUP, Quantized
+from flashdraft.kernels.quantized import SUPER_GROUP, Quantized, look_up
 
 _BLOCK = 32  # values of a simple block
-_SCALE_BYTES = 12  # eight scales and eight minimums of 6 bits in a super-block
+_SCALE_BYTES = 12  # of 6 bits each: eight scales and eight minimums, or sixteen scales
+# what the codes of IQ4_NL and IQ4_XS stand for: steps that grow towards the ends
+_LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 
 
 def unpack_blocks(blocks: Tensor, name: str) -> Quantized:
@@ -80,6 +82,56 @@ def _q6_k(blocks: Tensor) -> Quantized:
     )
 
 
+def _q2_k(blocks: Tensor) -> Quantized:
+    """Sixteen scales and minimums of 4 bits in a byte each, 64 bytes of codes, two float16."""
+    both = blocks[..., :16]
+    return Quantized(
+        Scheme.INT4,
+        _pairs(blocks[..., 16:80]).flatten(-2),
+        (both & 15).flatten(-2),
+        group=16,
+        minimum=(both >> 4).flatten(-2),
+        super_scale=_halves(blocks, 80).flatten(-2),
+        super_minimum=_halves(blocks, 82).flatten(-2),
+    )
+
+
+def _q3_k(blocks: Tensor) -> Quantized:
+    """32 bytes of upper bits, 64 of lower ones, sixteen scales of 6 bits, a float16."""
+    high = blocks[..., :32]  # bit g of byte l belongs to value l of 32 in run g
+    high = torch.cat([high >> run & 1 for run in range(8)], dim=-1)
+    low, upper = blocks[..., 96:104], blocks[..., 104:108]
+    upper = torch.cat([upper >> shift & 3 for shift in (0, 2, 4, 6)], dim=-1)
+    scale = torch.cat([low & 15, low >> 4], dim=-1) | upper << 4
+    return Quantized(
+        Scheme.INT4,
+        (_pairs(blocks[..., 32:96]) | high << 2).flatten(-2),
+        (scale.view(torch.int8) - 32).flatten(-2),
+        group=16,
+        zero=4,
+        super_scale=_halves(blocks, 108).flatten(-2),
+    )
+
+
+def _iq4_nl(blocks: Tensor) -> Quantized:
+    codes = look_up(_nibbles(blocks[..., 2:], _BLOCK), _LEVELS)
+    return _simple(Scheme.INT8, codes, _halves(blocks, 0))
+
+
+def _iq4_xs(blocks: Tensor) -> Quantized:
+    """A float16, the upper two bits of eight scales, their lower four, 128 bytes of codes."""
+    upper, low = blocks[..., 2:4].unsqueeze(-1), blocks[..., 4:8].unsqueeze(-1)
+    shifts = torch.tensor([0, 2, 4, 6], dtype=torch.uint8, device=blocks.device)
+    scale = (low >> shifts[::2] & 15).flatten(-2) | (upper >> shifts & 3).flatten(-2) << 4
+    return Quantized(
+        Scheme.INT8,
+        look_up(_nibbles(blocks[..., 8:], _BLOCK), _LEVELS).flatten(-2),
+        (scale.view(torch.int8) - 32).flatten(-2),
+        _BLOCK,
+        super_scale=_halves(blocks, 0).flatten(-2),
+    )
+
+
 def _simple(
     scheme: Scheme, codes: Tensor, scale: Tensor, zero: int = 0, minimum: Tensor | None = None
 ) -> Quantized:
@@ -117,6 +169,12 @@ def _nibbles(packed: Tensor, span: int) -> Tensor:
     return torch.cat([runs & 15, runs >> 4], dim=-1).flatten(-2)
 
 
+def _pairs(packed: Tensor) -> Tensor:
+    """Codes of 2 bits: of every 128 values the first 32 lie lowest in 32 bytes, and so on."""
+    runs = packed.reshape(*packed.shape[:-1], -1, 32)
+    return torch.cat([runs >> shift & 3 for shift in (0, 2, 4, 6)], dim=-1).flatten(-2)
+
+
 def _bits(packed: Tensor) -> Tensor:
     """Single bits, the lowest of the first byte first."""
     shifts = torch.arange(8, dtype=torch.uint8, device=packed.device)
@@ -132,4 +190,8 @@ _FORMATS: dict[str, tuple[Callable[[Tensor], Quantized], int]] = {
     "Q4_K": (_q4_k, 144),
     "Q5_K": (_q5_k, 176),
     "Q6_K": (_q6_k, 210),
+    "Q2_K": (_q2_k, 84),
+    "Q3_K": (_q3_k, 110),
+    "IQ4_NL": (_iq4_nl, 18),
+    "IQ4_XS": (_iq4_xs, 136),
 }

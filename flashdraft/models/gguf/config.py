@@ -1,6 +1,6 @@
 """A GGUF file's metadata in the form of a Hugging Face config.json.
 
-It knows llama.cpp's keys for Llama, Qwen3 and Gemma 4. No torch.
+It knows llama.cpp's keys for all families. No torch.
 """
 
 from __future__ import annotations
@@ -13,7 +13,18 @@ from flashdraft.models.gguf.file import GGUFFile
 from flashdraft.models.gguf.keys import check_keys
 from flashdraft.models.gguf.names import ROPE_FACTORS, architecture_of
 
-_GEMMA4_STOP_TOKENS = ("<eos>", "<turn|>", "<|tool_response>")
+_STOP_TOKENS = {  # of these a file names one
+    "gemma3": ("<eos>", "<end_of_turn>"),
+    "gemma4": ("<eos>", "<turn|>", "<|tool_response>"),
+}
+_GEMMA3_27B_LAYERS = 62  # whose scale of attention is another, which no file says
+# what a Hub's config calls those that differ from Llama by a row of a table
+_LLAMAS = {
+    "llama": ("llama", "LlamaForCausalLM"),
+    "qwen2": ("qwen2", "Qwen2ForCausalLM"),
+    "qwen3": ("qwen3", "Qwen3ForCausalLM"),
+    "qwen3moe": ("qwen3_moe", "Qwen3MoeForCausalLM"),
+}
 # a file does not say which of its tokens stand for media
 MEDIA_TOKENS = {
     "boi_token_id": "<|image>",
@@ -24,11 +35,12 @@ MEDIA_TOKENS = {
     "audio_token_id": "<|audio|>",
     "eoa_token_id": "<audio|>",
 }
+_TRAINED_LENGTH = "original_max_position_embeddings"
 # the llama3 RoPE scaling of every published model; a file keeps only the divisors it results in
 _LLAMA3_SCALING = {
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 8192,
+    _TRAINED_LENGTH: 8192,
 }
 
 
@@ -43,7 +55,7 @@ def gguf_config(file: GGUFFile) -> dict[str, Any]:
         "hidden_size": whole_number(file, "embedding_length"),
         "num_hidden_layers": _num_layers(file),
         "num_attention_heads": whole_number(file, "attention.head_count"),
-        "intermediate_size": whole_number(file, "feed_forward_length"),
+        "intermediate_size": min(_inner_sizes(file, architecture)),
         "rms_norm_eps": _real(file, "attention.layer_norm_rms_epsilon", least=0.0),
         "max_position_embeddings": whole_number(file, "context_length"),
         "tie_word_embeddings": "output.weight" not in file.tensors,
@@ -52,6 +64,8 @@ def gguf_config(file: GGUFFile) -> dict[str, Any]:
     }
     head_dim = whole_number(file, "embedding_length") // whole_number(file, "attention.head_count")
     check_keys(file, architecture, head_dim)
+    if architecture == "gemma3":
+        return config | _gemma3_config(file)
     if architecture == "gemma4":
         return config | _gemma4_config(file)
     return config | _llama_config(file, architecture)
@@ -113,8 +127,8 @@ def _token_ids(file: GGUFFile, kind: str) -> list[int]:
 def _stop_ids(file: GGUFFile, architecture: str) -> list[int]:
     ids = _token_ids(file, "eos") + _token_ids(file, "eot")
     tokens = file.metadata.get("tokenizer.ggml.tokens")
-    if architecture == "gemma4" and isinstance(tokens, list):  # the file names one of the three
-        ids += [tokens.index(token) for token in _GEMMA4_STOP_TOKENS if token in tokens]
+    if isinstance(tokens, list):
+        ids += [tokens.index(one) for one in _STOP_TOKENS.get(architecture, ()) if one in tokens]
     return list(dict.fromkeys(ids))
 
 
@@ -126,16 +140,28 @@ def _media_ids(file: GGUFFile) -> dict[str, int]:
 
 
 def _llama_config(file: GGUFFile, architecture: str) -> dict[str, Any]:
-    if whole_number(file, "expert_count", 0, least=0):
+    num_experts = whole_number(file, "expert_count", 0, least=0)
+    if bool(num_experts) is not (architecture == "qwen3moe"):
         raise UnsupportedModelError(
-            f"{file.path} is a mixture of experts; of these, only Gemma 4 is supported."
+            f"{file.path} is a {architecture} with {num_experts} experts; of those with experts "
+            "only Gemma 4 and Qwen3 (qwen3moe) are supported."
         )
+    experts = {}
+    if num_experts:
+        experts = {
+            "num_experts": num_experts,
+            "num_experts_per_tok": whole_number(file, "expert_used_count"),
+            "moe_intermediate_size": whole_number(file, "expert_feed_forward_length"),
+            "norm_topk_prob": True,  # as llama.cpp does
+        }
+    model_type, name = _LLAMAS[architecture]
     share = whole_number(file, "embedding_length") // whole_number(file, "attention.head_count")
     head_dim = whole_number(file, "attention.key_length", share)
     theta = _real(file, "rope.freq_base", 10000.0, least=1.0)
     return {
-        "model_type": architecture,
-        "architectures": ["LlamaForCausalLM" if architecture == "llama" else "Qwen3ForCausalLM"],
+        "model_type": model_type,
+        "architectures": [name],
+        **experts,
         "num_key_value_heads": whole_number(file, "attention.head_count_kv"),
         "head_dim": head_dim,
         "attention_bias": "blk.0.attn_q.bias" in file.tensors,
@@ -147,13 +173,22 @@ def _rope_scaling(file: GGUFFile, theta: float, head_dim: int) -> dict[str, Any]
     # as llama.cpp reads it, a factor without a type is linear
     scales = _real(file, "rope.scaling.factor", 1.0, least=0.0) not in (0.0, 1.0)
     kind = file.metadata.get(_key(file, "rope.scaling.type"), "linear" if scales else "none")
-    if kind not in ("none", "linear"):
+    if kind not in ("none", "linear", "yarn"):
         raise UnsupportedModelError(
-            f"{file.path} uses RoPE scaling {quoted(kind)}; none, linear and llama3's are "
+            f"{file.path} uses RoPE scaling {quoted(kind)}; none, linear, yarn and llama3's are "
             "supported."
         )
     if kind == "linear":
         return {"rope_type": kind, "factor": _real(file, "rope.scaling.factor", least=1e-6)}
+    if kind == "yarn":
+        whole = whole_number(file, "context_length")
+        return {
+            "rope_type": kind,
+            "factor": _real(file, "rope.scaling.factor", least=1e-6),
+            _TRAINED_LENGTH: whole_number(file, "rope.scaling.original_context_length", whole),
+            "beta_fast": _real(file, "rope.scaling.yarn_beta_fast", 32.0, least=1e-6),
+            "beta_slow": _real(file, "rope.scaling.yarn_beta_slow", 1.0, least=1e-6),
+        }
     if ROPE_FACTORS not in file.tensors:
         return {"rope_type": "default"}
     divisors = file.floats(ROPE_FACTORS)
@@ -175,10 +210,58 @@ def _llama3_divisors(theta: float, head_dim: int, scaling: dict[str, Any]) -> li
     divisors = []
     for index in range(head_dim // 2):
         wavelength = 2 * math.pi * theta ** (2 * index / head_dim)
-        turns = scaling["original_max_position_embeddings"] / wavelength
+        turns = scaling[_TRAINED_LENGTH] / wavelength
         share = min(max((turns - low) / (high - low), 0.0), 1.0)  # 1 = keep the frequency
         divisors.append(1 / ((1 - share) / scaling["factor"] + share))
     return divisors
+
+
+def _inner_sizes(file: GGUFFile, architecture: str) -> list[int]:
+    """Of every layer's MLP; only Gemma 4's may differ."""
+    if architecture != "gemma4":
+        return [whole_number(file, "feed_forward_length")]
+    return file.whole_numbers(_key(file, "feed_forward_length"))
+
+
+def _gemma4_sharing(file: GGUFFile, num_layers: int) -> dict[str, Any]:
+    """How many layers read another's keys and values, and whether their MLPs are twice as wide."""
+    num_shared = whole_number(file, "attention.shared_kv_layers", 0, least=0)
+    sizes = _inner_sizes(file, "gemma4")
+    narrow, is_wide = min(sizes), len(set(sizes)) > 1
+    expected = [narrow] * (num_layers - num_shared) + [(1 + is_wide) * narrow] * num_shared
+    if len(sizes) > 1 and sizes != expected:
+        raise UnsupportedModelError(
+            f"{file.path}: feed_forward_length is {quoted(sizes)}; one size for all layers, or "
+            f"twice as much for the last {num_shared}, which read another's keys, is supported."
+        )
+    width = whole_number(file, "embedding_length_per_layer_input", 0, least=0)
+    return {
+        "num_kv_shared_layers": num_shared,
+        "use_double_wide_mlp": is_wide,
+        "hidden_size_per_layer_input": width,
+        "vocab_size_per_layer_input": file.tensors["token_embd.weight"].shape[0],
+    }
+
+
+def _gemma3_config(file: GGUFFile) -> dict[str, Any]:
+    heads, head_dim = (
+        whole_number(file, f"attention.{key}") for key in ("head_count", "key_length")
+    )
+    is_largest = _num_layers(file) == _GEMMA3_27B_LAYERS
+    theta = _real(file, "rope.freq_base", 1e6, least=1.0)
+    return {
+        "model_type": "gemma3_text",
+        "architectures": ["Gemma3ForCausalLM"],
+        "num_key_value_heads": whole_number(file, "attention.head_count_kv"),
+        "head_dim": head_dim,
+        "query_pre_attn_scalar": (
+            whole_number(file, "embedding_length") // heads if is_largest else head_dim
+        ),
+        "sliding_window": whole_number(file, "attention.sliding_window"),
+        "rope_theta": theta,
+        "rope_local_base_freq": _real(file, "rope.freq_base_swa", 10000.0, least=1.0),
+        "rope_scaling": _rope_scaling(file, theta, head_dim),
+    }
 
 
 def _gemma4_config(file: GGUFFile) -> dict[str, Any]:
@@ -220,10 +303,7 @@ def _gemma4_config(file: GGUFFile) -> dict[str, Any]:
         **_media_ids(file),
         "attention_k_eq_v": f"blk.{full}.attn_v.weight" not in file.tensors,
         "sliding_window": whole_number(file, "attention.sliding_window"),
-        "num_kv_shared_layers": whole_number(file, "attention.shared_kv_layers", 0, least=0),
-        "hidden_size_per_layer_input": whole_number(
-            file, "embedding_length_per_layer_input", 0, least=0
-        ),
+        **_gemma4_sharing(file, num_layers),
         "final_logit_softcapping": _real(file, "final_logit_softcapping", least=1e-6),
         "rope_parameters": {
             "sliding_attention": {

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from flashdraft.errors import CheckpointError, quoted
+from flashdraft.errors import CheckpointError, UnsupportedModelError, quoted
 from flashdraft.models.files.opening import map_model_file, reading
+from flashdraft.models.files.split import first_part, part_names
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
@@ -45,23 +46,23 @@ FORMATS = {
     6: _Format("Q5_0", 32, 22, 34),
     7: _Format("Q5_1", 32, 24, 36),
     8: _Format("Q8_0", 32, 34, 34),
+    10: _Format("Q2_K", 256, 84, 164),
+    11: _Format("Q3_K", 256, 110, 146),
     12: _Format("Q4_K", 256, 144, 148),
     13: _Format("Q5_K", 256, 176, 276),
     14: _Format("Q6_K", 256, 210, 210),
+    20: _Format("IQ4_NL", 32, 18, 34),
+    23: _Format("IQ4_XS", 256, 136, 266),
     30: _Format("BF16", 1, 2),
 }
 _UNREAD = {  # what else files are stored in
-    10: "Q2_K",
-    11: "Q3_K",
     15: "Q8_K",
     16: "IQ2_XXS",
     17: "IQ2_XS",
     18: "IQ3_XXS",
     19: "IQ1_S",
-    20: "IQ4_NL",
     21: "IQ3_S",
     22: "IQ2_S",
-    23: "IQ4_XS",
     29: "IQ1_M",
     34: "TQ1_0",
     35: "TQ2_0",
@@ -86,21 +87,23 @@ class GGUFTensor:
     name: str
     shape: tuple[int, ...]
     format: _Format
+    data: mmap.mmap  # of the file, or the part of it, that it is in
     start: int
     num_bytes: int
 
 
 class GGUFFile:
-    """An open GGUF file: `metadata` by key, `tensors` by name, `data` for their bytes.
+    """An open GGUF file: `metadata` by key, `tensors` by name, with the bytes that they lie in.
 
+    Of a model in several files the first is opened, and has the tensors of all.
     A key may hold a value of any type: what must be a number is asked for as one.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, joins: bool = True) -> None:
         self.path = path
         with reading(path):
-            self.data = map_model_file(path)
-        cursor = _Cursor(path, self.data)
+            self._data = map_model_file(path)
+        cursor = _Cursor(path, self._data)
         if cursor.take(4) != _MAGIC:
             raise CheckpointError(
                 f"{path} is not a GGUF file: it does not start with 'GGUF'. {_REMEDY}"
@@ -124,6 +127,58 @@ class GGUFFile:
                 raise CheckpointError(f"{path} has the metadata key {quoted(key)} twice. {_REMEDY}")
             self.metadata[key] = cursor.value(cursor.scalar("I"))
         self.tensors = self._read_table(cursor, num_tensors)
+        if joins and "split.count" in self.metadata:
+            self._join_parts()
+
+    def _join_parts(self) -> None:
+        """Take in the tensors of the other parts, which lie beside this file."""
+        count = self._split_number("split.count")
+        if count < 2:
+            return
+        names = part_names(self.path.name)
+        if first := first_part(self.path.name):
+            raise UnsupportedModelError(
+                f"{self.path} is a part of a split GGUF; name its first one, {first}: the others "
+                "are found beside it."
+            )
+        if len(names) != count or self._split_number("split.no") != 0:
+            raise CheckpointError(
+                f"{self.path} is part {self._split_number('split.no') + 1} of {count} of a split "
+                "GGUF, but is not named so. Give every part its own name back, "
+                f"NAME-00001-of-{count:05d}.gguf and so on, and name the first."
+            )
+        for number, name in enumerate(names[1:], 1):
+            path = self.path.with_name(name)
+            if not path.is_file():
+                raise CheckpointError(
+                    f"{self.path} is the first of {count} parts, and {name} is missing. Fetch it "
+                    "into the same folder."
+                )
+            part = GGUFFile(path, joins=False)
+            found = part._split_number("split.no"), part._split_number("split.count")
+            if found != (number, count):
+                raise CheckpointError(
+                    f"{path} says that it is part {found[0] + 1} of {found[1]}; it must be part "
+                    f"{number + 1} of {count}, as its name is. {_REMEDY}"
+                )
+            if both := self.tensors.keys() & part.tensors.keys():
+                raise CheckpointError(
+                    f"{path} holds the tensor {quoted(min(both))}, which an earlier part holds "
+                    f"too. {_REMEDY}"
+                )
+            self.tensors |= part.tensors
+        total = self._split_number("split.tensors.count")
+        if total != len(self.tensors):
+            raise CheckpointError(
+                f"{self.path} and its other parts hold {len(self.tensors)} tensors; they must hold "
+                f"{total}. Fetch all parts again."
+            )
+
+    def _split_number(self, key: str) -> int:
+        numbers = self.whole_numbers(key, 0)
+        if len(numbers) != 1:
+            raise self._invalid(key, "it must be one number")
+        return numbers[0]
 
     def _read_table(self, cursor: _Cursor, num_tensors: int) -> dict[str, GGUFTensor]:
         rows = []
@@ -170,12 +225,12 @@ class GGUFFile:
         for size in shape:
             count *= size
         num_bytes = count // layout.block_size * layout.block_bytes
-        if start + num_bytes > len(self.data):
+        if start + num_bytes > len(self._data):
             raise CheckpointError(
                 f"{self.path} is truncated: tensor {quoted(name)} ends at byte "
-                f"{start + num_bytes}, the file has {len(self.data)}. Fetch it again."
+                f"{start + num_bytes}, the file has {len(self._data)}. Fetch it again."
             )
-        return GGUFTensor(name, shape, layout, start, num_bytes)
+        return GGUFTensor(name, shape, layout, self._data, start, num_bytes)
 
     def whole_numbers(self, key: str, least: int = 1) -> list[int]:
         """The whole numbers that `key` lists, or the one that it is."""
@@ -239,7 +294,7 @@ class GGUFFile:
     def stored(self, name: str) -> bytes:
         """A copy of the tensor's bytes, as they are stored."""
         tensor = self.tensors[name]
-        return self.data[tensor.start : tensor.start + tensor.num_bytes]
+        return tensor.data[tensor.start : tensor.start + tensor.num_bytes]
 
 
 class _Cursor:

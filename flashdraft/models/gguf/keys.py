@@ -15,24 +15,29 @@ from flashdraft.models.gguf.file import GGUFFile
 _READ = """
     context_length embedding_length block_count feed_forward_length attention.head_count
     attention.head_count_kv attention.layer_norm_rms_epsilon attention.key_length rope.freq_base
-    rope.scaling.type rope.scaling.factor expert_count"""
-_READ_IN_GEMMA4 = """
-    attention.sliding_window attention.sliding_window_pattern attention.key_length_swa
-    attention.shared_kv_layers embedding_length_per_layer_input final_logit_softcapping
-    rope.freq_base_swa expert_used_count expert_feed_forward_length"""
+    rope.scaling.type rope.scaling.factor rope.scaling.original_context_length
+    rope.scaling.yarn_beta_fast rope.scaling.yarn_beta_slow expert_count"""
+_EXPERTS = "expert_used_count expert_feed_forward_length"
+_READ_IN: Mapping[str, str] = {
+    "gemma4": f"""
+        attention.sliding_window attention.sliding_window_pattern attention.key_length_swa
+        attention.shared_kv_layers embedding_length_per_layer_input final_logit_softcapping
+        rope.freq_base_swa {_EXPERTS}""",
+    "qwen3moe": _EXPERTS,
+    "gemma3": "attention.sliding_window rope.freq_base_swa",
+}
 _IRRELEVANT: Mapping[str, str] = {
     "the table of embeddings tells its size": "vocab_size",
     "how the tensors of the original lay in its file": "tensor_data_layout",
     "of another norm than the one these models have": "attention.layer_norm_epsilon",
-    "only yarn asks how long the context was before": """
-        rope.scaling.original_context_length rope.scaling.finetuned""",
+    "it says how a context was stretched, not by what": "rope.scaling.finetuned",
 }
-_IRRELEVANT_IN_LLAMA: Mapping[str, str] = {
-    "there are no experts": "expert_used_count expert_feed_forward_length",
+_IRRELEVANT_IN: Mapping[str, Mapping[str, str]] = {
+    "gemma4": {
+        "rope_freqs.weight tells which dimensions of full layers rotate": "rope.dimension_count",
+    },
 }
-_IRRELEVANT_IN_GEMMA4: Mapping[str, str] = {
-    "rope_freqs.weight tells which dimensions of full layers rotate": "rope.dimension_count",
-}
+_WITHOUT_EXPERTS: Mapping[str, str] = {"there are no experts": _EXPERTS}
 # keys that may only say again what other keys, or the architecture, say already
 _SAME_AS = {
     "attention.value_length": "attention.key_length",
@@ -49,11 +54,14 @@ _ONLY: Mapping[str, Any] = {
     "residual_scale": 1.0,
     "embedding_scale": 1.0,
 }
-_ONLY_IN_GEMMA4: Mapping[str, Any] = {
-    "attention.scale": 1.0,
+_ONLY_OF_EXPERTS: Mapping[str, Any] = {
     "expert_gating_func": 1,  # softmax
     "expert_weights_norm": True,
     "expert_weights_scale": 1.0,
+}
+_ONLY_IN: Mapping[str, Mapping[str, Any]] = {
+    "gemma4": {**_ONLY_OF_EXPERTS, "attention.scale": 1.0},
+    "qwen3moe": _ONLY_OF_EXPERTS,
 }
 
 
@@ -62,11 +70,12 @@ def check_keys(file: GGUFFile, architecture: str, head_dim: int) -> None:
 
     `head_dim` is the size of a head where no key states it.
     """
-    is_gemma4 = architecture == "gemma4"
-    reasons = {**_IRRELEVANT, **(_IRRELEVANT_IN_GEMMA4 if is_gemma4 else _IRRELEVANT_IN_LLAMA)}
-    passing = set(f"{_READ} {_READ_IN_GEMMA4 if is_gemma4 else ''}".split())
-    passing |= {key for keys in reasons.values() for key in keys.split()}
-    only = {**_ONLY, **(_ONLY_IN_GEMMA4 if is_gemma4 else {})}
+    found = _READ_IN.get(architecture, "")
+    reasons = {**_IRRELEVANT, **_IRRELEVANT_IN.get(architecture, {})}
+    if _EXPERTS not in found:
+        reasons |= _WITHOUT_EXPERTS
+    passing = {key for keys in (_READ, found, *reasons.values()) for key in keys.split()}
+    only = {**_ONLY, **_ONLY_IN.get(architecture, {})}
     prefix = f"{architecture}."
     stated = {
         key.removeprefix(prefix): value

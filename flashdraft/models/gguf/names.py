@@ -1,4 +1,4 @@
-"""The tensors of a GGUF file by their Hugging Face names, for Llama, Qwen3, Gemma 4 and its tower.
+"""The tensors of a GGUF file by their Hugging Face names, for every family and Gemma 4's tower.
 
 Gemma 4's tower for pictures has a file of its own (tower.py), with names of its own.
 """
@@ -19,6 +19,9 @@ _OUTER_NAMES = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
     "output.weight": "lm_head.weight",
+    "per_layer_token_embd.weight": "model.embed_tokens_per_layer.weight",
+    "per_layer_model_proj.weight": "model.per_layer_model_projection.weight",
+    "per_layer_proj_norm.weight": "model.per_layer_projection_norm.weight",
 }
 _COMMON_NAMES = {
     "attn_norm.weight": "input_layernorm.weight",
@@ -40,12 +43,18 @@ _LLAMA_NAMES = {
     "attn_output.bias": "self_attn.o_proj.bias",
     "ffn_norm.weight": "post_attention_layernorm.weight",
 }
-_GEMMA4_NAMES = {
+_GEMMA3_NAMES = {
     **_COMMON_NAMES,
     "post_attention_norm.weight": "post_attention_layernorm.weight",
     "ffn_norm.weight": "pre_feedforward_layernorm.weight",
     "post_ffw_norm.weight": "post_feedforward_layernorm.weight",
+}
+_GEMMA4_NAMES = {
+    **_GEMMA3_NAMES,
     "layer_output_scale.weight": "layer_scalar",
+    "inp_gate.weight": "per_layer_input_gate.weight",
+    "proj.weight": "per_layer_projection.weight",
+    "post_norm.weight": "post_per_layer_input_norm.weight",
     "ffn_gate_inp.weight": "router.proj.weight",
     "ffn_gate_inp.scale": "router.scale",
     "ffn_down_exps.scale": "router.per_expert_scale",
@@ -55,7 +64,23 @@ _GEMMA4_NAMES = {
     "post_ffw_norm_1.weight": "post_feedforward_layernorm_1.weight",
     "post_ffw_norm_2.weight": "post_feedforward_layernorm_2.weight",
 }
-_NAMES = {"llama": _LLAMA_NAMES, "qwen3": _LLAMA_NAMES, "gemma4": _GEMMA4_NAMES}
+_QWEN3_MOE_NAMES = {
+    **_LLAMA_NAMES,
+    "ffn_gate_inp.weight": "router.proj.weight",
+    "ffn_gate_exps.weight": "experts.gate_proj",
+    "ffn_up_exps.weight": "experts.up_proj",
+    "ffn_down_exps.weight": "experts.down_proj",
+}
+_NAMES = {
+    "llama": _LLAMA_NAMES,
+    "qwen2": _LLAMA_NAMES,
+    "qwen3": _LLAMA_NAMES,
+    "qwen3moe": _QWEN3_MOE_NAMES,
+    "gemma3": _GEMMA3_NAMES,
+    "gemma4": _GEMMA4_NAMES,
+}
+
+NORM_OFFSETS = {"gemma3": 1.0}  # what llama.cpp adds to the weights of norms
 
 _TOWER = "model.vision_tower"
 PATCHES, PLACES = "v.patch_embd.weight", "v.position_embd.weight"

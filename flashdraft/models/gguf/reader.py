@@ -10,7 +10,7 @@ from torch import Tensor
 
 from flashdraft.kernels.quantized import Matrix, Quantized
 from flashdraft.models.gguf.config import whole_number
-from flashdraft.models.gguf.names import PATCHES, GGUFTable, TowerTable
+from flashdraft.models.gguf.names import NORM_OFFSETS, PATCHES, GGUFTable, TowerTable
 from flashdraft.models.gguf.values import read_matrix, read_tensor
 
 
@@ -19,6 +19,8 @@ class GGUFTensors(GGUFTable):
 
     def read(self, name: str) -> Tensor:
         tensor, order = read_tensor(self.file, self.stored[name]), self._row_order(name)
+        if self.architecture in NORM_OFFSETS and name.endswith("norm.weight"):
+            return tensor.float() - NORM_OFFSETS[self.architecture]
         return tensor if order is None else tensor[order]
 
     def read_matrix(self, name: str, device: torch.device | None = None) -> Matrix:

@@ -1,21 +1,35 @@
 """A tokenizer built from a GGUF file's metadata, through the `tokenizers` library.
 
 It knows byte-level BPE (GPT-2's scheme, with the splitting rules of the supported families) and
-Gemma 4's BPE over characters. Everything a tokenizer.json would say is set here.
+Gemma 4's BPE over characters; SentencePiece's is sentencepiece.py's. Everything a tokenizer.json
+would say is set here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
-from flashdraft.errors import CheckpointError, UnsupportedModelError, quoted, shortened
+from flashdraft.errors import (
+    CheckpointError,
+    FlashdraftError,
+    UnsupportedModelError,
+    quoted,
+    shortened,
+)
+from flashdraft.models.gguf.sentencepiece import build_sentencepiece, read_pieces
 
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4  # values of tokenizer.ggml.token_type
+_SPECIAL_TYPES = {
+    # its files list its chat markers as user-defined, its tokenizer.json as special
+    "gemma4": (_UNKNOWN, _CONTROL, _USER_DEFINED),
+    "llama": (_UNKNOWN, _CONTROL),
+}
 
 _LETTERS_AND_SYMBOLS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s"
@@ -57,12 +71,14 @@ def build_gguf_tokenizer(metadata: Mapping[str, Any], path: Path) -> tokenizers.
     if tokens is None:
         return None
     kind = metadata.get("tokenizer.ggml.model")
+    if kind == "llama":
+        return _sentencepiece(metadata, path)
     merges = metadata.get("tokenizer.ggml.merges")
     if kind not in ("gpt2", "gemma4") or merges is None:
         raise UnsupportedModelError(
             f"{path} has a tokenizer of kind {quoted(kind)} "
             f"{'without' if merges is None else 'with'} merges; BPE tokenizers of the kinds gpt2 "
-            "and gemma4 are supported."
+            "and gemma4, and llama's of SentencePiece, are supported."
         )
     types = metadata.get("tokenizer.ggml.token_type", [])
     if not all(isinstance(values, list) for values in (tokens, merges, types)):
@@ -74,18 +90,41 @@ def build_gguf_tokenizer(metadata: Mapping[str, Any], path: Path) -> tokenizers.
         raise UnsupportedModelError(
             f"{path} splits text by the rule {quoted(rule)}; supported are {', '.join(_SPLITTERS)}."
         )
-    try:
+    with _building(path):
         tokenizer = (
             _gemma4(vocabulary, pairs) if kind == "gemma4" else _byte_level(vocabulary, pairs, rule)
         )
-    except Exception as error:  # the library raises plain Exception for merges that do not fit
-        raise CheckpointError(f"{path}: the tokenizer is damaged: {shortened(error)}.") from None
     _add_tokens(tokenizer, tokens, types, kind)
     # llama.cpp's defaults, for files that do not say
     adds_bos = kind == "gemma4" or rule == "llama-bpe"
     if metadata.get("tokenizer.ggml.add_bos_token", adds_bos):
         _add_bos(tokenizer, tokens, metadata.get("tokenizer.ggml.bos_token_id"))
     return tokenizer
+
+
+def _sentencepiece(metadata: Mapping[str, Any], path: Path) -> tokenizers.Tokenizer:
+    def said(key: str, default: object) -> Any:
+        return metadata.get(f"tokenizer.ggml.{key}", default)
+
+    pieces = read_pieces(metadata, path)
+    with _building(path):
+        tokenizer = build_sentencepiece(
+            pieces, path, said("unknown_token_id", 0), bool(said("add_space_prefix", True))
+        )
+    _add_tokens(tokenizer, pieces.texts, pieces.types, "llama")
+    if said("add_bos_token", True):
+        _add_bos(tokenizer, pieces.texts, said("bos_token_id", 1))
+    return tokenizer
+
+
+@contextmanager
+def _building(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except FlashdraftError:
+        raise
+    except Exception as error:  # the library raises plain Exception for merges that do not fit
+        raise CheckpointError(f"{path}: the tokenizer is damaged: {shortened(error)}.") from None
 
 
 def _merge_pair(path: Path, merge: str) -> tuple[str, str]:
@@ -127,8 +166,7 @@ def _add_tokens(
     tokenizer: tokenizers.Tokenizer, tokens: Sequence[str], types: Sequence[int], kind: str
 ) -> None:
     """Tokens that are matched whole in a text; special ones are left out of decoded text."""
-    # Gemma 4's files list its chat markers as user-defined, its tokenizer.json as special
-    special_types = (_UNKNOWN, _CONTROL, _USER_DEFINED) if kind == "gemma4" else (_CONTROL,)
+    special_types = _SPECIAL_TYPES.get(kind, (_CONTROL,))
     special, plain = [], []
     for token, token_type in zip(tokens, types, strict=False):
         if token_type in special_types:

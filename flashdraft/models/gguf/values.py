@@ -34,6 +34,6 @@ def read_blocks(file: GGUFFile, name: str) -> Tensor:
     """The tensor as it is stored: uint8 [..., bytes of a row]."""
     tensor = file.tensors[name]
     raw = torch.frombuffer(
-        file.data, dtype=torch.uint8, count=tensor.num_bytes, offset=tensor.start
+        tensor.data, dtype=torch.uint8, count=tensor.num_bytes, offset=tensor.start
     )
     return raw.view(*tensor.shape[:-1], -1)

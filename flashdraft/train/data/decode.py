@@ -115,7 +115,7 @@ class BulkDecoder:
     def _make_cache(self) -> None:
         kernels, num_pages = self._target.kernels, self.num_slots * self._capacity // PAGE_SIZE
         self._storage = []
-        for layer in self._target.config.layers:
+        for layer in self._target.config.cached_layers:
             shape = (2, num_pages, PAGE_SIZE, layer.num_kv_heads, layer.head_dim)
             # zeros, not empty: a masked key must never be NaN
             one = torch.zeros(shape, device=kernels.device, dtype=kernels.dtype)
@@ -282,7 +282,9 @@ class BulkDecoder:
 
 def bytes_per_slot(target: Target, capacity: int) -> int:
     """Memory of keys and values of one slot."""
-    per_token = sum(2 * layer.num_kv_heads * layer.head_dim for layer in target.config.layers)
+    per_token = sum(
+        2 * layer.num_kv_heads * layer.head_dim for layer in target.config.cached_layers
+    )
     return capacity * per_token * target.kernels.dtype.itemsize
 
 

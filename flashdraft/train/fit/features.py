@@ -14,6 +14,7 @@ from torch import Tensor
 
 from flashdraft.errors import TrainingError
 from flashdraft.kernels.interface import PageView
+from flashdraft.models.config.layers import LayerConfig
 from flashdraft.models.layers import ForwardBatch, LayerCache, Target
 from flashdraft.train.fit.batches import PackedBatch
 
@@ -28,7 +29,8 @@ class TargetFeatures:
             raise TrainingError("The target was loaded without taps; load it with the drafter's.")
         self._target = target
         self._max_rows = max_rows
-        self._scratch: dict[tuple[int, int], Tensor] = {}  # by (key heads, head size)
+        # by key heads, head size and window: of each kind the last one may be read again
+        self._scratch: dict[tuple[int, int, int | None], Tensor] = {}
         self._num_pages = 0
 
     @torch.no_grad()
@@ -40,10 +42,7 @@ class TargetFeatures:
         num_rows = sum(batch.lengths)
         assert num_rows <= self._max_rows, "the batch has more rows than were announced"
         view = self._view(batch, num_rows)
-        caches = [
-            self._layer_cache(layer.num_kv_heads, layer.head_dim, view)
-            for layer in self._target.config.layers
-        ]
+        caches = [self._layer_cache(layer, view) for layer in self._target.config.cached_layers]
         positions = batch.positions[:num_rows]
         forward = ForwardBatch(positions, max(batch.lengths), caches)
         output = self._target.forward(batch.token_ids[:num_rows], forward)
@@ -78,11 +77,12 @@ class TargetFeatures:
             self._num_pages = max(num_pages, -(-2 * self._max_rows // PAGE_SIZE))
             self._scratch.clear()
 
-    def _layer_cache(self, num_kv_heads: int, head_dim: int, view: PageView) -> LayerCache:
-        kernels, key = self._target.kernels, (num_kv_heads, head_dim)
+    def _layer_cache(self, layer: LayerConfig, view: PageView) -> LayerCache:
+        kernels, sizes = self._target.kernels, (layer.num_kv_heads, layer.head_dim)
+        key = (*sizes, layer.window)
         if key not in self._scratch:
             # zeros, not empty: a masked key must never be NaN
-            shape = (2, self._num_pages, PAGE_SIZE, num_kv_heads, head_dim)
+            shape = (2, self._num_pages, PAGE_SIZE, *sizes)
             self._scratch[key] = torch.zeros(shape, device=kernels.device, dtype=kernels.dtype)
         keys, values = self._scratch[key]
         return LayerCache(keys, values, view)

@@ -75,7 +75,7 @@ def test_what_does_not_fit_says_where_it_would() -> None:
     assert f"{DENSE} does not fit: it needs 25." in text
     assert "GB in int4, fp8 head. The RTX 4090 (24 GB) would hold it." in text
     nothing = list(describe(choose(custom_card(0.5, 0.4))))
-    assert sum("does not fit" in line for line in nothing) == 5
+    assert sum("does not fit" in line for line in nothing) == 6
     assert not any("recommended" in line or "$" in line for line in nothing)
     long = "\n".join(describe(choose(find_card("h200"), context=65536)))
     assert f"{SMALL} takes 8,192 tokens at most." in long

@@ -35,6 +35,7 @@ from flashdraft.errors import (
 )
 from flashdraft.kernels.kinds import QUANTIZE
 from flashdraft.models.config.quantization import read_quantization
+from flashdraft.models.readable import REFUSED
 from flashdraft.models.sources import KnownModel, readable_kinds
 from flashdraft.models.tokenizer import Tokenizer
 from tests.tiny import CHAT_TEMPLATE, make_tiny_tokenizer
@@ -572,7 +573,7 @@ def test_models_as_table_and_as_json(
     ]
     words = below.replace(",", " ").replace(".", " ").split()
     kinds = readable_kinds()
-    assert {*kinds.gguf, *QUANTIZE, *models.REFUSED, "compressed-tensors"} <= set(words)
+    assert {*kinds.gguf, *QUANTIZE, *REFUSED, "compressed-tensors"} <= set(words)
     assert main(["models", "--json"]) == 0
     content = json.loads(capsys.readouterr().out)
     assert content["formats"]["gguf"] == list(kinds.gguf)
@@ -593,7 +594,7 @@ def test_models_as_table_and_as_json(
     assert [row["is_estimate"] for row in listed] == [False, False, True]
 
 
-@pytest.mark.parametrize("name", models.REFUSED)
+@pytest.mark.parametrize("name", REFUSED)
 def test_the_formats_that_models_calls_refused_are(name: str) -> None:
     for said in ({"quant_method": name.lower()}, {"quant_algo": name}):
         with pytest.raises(UnsupportedModelError, match=rf"(?i)\b{name}\b"):

@@ -15,7 +15,7 @@ import flashdraft
 from flashdraft.cli import COMMANDS, OTHER_NAMES, build_parser, commands, flags
 from tests.tiny import make_tiny_checkpoint, make_tiny_drafter
 from tests.unit.models.gguf.factory import LLAMA, Types, random_values, write_gguf
-from tests.unit.models.test_compressed_tensors import write_model
+from tests.unit.models.packed.test_compressed import write_model
 
 # runs a command as its script does, then says which modules were loaded for it
 DRIVER = """

@@ -210,7 +210,7 @@ def target_logits(target, tokens):
     (work,) = engine.scheduler.schedule(0)
     cache = engine.cache
     rows = cache.rows(engine.book, [Span(work.sequence, 0, len(tokens))])
-    layers = cache.layers(rows.views, 0, len(target.config.layers))
+    layers = cache.layers(rows.views, 0, len(target.config.cached_layers))
     batch = ForwardBatch(rows.positions, rows.end_position, layers)
     return target.logits(target.forward(torch.tensor(tokens), batch).hidden)
 

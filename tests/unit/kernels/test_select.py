@@ -39,11 +39,13 @@ class FakeTritonKernels:
         exact: bool,
         quantize: Scheme | None,
         quantize_head: Scheme | None,
+        activations: Scheme | None = None,
     ) -> None:
         self.device = device
         self.dtype = dtype
         self.exact = exact
         self.schemes = quantize, quantize_head
+        self.activations = activations
 
 
 @pytest.fixture
@@ -74,6 +76,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> None:
 def triton(monkeypatch: pytest.MonkeyPatch) -> None:
     module: Any = types.ModuleType("triton_backend")
     module.TritonKernels = FakeTritonKernels
+    module.why_no_fp8 = lambda device: None
     monkeypatch.setitem(sys.modules, "flashdraft.kernels.cuda.backend", module)
 
 
@@ -223,6 +226,51 @@ def test_unknown_schemes_are_errors_on_any_device(value: Any) -> None:
         select_kernels("cpu", "auto", weights=WeightOptions(quantize=value))
     with pytest.raises(RequestError, match="quantize_head is .*; it must be one of"):
         select_kernels("cpu", "auto", weights=WeightOptions(quantize_head=value))
+
+
+@pytest.mark.usefixtures("cuda", "triton")
+@pytest.mark.parametrize("scheme", [Scheme.FP8, Scheme.INT8])
+def test_activations_reach_the_gpu_kernels(scheme: Scheme) -> None:
+    weights = WeightOptions(quantize=scheme, activations=scheme)
+    kernels: Any = select_kernels("cuda", "auto", weights=weights)
+    assert kernels.activations is scheme
+    kernels = select_kernels("cuda", "auto", exact=True, weights=weights)
+    assert kernels.exact and kernels.activations is scheme
+
+
+@pytest.mark.usefixtures("cuda", "triton")
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        (WeightOptions(activations="fp8"), "goes with quantize='fp8'.*quantize is left out"),
+        (WeightOptions("int4", None, "fp8"), "goes with quantize='fp8'.*quantize is 'int4'"),
+        (WeightOptions("fp8", None, "int8"), "goes with quantize='int8'.*quantize is 'fp8'"),
+        (WeightOptions("int4", None, "int4"), "activations is 'int4'; it must be one of fp8, int8"),
+    ],
+)
+def test_activations_that_do_not_go_with_weights_are_errors(
+    weights: WeightOptions, message: str
+) -> None:
+    with pytest.raises(RequestError, match=message):
+        select_kernels("cuda", "auto", weights=weights)
+
+
+@pytest.mark.usefixtures("cuda", "triton")
+def test_activations_in_fp8_need_a_card_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 6))
+    backend = sys.modules["flashdraft.kernels.cuda.backend"]
+    monkeypatch.setattr(backend, "why_no_fp8", lambda device: "this GPU has none")
+    with pytest.raises(RequestError, match="activations is 'fp8', but this GPU has none.*int8"):
+        select_kernels("cuda", "auto", weights=WeightOptions("fp8", None, "fp8"))
+    select_kernels("cuda", "auto", weights=WeightOptions("int8", None, "int8"))
+
+
+@pytest.mark.usefixtures("native")
+def test_activations_on_the_cpu_name_the_dtype() -> None:
+    with pytest.raises(RequestError, match="activations is 'fp8'.*GPU.*dtype='int8'"):
+        select_kernels("cpu", "auto", weights=WeightOptions(activations="fp8"))
+    with pytest.raises(RequestError, match="quantize is 'fp8'.*GPU.*dtype='int8'"):
+        select_kernels("cpu", "auto", weights=WeightOptions("fp8", None, "fp8"))
 
 
 @pytest.mark.usefixtures("cuda")

@@ -17,15 +17,14 @@ from flashdraft.models.drafter.loading import load_drafter
 from flashdraft.models.loading import open_checkpoint
 from tests.tiny import CONFIGS, make_tiny_drafter
 from tests.unit.models.gguf.factory import random_values, write_gguf
-from tests.unit.models.gguf.test_file import write_llama
 
 CONFIG = CONFIGS["llama"]
 WEIGHTS = {"model.norm.weight": torch.zeros(4)}
 ADAPTER = {"base_model_name_or_path": "org/base", "peft_type": "LORA", "r": 8}
 MLX = {"group_size": 64, "bits": 4}
-MODELOPT = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "NVFP4"}}
-GPTQ = {"bits": 4, "group_size": 128, "desc_act": False}
-AWQ = {"zero_point": True, "q_group_size": 128, "w_bit": 4, "version": "GEMM"}
+MODELOPT = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "W4A8_AWQ"}}
+GPTQ = {"bits": 3, "group_size": 128, "desc_act": False}
+AWQ = {"zero_point": True, "q_group_size": 128, "w_bit": 4, "version": "GEMV"}
 REMEDY = "Name the model that they were made from"
 
 
@@ -45,7 +44,7 @@ def folders() -> dict[str, tuple[dict[str, Any], str]]:
     def quantised(*tensors: str, **keys: Any) -> dict[str, Any]:
         return {"config.json": {**CONFIG, **keys}, "model.safetensors": [*WEIGHTS, *tensors]}
 
-    lora = "is a LoRA adapter for 'org/base'.*merge it into that model first"
+    lora = "is a LoRA adapter for 'org/base'.*name that model, and this folder by --lora"
     adapter = {"adapter_config.json": ADAPTER, "adapter_model.safetensors": ["lora_A.weight"]}
     return {
         "LoRA": (adapter, lora),
@@ -78,21 +77,27 @@ def folders() -> dict[str, tuple[dict[str, Any], str]]:
         "MLX by its tensors": (quantised("x.scales", "x.biases"), "by MLX .as the tensor 'x"),
         "ModelOpt": (
             {**quantised("x.weight_scale_2"), "hf_quant_config.json": MODELOPT},
-            "by ModelOpt .quant_algo 'NVFP4' in hf_quant_config.json.*" + REMEDY,
+            "by ModelOpt as 'W4A8_AWQ'.*" + REMEDY,
         ),
         "ModelOpt in its config": (
-            quantised(quantization_config={"quant_method": "modelopt", "quant_algo": "FP8"}),
-            "by ModelOpt.*" + REMEDY,
+            quantised(quantization_config={"quant_method": "modelopt", "quant_algo": "INT4_AWQ"}),
+            "by ModelOpt as 'INT4_AWQ'.*" + REMEDY,
         ),
         "GPTQ": (
             {**quantised("x.qweight"), "quantize_config.json": GPTQ},
-            "by GPTQ .bits 4 in quantize_config.json.*" + REMEDY,
+            "by GPTQ with bits 3, not 4 or 8.*" + REMEDY,
         ),
-        "GPTQ in its config": (quantised(quantization_config={"quant_method": "gptq"}), "by GPTQ,"),
-        "GPTQ by its tensors": (quantised("x.qweight"), "by GPTQ or AWQ .as the tensor 'x.qweight"),
+        "GPTQ in its config": (
+            quantised(quantization_config={"quant_method": "gptq"}),
+            "by GPTQ with bits None",
+        ),
+        "GPTQ by its tensors": (
+            quantised("x.qweight"),
+            "by GPTQ or AWQ without a config that says how .as the tensor 'x.qweight'",
+        ),
         "AWQ": (
             {**quantised("x.qweight"), "quant_config.json": AWQ},
-            "by AWQ .w_bit 4 in quant_config.json.*" + REMEDY,
+            "by AWQ in the version 'GEMV'.*" + REMEDY,
         ),
         "bitsandbytes": (
             quantised("x.weight", "x.weight.absmax", "x.weight.quant_map"),
@@ -125,7 +130,7 @@ def test_plan_has_the_same_words(
 def test_doctor_has_the_same_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(tmp_path, folders()["GPTQ"][0])
     assert cli.main(["doctor", "--model", str(tmp_path), "--device", "cpu"]) == 2
-    assert "by GPTQ (bits 4 in quantize_config.json)" in capsys.readouterr().err
+    assert "by GPTQ with bits 3" in capsys.readouterr().err
 
 
 def test_a_lora_is_no_drafter(tmp_path: Path) -> None:
@@ -164,7 +169,6 @@ def test_only_pickles(tmp_path: Path) -> None:
         ("llama", {"general.type": "mmproj"}, "is the vision or audio part"),
         ("llama", {"general.type": "adapter"}, "is a LoRA adapter: merge it"),
         ("llama", {"general.type": "imatrix"}, "is an importance matrix"),
-        ("llama", {"split.count": 3}, "one of 3 parts of a split GGUF.*llama-gguf-split --merge"),
     ],
 )
 def test_a_gguf_that_is_no_whole_model(
@@ -174,13 +178,6 @@ def test_a_gguf_that_is_no_whole_model(
     write_gguf(path, architecture, {}, {"x": random_values(4)}, general=general)
     with pytest.raises(UnsupportedModelError, match=rf"m\.gguf .*{message}"):
         LLM(str(path), device="cpu")
-
-
-def test_a_part_of_a_gguf_is_known_by_its_name(tmp_path: Path) -> None:
-    path = tmp_path / "model-00002-of-00003.gguf"
-    write_llama(path)
-    with pytest.raises(UnsupportedModelError, match="is one of 3 parts of a split GGUF"):
-        open_checkpoint(path)
 
 
 def test_a_drafter_named_as_the_model_is_called_one(tmp_path: Path) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from transformers import Gemma4TextConfig, LlamaConfig
 from transformers.models.gemma4.modeling_gemma4 import Gemma4TextRotaryEmbedding
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from flashdraft.models.config.rope import RopeConfig
+from flashdraft.models.config.rope import RopeConfig, read_plain_rope
+from flashdraft.models.config.values import ConfigObject
 from flashdraft.models.rope import BLOCK_POSITIONS, Rope, rotate
 
 CPU = torch.device("cpu")
@@ -42,6 +45,41 @@ def test_tables_equal_transformers_llama(
     table = Rope(RopeConfig(theta, 64, 64, pairs), CPU).table(5001)
     assert torch.equal(table.cos[POSITIONS[0]], cos[0, :, :32])
     assert torch.equal(table.sin[POSITIONS[0]], sin[0, :, :32])
+
+
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        {},
+        {"attention_factor": 1.5},
+        {"mscale": 0.7, "mscale_all_dim": 1.2},
+        {"beta_fast": 16, "beta_slow": 2.0, "truncate": False},
+        {"factor": 0.5},
+        {"original_max_position_embeddings": 8},  # every pair turns seldom
+    ],
+)
+def test_tables_of_yarn_equal_transformers(scaling: dict[str, Any]) -> None:
+    base = {"factor": 4.0, "original_max_position_embeddings": 2048, "rope_theta": 1e6}
+    parameters = {"rope_type": "yarn", **base, **scaling}
+    config = LlamaConfig(
+        hidden_size=256,
+        num_attention_heads=4,
+        rope_parameters=parameters,
+        vocab_size=8,
+        max_position_embeddings=8192,
+    )
+    cos, sin = LlamaRotaryEmbedding(config)(torch.zeros(1), POSITIONS)
+    raw = {"rope_parameters": parameters, "max_position_embeddings": 8192}
+    table = Rope(read_plain_rope(ConfigObject(raw), 64, "X"), CPU).table(5001)
+    assert torch.equal(table.cos[POSITIONS[0]], cos[0, :, :32])
+    assert torch.equal(table.sin[POSITIONS[0]], sin[0, :, :32])
+
+
+def test_yarn_without_the_trained_length_takes_the_whole() -> None:
+    raw = {"rope_scaling": {"type": "yarn", "factor": 4.0}, "max_position_embeddings": 4096}
+    found = dict(read_plain_rope(ConfigObject(raw), 64, "X").scaling)
+    assert found["original_max_position_embeddings"] == 4096
+    assert found["attention_factor"] == pytest.approx(1.1386, abs=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["sliding_attention", "full_attention"])

@@ -30,6 +30,7 @@ from flashdraft.models.sources import (
 from tests.hub import COMMIT, FakeHub, hub_in_use
 
 BLOCK_BYTES = {"Q4_0": 18, "Q4_1": 20, "Q5_0": 22, "Q5_1": 24, "Q8_0": 34}
+BLOCK_BYTES |= {"Q2_K": 84, "Q3_K": 110, "IQ4_NL": 18, "IQ4_XS": 136}
 BLOCK_BYTES |= {"Q4_K": 144, "Q5_K": 176, "Q6_K": 210}
 CONTENT = b"GGUF" + bytes(range(256)) * 20
 MODEL = PackagedModel(
@@ -245,7 +246,7 @@ def test_the_kinds_of_weights_are_those_that_the_readers_know() -> None:
     kinds = readable_kinds()
     for name in set(kinds.gguf) - {"F32", "F16", "BF16"}:
         assert unpack_blocks(torch.zeros(1, BLOCK_BYTES[name], dtype=torch.uint8), name)
-    assert len(kinds.gguf) == len(set(kinds.gguf)) == 11
+    assert len(kinds.gguf) == len(set(kinds.gguf)) == 15
     for name in kinds.compressed_tensors:
         config = {"quant_method": "compressed-tensors", "format": name, "config_groups": {}}
         assert read_quantization({"quantization_config": config}) == ()

@@ -118,7 +118,7 @@ def test_bos_is_added_on_request_alone() -> None:
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"model": "llama"}, UnsupportedModelError, "'llama'"),
+        ({"model": "t5"}, UnsupportedModelError, "'t5'"),
         ({"pre": "tekken"}, UnsupportedModelError, "'tekken'.*smollm"),
         ({"merges": None}, UnsupportedModelError, "without merges"),
         ({"merges": ["nospace"]}, CheckpointError, "'nospace' is not a pair"),

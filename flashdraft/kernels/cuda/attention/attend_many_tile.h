@@ -9,7 +9,8 @@ struct Sums {
 };
 
 DEVICE int warpgroup_index() { return thread_index() / WARPGROUP; }
-DEVICE int first_pair() { return SHARES_PAIRS ? warpgroup_index() * 64 : 0; }  // of a warpgroup
+DEVICE int pair_in_block() { return SHARES_PAIRS ? warpgroup_index() * 64 : 0; }  // its first
+DEVICE int first_pair() { return rank() * BLOCK_PAIRS + pair_in_block(); }       // in the tile
 DEVICE int pair_in_tile(int half) {
     int warp = thread_index() / LANES % 4, lane = thread_index() % LANES;
     return first_pair() + warp * 16 + lane / 4 + half * 8;
@@ -21,49 +22,59 @@ DEVICE void leave(Shared signal) {
 }
 DEVICE char *wait_for_stage(Memory &memory, const Stage &stage) {
     wait_for_signal(to_shared((char *)&memory.full[stage.place]), stage.turn);
-    return memory.stages[stage.place][0];
+    return memory.stages[stage.place];
 }
+// The whole team's blocks may fill it anew.
 DEVICE void leave_stage(Memory &memory, Stage &stage) {
-    leave(to_shared((char *)&memory.empty[stage.place]));
-    stage.go_on(2);
+    Shared empty = to_shared((char *)&memory.empty[stage.place]);
+    if (TEAM == 1) {
+        leave(empty);
+    } else if (thread_index() % LANES < TEAM) {
+        arrive_at(empty, thread_index() % LANES);
+    }
+    stage.go_on();
+}
+// Of a unit's keys or values.
+DEVICE void pass_stages(Memory &memory, Stage &stage) {
+    for (int i = 0; i < SLICES; i++) {
+        wait_for_stage(memory, stage);
+        leave_stage(memory, stage);
+    }
 }
 
-// Scores of KEYS keys are on their way.
-DEVICE void begin_scores(Memory &memory, const Stage &stage, float *scores) {
-    u64 keys = rows_at(to_shared(wait_for_stage(memory, stage)));
-    u64 query = rows_at(to_shared(memory.query[0] + first_pair() * 2 * DEPTH));
-    begin_products();
-    UNROLL for (int i = 0; i < HEAD / 16; i++) {
-        int block = i / 4, step = i % 4 * 2;  // in units of 16 bytes
-        multiply_shared<KEYS>(scores, query + block * (QUERY_BLOCK / 16) + step,
-                              keys + block * (KEY_BLOCK / 16) + step, i > 0);
+// Scores of KEYS keys are on their way, slice by slice.
+DEVICE void begin_scores(Memory &memory, Stage &stage, float *scores) {
+    u64 query = rows_at(to_shared(memory.query[0] + pair_in_block() * ROW_BYTES));
+    UNROLL for (int slice = 0; slice < SLICES; slice++) {
+        u64 keys = rows_at(to_shared(wait_for_stage(memory, stage)));
+        begin_products();
+        UNROLL for (int i = 0; i < KEY_BLOCKS * 4; i++) {
+            int block = slice * KEY_BLOCKS + i / 4, step = i % 4 * 2;  // in units of 16 bytes
+            multiply_shared<KEYS>(scores, query + block * (QUERY_BLOCK / 16) + step,
+                                  keys + i / 4 * (KEY_BLOCK / 16) + step, slice + i > 0);
+        }
+        commit_products();
+        stage.go_on();
     }
-    commit_products();
 }
 
 // What lies in the place of values that the tile has not may be no number: zeros take its place.
 DEVICE void clear_values(char *blocks, const Tile &tile, int start) {
     constexpr int COLUMN_CHUNKS = COLUMNS / 8;
-    for (int i = thread_index() % WARPGROUP; i < KEYS * COLUMN_CHUNKS; i += WARPGROUP) {
+    for (int i = thread_index() % WARPGROUP; i < SLICE_VALUES * COLUMN_CHUNKS; i += WARPGROUP) {
         int row = i / COLUMN_CHUNKS, chunk = i % COLUMN_CHUNKS;
-        char *place = blocks + chunk / 8 * KEY_BLOCK + row * 2 * DEPTH + chunk % 8 * 16;
+        char *place = blocks + chunk / 8 * VALUE_BLOCK + row * ROW_BYTES + chunk % 8 * 16;
         if (start + row < tile.low || start + row >= tile.high) *(Words *)place = {};
     }
     show_writes_to_products();
     wait_for_some<WARPGROUP>(1 + warpgroup_index());
 }
 
-// Values by their weights, of as many keys, are on their way.
-DEVICE void begin_values(Memory &memory, const Stage &stage, const Tile &tile, int start,
-                         const Words *weights, Sums &sums) {
-    char *blocks = wait_for_stage(memory, stage) + first_column() / DEPTH * KEY_BLOCK;
-    if (start < tile.low || start + KEYS > tile.high) clear_values(blocks, tile, start);
-    u64 values = columns_at(to_shared(blocks), KEY_BLOCK);
-    begin_products();
-    UNROLL for (int i = 0; i < STEPS; i++) {
-        multiply_columns<COLUMNS>(sums.of, weights[i], values + i * (16 * 2 * DEPTH / 16));
-    }
-    commit_products();
+// Of a unit's values, a slice that has come; `start`: its first key.
+DEVICE u64 find_values(Memory &memory, const Stage &stage, const Tile &tile, int start) {
+    char *blocks = wait_for_stage(memory, stage) + first_column() / DEPTH * VALUE_BLOCK;
+    if (start < tile.low || start + SLICE_VALUES > tile.high) clear_values(blocks, tile, start);
+    return columns_at(to_shared(blocks), VALUE_BLOCK);
 }
 
 DEVICE u64 first_bits(int count) {
@@ -106,43 +117,53 @@ DEVICE void hide(const Work &work, const Tile &tile, int start, float *scores) {
     }
 }
 
-// Scores become their weights, against the best score so far; and by what those before shrink.
-DEVICE void weigh(float *scores, float scale, Sums &sums, float *decay) {
+// The best of a thread's pairs so far, from those before.
+DEVICE void find_best(const float *scores, float *best) {
     UNROLL for (int half = 0; half < 2; half++) {
-        float best = sums.best[half];
         UNROLL for (int i = 0; i < SCORES; i++) {
-            if (i / 2 % 2 == half) best = larger(best, scores[i]);
+            if (i / 2 % 2 == half) best[half] = larger(best[half], scores[i]);
         }
-        best = most_of_four(best);
-        // Nothing seen so far: any finite reference keeps the weights at exact zeros.
-        float reference = best == minus_infinity() ? 0 : best * scale, total = 0;
+        best[half] = most_of_four(best[half]);
+    }
+}
+// Nothing seen so far: any finite reference keeps the weights at exact zeros.
+DEVICE float find_reference(float best, float scale) {
+    return best == minus_infinity() ? 0 : best * scale;
+}
+// By what all sums so far are to shrink; those of weights do.
+DEVICE void raise_best(const float *best, float scale, Sums &sums, float *decay) {
+    UNROLL for (int half = 0; half < 2; half++) {
+        float reference = find_reference(best[half], scale);
         decay[half] = quick_power_of_two(sums.best[half] * scale - reference);
+        sums.total[half] *= decay[half];
+        sums.best[half] = best[half];
+    }
+}
+// Scores become their weights, against the best score so far.
+DEVICE void weigh(float *scores, float scale, Sums &sums) {
+    UNROLL for (int half = 0; half < 2; half++) {
+        float reference = find_reference(sums.best[half], scale), total = 0;
         UNROLL for (int i = 0; i < SCORES; i++) {
             if (i / 2 % 2 != half) continue;
             scores[i] = quick_power_of_two(scores[i] * scale - reference);
             total += scores[i];
         }
-        sums.total[half] = sums.total[half] * decay[half] + total;
-        sums.best[half] = best;
+        sums.total[half] += total;
     }
 }
-
-// Weights as products take them. Not while any are on their way: the compiler would let every
-// product wait for the one before.
-DEVICE void pack(const float *scores, Words *weights) {
-    UNROLL for (int i = 0; i < STEPS; i++) {
-        const float *these = scores + 8 * i;
-        weights[i] = {two_bfloat16(these[0], these[1]), two_bfloat16(these[2], these[3]),
-                      two_bfloat16(these[4], these[5]), two_bfloat16(these[6], these[7])};
-    }
+// Behind many keys the best score is rarely raised.
+DEVICE void shrink(const float *decay, Sums &sums) {
+    if (vote(decay[0] != 1 || decay[1] != 1) == 0) return;
+    UNROLL for (int i = 0; i < 4 * QUADS; i++) sums.of[i] *= decay[i / 2 % 2];
 }
 
 // -- the end of a tile
 
-// Where a block leaves its part of a tile: of the one that it began with, or of its last one. A
+// Where a team leaves its part of a tile: of the one that it began with, or of its last one. A
 // thread's sums lie four by four beside those of the others; the last four are its best and totals.
-DEVICE Floats *part_of(const Work &work, int block, bool is_second) {
-    u64 place = ((u64)block * 2 + is_second) * WARPGROUPS + warpgroup_index();
+DEVICE Floats *part_of(const Work &work, int team, bool is_second) {
+    u64 place = ((u64)team * 2 + is_second) * TEAM + rank();
+    place = place * WARPGROUPS + warpgroup_index();
     return (Floats *)work.parts + place * ((QUADS + 1) * WARPGROUP) + thread_index() % WARPGROUP;
 }
 
@@ -188,11 +209,11 @@ DEVICE void join_two(const Floats *part, float scale, Sums &sums) {
 // Leaves a part for who comes last. Whether this warpgroup does: then it has all sums.
 DEVICE bool join_parts(const Work &work, Memory &memory, const Piece &piece, bool is_mine,
                        Sums &sums) {
-    int warpgroup = warpgroup_index(), block = block_index();
+    int warpgroup = warpgroup_index(), team = team_index();
     int last_unit = piece.tile_unit + piece.tile.num_units() - 1;
     int first = piece.tile_unit / piece.units, last = last_unit / piece.units;
     bool is_first_shared = piece.tile_unit > first * piece.units;  // with a tile before
-    Floats *mine = part_of(work, block, block == first && is_first_shared);
+    Floats *mine = part_of(work, team, team == first && is_first_shared);
     if (is_mine) {
         UNROLL for (int i = 0; i < QUADS; i++) {
             const float *quad = sums.of + 4 * i;
@@ -205,13 +226,13 @@ DEVICE bool join_parts(const Work &work, Memory &memory, const Piece &piece, boo
     if (thread_index() % WARPGROUP == 0) {
         int place = first_place(memory, piece.tile.sequence) - first_place(memory, 0);
         place += piece.tile.pair / PAIRS + piece.head * work.num_places;
-        int *counter = work.arrivals + place * WARPGROUPS + warpgroup;
+        int *counter = work.arrivals + (place * TEAM + rank()) * WARPGROUPS + warpgroup;
         memory.is_last[warpgroup] = is_last(counter, last - first + 1);
     }
     wait_for_some<WARPGROUP>(1 + warpgroup);
     if (!memory.is_last[warpgroup] || !is_mine) return false;
     if (last == first + 1) {
-        int other = block == first ? last : first;
+        int other = team == first ? last : first;
         join_two(part_of(work, other, other == first && is_first_shared), work.scale, sums);
         return true;
     }
@@ -252,63 +273,78 @@ DEVICE void write_tile(const Work &work, const Piece &piece, const Sums &sums) {
     }
 }
 
-// A warpgroup's work on the units of one tile. The stages of keys and values follow by turns.
-DEVICE void multiply_tile(const Work &work, Memory &memory, const Piece &piece, Stage &keys,
-                          Stage &values, Sums &sums) {
+// Where a warpgroup is among the stages, and whose turn it is.
+struct Progress {
+    Stage stage;
+    u32 turns;  // of weights, a bit each
+};
+
+// A warpgroup that has no pair in a tile only follows.
+DEVICE void pass_tile(Memory &memory, const Piece &piece, Stage &stage) {
+    for (int i = 0; i < 2 * piece.count; i++) pass_stages(memory, stage);
+    leave(to_shared((char *)&memory.query_empty));
+}
+
+// -- where each warpgroup has its own pairs
+
+// Weights as products take them. Not while any are on their way: the compiler would let every
+// product wait for the one before.
+DEVICE void pack(const float *scores, Words *weights) {
+    UNROLL for (int i = 0; i < STEPS; i++) {
+        const float *these = scores + 8 * i;
+        weights[i] = {two_bfloat16(these[0], these[1]), two_bfloat16(these[2], these[3]),
+                      two_bfloat16(these[4], these[5]), two_bfloat16(these[6], these[7])};
+    }
+}
+
+// Values by their weights, of as many keys, are on their way.
+DEVICE void begin_values(Memory &memory, Stage &stage, const Tile &tile, int start,
+                         const Words *weights, Sums &sums) {
+    u64 values = find_values(memory, stage, tile, start);
+    begin_products();
+    UNROLL for (int i = 0; i < STEPS; i++) {
+        multiply_columns<COLUMNS>(sums.of, weights[i], values + i * (16 * ROW_BYTES / 16));
+    }
+    commit_products();
+    stage.go_on();
+}
+
+DEVICE void find_weights(const Work &work, const Piece &piece, int i, float *scores, Sums &sums,
+                         float *decay) {
+    hide(work, piece.tile, piece.key_of(i), scores);
+    float best[2] = {sums.best[0], sums.best[1]};
+    find_best(scores, best);
+    raise_best(best, work.scale, sums, decay);
+    weigh(scores, work.scale, sums);
+}
+
+// A warpgroup's work on the units of one tile.
+DEVICE void multiply_pairs(const Work &work, Memory &memory, const Piece &piece, Stage &stage,
+                           Sums &sums) {
     float scores[SCORES], decay[2];
     Words weights[STEPS];
-    begin_scores(memory, keys, scores);
+    Stage keys = stage, values;
+    begin_scores(memory, stage, scores);
     wait_for_products(0);
     leave_stage(memory, keys);
-    hide(work, piece.tile, piece.key_of(0), scores);
-    weigh(scores, work.scale, sums, decay);
+    find_weights(work, piece, 0, scores, sums, decay);
     pack(scores, weights);
     for (int i = 1; i < piece.count; i++) {
-        begin_scores(memory, keys, scores);
-        begin_values(memory, values, piece.tile, piece.key_of(i - 1), weights, sums);
+        keys = stage;
+        begin_scores(memory, stage, scores);
+        values = stage;
+        begin_values(memory, stage, piece.tile, piece.key_of(i - 1), weights, sums);
         wait_for_products(1);
         leave_stage(memory, keys);
-        hide(work, piece.tile, piece.key_of(i), scores);
-        weigh(scores, work.scale, sums, decay);
+        find_weights(work, piece, i, scores, sums, decay);
         wait_for_products(0);
         leave_stage(memory, values);
         pack(scores, weights);
-        UNROLL for (int j = 0; j < 4 * QUADS; j++) sums.of[j] *= decay[j / 2 % 2];
+        shrink(decay, sums);
     }
     leave(to_shared((char *)&memory.query_empty));
-    begin_values(memory, values, piece.tile, piece.key_of(piece.count - 1), weights, sums);
+    values = stage;
+    begin_values(memory, stage, piece.tile, piece.key_of(piece.count - 1), weights, sums);
     wait_for_products(0);
     leave_stage(memory, values);
-}
-
-// A warpgroup that has no pair in a tile only follows.
-DEVICE void pass_tile(Memory &memory, const Piece &piece, Stage &keys, Stage &values) {
-    for (int i = 0; i < piece.count; i++) {
-        wait_for_stage(memory, keys);
-        leave_stage(memory, keys);
-        wait_for_stage(memory, values);
-        leave_stage(memory, values);
-    }
-    leave(to_shared((char *)&memory.query_empty));
-}
-
-DEVICE void multiply_piece(const Work &work, Memory &memory, Piece piece) {
-    Stage keys = {0, 0}, values = {1, 0};
-    for (u32 turn = 0; piece.find(); turn ^= 1, piece.go_on(work, memory)) {
-        wait_for_signal(to_shared((char *)&memory.query_full), turn);
-        Sums sums = {};
-        sums.best[0] = sums.best[1] = minus_infinity();
-        int num_pairs = piece.tile.num_rows * GROUP - piece.tile.pair - first_pair();
-        if (num_pairs <= 0) {
-            pass_tile(memory, piece, keys, values);
-            continue;
-        }
-        multiply_tile(work, memory, piece, keys, values, sums);
-        bool is_whole = piece.count == piece.tile.num_units();
-        // warps without a pair leave nothing, and find nothing
-        bool is_mine = thread_index() / LANES % 4 * 16 < num_pairs;
-        if (is_whole || join_parts(work, memory, piece, is_mine, sums)) {
-            write_tile(work, piece, sums);
-        }
-    }
 }

@@ -22,17 +22,21 @@ from flashdraft.kernels.interface import PagedKeys
 
 HOPPER = 9
 MAX_SEQS = 256  # a block's memory has no room for more
+MAX_ROWS = (1 << 16) - 1
 MAX_PLACES = 1 << 16  # where blocks meet
 MAX_PARTS = 4  # of a tile, by and large: one block after the other joins them
 DEPTH, WARPS, WARPGROUPS, MAX_DEALT = 64, 12, 2, 160  # as in the kernel
-PAIRS = {128: 128, 256: 128, 512: 64}  # of a row and a head in a tile, by the size of a head
-KEYS = {128: 64, 256: 64, 512: 32}  # that are read at a time
-STAGES = {128: 8, 256: 5, 512: 5}  # of so many keys or values
+PAIRS = {128: 128, 256: 128, 512: 64}  # of a row and a head in a block, by the size of a head
+KEYS = 64  # that are multiplied at a time
+SLICES = {128: 1, 256: 1, 512: 4}  # in which they are copied
+STAGES = {128: 8, 256: 5, 512: 9}  # of so many slices of keys or values
+TURN_PAIRS = {128: 1, 256: 1, 512: 64}
 
 
 class ManyRowsPlan(NamedTuple):
     """Launch settings of one attention."""
 
+    team: int  # so many blocks have a tile together
     stages: int
     num_places: int  # for tiles, of a key head
     num_blocks: int
@@ -66,8 +70,13 @@ def attend_many(
     num_rows, num_heads, head_dim = query.shape
     num_kv_heads, num_seqs = keys.value_cache.shape[2], keys.view.context_lens.shape[0]
     plan = plan_many(num_rows, num_seqs, num_heads, num_kv_heads, head_dim, limits)
-    if plan is None or num_kv_heads * plan.num_places * WARPGROUPS > meetings.shape[0]:
+    if plan is None or num_kv_heads * plan.num_places * plan.team * WARPGROUPS > meetings.shape[0]:
         return None
+    return attend_by(plan, query, keys, meetings)
+
+
+def attend_by(plan: ManyRowsPlan, query: Tensor, keys: PagedKeys, meetings: Tensor) -> Tensor:
+    """`attend_many` under a given plan."""
     work, output, _kept = prepare(query, keys, meetings, plan)
     flags = make_flags(plan, query, keys)
     Kernel.load("attention/attend_many.cu", "attend_many", query.device, *flags.items()).launch(
@@ -111,8 +120,29 @@ def plan_many(
     head_dim: int,
     limits: DeviceLimits,
 ) -> ManyRowsPlan | None:
-    """One block on every processor; None where there is no room, or too little to share."""
-    if head_dim not in STAGES or num_rows * num_heads == 0 or not 0 < num_seqs <= MAX_SEQS:
+    """In teams where keys are read once for two blocks that both have pairs, by and large."""
+    plan = plan_alone(num_rows, num_seqs, num_heads, num_kv_heads, head_dim, limits)
+    if plan is None or head_dim != 512:
+        return plan
+    pairs_of_sequence = num_rows * (num_heads // num_kv_heads) // num_seqs
+    return plan_teams(plan, num_seqs) if pairs_of_sequence >= 2 * PAIRS[head_dim] else plan
+
+
+def plan_alone(
+    num_rows: int,
+    num_seqs: int,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    limits: DeviceLimits,
+) -> ManyRowsPlan | None:
+    """A block on every processor, each with tiles of its own.
+
+    None where there is no room, or too little to share.
+    """
+    if head_dim not in STAGES or num_rows * num_heads == 0 or num_rows > MAX_ROWS:
+        return None
+    if not 0 < num_seqs <= MAX_SEQS:
         return None
     group = num_heads // num_kv_heads
     if PAIRS[head_dim] % group:
@@ -122,14 +152,24 @@ def plan_many(
     is_split_much = MAX_PARTS * num_places * num_kv_heads < limits.num_processors
     if is_split_much or shared_bytes > limits.shared_bytes:
         return None
-    return ManyRowsPlan(STAGES[head_dim], num_places, limits.num_processors, shared_bytes)
+    return ManyRowsPlan(1, STAGES[head_dim], num_places, limits.num_processors, shared_bytes)
+
+
+def plan_teams(plan: ManyRowsPlan, num_seqs: int) -> ManyRowsPlan:
+    """The same where two blocks have each tile together, if there are two."""
+    if plan.num_blocks < 2:
+        return plan
+    num_places = (plan.num_places - num_seqs) // 2 + num_seqs
+    return plan._replace(team=2, num_places=num_places, num_blocks=plan.num_blocks // 2 * 2)
 
 
 def _shared_bytes(head_dim: int) -> int:
     """Of the kernel's `Memory`."""
-    stages = STAGES[head_dim]
-    num_bytes = 2 * head_dim * (PAIRS[head_dim] + stages * KEYS[head_dim]) + 16 * (stages + 1)
-    num_bytes += 4 * (2 * MAX_SEQS + 1 + 2 * WARPS + 2 + MAX_DEALT + WARPGROUPS)
+    stages, turn_pairs = STAGES[head_dim], TURN_PAIRS[head_dim]
+    num_bytes = 2 * head_dim * (PAIRS[head_dim] + stages * KEYS // SLICES[head_dim])
+    num_bytes += WARPGROUPS * (turn_pairs * (2 * KEYS + 4) + 16) + 16 * (stages + 1)
+    num_bytes += 4 * MAX_SEQS + -(-2 * (MAX_SEQS + 1) // 4) * 4
+    num_bytes += 4 * (2 * WARPS + 2 + MAX_DEALT + WARPGROUPS)
     return -(-num_bytes // 8) * 8
 
 
@@ -150,7 +190,7 @@ def prepare(
     quads = 1 + head_dim * PAIRS[head_dim] // (64 * WARPGROUPS) // 8  # a thread's
     count = plan.num_blocks * 2 * WARPGROUPS * quads * 128 * 4
     parts = torch.empty(count, device=query.device, dtype=torch.float32)
-    box = _box_keys(head_dim, view.page_size), 1, DEPTH
+    box = _box_rows(head_dim, view.page_size), 1, DEPTH
     work = _Work(
         make_map(keys.key_cache.flatten(0, 1), box),
         make_map(value_cache.flatten(0, 1), box),
@@ -181,8 +221,9 @@ def make_flags(plan: ManyRowsPlan, query: Tensor, keys: PagedKeys) -> dict[str, 
     return {
         "HEAD": head_dim,
         "GROUP": num_heads // keys.value_cache.shape[2],
+        "TEAM": plan.team,
         "STAGES": plan.stages,
-        "BOX": _box_keys(head_dim, keys.view.page_size),
+        "BOX": _box_rows(head_dim, keys.view.page_size),
         "CAUSAL": int(keys.mask.causal),
         "WINDOWED": int(keys.window is not None),
         "AHEAD": int(keys.mask.ahead is not None),
@@ -190,6 +231,6 @@ def make_flags(plan: ManyRowsPlan, query: Tensor, keys: PagedKeys) -> dict[str, 
     }
 
 
-def _box_keys(head_dim: int, page_size: int) -> int:
+def _box_rows(head_dim: int, page_size: int) -> int:
     """So many of a page are copied at a time."""
-    return min(KEYS[head_dim], page_size)
+    return min(KEYS // SLICES[head_dim], page_size)

@@ -1,7 +1,7 @@
-"""How a mixture of experts is cut into Triton programs: tile sizes, warps, stages.
+"""How a mixture of experts is cut into programs: which way, tile sizes, warps, stages.
 
 Pure arithmetic on sizes the host knows already; the kernels are in one_row.py (one row),
-few_rows.py and grouped.py.
+few_rows.py and grouped.py, and on Hopper in slabs.py.
 """
 
 from __future__ import annotations
@@ -27,6 +27,21 @@ class ExpertsPlan(NamedTuple):
     block_m: int  # rows of one expert in a tile; 0: there is one row, and no tile
     splits: int = 0  # of the experts, where a tile holds all rows; 0: rows are sorted by expert
 
+
+class SlabsPlan(NamedTuple):
+    """Both products of a mixture in slabs.cu."""
+
+    rows: int  # of one expert in a tile
+    slabs: int  # of 64 rows of a weight, that a block multiplies at a time
+    resident: int = 1  # blocks on a processor
+    max_stages: int = 8
+
+
+MIN_SLAB_ROWS = 17  # fewer: all of them are in one tile, for all experts
+MAX_SLAB_ROWS = 1024  # of weights in 16 bits; those in few bits would be made 16 first
+SOME_SLABS = SlabsPlan(rows=64, slabs=4)
+MANY_SLABS = SlabsPlan(rows=128, slabs=3)  # what registers have room for
+MAX_SOME_SLABS = 512  # rows: more would take several tiles of most experts
 
 ONE_ROW = ExpertsPlan(
     up=TilePlan(block_n=16, block_k=256, num_warps=4, num_stages=3),
@@ -77,6 +92,13 @@ def plan_experts(num_rows: int, num_chosen: int, num_experts: int, itemsize: int
         return FEW_ROWS
     mean_rows = num_rows * num_chosen // num_experts  # of one expert, were they all chosen alike
     return SOME_ROWS if mean_rows <= 64 else MANY_ROWS
+
+
+def plan_slabs(num_rows: int, is_few_bits: bool) -> SlabsPlan | None:
+    """Where a Hopper card has another way than these; None where it has not."""
+    if num_rows < MIN_SLAB_ROWS or (num_rows > MAX_SLAB_ROWS and not is_few_bits):
+        return None
+    return SOME_SLABS if num_rows <= MAX_SOME_SLABS else MANY_SLABS
 
 
 def plan_exact_experts(itemsize: int) -> ExpertsPlan:

@@ -27,6 +27,22 @@ SORT_BLOCK = 1024  # pairs that a program looks at together
 MIN_SORT_BLOCK = 128  # one for every thread: none may be counted twice
 
 
+GATHER_PROGRAMS = 128  # or more, while each has whole rows
+MAX_GATHER_ROWS = 8  # of one program
+GATHER_BLOCK = 1024  # numbers of a row that a program copies
+
+
+class GatheredRows(NamedTuple):
+    """`SortedPairs`, and the rows of x in that order, one for every pair."""
+
+    x: Tensor  # [num_pairs, depth]
+    order: Tensor
+    expert: Tensor
+    first: Tensor
+    last: Tensor
+    num_tiles: Tensor
+
+
 class SortedPairs(NamedTuple):
     """Pairs in the order of their experts, cut into tiles of one expert each. All int32."""
 
@@ -121,6 +137,50 @@ def sort_pairs(chosen: Tensor, num_experts: int, tile_size: int) -> SortedPairs:
         num_warps=4,
     )
     return SortedPairs(order, table[0], table[1], table[2], num_tiles)
+
+
+def gather_rows(
+    x: Tensor, chosen: Tensor, num_experts: int, tile_size: int, is_arranged: bool
+) -> GatheredRows:
+    """What `sort_pairs` says of chosen [num_rows, k], with its rows, in one launch.
+
+    is_arranged: numbers are in the order in which codes of few bits are multiplied (few_bits.h).
+    """
+    (num_rows, num_chosen), depth = chosen.shape, x.shape[1]
+    assert x.stride(1) == 1 and (depth % 32 == 0 or not is_arranged)
+    num_pairs = num_rows * num_chosen
+    max_tiles = min(num_pairs, num_pairs // tile_size + num_experts)
+    gathered = torch.empty(num_pairs, depth, device=x.device, dtype=x.dtype)
+    order = torch.empty(num_pairs, device=x.device, dtype=torch.int32)
+    table = torch.empty(3, max_tiles, device=x.device, dtype=torch.int32)
+    num_tiles = torch.empty(1, device=x.device, dtype=torch.int32)
+    block_r = 1
+    while block_r < MAX_GATHER_ROWS and num_rows > block_r * GATHER_PROGRAMS:
+        block_r *= 2
+    _gather[(triton.cdiv(num_rows, block_r), triton.cdiv(depth, GATHER_BLOCK))](
+        x,
+        chosen.contiguous(),
+        gathered,
+        order,
+        table,
+        num_tiles,
+        num_pairs,
+        max_tiles,
+        x.stride(0),
+        DEPTH=depth,
+        NUM_EXPERTS=num_experts,
+        NUM_CHOSEN=num_chosen,
+        TILE=tile_size,
+        ARRANGED=is_arranged,
+        BLOCK_R=block_r,
+        BLOCK_C=triton.next_power_of_2(num_chosen),
+        BLOCK_E=triton.next_power_of_2(num_experts),
+        BLOCK_P=SORT_BLOCK,
+        BLOCK_K=GATHER_BLOCK,
+        **overlap(x),
+        num_warps=4,
+    )
+    return GatheredRows(gathered, order, table[0], table[1], table[2], num_tiles)
 
 
 @triton.jit
@@ -276,3 +336,77 @@ def _sort(
             rank = tl.cumsum(mine, 0) - 1
             tl.store(order + place + rank, start + lanes, mask=theirs == expert)
             place += tl.sum(mine, 0)
+
+
+@triton.jit(do_not_specialize=["num_pairs", "max_tiles"])
+def _gather(
+    x: tl.tensor,
+    chosen: tl.tensor,
+    gathered: tl.tensor,
+    order: tl.tensor,
+    table: tl.tensor,
+    num_tiles: tl.tensor,
+    num_pairs: tl.tensor,
+    max_tiles: tl.tensor,
+    row_stride: tl.tensor,
+    DEPTH: tl.constexpr,
+    NUM_EXPERTS: tl.constexpr,
+    NUM_CHOSEN: tl.constexpr,
+    TILE: tl.constexpr,
+    ARRANGED: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    PDL: tl.constexpr,
+) -> None:
+    """Some rows: count everybody's pairs, and those before; then copy the rows to their places."""
+    wait(PDL)
+    experts = tl.arange(0, BLOCK_E)
+    lanes = tl.arange(0, BLOCK_P)
+    first_row = tl.program_id(0) * BLOCK_R
+    is_first = (tl.program_id(0) == 0) & (tl.program_id(1) == 0)
+    counts = tl.zeros([BLOCK_E], tl.int32)
+    before = tl.zeros([BLOCK_E], tl.int32)
+    for start in range(0, num_pairs, BLOCK_P):
+        there = start + lanes
+        theirs = tl.load(chosen + there, mask=there < num_pairs, other=0).to(tl.int32)
+        counts += tl.histogram(theirs, BLOCK_E, mask=there < num_pairs)
+        before += tl.histogram(theirs, BLOCK_E, mask=there < first_row * NUM_CHOSEN)
+    tiles = (counts + TILE - 1) // TILE
+    starts = tl.cumsum(counts, 0) - counts
+    if is_first:
+        tl.store(num_tiles, tl.sum(tiles, 0))
+        first_tiles = tl.cumsum(tiles, 0) - tiles
+        for i in range(0, tl.max(tiles, 0)):
+            tile = table + first_tiles + i
+            begin = starts + i * TILE
+            tl.store(tile, experts, mask=i < tiles)
+            tl.store(tile + max_tiles, begin, mask=i < tiles)
+            last = tl.minimum(begin + TILE, starts + counts)
+            tl.store(tile + 2 * max_tiles, last, mask=i < tiles)
+    rows = first_row + tl.arange(0, BLOCK_R)
+    choices = tl.arange(0, BLOCK_C)
+    pairs = rows[:, None] * NUM_CHOSEN + choices[None, :]
+    is_pair = (pairs < num_pairs) & (choices < NUM_CHOSEN)[None, :]
+    mine = tl.load(chosen + pairs, mask=is_pair, other=-1).to(tl.int32)
+    mine = tl.reshape(mine, [BLOCK_R * BLOCK_C])
+    numbers = tl.arange(0, BLOCK_R * BLOCK_C)
+    are_before = (mine[:, None] == mine[None, :]) & (numbers[:, None] > numbers[None, :])
+    bases = tl.where(mine[:, None] == experts[None, :], (starts + before)[None, :], 0)
+    places = tl.sum(are_before.to(tl.int32), 1) + tl.sum(bases, 1)
+    places = tl.reshape(places, [BLOCK_R, BLOCK_C])
+    if tl.program_id(1) == 0:
+        tl.store(order + places, pairs, mask=is_pair)
+    columns = tl.program_id(1) * BLOCK_K + tl.arange(0, BLOCK_K)
+    sources = columns
+    if ARRANGED:  # of 32 values four by four pairs, by columns
+        sources = columns // 32 * 32 + columns % 8 // 2 * 8 + columns % 32 // 8 * 2 + columns % 2
+    is_row = rows * NUM_CHOSEN < num_pairs
+    is_real = is_row[:, None] & (columns < DEPTH)[None, :]
+    from_rows = x + rows[:, None].to(tl.int64) * row_stride + sources[None, :]
+    values = tl.load(from_rows, mask=is_real, other=0.0)
+    for choice in tl.static_range(NUM_CHOSEN):
+        place = tl.sum(tl.where(choices[None, :] == choice, places, 0), 1).to(tl.int64)
+        tl.store(gathered + place[:, None] * DEPTH + columns[None, :], values, mask=is_real)

@@ -1,13 +1,14 @@
 // What a weight in few bits is made of (layout.py), as tensor cores take it.
 //
-// A thread takes eight neighbours of a row, 16 bytes of a plane, for two instructions of a tensor
-// core. That is another order of the depth than theirs, and free to choose if x is read in the same
-// one. Of 32 values, instruction i has in place q the value 8c + 4i + 2(q / 8) + q % 2, where c is
-// q % 8 / 2.
+// With few rows a thread takes eight neighbours of a row, 16 bytes of a plane, for two instructions
+// of a tensor core. That is another order of the depth than theirs, and free to choose if x is read
+// in the same one. Of 32 values, instruction i has in place q the value 8c + 4i + 2(q / 8) + q % 2,
+// where c is q % 8 / 2. With many rows the order is theirs.
 //
 // Codes become bfloat16 in registers, exactly: eight bits or fewer, read as one, are a tiny number
 // in proportion to them, and one multiplication and addition make it large and take the zero point
-// away. The scale of a group multiplies its sum in float32, so nothing of a format is rounded.
+// away. With few rows of x the scale of a group multiplies its sum in float32, so nothing of a format
+// is rounded; with many rows it multiplies the weight (`scaled`).
 //
 // From the compiler's command line:
 //   CODE    0: int4, 2: int8, 3: e4m3
@@ -46,19 +47,39 @@ struct Line {
     }
 };
 
-// Two codes of a plane as bfloat16, divided by GAIN.
-DEVICE u32 unpack(u32 word, int plane, float zero) {
+// Two codes of a plane, with 128 added to int8's: as bfloat16 they are 2 ** exponent_of(plane) * GAIN
+// times too small.
+DEVICE u32 bits_of(u32 word, int plane) {
     if (CODE == 0) {
-        u32 bits = (plane < 2 ? word : word >> 8) & (plane % 2 == 0 ? 0x000F000F : 0x00F000F0);
-        return fused(bits, two_powers(plane % 2 == 0 ? 124 : 120), two_halves(-zero / GAIN));
+        return (plane < 2 ? word : word >> 8) & (plane % 2 == 0 ? 0x000F000F : 0x00F000F0);
     }
-    if (CODE == 2) {  // with 128 added
-        u32 bits = ((plane == 0 ? word : word >> 8) & 0x00FF00FF) ^ 0x00800080;
-        return fused(bits, two_powers(124), two_halves(-zero / GAIN));
-    }
+    if (CODE == 2) return ((plane == 0 ? word : word >> 8) & 0x00FF00FF) ^ 0x00800080;
     u32 sign = plane == 0 ? word << 8 : word;
-    u32 rest = plane == 0 ? word << 4 : word >> 4;  // its exponent is 2 ** 120 too small
-    return fused((sign & 0x80008000) | (rest & 0x07F007F0), two_powers(120), 0x80008000);
+    u32 rest = plane == 0 ? word << 4 : word >> 4;
+    return (sign & 0x80008000) | (rest & 0x07F007F0);
+}
+DEVICE int exponent_of(int plane) {
+    return CODE == 3 || (CODE == 0 && plane % 2 == 1) ? 120 : 124;
+}
+// Such codes as bfloat16, divided by GAIN.
+DEVICE u32 unpack(u32 word, int plane, float zero) {
+    u32 terms = CODE == 3 ? 0x80008000 : two_halves(-zero / GAIN);
+    return fused(bits_of(word, plane), two_powers(exponent_of(plane)), terms);
+}
+
+// A scale as a bfloat16, twice, and what that leaves of it: sixteen bits of it together.
+DEVICE void split_scale(float scale, u32 *parts) {
+    parts[0] = two_bfloat16(scale, scale);
+    float rest = scale - as_float(parts[0] & 0xFFFF0000);
+    parts[1] = two_bfloat16(rest, rest);
+}
+
+// Two values times a scale, rounded once: codes of four bits and a float16 scale give products that
+// leave nothing else to round. With other scales and codes they may differ from the nearest
+// bfloat16 where two of them are nearly as near.
+DEVICE u32 scaled(u32 two, const u32 *parts) {
+    constexpr u32 MINUS_ZEROS = 0x80008000;
+    return fused(two, parts[0], SCALE == 2 ? MINUS_ZEROS : fused(two, parts[1], MINUS_ZEROS));
 }
 
 // A tile of sixteen rows by 32 values of the depth, for two instructions.
@@ -70,6 +91,12 @@ DEVICE Tile unpack_tile(Words low, Words high, int plane, float zero) {
              unpack(high.y, plane, zero)},
             {unpack(low.z, plane, zero), unpack(high.z, plane, zero), unpack(low.w, plane, zero),
              unpack(high.w, plane, zero)}};
+}
+
+// The same for words of its two halves by turns.
+DEVICE Words scaled(Words words, const u32 *low, const u32 *high) {
+    return {scaled(words.x, low), scaled(words.y, high), scaled(words.z, low),
+            scaled(words.w, high)};
 }
 
 DEVICE float half_at(u32 two, int place) {

@@ -87,6 +87,7 @@ class PackedWeight:
     high: Tensor | None  # int6: the upper two bits of every plane, [..., steps, rows, lanes] uint8
     scale: Scales
     minimum: Scales | None
+    activations: Scheme | None = None  # what rows become before they are multiplied
 
     @property
     def planes(self) -> int:
@@ -167,6 +168,12 @@ def pack_quantized(weight: Quantized) -> PackedWeight:
         scale=scales(weight.scale, weight.super_scale),
         minimum=minimum,
     )
+
+
+def round_activations(weight: PackedWeight, scheme: Scheme) -> PackedWeight:
+    """The same weight, before which rows are rounded, if it has the same 8 bits and no minimums."""
+    fits = weight.code is _CODES[scheme] and weight.minimum is None
+    return replace(weight, activations=scheme) if fits else weight
 
 
 def stack_packed(weights: Sequence[PackedWeight]) -> PackedWeight:

@@ -1,6 +1,6 @@
 """Many rows times weights in few bits, in CUDA C++ for Hopper: int4, int8 and e4m3. CUDA only.
 
-What the kernels do is said in many_rows.cu; this plans and launches them.
+What the kernel does is said in many_rows.cu; this launches it, many_rows_plan.py chooses its tiles.
 """
 
 from __future__ import annotations
@@ -8,80 +8,51 @@ from __future__ import annotations
 import ctypes
 import functools
 import math
-from ctypes import c_float, c_int, c_void_p
+from collections.abc import Callable
+from ctypes import c_char, c_float, c_int, c_void_p
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from flashdraft.kernels.cuda import overlap
-from flashdraft.kernels.cuda.driver import Kernel
+from flashdraft.kernels.cuda.driver import Kernel, Map, make_map
 from flashdraft.kernels.cuda.plan import DeviceLimits
-from flashdraft.kernels.cuda.quantized.few_rows import MIN_VALUES, is_readable
+from flashdraft.kernels.cuda.quantized.few_rows import is_readable
 from flashdraft.kernels.cuda.quantized.few_rows_plan import Product, describe_product, find_zero
 from flashdraft.kernels.cuda.quantized.layout import PackedWeight
+from flashdraft.kernels.cuda.quantized.many_rows_plan import (
+    BLOCK_DEPTH,
+    MAX_ROWS,
+    MIN_ROWS,
+    MIN_VALUES,
+    TILE_ROWS,
+    ManyPlan,
+    plan_many,
+    tile_columns,
+)
 from flashdraft.kernels.kinds import Activation
 
-# Rows of x for which this is the way. On an H200 Triton is as fast with 64, floats are with 512;
-# the most lies between, and is estimated.
-MIN_ROWS, MAX_ROWS = 65, 256
-ROWS = 128  # of x, in a tile
-MAX_STAGES = 12
-WARPS = 12  # two warpgroups that multiply, and one that copies x
-FULL = 0.95  # of the processors, where fewer blocks than these have tiles, or parts of them, alike
-_COLUMNS = 64  # rows of the weight in a tile of a warpgroup
-_SPARE_BYTES = 1024  # of shared memory, besides stages and results
-
-
-class ManyPlan(NamedTuple):
-    """Launch settings of one product; most are said in many_rows.cu."""
-
-    rows: int  # of x, in a tile
-    tiles: int
-    pieces: int
-    stages: int
-    num_blocks: int
-    warps: int = WARPS
-
-    @property
-    def warpgroups(self) -> int:
-        """Those that multiply."""
-        return self.warps // 4 - 1
-
-    def count_tiles(self, num_rows: int, product: Product) -> tuple[int, int]:
-        """Of the result: by rows of the weight, and by rows of x."""
-        columns = self.warpgroups * self.tiles * _tile_columns(product)
-        return -(-product.columns // columns), -(-num_rows // self.rows)
-
-    def result_bytes(self, product: Product) -> int:
-        """Of shared memory: where a result is turned."""
-        return self.warpgroups * self.rows * (_tile_columns(product) + 8) * 2
-
-    def shared_bytes(self, product: Product) -> int:
-        """As the kernel has them."""
-        signals = 16 * self.stages + -(-4 * self.warpgroups // 8) * 8
-        return self.stages * self.rows * 128 + self.result_bytes(product) + signals
+_MAP_BYTES = 128  # of a row that is copied
 
 
 class _Work(ctypes.Structure):
     _fields_ = [
-        *((name, c_void_p) for name in ("x", "arranged", "codes", "scale", "output")),
-        *((name, c_void_p) for name in ("parts", "arrivals")),
+        *((name, Map) for name in ("x", "codes")),
+        *((name, c_void_p) for name in ("scale", "output", "parts", "arrivals")),
         *((name, c_int) for name in ("num_rows", "num_columns", "up_rows", "packed_rows")),
-        *((name, c_int) for name in ("depth", "row_stride", "num_steps", "row_tiles")),
-        *((name, c_int) for name in ("block_units", "spare_units")),
+        *((name, c_int) for name in ("num_steps", "column_tiles", "block_units", "spare_units")),
         ("zero", c_float),
+        ("filler", c_char * 60),  # to a multiple of 64 bytes
     ]
 
 
 class Prepared(NamedTuple):
-    """The kernels' argument, with what it points to besides its inputs."""
+    """The kernel's argument, with what it points to besides its inputs."""
 
     work: _Work
     output: Tensor
-    arranged: Tensor
     parts: Tensor
-    arrange_blocks: int
 
 
 def multiply_many(
@@ -106,32 +77,6 @@ def multiply_many(
     return None if plan is None else launch(x, weight, product, plan, arrivals, activation)
 
 
-@functools.lru_cache(maxsize=1024)
-def plan_many(num_rows: int, product: Product, limits: DeviceLimits) -> ManyPlan | None:
-    """None where shared memory has no room."""
-    # What registers have room for: if a row has several scales, there are two sums of everything.
-    tiles = 1 if product.num_scales else 2
-    pieces = 2 if product.num_scales else 1
-    plan = ManyPlan(ROWS, tiles, pieces, MAX_STAGES, 1)
-    spare = limits.shared_bytes - _SPARE_BYTES - plan.result_bytes(product)
-    stages = min(MAX_STAGES, spare // (ROWS * 128))
-    if stages < 2:
-        return None
-    columns, row_tiles = plan.count_tiles(num_rows, product)
-    blocks = _count_blocks(columns * row_tiles, product.num_steps, limits.num_processors)
-    return plan._replace(stages=stages, num_blocks=blocks)
-
-
-def _count_blocks(num_tiles: int, num_steps: int, num_processors: int) -> int:
-    """All processors, or nearly so where no block then has parts of two tiles."""
-    most = min(num_processors, num_tiles * num_steps)
-    for blocks in range(most, int(FULL * most), -1):
-        parts, rest = divmod(blocks, num_tiles)
-        if num_tiles % blocks == 0 or (rest == 0 and num_steps % parts == 0):
-            return blocks
-    return most
-
-
 def launch(
     x: Tensor,
     weight: PackedWeight,
@@ -140,38 +85,40 @@ def launch(
     arrivals: Tensor,
     activation: Activation | None = None,
 ) -> Tensor:
-    """A product on the current stream, in two launches."""
+    """A product on the current stream."""
     prepared = prepare(x, weight, product, plan, arrivals)
-    flags, threads = make_flags(product, plan, activation).items(), 32 * plan.warps
+    flags = make_flags(product, plan, activation).items()
+    kernel = Kernel.load("quantized/many_rows.cu", "multiply_many", x.device, *flags)
+    threads, shared_bytes = 32 * plan.warps, plan.shared_bytes(product)
     overlaps = overlap.can_overlap(x.device)
-    arrange = Kernel.load("quantized/many_rows.cu", "arrange", x.device, *flags)
-    arrange.launch(prepared.arrange_blocks, threads, 0, prepared.work, overlaps)
-    multiply = Kernel.load("quantized/many_rows.cu", "multiply_many", x.device, *flags)
-    shared_bytes = plan.shared_bytes(product)
-    multiply.launch(plan.num_blocks, threads, shared_bytes, prepared.work, overlaps)
+    kernel.launch(plan.num_blocks, threads, shared_bytes, prepared.work, overlaps)
     return prepared.output
 
 
 def prepare(
-    x: Tensor, weight: PackedWeight, product: Product, plan: ManyPlan, arrivals: Tensor
+    x: Tensor,
+    weight: PackedWeight,
+    product: Product,
+    plan: ManyPlan,
+    arrivals: Tensor,
+    make_map: Callable[[Tensor, tuple[int, int, int]], Map] = make_map,
 ) -> Prepared:
-    """What the kernels need."""
-    num_rows, depth = x.shape[0], product.num_steps * product.step
+    """What the kernel needs."""
+    num_rows = x.shape[0]
     columns, row_tiles = plan.count_tiles(num_rows, product)
     num_units = columns * row_tiles * product.num_steps
-    num_chunks = row_tiles * plan.rows * depth // 32  # that a thread arranges each
-    assert 0 < plan.num_blocks <= num_units < 1 << 31 and num_chunks < 1 << 31
+    assert 0 < plan.num_blocks <= num_units < 1 << 31
     assert arrivals.numel() >= columns * row_tiles * plan.warpgroups and x.stride(1) == 1
     output = torch.empty(num_rows, product.columns, device=x.device, dtype=x.dtype)
-    arranged = torch.empty(row_tiles * plan.rows, depth, device=x.device, dtype=x.dtype)
-    # Of the tile that a block began with, and of its last one, unless all tiles are whole.
-    sums = plan.num_blocks * 2 * plan.warpgroups * plan.tiles * _COLUMNS * plan.rows
+    # Of the tile that a block began with, unless all tiles are whole.
+    sums = plan.num_blocks * plan.warpgroups * plan.tiles * TILE_ROWS * plan.rows
     sums *= columns * row_tiles % plan.num_blocks > 0
     parts = torch.empty(sums, device=x.device, dtype=torch.float32)
+    codes = weight.codes.view(-1, 1, _MAP_BYTES // 2)
+    copied = tile_columns(product) * 2 * product.width // _MAP_BYTES
     work = _Work(
-        x.data_ptr(),
-        arranged.data_ptr(),
-        weight.codes.data_ptr(),
+        make_map(x.unsqueeze(1), (plan.rows, 1, BLOCK_DEPTH)),
+        make_map(codes, (copied, 1, _MAP_BYTES // 2)),
         weight.scale.values.data_ptr(),
         output.data_ptr(),
         parts.data_ptr(),
@@ -180,18 +127,16 @@ def prepare(
         product.columns,
         product.up_rows,
         weight.packed_rows,
-        weight.shape[-1],
-        x.stride(0),
         product.num_steps,
-        row_tiles,
+        columns,
         *divmod(num_units, plan.num_blocks),
         find_zero(weight),
     )
-    return Prepared(work, output, arranged, parts, -(-num_chunks // (32 * plan.warps)))
+    return Prepared(work, output, parts)
 
 
 def make_flags(product: Product, plan: ManyPlan, activation: Activation | None) -> dict[str, int]:
-    """What the kernels are compiled with."""
+    """What the kernel is compiled with."""
     return {
         "CODE": int(product.code),
         "WIDTH": product.width,
@@ -201,16 +146,11 @@ def make_flags(product: Product, plan: ManyPlan, activation: Activation | None) 
         "GELU": int(activation is Activation.GELU_TANH),
         "ROWS": plan.rows,
         "TILES": plan.tiles,
-        "PIECES": plan.pieces,
         "STAGES": plan.stages,
+        "STEPS": plan.steps,
         "WARPS": plan.warps,
         "BLOCKS": 1,
     }
-
-
-def _tile_columns(product: Product) -> int:
-    """Of the result, in a tile of a warpgroup."""
-    return _COLUMNS // 2 if product.up_rows else _COLUMNS
 
 
 @functools.cache

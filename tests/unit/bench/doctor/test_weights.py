@@ -97,6 +97,7 @@ def gpu(
         quantize=quantize,
         quantize_head=head or (Scheme.INT8 if quantize is Scheme.INT4 else quantize),
         quantize_drafter=Scheme.INT8 if quantize is Scheme.INT4 else quantize,
+        activations=None,
         holds=lambda num_values: num_values >= least_values,
     )
 

@@ -24,6 +24,7 @@ from flashdraft.engine.config import CacheOptions
 from flashdraft.errors import RequestError
 
 DENSE, MOE, SMALL = "google/gemma-4-31B-it", "google/gemma-4-26B-A4B-it", "smollm2-135m"
+CODER = "Qwen/Qwen3-Coder-30B-A3B-Instruct"
 
 
 def cpu(memory_gb: float, gb_s: float | None) -> Card:
@@ -62,7 +63,8 @@ def test_the_largest_that_writes_faster_than_people_read_is_recommended() -> Non
 
 def test_without_a_bandwidth_the_size_decides() -> None:
     found = choose(custom_card(24.5, None))
-    assert found.recommended is found.fitting[0] and found.fitting[0].figures is None
+    assert names(found)[:2] == [CODER, MOE]  # the first is recommended for code alone
+    assert found.recommended is found.fitting[1] and found.fitting[1].figures is None
     slow = choose(cpu(64, None))
     assert slow.recommended is slow.fitting[-1] and names(slow)[-1] == SMALL
 
@@ -122,10 +124,10 @@ def test_what_does_not_fit_says_what_it_needs_and_where_it_would() -> None:
 
 def test_a_longer_context_leaves_out_who_cannot_take_it() -> None:
     found = choose(find_card("h200"), context=65536)
-    assert names(found) == [DENSE, MOE]
+    assert names(found) == [DENSE, CODER, MOE]
     assert {one.needs_bytes for one in found.others} == {None}
     everywhere = choose(find_card("h200"), context=262144, requests=1)
-    assert everywhere.each == 262144 and names(everywhere) == [DENSE, MOE]
+    assert everywhere.each == 262144 and names(everywhere) == [DENSE, CODER, MOE]
     for context, requests in ((1, 8), (8192, 0), (8192, 1025)):
         with pytest.raises(RequestError):
             choose(find_card("h200"), context=context, requests=requests)
@@ -135,7 +137,7 @@ def test_a_cpu_is_offered_what_its_memory_holds_while_it_loads() -> None:
     assert names(choose(cpu(4, 20))) == [SMALL]
     assert names(choose(cpu(16, 20))) == ["Qwen/Qwen3-4B", SMALL]
     large = choose(cpu(128, 20))
-    assert names(large) == [DENSE, MOE, "Qwen/Qwen3-8B", "Qwen/Qwen3-4B", SMALL]
+    assert names(large) == [DENSE, CODER, MOE, "Qwen/Qwen3-8B", "Qwen/Qwen3-4B", SMALL]
     assert {one.form_name for one in large.fitting} == {"int8"}
     for one in large.fitting:
         assert one.plan.best.fits and one.several.fits  # with the cache that is asked for

@@ -38,9 +38,9 @@ from flashdraft.kernels.torch_backend import TorchKernels
 from flashdraft.models.config.target import ModelConfig
 from flashdraft.models.loading import open_checkpoint
 from flashdraft.models.sources import default_drafter, known_models, resolve_source
-from tests.tiny import make_tiny_checkpoint
+from tests.tiny import CONFIGS, make_tiny_checkpoint
 from tests.unit.models.gguf.factory import LLAMA, Types, random_values, write_gguf
-from tests.unit.models.test_compressed_tensors import write_model
+from tests.unit.models.packed.test_compressed import write_model
 from tests.unit.models.vision.towers import PUBLISHED, published, tower_shapes
 
 DENSE, MOE = "google/gemma-4-31B-it", "google/gemma-4-26B-A4B-it"
@@ -78,6 +78,7 @@ def test_a_tower_for_pictures_is_counted_and_stays_float(name: str) -> None:
         (MOE, 25_233_141_790 + 572_794_416, 429_689_088),
         ("Qwen/Qwen3-4B", 4_022_468_096, None),
         ("Qwen/Qwen3-8B", 8_190_735_360, None),
+        ("Qwen/Qwen3-Coder-30B-A3B-Instruct", 30_532_122_624, 473_995_264),
     ],
 )
 def test_parameters_are_counted_to_the_last_one(
@@ -90,7 +91,7 @@ def test_parameters_are_counted_to_the_last_one(
         assert count_drafter(pair.drafter).total == drafter
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma4", "gemma4-moe"])
+@pytest.mark.parametrize("family", CONFIGS)
 def test_parameters_are_those_of_a_checkpoint(tmp_path: Path, family: str) -> None:
     checkpoint = open_checkpoint(make_tiny_checkpoint(tmp_path, family))
     stored = sum(math.prod(checkpoint.source.shape(n)) for n in checkpoint.source.names())

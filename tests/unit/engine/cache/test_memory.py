@@ -27,7 +27,7 @@ KERNELS: Any = SimpleNamespace(device=torch.device("cpu"), dtype=torch.float32)
 def fake_target(windows: list[int | None], max_position: int = 4096) -> Any:
     sizes = {"num_kv_heads": 1, "head_dim": 4, "share_kv": False}
     layers = [SimpleNamespace(window=window, **sizes) for window in windows]
-    config = SimpleNamespace(layers=layers, max_position=max_position)
+    config = SimpleNamespace(layers=layers, cached_layers=layers, max_position=max_position)
     return SimpleNamespace(config=config, kernels=KERNELS, vision=None)
 
 

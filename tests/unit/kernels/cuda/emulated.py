@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from flashdraft.kernels.cuda.driver import FOLDER
+from flashdraft.kernels.cuda.driver import FOLDER, Map
 from flashdraft.kernels.kinds import Activation
 from flashdraft.kernels.quantized import Quantized
 from flashdraft.kernels.torch_backend import TorchKernels
@@ -29,7 +29,8 @@ def build(name: str, *flags: tuple[str, int]) -> ctypes.CDLL:
     library = Path(BUILT.name, file)
     definitions = [f"-D{key}={value}" for key, value in flags]
     definitions.append(f'-DEMULATED="{HERE / "emulated_gpu.h"}"')
-    command = ["g++", "-O1", "-std=c++17", "-shared", "-fPIC", f"-I{FOLDER}", *definitions]
+    places = [f"-I{place}" for place in (FOLDER, FOLDER / "quantized")]
+    command = ["g++", "-O1", "-std=c++17", "-shared", "-fPIC", *places, *definitions]
     try:
         subprocess.run(
             [*command, str(HERE / f"emulated_{name}.cpp"), "-o", str(library)],
@@ -44,11 +45,22 @@ def build(name: str, *flags: tuple[str, int]) -> ctypes.CDLL:
     return ctypes.CDLL(str(library))
 
 
+def emulated_map(array: Tensor, box: tuple[int, int, int]) -> Map:
+    """What emulated_warpgroups.h reads in the place of a card's map."""
+    strides = 2 * array.stride(0), 2 * array.stride(1)
+    sizes = array.shape[2], array.shape[1]
+    return Map((array.data_ptr(), len(array), *strides, *box[:2], *sizes))
+
+
 def check_product(
-    found: Tensor, x: Tensor, weight: Quantized, activation: Activation | None
+    found: Tensor,
+    x: Tensor,
+    weight: Quantized,
+    activation: Activation | None,
+    dtype: torch.dtype = torch.float32,
 ) -> None:
-    """Against the dequantised weight."""
-    expected = x.float() @ weight.dequantize().T
+    """Against the weight dequantised to such numbers."""
+    expected = x.float() @ weight.dequantize(dtype).float().T
     if activation is not None:
         expected = REFERENCE.gated(expected.bfloat16().float(), activation)
     spread = float(expected.std())

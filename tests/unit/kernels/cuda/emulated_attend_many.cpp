@@ -5,5 +5,5 @@ extern "C" int shared_bytes() { return sizeof(Memory); }
 extern "C" int argument_bytes() { return sizeof(Work); }
 extern "C" void run(const Work *work, int num_blocks, int backwards) {
     is_backwards = backwards;
-    run_blocks(num_blocks, 1, sizeof(Memory), [work] { attend_many(*work); });
+    run_blocks(num_blocks, TEAM, sizeof(Memory), [work] { attend_many(*work); });
 }

@@ -61,7 +61,8 @@ struct Fiber {
 
 static Fiber *fibers;
 static Barrier barriers[MOST_TOGETHER * (1 + WARPS)];  // of every block, and of every warp
-static Barrier named_barriers[16];                     // of some warps, where a block is alone
+static Barrier named_barriers[MOST_TOGETHER][16];      // of some warps of a block
+static Barrier team_barrier;                           // of all that run together
 static jmp_buf scheduler;
 static int current, first_block, together;
 static bool is_backwards = false;  // which block runs first
@@ -90,6 +91,7 @@ static void require_aligned(const void *place, int bytes) {
 
 DEVICE int thread_index() { return current % THREADS_HERE; }
 DEVICE int found_again(int value) { return value; }
+DEVICE float found_now(float value) { return value; }
 DEVICE int block_index() { return first_block + current / THREADS_HERE; }
 static int grid;
 DEVICE int num_blocks() { return grid; }
@@ -97,7 +99,7 @@ DEVICE void wait_for_warp() { meet(barriers[MOST_TOGETHER + current / 32], 32); 
 DEVICE void wait_for_block() { meet(barriers[current / THREADS_HERE], THREADS_HERE); }
 template <int THREADS>
 DEVICE void wait_for_some(int barrier) {
-    meet(named_barriers[barrier], THREADS);
+    meet(named_barriers[current / THREADS_HERE][barrier], THREADS);
 }
 DEVICE void wait_for_x() {}
 
@@ -114,6 +116,20 @@ DEVICE void copy_16(Shared to, const char *from) { copy_few<16>(to, from); }
 DEVICE void copy_or_zeros(Shared to, const u16 *from, bool is_there) {
     static const Words zeros = {};
     copy_16(to, is_there ? (const char *)from : (const char *)&zeros);
+}
+DEVICE Words load_matrices(Shared row) {
+    require_aligned(row, 16);
+    auto &lanes = exchange[current / 32];
+    memcpy(lanes[current % 32], &row, sizeof(row));
+    wait_for_warp();
+    u32 found[4];
+    for (int i = 0; i < 4; i++) {
+        const char *from;
+        memcpy(&from, lanes[i * 8 + current % 32 / 4], sizeof(from));
+        memcpy(&found[i], from + current % 4 * 4, 4);
+    }
+    wait_for_warp();
+    return {found[0], found[1], found[2], found[3]};
 }
 DEVICE void commit() { fibers[current].num_groups++; }
 static void finish_copies(int num_left) {
@@ -216,6 +232,11 @@ DEVICE bool is_last(int *counter, int count) {
     bool is_last = ++*counter == count;
     if (is_last) *counter = 0;
     return is_last;
+}
+DEVICE void count_one(int *counter) { ++*counter; }
+DEVICE void wait_for_count(int *counter, int count) {  // those who come have run before
+    if (*counter != count) abort();
+    *counter = 0;
 }
 DEVICE int from_lane(int value, int lane) {
     auto &lanes = exchange[current / 32];

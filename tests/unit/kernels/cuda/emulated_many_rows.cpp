@@ -2,10 +2,6 @@
 #include "quantized/many_rows.cu"
 
 extern "C" int shared_bytes() { return sizeof(Memory); }
-extern "C" void run_arrange(const Work *work, int num_blocks) {
-    run_blocks(num_blocks, 1, 0, [work] { arrange(*work); });
-}
-extern "C" void run(const Work *work, int num_blocks, int backwards) {
-    is_backwards = backwards;
+extern "C" void run(const Work *work, int num_blocks) {
     run_blocks(num_blocks, 1, sizeof(Memory), [work] { multiply_many(*work); });
 }

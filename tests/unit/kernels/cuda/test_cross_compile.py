@@ -35,7 +35,7 @@ from flashdraft.kernels.interface import (
     RopeTable,
     Trees,
 )
-from flashdraft.kernels.kinds import Activation
+from flashdraft.kernels.kinds import Activation, Scheme
 from tests.unit.kernels.cuda.cross_compile import (
     CARDS,
     Case,
@@ -157,6 +157,14 @@ def mix(num_rows: int, dtype: torch.dtype = BF16, exact: bool = False) -> None:
     kernels(dtype, exact).experts(x, gate_up, down, chosen, weights, Activation.GELU_TANH)
 
 
+def mix_qwen3(num_rows: int) -> None:
+    """Qwen3 Coder 30B's experts."""
+    gate_up, down = make(128, 2 * 768, 2048), make(128, 2048, 768)
+    chosen, weights = make(num_rows, 8, dtype=torch.int64), make(num_rows, 8, dtype=FP32)
+    x = make(num_rows, 2048)
+    kernels().experts(x, gate_up, down, chosen, weights, Activation.SILU)
+
+
 def make_quantized(scheme: str, *shape: int) -> Any:
     """A weight in few bits, packed, of no more than a shape."""
     from flashdraft.kernels.cuda.quantized.layout import pack_quantized
@@ -175,6 +183,20 @@ def make_quantized(scheme: str, *shape: int) -> Any:
 
 def multiply_few_bits(scheme: str, num_rows: int, shape: tuple[int, int]) -> None:
     kernels().linear(make(num_rows, shape[1]), make_quantized(scheme, *shape))
+
+
+def multiply_rounded(
+    scheme: str, num_rows: int, shape: tuple[int, int], activation: Activation | None = None
+) -> None:
+    from flashdraft.kernels.cuda.quantized.layout import round_activations
+
+    x, weight = make(num_rows, shape[1]), make_quantized(scheme, *shape)
+    rounded = round_activations(weight, Scheme(scheme))
+    assert rounded.activations is not None
+    if activation is None:
+        kernels().linear(x, rounded)
+    else:
+        kernels().gated_linear(x, rounded, activation)
 
 
 def gate_few_bits(scheme: str, num_rows: int, inner: int, depth: int) -> None:
@@ -200,6 +222,14 @@ def route(num_rows: int, dtype: torch.dtype = BF16) -> None:
     """Gemma 4 26B's router."""
     x, router = make(num_rows, 2816, dtype=dtype), make(128, 2816, dtype=dtype)
     kernels(dtype).route(x, router, 8, make(128, dtype=FP32))
+
+
+def gather(num_rows: int, is_arranged: bool) -> None:
+    """Rows of Gemma 4 26B for the experts' kernels in CUDA C++."""
+    from flashdraft.kernels.cuda.experts.routing import gather_rows
+
+    chosen = make(num_rows, 8, dtype=torch.int64)
+    gather_rows(make(num_rows, 2816), chosen, 128, 64, is_arranged)
 
 
 def prepare(
@@ -321,6 +351,8 @@ CASES: dict[str, Case] = {
     "routing of one row": lambda: kernels().choose_experts(make(1, 128), 8, make(128, dtype=FP32)),
     **{f"route of {m} rows": lambda m=m: route(m) for m in (1, 2, 4)},
     "route of 4 rows, float32": lambda: route(4, FP32),
+    "rows for experts": lambda: gather(500, is_arranged=False),
+    "rows for experts in few bits": lambda: gather(1024, is_arranged=True),
     "int4 linear of a prompt": lambda: multiply_few_bits("int4", 257, LINEARS["31B gate"]),
     "loss over 49152": lambda: lose(49152, None),
     "loss over 262144, capped": lambda: lose(262144, 30.0),
@@ -358,6 +390,9 @@ CASES: dict[str, Case] = {
     "experts, exact": lambda: mix(1024, exact=True),
     "experts of 1 row, float32": lambda: mix(1, FP32),
     "experts of 16 rows, float32": lambda: mix(16, FP32),
+    "Qwen3's experts of 1 row": lambda: mix_qwen3(1),
+    "Qwen3's experts of 16 rows": lambda: mix_qwen3(16),
+    "Qwen3's experts of 512 rows": lambda: mix_qwen3(512),
 }
 AS_BEFORE: dict[
     str, Case
@@ -373,6 +408,7 @@ AS_BEFORE: dict[
     "attention of 256, 2048 rows, pictures": lambda: attend(256, 1999, mask=pictures(1999)),
     "attention of 256, 2048 rows, trees": lambda: attend(256, 1999, mask=trees(1999)),
     "experts of 1024 rows": lambda: mix(1001),
+    "rows for experts": lambda: gather(300, is_arranged=False),
 }
 CASES |= {f"{name}, as before": case for name, case in AS_BEFORE.items()}
 for _scheme in ("int4", "int4_k", "int6", "int8", "fp8"):
@@ -401,6 +437,14 @@ for _rows in (1, 16, 2048):
         )
 for _rows in (1, 16, 2048):
     CASES[f"attention over values, {_rows} rows"] = lambda m=_rows: attend_values(m)
+for _scheme in ("fp8", "int8"):
+    for _rows in (1, 17, 64, 512):
+        CASES[f"{_scheme} linear of rounded rows, {_rows} rows"] = lambda n=_scheme, m=_rows: (
+            multiply_rounded(n, m, (5376, 8192))
+        )
+        CASES[f"{_scheme} gated linear of rounded rows, {_rows}"] = lambda n=_scheme, m=_rows: (
+            multiply_rounded(n, m, (2 * 21504, 5376), Activation.SILU)
+        )
 for _name, _shape in LINEARS.items():
     for _rows in (16, 32):
         CASES[f"linear {_name}, {_rows} rows"] = lambda m=_rows, s=_shape: multiply(m, s)

@@ -20,11 +20,16 @@ from flashdraft.kernels.cuda.driver import (
     compile_source,
     name_architecture,
 )
+from flashdraft.kernels.cuda.experts.plan import MANY_SLABS, SOME_SLABS
+from flashdraft.kernels.cuda.experts.slabs import ExpertsProduct, count_stages
+from flashdraft.kernels.cuda.experts.slabs import make_flags as slabs_flags
 from flashdraft.kernels.cuda.quantized.few_rows import make_flags
 from flashdraft.kernels.cuda.quantized.few_rows_plan import Product, plan_few
+from flashdraft.kernels.cuda.quantized.fp8_rows import TILES, plan_fp8
+from flashdraft.kernels.cuda.quantized.fp8_rows import make_flags as fp8_flags
 from flashdraft.kernels.cuda.quantized.layout import Code
 from flashdraft.kernels.cuda.quantized.many_rows import make_flags as many_flags
-from flashdraft.kernels.cuda.quantized.many_rows import plan_many
+from flashdraft.kernels.cuda.quantized.many_rows_plan import SHAPES, make_plan
 from flashdraft.kernels.interface import (
     BIDIRECTIONAL,
     CAUSAL,
@@ -91,6 +96,18 @@ MANY_ROWS = {
 }
 
 
+# values' code, width, scales of a row in a step and what they are, and the code that is zero
+FORMATS = {
+    "floats": (),
+    "int4": (*INT4, 8),
+    "int4, groups of 128": (Code.INT4, 32, 1, 2, 8),
+    "int8": (*INT8, 128),
+    "fp8": FP8,
+    "fp8, narrow": (Code.FP8, 32, 0, 3),
+}
+PAIRS_OF_SLABS = SOME_SLABS._replace(rows=32, slabs=2, resident=2)
+
+
 def architecture(card):
     return name_architecture(*divmod(card.capability, 10))
 
@@ -126,12 +143,30 @@ MANY = [name for name in PRODUCTS if not PRODUCTS[name].experts + PRODUCTS[name]
 
 
 @pytest.mark.parametrize("name", MANY)
-def test_many_rows_compile_and_keep_to_registers(name):
-    product = PRODUCTS[name]
-    plan = plan_many(128, product, CARDS["sm_90"].limits)
-    flags = many_flags(product, plan, Activation.GELU_TANH if product.up_rows else None)
-    binary = compile_source("quantized/many_rows.cu", flags, name_architecture(9, 0))
-    assert count_spilled(binary) <= 16
+def test_many_rows_compile_and_multiply_side_by_side(name, caplog):
+    """In tiles of the sizes that take most registers, and in one that takes few."""
+    product, limits = PRODUCTS[name], CARDS["sm_90"].limits
+    activation = Activation.GELU_TANH if product.up_rows else None
+    for shape in ((32, 1, 12), (128, 2, 12), (256, 1, 12), (128, 1, 16)):
+        assert shape in SHAPES
+        plan = make_plan(shape, 512, product, limits)
+        flags = many_flags(product, plan, activation)
+        with caplog.at_level("INFO"):
+            binary = compile_source("quantized/many_rows.cu", flags, name_architecture(9, 0))
+        assert count_spilled(binary) <= MAX_SPILLED
+    assert "serialized" not in caplog.text
+
+
+@pytest.mark.parametrize("team", [1, 2])
+@pytest.mark.parametrize("activation", [None, Activation.GELU_TANH])
+@pytest.mark.parametrize("tile", TILES)
+def test_rows_in_fp8_compile_and_multiply_side_by_side(tile, activation, team, caplog):
+    sizes = tile.rows, 16384, 42, activation is not None
+    plan = plan_fp8(*sizes, CARDS["sm_90"].limits, tile, team)
+    with caplog.at_level("INFO"):
+        flags = fp8_flags(plan, activation)
+        binary = compile_source("quantized/fp8_rows.cu", flags, name_architecture(9, 0))
+    assert count_spilled(binary) == 0 and "serialized" not in caplog.text
 
 
 @pytest.mark.parametrize("case", MANY_ROWS)
@@ -142,10 +177,32 @@ def test_attention_of_many_rows_compiles_and_multiplies_side_by_side(case, caplo
     cache = torch.empty(1, 16, num_kv_heads, head_dim, device="meta")
     tables = [torch.empty(1, device="meta")] * 4
     keys = PagedKeys(cache, cache, PageView(*tables, 16, 512, 4096), 1.0, window, mask)
-    flags = many_rows_flags(plan, query, keys)
+    for team in (1, 2) if head_dim == 512 else (1,):
+        flags = many_rows_flags(plan._replace(team=team), query, keys)
+        with caplog.at_level("INFO"):
+            binary = compile_source("attention/attend_many.cu", flags, name_architecture(9, 0))
+        assert count_spilled(binary) <= 304  # where parts are joined, and where warps copy
+    assert "serialized" not in caplog.text
+
+
+EXPERTS = [(name, is_gated, SOME_SLABS) for name in FORMATS for is_gated in (True, False)]
+EXPERTS += [(name, True, MANY_SLABS) for name in ("floats", "int4", "fp8")]
+EXPERTS += [(name, False, PAIRS_OF_SLABS) for name in ("floats", "int4")]
+
+
+@pytest.mark.parametrize(("name", "is_gated", "plan"), EXPERTS)
+def test_experts_compile_and_multiply_side_by_side(name, is_gated, plan, caplog):
+    limits = CARDS["sm_90"].limits
+    columns, depth = (704, 2816) if is_gated else (2816, 704)
+    product = ExpertsProduct(columns, depth, is_gated, *FORMATS[name])
+    stages = count_stages(plan, product, limits)
+    weights = 64 * plan.slabs * plan.resident * sum(product.row_bytes)
+    assert stages * weights >= (96 if plan.rows <= 64 else 48) << 10  # on their way, bytes
+    activation = Activation.GELU_TANH if is_gated else None
+    flags = slabs_flags(plan, stages, product, activation, is_gated and name != "floats")
     with caplog.at_level("INFO"):
-        binary = compile_source("attention/attend_many.cu", flags, name_architecture(9, 0))
-    assert count_spilled(binary) <= 288  # where parts are joined
+        binary = compile_source("experts/slabs.cu", flags, name_architecture(9, 0))
+    assert count_spilled(binary) <= 32
     assert "serialized" not in caplog.text
 
 

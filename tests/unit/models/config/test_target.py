@@ -10,6 +10,7 @@ import pytest
 import transformers
 
 from flashdraft.errors import CheckpointError, UnsupportedModelError
+from flashdraft.models.config.rope import RopeConfig
 from flashdraft.models.config.target import ModelConfig
 from flashdraft.models.drafter.config import DrafterConfig
 from tests import zoo
@@ -113,6 +114,135 @@ QWEN3_4B = {
     "use_sliding_window": False,
     "vocab_size": 151936,
 }
+QWEN3_CODER_30B = {
+    **{key: value for key, value in QWEN3_4B.items() if key != "attention_bias"},
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "decoder_sparse_step": 1,
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "max_position_embeddings": 262144,
+    "max_window_layers": 28,
+    "mlp_only_layers": [],
+    "model_type": "qwen3_moe",
+    "moe_intermediate_size": 768,
+    "norm_topk_prob": True,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 48,
+    "num_key_value_heads": 4,
+    "output_router_logits": False,
+    "qkv_bias": False,
+    "rope_theta": 10000000,
+    "router_aux_loss_coef": 0.001,
+    "shared_expert_intermediate_size": 0,
+    "tie_word_embeddings": False,
+    "use_qk_norm": True,
+}
+QWEN2_5_7B = {
+    **{key: QWEN3_4B[key] for key in ("bos_token_id", "eos_token_id", "hidden_act", "rope_theta")},
+    "architectures": ["Qwen2ForCausalLM"],
+    "attention_dropout": 0.0,
+    "hidden_size": 3584,
+    "initializer_range": 0.02,
+    "intermediate_size": 18944,
+    "max_position_embeddings": 32768,
+    "max_window_layers": 28,
+    "model_type": "qwen2",
+    "num_attention_heads": 28,
+    "num_hidden_layers": 28,
+    "num_key_value_heads": 4,
+    "rms_norm_eps": 1e-06,
+    "sliding_window": 131072,
+    "tie_word_embeddings": False,
+    "use_cache": True,
+    "use_sliding_window": False,
+    "vocab_size": 152064,
+}
+MISTRAL_7B_V01 = {
+    "architectures": ["MistralForCausalLM"],
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "hidden_act": "silu",
+    "hidden_size": 4096,
+    "initializer_range": 0.02,
+    "intermediate_size": 14336,
+    "max_position_embeddings": 32768,
+    "model_type": "mistral",
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-05,
+    "rope_theta": 10000.0,
+    "sliding_window": 4096,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "transformers_version": "4.34.0.dev0",
+    "use_cache": True,
+    "vocab_size": 32000,
+}
+GEMMA3_4B = {  # the text part leaves out what transformers knows
+    "architectures": ["Gemma3ForConditionalGeneration"],
+    "boi_token_index": 255999,
+    "eoi_token_index": 256000,
+    "eos_token_id": [1, 106],
+    "image_token_index": 262144,
+    "initializer_range": 0.02,
+    "mm_tokens_per_image": 256,
+    "model_type": "gemma3",
+    "text_config": {
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 34,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        "sliding_window": 1024,
+    },
+    "torch_dtype": "bfloat16",
+    "transformers_version": "4.50.0.dev0",
+    "vision_config": {"hidden_size": 1152, "model_type": "siglip_vision_model"},
+}
+GEMMA3_1B = {
+    "architectures": ["Gemma3ForCausalLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "attn_logit_softcapping": None,
+    "bos_token_id": 2,
+    "cache_implementation": "hybrid",
+    "eos_token_id": [1, 106],
+    "final_logit_softcapping": None,
+    "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "hidden_size": 1152,
+    "initializer_range": 0.02,
+    "intermediate_size": 6912,
+    "max_position_embeddings": 32768,
+    "model_type": "gemma3_text",
+    "num_attention_heads": 4,
+    "num_hidden_layers": 26,
+    "num_key_value_heads": 1,
+    "pad_token_id": 0,
+    "query_pre_attn_scalar": 256,
+    "rms_norm_eps": 1e-06,
+    "rope_local_base_freq": 10000,
+    "rope_scaling": None,
+    "rope_theta": 1000000,
+    "sliding_window": 512,
+    "sliding_window_pattern": 6,
+    "torch_dtype": "bfloat16",
+    "use_cache": True,
+    "vocab_size": 262144,
+}
+PUBLISHED = [
+    GEMMA3_4B,
+    GEMMA3_1B,
+    QWEN3_CODER_30B,
+    QWEN2_5_7B,
+    MISTRAL_7B_V01,
+    LLAMA_3_2_1B,
+    SMOLLM2,
+    LLAMA_2,
+    QWEN3_4B,
+]
 GEMMA4_WHOLE = {
     "architectures": ["Gemma4ForConditionalGeneration"],
     "model_type": "gemma4",
@@ -145,7 +275,7 @@ GEMMA4_WHOLE = {
 }
 
 
-@pytest.mark.parametrize("raw", [LLAMA_3_2_1B, SMOLLM2, LLAMA_2, QWEN3_4B, GEMMA4_WHOLE])
+@pytest.mark.parametrize("raw", [*PUBLISHED, GEMMA4_WHOLE])
 def test_published_configs_are_read(raw: dict[str, Any]) -> None:
     assert ModelConfig.from_hf(raw).vocab_size > 0
 
@@ -154,8 +284,15 @@ def test_published_configs_are_read(raw: dict[str, Any]) -> None:
     "config",
     [
         transformers.LlamaConfig(num_hidden_layers=2),
+        transformers.Qwen2Config(num_hidden_layers=2),
         transformers.Qwen3Config(num_hidden_layers=2),
+        transformers.Qwen3MoeConfig(num_hidden_layers=2, norm_topk_prob=True),
+        transformers.MistralConfig(num_hidden_layers=2),
+        transformers.Gemma3TextConfig(num_hidden_layers=6),
+        transformers.Gemma3Config(text_config={"num_hidden_layers": 6}),
         transformers.Gemma4TextConfig(num_hidden_layers=6, hidden_size_per_layer_input=0),
+        transformers.Gemma4TextConfig(num_hidden_layers=12, num_kv_shared_layers=6),
+        transformers.Gemma4UnifiedConfig(text_config={"num_hidden_layers": 6}),
         transformers.Gemma4Config(text_config={"hidden_size_per_layer_input": 0}),
     ],
     ids=lambda config: config.model_type,
@@ -175,9 +312,119 @@ def test_qwen3_slides_from_max_window_layers_on() -> None:
     assert ModelConfig.from_hf(raw).layers[1].window == 9
 
 
+def test_one_window_for_every_layer() -> None:
+    """Mistral's key alone says it, Qwen3's with experts only where another asks for it."""
+    windows = [layer.window for layer in ModelConfig.from_hf(MISTRAL_7B_V01).layers]
+    assert windows == [4096] * 32
+    for changes, window in (({"sliding_window": None}, None), ({"sliding_window": 8}, 8)):
+        found = ModelConfig.from_hf({**MISTRAL_7B_V01, **changes})
+        assert {layer.window for layer in found.layers} == {window}
+    absent = {key: value for key, value in MISTRAL_7B_V01.items() if key != "sliding_window"}
+    assert ModelConfig.from_hf(absent).layers[0].window == 4096  # as in transformers
+    experts = {**QWEN3_CODER_30B, "sliding_window": 8}
+    assert ModelConfig.from_hf(experts).layers[0].window is None
+    asked = ModelConfig.from_hf({**experts, "use_sliding_window": True})
+    assert {layer.window for layer in asked.layers} == {8}
+
+
+def test_layers_of_experts_alone_have_no_mlp() -> None:
+    config = ModelConfig.from_hf(QWEN3_CODER_30B)
+    assert config.experts is not None and config.experts.num_experts == 128
+    assert config.intermediate_size == 0 and config.layers[0].head_dim == 128
+    saved = {**QWEN3_CODER_30B, "num_experts": None, "num_local_experts": 64}  # transformers 5
+    experts = ModelConfig.from_hf(saved).experts
+    assert experts is not None and experts.num_experts == 64
+
+
+def test_gemma3_has_two_ropes_and_what_files_leave_out() -> None:
+    config = ModelConfig.from_hf(GEMMA3_4B)
+    assert [layer.window for layer in config.layers[:6]] == [1024] * 5 + [None]
+    sliding, full = config.layers[0], config.layers[5]
+    assert (sliding.rope.theta, sliding.rope.scaling) == (1e4, ())
+    assert (full.rope.theta, full.rope.scaling) == (1e6, (("factor", 8.0),))
+    assert (config.vocab_size, sliding.head_dim, sliding.num_kv_heads) == (262208, 256, 4)
+    assert config.attention_scale == 1 / 16 and config.norm_offset == 1.0
+    assert config.eos_token_ids == (1, 106) and config.tie_embeddings
+    assert config.vision is None and "gemma3" in str(config.why_no_vision).lower()
+    small = ModelConfig.from_hf(GEMMA3_1B)
+    assert {layer.rope for layer in small.layers} == {
+        RopeConfig(1e4, 256, 256),
+        RopeConfig(1e6, 256, 256),
+    }
+    every_third = ModelConfig.from_hf({**GEMMA3_1B, "sliding_window_pattern": 3})
+    assert [layer.window for layer in every_third.layers[:3]] == [512, 512, None]
+
+
+GEMMA4_E2B = {
+    **GEMMA4_WHOLE["text_config"],
+    "architectures": ["Gemma4ForConditionalGeneration"],
+    "model_type": "gemma4_text",
+    "attention_k_eq_v": False,
+    "layer_types": [SLIDING, FULL] * 3,
+    "num_hidden_layers": 6,
+    "num_kv_shared_layers": 3,
+    "use_double_wide_mlp": True,
+    "hidden_size_per_layer_input": 8,
+    "use_bidirectional_attention": None,
+}
+
+
+def test_last_layers_of_small_gemma4_read_what_others_keep() -> None:
+    config = ModelConfig.from_hf(GEMMA4_E2B)
+    assert [layer.kv_source for layer in config.layers] == [None, None, None, 1, 2, 1]
+    inner = GEMMA4["intermediate_size"]
+    assert [layer.intermediate_size for layer in config.layers] == [inner] * 3 + [2 * inner] * 3
+    assert config.cached_layers == config.layers[:3]
+    assert config.cache_places == (0, 1, 2, 1, 2, 1)
+    assert config.per_layer is not None and config.per_layer.width == 8
+    narrow = ModelConfig.from_hf({**GEMMA4_E2B, "use_double_wide_mlp": False})
+    assert {layer.intermediate_size for layer in narrow.layers} == {inner}
+    whole = ModelConfig.from_hf(GEMMA4)
+    assert whole.cache_places == (0, 1, 2, 3) and whole.cached_layers == whole.layers
+
+
+def test_the_text_of_gemma4_12b_is_a_gemma4() -> None:
+    unified = {**GEMMA4_WHOLE, "model_type": "gemma4_unified"}
+    unified["vision_config"] = {"model_type": "gemma4_unified_vision"}
+    text = {key: value for key, value in unified["text_config"].items() if "experts" not in key}
+    unified["text_config"] = {**text, "model_type": "gemma4_unified_text"}
+    found = ModelConfig.from_hf(unified)
+    assert found.layers == ModelConfig.from_hf(GEMMA4_WHOLE).layers
+    assert found.vision is None and "gemma4_unified_vision" in str(found.why_no_vision)
+
+
+def test_gpt_oss_is_refused_with_what_it_would_take() -> None:
+    raw = {**LLAMA, "model_type": "gpt_oss", "architectures": ["GptOssForCausalLM"]}
+    with pytest.raises(UnsupportedModelError, match=r"'gpt_oss'.*sinks.*MXFP4.*vLLM.*supported ty"):
+        ModelConfig.from_hf(raw)
+
+
+def test_biases_by_family() -> None:
+    def biases(raw: dict[str, Any]) -> tuple[bool, bool]:
+        config = ModelConfig.from_hf(raw)
+        return config.qkv_bias, config.output_bias
+
+    assert biases(QWEN2_5_7B) == biases({**QWEN2_5_7B, "attention_bias": True}) == (True, False)
+    assert biases({**LLAMA, "attention_bias": True}) == (True, True)
+    assert biases(MISTRAL_7B_V01) == biases(LLAMA) == (False, False)
+
+
 @pytest.mark.parametrize(
     ("raw", "words"),
     [
+        ({**QWEN3_CODER_30B, "norm_topk_prob": False}, "norm_topk_prob = False"),
+        ({**QWEN3_CODER_30B, "mlp_only_layers": [3]}, "mlp_only_layers"),
+        ({**QWEN3_CODER_30B, "decoder_sparse_step": 2}, "decoder_sparse_step = 2"),
+        ({**QWEN3_CODER_30B, "shared_expert_intermediate_size": 512}, "shared_expert"),
+        ({**QWEN3_CODER_30B, "use_qk_norm": False}, "use_qk_norm = False"),
+        ({**QWEN3_CODER_30B, "layer_types": [SLIDING] * 48}, "sliding layers"),
+        ({**QWEN2_5_7B, "num_experts": 60}, "num_experts"),
+        ({**GEMMA3_1B, "use_bidirectional_attention": True}, "use_bidirectional_attention"),
+        ({**GEMMA3_1B, "attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
+        ({**GEMMA3_1B, "rope_scaling": {"type": "dynamic", "factor": 2.0}}, "dynamic"),
+        ({**GEMMA3_1B, "hidden_activation": "silu"}, "silu"),
+        ({**MISTRAL_7B_V01, "attention_bias": True}, "attention_bias"),
+        ({**QWEN3, "rope_scaling": {"type": "yarn", "factor": 4.0, "mcale": 1}}, "mcale"),
         ({**QWEN3, "layer_types": [SLIDING] * 4}, "use_sliding_window"),
         ({**QWEN3, "layer_types": ["chunked_attention"] * 4}, "chunked_attention"),
         ({**LLAMA, "layer_types": [SLIDING] * 4, "sliding_window": 8}, "layer_types"),
@@ -294,6 +541,18 @@ def test_odd_token_ids_are_refused_in_words(key: str, value: Any) -> None:
         (LLAMA, {"attention_bias": 3}),
         (LLAMA, {"hidden_act": ["silu"]}),
         (LLAMA, {"image_token_id": "<image>"}),
+        (QWEN3_CODER_30B, {"num_experts_per_tok": 200}),
+        (QWEN3_CODER_30B, {"mlp_only_layers": ["3"]}),
+        (QWEN3_CODER_30B, {"num_experts": True}),
+        (QWEN3_CODER_30B, {"num_local_experts": 64}),
+        (QWEN3, {"rope_scaling": {"type": "yarn"}}),
+        (QWEN3, {"rope_theta": 1, "rope_scaling": {"type": "yarn", "factor": 4.0}}),
+        (QWEN3, {"rope_scaling": {"type": "yarn", "factor": 4.0, "beta_slow": 1e-320}}),
+        (QWEN3, {"rope_scaling": {"type": "yarn", "factor": 4.0, "beta_fast": math.inf}}),
+        (QWEN3, {"rope_scaling": {"type": "yarn", "factor": 4.0, "beta_fast": -1}}),
+        (QWEN3, {"rope_scaling": {"type": "yarn", "factor": 4.0, "attention_factor": 0}}),
+        (QWEN3, {"rope_scaling": {"type": "yarn", "factor": 4.0, "attention_factor": math.nan}}),
+        (QWEN3, {"rope_scaling": {"type": "yarn", "factor": 4.0, "beta_fast": "32"}}),
         (QWEN3, {"use_sliding_window": "yes"}),
         (QWEN3, {"use_sliding_window": True, "max_window_layers": 1e999}),
         (QWEN3, {"use_sliding_window": True, "sliding_window": "8"}),
@@ -308,6 +567,11 @@ def test_odd_token_ids_are_refused_in_words(key: str, value: Any) -> None:
         (GEMMA4, {"final_logit_softcapping": math.inf}),
         (GEMMA4, {"enable_moe_block": True}),
         (GEMMA4, {"enable_moe_block": "yes"}),
+        (GEMMA4, {"num_kv_shared_layers": 4}),
+        (GEMMA4, {"num_kv_shared_layers": 3}),  # no full layer before them
+        (GEMMA4, {"num_kv_shared_layers": "2"}),
+        (GEMMA4, {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 9}),
+        (GEMMA4, {"hidden_size_per_layer_input": -8}),
     ],
 )
 def test_values_of_the_wrong_kind_are_refused_at_once(

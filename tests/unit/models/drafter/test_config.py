@@ -171,6 +171,22 @@ class TestZLabConfig:
             replace(
                 TINY,
                 rope=RopeConfig(
+                    1e6,
+                    128,
+                    128,
+                    (
+                        ("factor", 4.0),
+                        ("original_max_position_embeddings", 32768.0),
+                        ("beta_fast", 32.0),
+                        ("beta_slow", 1.0),
+                        ("attention_factor", 1.25),
+                        ("truncate", 1.0),
+                    ),
+                ),
+            ),
+            replace(
+                TINY,
+                rope=RopeConfig(
                     500000.0,
                     128,
                     128,

@@ -35,6 +35,7 @@ GEMMA4 = {
     "rope.freq_base_swa": 1e4,
     "final_logit_softcapping": 30.0,
 }
+_BIASES = {"q": 64, "k": 32, "v": 32}
 EXPERTS = {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 24}
 
 
@@ -103,10 +104,59 @@ def llama_tensors(architecture: str = "llama") -> dict[str, Array]:
             f"{layer}.mlp.up_proj.weight": (96, 64),
             f"{layer}.mlp.down_proj.weight": (64, 96),
         }
-        if architecture == "qwen3":
+        if architecture == "qwen2":
+            shapes |= {f"{layer}.self_attn.{one}_proj.bias": (n,) for one, n in _BIASES.items()}
+        if architecture == "qwen3moe":
+            for one in ("gate", "up", "down"):
+                del shapes[f"{layer}.mlp.{one}_proj.weight"]
+            shapes |= {
+                f"{layer}.router.proj.weight": (4, 64),
+                f"{layer}.experts.gate_up_proj": (4, 48, 64),
+                f"{layer}.experts.down_proj": (4, 64, 24),
+            }
+        if architecture.startswith("qwen3"):
             shapes[f"{layer}.self_attn.q_norm.weight"] = (16,)
             shapes[f"{layer}.self_attn.k_norm.weight"] = (16,)
     return {name: random_values(*s, seed=i) for i, (name, s) in enumerate(shapes.items())}
+
+
+def gemma3_tensors() -> dict[str, Array]:
+    """A tiny Gemma 3 under Hugging Face names."""
+    tensors = llama_tensors("qwen3")
+    for i in range(2):
+        for name in ("pre", "post"):
+            key = f"model.layers.{i}.{name}_feedforward_layernorm.weight"
+            tensors[key] = random_values(64, seed=50 + i)
+    return tensors
+
+
+def small_gemma4_tensors() -> dict[str, Array]:
+    """A tiny E2B under Hugging Face names: layers 2 and 3 read what 0 and 1 keep."""
+    width, tensors = 8, gemma4_tensors(False)
+    for part in ("k", "v"):  # of two heads, as in sliding layers
+        tensors[f"model.layers.1.self_attn.{part}_proj.weight"] = random_values(64, 64, seed=1)
+    for i in (2, 3):
+        tensors |= {
+            name.replace(f"layers.{i - 2}.", f"layers.{i}."): values + 1
+            for name, values in tensors.items()
+            if f"layers.{i - 2}." in name
+        }
+        for part in ("k_proj", "v_proj", "k_norm"):
+            del tensors[f"model.layers.{i}.self_attn.{part}.weight"]
+        for part, shape in (("gate", (192, 64)), ("up", (192, 64)), ("down", (64, 192))):
+            tensors[f"model.layers.{i}.mlp.{part}_proj.weight"] = random_values(*shape, seed=i)
+    for i in range(4):
+        layer = f"model.layers.{i}"
+        tensors |= {
+            f"{layer}.per_layer_input_gate.weight": random_values(width, 64, seed=i),
+            f"{layer}.per_layer_projection.weight": random_values(64, width, seed=i),
+            f"{layer}.post_per_layer_input_norm.weight": random_values(64, seed=i),
+        }
+    return tensors | {
+        "model.embed_tokens_per_layer.weight": random_values(32, 4 * width),
+        "model.per_layer_model_projection.weight": random_values(4 * width, 64),
+        "model.per_layer_projection_norm.weight": random_values(width),
+    }
 
 
 def gemma4_tensors(experts: bool) -> dict[str, Array]:

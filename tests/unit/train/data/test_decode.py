@@ -58,7 +58,9 @@ def test_same_tokens_as_the_engine(llm: LLM, max_tokens: int, num_slots: int) ->
     check_against_engine(llm, make_jobs(20), max_tokens, num_slots)
 
 
-@pytest.mark.parametrize("family", ["gemma4", "gemma4-moe"])
+@pytest.mark.parametrize(
+    "family", ["mistral", "qwen3-moe", "gemma3", "gemma4", "gemma4-moe", "gemma4-small"]
+)
 def test_windows_and_experts(tmp_path: Path, family: str) -> None:
     llm = LLM(make_tiny_checkpoint(tmp_path, family), draft=None, device="cpu", dtype="float32")
     check_against_engine(llm, make_jobs(6), 30, 3)

@@ -74,14 +74,14 @@ def run_alone(target: Target, token_ids: Tensor) -> Tensor:
     )
     caches = [
         LayerCache(*torch.zeros(2, 1, 512, layer.num_kv_heads, layer.head_dim), view)
-        for layer in target.config.layers
+        for layer in target.config.cached_layers
     ]
     output = target.forward(token_ids, ForwardBatch(torch.arange(count), count, caches, CAUSAL))
     assert output.taps is not None
     return output.taps
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma4"])
+@pytest.mark.parametrize("family", list(zoo.CONFIGS))
 def test_features_of_packed_documents_equal_those_of_each_alone(family: str) -> None:
     target, batch = make_target(family), make_batch()
     features = TargetFeatures(target, MAX_ROWS).run(batch)

@@ -20,17 +20,17 @@ from flashdraft.kernels.torch_backend import TorchKernels
 from tests import tree_rows
 from tests.picture_rows import attend_densely, find_seen, see_pictures
 from tests.unit.kernels.cuda.attention.test_few_rows import HOPPER, PAGE
-from tests.unit.kernels.cuda.emulated import build
+from tests.unit.kernels.cuda.emulated import build, emulated_map
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from flashdraft.kernels.cuda.driver import Map  # isort: skip
 from flashdraft.kernels.cuda.attention.many_rows import (
     MAX_PLACES,
     MAX_SEQS,
     is_readable,
     make_flags,
     plan_many,
+    plan_teams,
     prepare,
 )
 
@@ -125,26 +125,21 @@ def make_inputs(
     return query, keys, values, view
 
 
-def emulated_map(array, box):
-    """What emulated_warpgroups.h reads in the place of a card's map."""
-    words = array.data_ptr(), len(array), 2 * array.stride(0), 2 * array.stride(1), *box[:2]
-    return Map(words)
-
-
-def attend(query, keys, num_blocks, backwards=False, definitions=()):
+def attend(query, keys, num_blocks, backwards=False, definitions=(), team=1):
     """The kernel's result, and what it left where blocks meet."""
     num_kv_heads, num_seqs = keys.value_cache.shape[2], keys.view.context_lens.shape[0]
     sizes = *query.shape[:2], num_kv_heads, query.shape[2]
     plan = plan_many(sizes[0], num_seqs, *sizes[1:], HOPPER._replace(num_processors=1))
+    plan = plan._replace(num_blocks=num_blocks * team)
+    plan = plan_teams(plan, num_seqs) if team == 2 else plan
     flags = make_flags(plan, query, keys)
-    plan = plan._replace(num_blocks=num_blocks)
     library = build("attend_many", *flags.items(), *definitions)
     assert library.shared_bytes() == plan.shared_bytes <= HOPPER.shared_bytes
     meetings = torch.zeros(MAX_PLACES, dtype=torch.int32)
     work, output, _kept = prepare(query, keys, meetings, plan, emulated_map)
     assert library.argument_bytes() == ctypes.sizeof(work)
     output.fill_(7)
-    library.run(ctypes.byref(work), num_blocks, int(backwards))
+    library.run(ctypes.byref(work), plan.num_blocks, int(backwards))
     return output, meetings
 
 
@@ -178,13 +173,13 @@ def spread(mask, num_rows, own):
     return mask
 
 
-def check(case, num_blocks, backwards=False, definitions=(), **of_inputs):
+def check(case, num_blocks, backwards=False, definitions=(), team=1, **of_inputs):
     heads, kv_heads, dim, window, mask, sequences = CASES[case]
     query, *caches, view = make_inputs(heads, kv_heads, dim, sequences, window, **of_inputs)
     own = slice(int(view.query_start[0]), int(view.query_start[-1]))
     keys = PagedKeys(*caches, view, dim**-0.5, window, spread(mask, len(query), own))
     assert is_readable(query, keys)
-    found, meetings = attend(query, keys, num_blocks, backwards, definitions)
+    found, meetings = attend(query, keys, num_blocks, backwards, definitions, team)
     expected = expect(query, keys, own)
     assert not torch.any(meetings), "the next launch begins with zeros"
     assert (found[own].float() - expected).norm() < 0.006 * expected.norm()
@@ -211,6 +206,19 @@ def test_parts_are_joined_and_the_order_of_blocks_changes_no_bit(case):
     for num_blocks in (2, 7):
         one, other = (check(case, num_blocks, order, IN_PARTS) for order in (False, True))
         assert torch.equal(one, other)
+
+
+FULL = ("full", "trees, no window", "a picture alone")  # of 512 numbers a head
+LONG = [(1100, 3), (0, 0), (0, 65), (200, 20)]
+CASES |= {"full, long": (8, 1, 512, None, CAUSAL, LONG)}
+
+
+@pytest.mark.parametrize("case", [*FULL, "full, long", "a chunk beside"])
+def test_two_blocks_have_a_tile_together(case):
+    whole = check(case, 1, team=2)
+    assert torch.equal(whole, check(case, 1)), "a row's bits do not depend on the other block"
+    one, other = (check(case, 5, order, IN_PARTS, team=2) for order in (False, True))
+    assert torch.equal(one, other)
 
 
 @pytest.mark.parametrize("case", ["pictures", "pictures, no window"])

@@ -1,4 +1,4 @@
-"""Routing in one Triton launch against a linear and a choice, in Triton's interpreter.
+"""Routing and gathering in one Triton launch each against torch, in Triton's interpreter.
 
 What runs in the interpreter is this file as a script (tests/interpreted.py). Rows hold small
 integers, routers small multiples of a power of two: every order of addition gives the same logits,
@@ -117,7 +117,58 @@ def check_backend(exact: bool) -> None:
     assert not kernels._arrivals.any()
 
 
+@dataclass(frozen=True)
+class Rows:
+    """Rows to be gathered by the experts that they chose."""
+
+    rows: int
+    num_experts: int = 16
+    num_chosen: int = 4
+    tile: int = 16
+    depth: int = 64
+    reachable: int = 0  # experts; all of them
+
+
+GATHERED = {
+    "one row": Rows(1),
+    "100 rows": Rows(100),
+    "140 rows, two of a program": Rows(140, num_experts=5, num_chosen=3),
+    "600 rows, eight of a program": Rows(600, num_chosen=2, depth=32, tile=64),
+    "the same experts": Rows(40, reachable=4),
+    "experts nobody chose": Rows(9, num_experts=33, num_chosen=1, tile=32),
+    "deeper than a program copies": Rows(3, depth=1056),
+}
+
+
+def check_gathered(case: Rows) -> None:
+    from flashdraft.kernels.cuda.experts.routing import gather_rows
+
+    lottery = torch.rand(case.rows, case.reachable or case.num_experts)
+    chosen = lottery.argsort(1)[:, : case.num_chosen]
+    wide = torch.randn(case.rows, case.depth + 8)
+    x = wide[:, : case.depth]
+    for is_arranged in (False, True):
+        found = gather_rows(x, chosen, case.num_experts, case.tile, is_arranged)
+        order = chosen.flatten().sort(stable=True).indices
+        assert torch.equal(found.order.long(), order)
+        expected = x[order // case.num_chosen]
+        if is_arranged:
+            expected = expected.view(len(order), -1, 4, 4, 2).transpose(2, 3)
+        assert torch.equal(found.x, expected.reshape(found.x.shape))
+        tiles, first = [], 0
+        for expert, count in enumerate(chosen.flatten().bincount().tolist()):
+            begins = range(first, first + count, case.tile)
+            tiles += [(expert, i, min(i + case.tile, first + count)) for i in begins]
+            first += count
+        assert found.num_tiles.item() == len(tiles) <= len(found.expert)
+        table = torch.stack([found.expert, found.first, found.last], 1)[: len(tiles)]
+        assert [tuple(row) for row in table.tolist()] == tiles
+
+
 CHECKS: dict[str, Callable[[], None]] = {
+    **{
+        f"gather: {name}": lambda case=case: check_gathered(case) for name, case in GATHERED.items()
+    },
     **{name: lambda case=case: check_route(case) for name, case in CASES.items()},
     "ties": check_ties,
     "rows of a wider tensor": check_strided_rows,

@@ -32,7 +32,7 @@ def build(scheme, group, *, zero=0, dtype=torch.float16, low=None, over=False, o
     """A random weight of a format."""
     shape = (out, depth // group)
     if over:
-        signed = scheme is Scheme.INT6
+        signed = low is None
         scale = torch.randint(-128 if signed else 0, 128 if signed else 64, shape)
         scale = scale.to(torch.int8 if signed else torch.uint8)
     else:
@@ -60,6 +60,11 @@ FORMATS = {
     "q4_1": lambda **s: build(Scheme.INT4, 32, low=torch.float16, **s),
     "q4_k": lambda **s: build(Scheme.INT4, 32, low=torch.float16, over=True, **s),
     "q6_k": lambda **s: build(Scheme.INT6, 16, zero=32, over=True, **s),
+    "q2_k": lambda **s: build(Scheme.INT4, 16, low=torch.float16, over=True, **s),
+    "q3_k": lambda **s: build(Scheme.INT4, 16, zero=4, over=True, **s),
+    "iq4_xs": lambda **s: build(Scheme.INT8, 32, over=True, **s),
+    "nvfp4": lambda **s: build(Scheme.INT8, 16, dtype=torch.float32, **s),
+    "gptq": lambda **s: build(Scheme.INT4, 128, low=torch.float32, **s),
     "q8_0": lambda **s: build(Scheme.INT8, 32, **s),
     "q5_1": lambda **s: build(Scheme.INT8, 32, low=torch.float16, **s),
     "w4a16 16": lambda **s: build(Scheme.INT4, 16, zero=8, dtype=torch.bfloat16, **s),

@@ -14,11 +14,11 @@ from torch import Tensor
 from flashdraft.errors import CheckpointError, UnsupportedModelError
 from flashdraft.kernels.kinds import Scheme
 from flashdraft.kernels.quantized import Quantized
-from flashdraft.models.compressed_tensors import CompressedTensors
 from flashdraft.models.config.quantization import read_quantization
 from flashdraft.models.config.target import ModelConfig
 from flashdraft.models.files.safetensors import SafetensorsFiles
 from flashdraft.models.loading import open_checkpoint
+from flashdraft.models.packed.reading import CompressedTensors
 from flashdraft.models.registry import build_target
 from tests import zoo
 

@@ -26,7 +26,8 @@ from benchmarks import h200_timing as timing
 from benchmarks.accepted_length import describe_environment, write_results
 from benchmarks.h200_linear import error_of
 from flashdraft.kernels.cuda import quantized_backend
-from flashdraft.kernels.cuda.backend import MAX_TILES, _read_limits
+from flashdraft.kernels.cuda.backend import MAX_TILES
+from flashdraft.kernels.cuda.card import read_limits
 from flashdraft.kernels.cuda.driver import Kernel
 from flashdraft.kernels.cuda.quantized import activations, coded_rows, fp8_rows
 from flashdraft.kernels.cuda.quantized.layout import pack_quantized
@@ -71,7 +72,7 @@ class Product:
         self.scale = weight.scale.values.flatten()[:out].contiguous()
         self.rows = torch.randn(most_rows, depth, device=CUDA).bfloat16()
         self.arrivals = torch.zeros(MAX_TILES, device=CUDA, dtype=torch.int32)
-        self.limits = _read_limits(CUDA)
+        self.limits = read_limits(CUDA)
         self.shape = out, depth
 
     def expect(self, num_rows: int) -> tuple[Tensor, Tensor]:
@@ -152,7 +153,7 @@ def measure(product: Product, num_rows: int) -> dict[str, Any]:
 
 def compile_all(rows: tuple[int, ...]) -> None:
     """All tiles at once: each takes a compiler a second or two."""
-    limits, wanted = _read_limits(CUDA), set()
+    limits, wanted = read_limits(CUDA), set()
     for gated in (False, True):
         for tile in TILES:
             for team in TEAMS:

@@ -24,7 +24,7 @@ from benchmarks.h200_timing import (
     num_copies,
 )
 from flashdraft.kernels.cuda.attention.paged import paged_attention
-from flashdraft.kernels.cuda.backend import _read_limits
+from flashdraft.kernels.cuda.card import read_limits
 from flashdraft.kernels.cuda.plan import (
     MAX_SPLITS,
     AttentionPlan,
@@ -184,7 +184,7 @@ def rule_plans(layer: Layer, num_seqs: int, rows: int, context: int) -> list[Att
     cache = torch.empty(1, PAGE_SIZE, layer.kv_heads, layer.head_dim, device="meta", dtype=BF16)
     lens = torch.empty(num_seqs, device="meta", dtype=torch.int32)
     view = PageView(lens, lens, lens, lens, PAGE_SIZE, rows, context + rows)
-    limits = _read_limits(CUDA)
+    limits = read_limits(CUDA)
     keys = PagedKeys(cache, cache, view, 1.0, layer.window, layer.mask)
     return [make_plan(query, keys, limits) for make_plan in (plan_attention, plan_exact_attention)]
 

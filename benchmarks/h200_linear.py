@@ -21,7 +21,8 @@ from benchmarks.h200_timing import (
     is_refusal,
     num_copies,
 )
-from flashdraft.kernels.cuda.backend import MAX_TILES, _read_limits
+from flashdraft.kernels.cuda.backend import MAX_TILES
+from flashdraft.kernels.cuda.card import read_limits
 from flashdraft.kernels.cuda.dense.linear import multiply_rows
 from flashdraft.kernels.cuda.plan import LinearPlan, plan_exact_linear
 
@@ -101,7 +102,7 @@ def linear_plans(num_rows: int, num_columns: int, depth: int) -> Iterator[Linear
 
 def exact_plan(num_columns: int, depth: int) -> LinearPlan:
     """What the backend uses with `exact`."""
-    return plan_exact_linear(num_columns, depth, 2, _read_limits(CUDA))
+    return plan_exact_linear(num_columns, depth, 2, read_limits(CUDA))
 
 
 def launch_small(plan: LinearPlan) -> None:

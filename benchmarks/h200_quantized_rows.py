@@ -30,7 +30,8 @@ from benchmarks.accepted_length import describe_environment
 from benchmarks.h200_linear import error_of
 from benchmarks.h200_timing import Deadline, compile_in_parallel, graph_microseconds, num_copies
 from benchmarks.tune_quantized import random_weight
-from flashdraft.kernels.cuda.backend import MAX_TILES, _read_limits
+from flashdraft.kernels.cuda.backend import MAX_TILES
+from flashdraft.kernels.cuda.card import read_limits
 from flashdraft.kernels.cuda.dense.rows import gate_rows
 from flashdraft.kernels.cuda.quantized import many_rows
 from flashdraft.kernels.cuda.quantized.few_rows_plan import Product, describe_product
@@ -74,7 +75,7 @@ class Ways:
         copies = 1 if is_small else num_copies(first.num_bytes)
         self.weights = [copy.deepcopy(first) for _ in range(copies)]
         self.arrivals = torch.zeros(MAX_TILES, device=CUDA, dtype=torch.int32)
-        self.limits = _read_limits(CUDA)
+        self.limits = read_limits(CUDA)
         product = describe_product(first, self.activation is not None)
         assert product is not None
         self.product: Product = product

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from flashdraft.core import FinishReason, Request, StepStats, TokenEvent
+from flashdraft.engine.ahead import compiling_ahead
 from flashdraft.engine.cache.memory import build_cache
 from flashdraft.engine.cache.pages import PageBook
 from flashdraft.engine.config import MAX_VERIFY, EngineConfig
@@ -227,7 +228,9 @@ class Engine:
     def prepare(self, seconds: float) -> None:
         """Capture steps now, for about so long at most, not while requests wait for them."""
         if self._runs_ahead and not self.has_work:
-            self._pipeline.prepare(seconds)
+            max_rows = self.scheduler.max_step_tokens
+            with compiling_ahead(self.steps, self.target.kernels, max_rows):
+                self._pipeline.prepare(seconds)
         if self.pictures is not None and not self.has_work:
             self.pictures.prepare()
 

@@ -143,7 +143,7 @@ class Staging:
     def send(self, values: NDArray[np.int64]) -> Tensor:
         """The values on the device."""
         if self._device.type != "cuda":
-            return torch.from_numpy(values.copy())
+            return torch.from_numpy(values.copy()).to(self._device)
         buffer = self._take(values.size).view(values.shape)
         buffer.numpy()[...] = values
         result = buffer.to(self._device, non_blocking=True)

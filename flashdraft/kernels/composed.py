@@ -75,6 +75,7 @@ class ComposedKernels(Kernels):
     keeps_quantized = False
     why_no_fp8_cache: str | None = None
     why_no_rebuilt_keys: str | None = None
+    compiles_for: tuple[int, int] | None = None
 
     def holds(self, num_values: int) -> bool:
         return False

@@ -248,6 +248,7 @@ class Kernels(Protocol):
     keeps_quantized: bool  # whether weights in few bits can stay as they are
     why_no_fp8_cache: str | None  # what keeps 8-bit keys and values away, with the remedy
     why_no_rebuilt_keys: str | None  # the same for keys that are made of values
+    compiles_for: tuple[int, int] | None  # the card, where a first launch may wait for a compiler
 
     def pack(self, *parts: Matrix, quantize: bool = True) -> Any:
         """Turn weights [out, in] of any dtype into this backend's own format, once.

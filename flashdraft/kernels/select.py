@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+from contextlib import AbstractContextManager
 
 import torch
 
@@ -15,6 +16,7 @@ from flashdraft.kernels.torch_backend import TorchKernels
 
 _HOW_TO_BUILD = "install a C compiler (gcc or clang) and reinstall flashdraft"
 _TRITON_BACKEND = "flashdraft.kernels.cuda.backend"
+_AHEAD = "flashdraft.kernels.cuda.ahead"
 _LEAST_CAPABILITY = (8, 0)  # bfloat16 tensor cores and asynchronous copies
 _log = logging.getLogger(__name__)
 
@@ -135,6 +137,16 @@ def _select_cuda(
         device, float_dtype, exact, quantize, quantize_head, activations
     )
     return kernels
+
+
+def compiling_only(capability: tuple[int, int], num_threads: int) -> AbstractContextManager[None]:
+    """Launch nothing from now on: kernels are compiled for a card, by so many threads.
+
+    Tensors have no values then (torch's device "meta"), and there is no way back.
+    """
+    ahead = importlib.import_module(_AHEAD)
+    compiling: AbstractContextManager[None] = ahead.compiling_only(capability, num_threads)
+    return compiling
 
 
 def _why_no_triton(device: torch.device) -> str | None:

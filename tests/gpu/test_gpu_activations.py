@@ -18,9 +18,9 @@ BOUND = 0.003  # of a product: bfloat16's rounding, and what fp8's sums lose in 
 
 
 def limits():
-    from flashdraft.kernels.cuda.backend import _read_limits
+    from flashdraft.kernels.cuda.card import read_limits
 
-    return _read_limits(DEVICE)
+    return read_limits(DEVICE)
 
 
 @pytest.fixture

@@ -33,9 +33,9 @@ def in_use(monkeypatch):
 
 
 def limits():
-    from flashdraft.kernels.cuda.backend import _read_limits
+    from flashdraft.kernels.cuda.card import read_limits
 
-    return _read_limits(DEVICE)
+    return read_limits(DEVICE)
 
 
 def multiply(x, packed, activation=None):

@@ -34,9 +34,9 @@ def only_on_hopper(monkeypatch):
 
 
 def limits():
-    from flashdraft.kernels.cuda.backend import _read_limits
+    from flashdraft.kernels.cuda.card import read_limits
 
-    return _read_limits(DEVICE)
+    return read_limits(DEVICE)
 
 
 def multiply(x, packed, activation=None):

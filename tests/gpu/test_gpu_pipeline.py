@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import subprocess
+import sys
 import time
 
 import pytest
@@ -127,3 +130,41 @@ def test_what_cannot_be_captured_costs_no_other_its_graph():
         graphs.call(key, function)  # run as it is where a capture went wrong
     assert graphs.failed == {"waits"} and list(graphs) == ["adds"]
     assert torch.equal(graphs.call("adds", lambda: x + 1), torch.full_like(x, 2))
+
+
+COMPILED_AHEAD = """
+import subprocess, sys, tempfile
+from pathlib import Path
+from flashdraft.children import module_command, python_environment
+from flashdraft.engine import ahead
+from flashdraft.engine.config import CacheOptions, EngineConfig
+from flashdraft.engine.engine import Engine
+from flashdraft.kernels.select import select_kernels
+from tests import zoo
+
+folder, family, tree = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+kernels = select_kernels("cuda", "bfloat16")
+target = zoo.tiny_target(family, kernels, taps=(0, 2))
+settings = {"tree": int(tree)} if int(tree) else {}
+config = EngineConfig(ngram=True, cache=CacheOptions(cache_gb=0.05), max_batch=12, **settings)
+engine = Engine(target, zoo.tiny_drafter(kernels, 8), config)
+count = lambda: len({path.parent for path in folder.rglob("*.cubin")})
+before, rows = count(), engine.scheduler.max_step_tokens
+words = ahead.describe((engine.steps, rows, tuple(kernels.compiles_for)))
+subprocess.run(module_command(ahead.__name__), input=words, env=python_environment(), check=True)
+by_child = count() - before
+ahead._start = lambda described: subprocess.Popen(["true"])
+engine.prepare(200.0)
+print(by_child, count() - before - by_child)
+"""
+
+
+@pytest.mark.parametrize("family, tree", [("gemma4", 0), ("gemma4", 15), ("gemma4_moe", 0)])
+def test_what_is_compiled_ahead_is_what_is_launched(tmp_path, family, tree):
+    environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+    command = [sys.executable, "-c", COMPILED_AHEAD, str(tmp_path), family, str(tree)]
+    said = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert said.returncode == 0, said.stderr
+    by_child, missing = map(int, said.stdout.split())
+    assert by_child > 20 and missing == 0

@@ -143,13 +143,13 @@ def test_more_rows_of_quantized_experts_match_float32(name: str, routing: str) -
 @pytest.mark.parametrize("plan", [(64, 4), (64, 3), (32, 4), (128, 3), (128, 2), (32, 2, 2)])
 @pytest.mark.parametrize("name", ["int4", "int8", "fp8"])
 def test_slabs_of_quantized_experts_match_float32(name: str, plan: tuple[int, ...]) -> None:
-    from flashdraft.kernels.cuda.backend import _read_limits
+    from flashdraft.kernels.cuda.card import read_limits
     from flashdraft.kernels.cuda.experts import slabs
     from flashdraft.kernels.cuda.experts.plan import SlabsPlan
 
     if torch.cuda.get_device_capability(CUDA) != (9, 0):
         pytest.skip("only Hopper has the instructions")
-    mix, settings = Mixture(name), (SlabsPlan(*plan), _read_limits(CUDA))
+    mix, settings = Mixture(name), (SlabsPlan(*plan), read_limits(CUDA))
     for num_rows in (1, 40, 200):
         rows = make_rows(num_rows, "uniform")
         x, *choice = rows

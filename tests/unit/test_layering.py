@@ -26,13 +26,13 @@ ORDER = {
     " | grammar, templates | families | answer_format | binding",
     "cli": "choices, clients, files, input, parser, statistics | arguments, completion, display"
     ", pictures, plan | answer, model | bench, chat, flags | serving | commands",
-    "engine": "config, drafts, output, sequence, streams | cache, pictures, policy, sampling"
-    " | scheduler, validate | draft | live | drafting, step | engine",
+    "engine": "config, drafts, output, sequence, streams, twin | cache, pictures, policy, sampling"
+    " | scheduler, validate | draft | live | drafting, step | ahead | engine",
     "external": "command, pairs, processes, tensor_rules, vllm_plugin"
     " | checkpoint_rules, launch, versions | memory | sglang, vllm",
     "kernels": "kinds, nodes, settle | draw | layout, quantized | accept, tree | advance"
     " | interface | composed | cpu, torch_backend | cuda, select",
-    "kernels.cuda": "driver, overlap, plan | dense | advance, draw, layout, settle"
+    "kernels.cuda": "plan | card | driver, overlap | ahead, dense | advance, draw, layout, settle"
     " | tree | attention, dense_backend, loss, quantized | experts | quantized_backend"
     " | expert_backend | backend",
     "models": "config, readable | files, rope | gguf, packed, tables"

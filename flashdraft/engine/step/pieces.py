@@ -68,6 +68,10 @@ class _Woken(NamedTuple):
     lengths: Tensor  # tokens that the cache then holds
 
 
+def _no_pictures(num_rows: int) -> None:
+    """Of a pass."""
+
+
 class StepPieces:
     """The pieces over a batch of slots, and the buffers between them."""
 
@@ -114,7 +118,7 @@ class StepPieces:
             cache.page_size,
         )
         # of a pass with chunks of prompts over so many rows; None = it has none
-        self.pictures_of: Callable[[int], PictureRows | None] = lambda num_rows: None
+        self.pictures_of: Callable[[int], PictureRows | None] = _no_pictures
         self._make_buffers(limits)
         self.end = limits.max_length  # positions of the pass that is laid out end before it
         self.wants_scores = False  # in the step that runs

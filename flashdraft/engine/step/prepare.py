@@ -33,7 +33,7 @@ MEASURED_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
 def prepare_steps(steps: DeviceSteps, times: StepTimes, max_rows: int, seconds: float) -> None:
     """Have everything captured and timed that steps may need, largest first, for about so long."""
     deadline = time.perf_counter() + seconds
-    for shape, chunks in [*_with_prompts(steps, max_rows), *_without(steps)]:
+    for shape, chunks in planned_steps(steps, max_rows):
         longest = max((len(chunk.tokens) for chunk in chunks), default=None)
         try:
             while not steps.is_ready(shape, chunks, longest):
@@ -55,6 +55,11 @@ def prepare_steps(steps: DeviceSteps, times: StepTimes, max_rows: int, seconds: 
         pass_rows = shape.num_rows + prompt_rows if prompt_rows else 0
         times.remember(*shape[:3], took.draft, took.total - took.draft, pass_rows)
         steps.row_s = times.row_price() or steps.row_s
+
+
+def planned_steps(steps: DeviceSteps, max_rows: int) -> list[tuple[StepShape, list[PromptChunk]]]:
+    """Everything that is captured, largest first."""
+    return [*_with_prompts(steps, max_rows), *_without(steps)]
 
 
 def _without(steps: DeviceSteps) -> list[tuple[StepShape, list[PromptChunk]]]:

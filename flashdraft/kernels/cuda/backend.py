@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -13,9 +14,9 @@ from torch import Tensor
 from flashdraft.kernels.composed import ComposedKernels
 from flashdraft.kernels.cuda import dense_backend, expert_backend, quantized_backend
 from flashdraft.kernels.cuda.attention.attend import attend, attention, make_meetings
+from flashdraft.kernels.cuda.card import capability_of, read_limits, why_no_fp8
 from flashdraft.kernels.cuda.dense.residual import residual_norm_rows
 from flashdraft.kernels.cuda.dense.rows import add_norm_rows, gate_rows, norm_rows, prepare_heads
-from flashdraft.kernels.cuda.plan import LEAST_FP8_CAPABILITY, DeviceLimits
 from flashdraft.kernels.cuda.quantized_backend import is_packed
 from flashdraft.kernels.interface import (
     Choice,
@@ -49,6 +50,31 @@ MAX_ROWS_BESIDE = 64  # more rows keep the device busy with one thing at a time
 MIN_QUANTIZED_VALUES = 1 << 22
 
 
+class SideStream:
+    """A stream beside the current one, where a device has streams."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._stream = device, None
+        self.is_there = device.type == "cuda"
+        if self.is_there:
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """What is launched meanwhile runs beside, behind all that was launched before."""
+        if self._stream is None:  # it is only compiled for
+            yield
+            return
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._stream):
+            yield
+
+    def join(self) -> None:
+        """What is launched from now on comes behind what runs beside."""
+        if self._stream is not None:
+            torch.cuda.current_stream(self._device).wait_stream(self._stream)
+
+
 class TritonKernels(ComposedKernels):
     """Triton where it beats torch, on one stream at a time; torch's own operations for the rest.
 
@@ -79,15 +105,14 @@ class TritonKernels(ComposedKernels):
         self.quantize_head = quantize_head or self.quantize_drafter
         self.activations = activations
         self._torch = TorchKernels(device, dtype)
-        self._limits = _read_limits(device)
+        self._limits = read_limits(device)
         # Zero between calls; one for each of two linears that may run at the same time.
         self._counters = torch.zeros(2, MAX_TILES, device=device, dtype=torch.int32)
         self._arrivals = self._counters[0]
+        self.compiles_for = capability_of(device)
         self._is_settled = False  # whether experts were chosen long ago
         self._meetings = make_meetings(device)
-        self._side: Any = None
-        if device.type == "cuda":
-            self._side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._side = SideStream(device)
 
     def _on_device(self) -> contextlib.AbstractContextManager[None]:
         """Triton launches on the thread's current device, which need not be ours."""
@@ -231,23 +256,21 @@ class TritonKernels(ComposedKernels):
         One row has its turns: what was chosen before the first is known long before the second,
         which can so ask for its weights at once.
         """
-        if self._side is None or not MIN_ROWS_BESIDE <= num_rows <= MAX_ROWS_BESIDE:
+        if not self._side.is_there or not MIN_ROWS_BESIDE <= num_rows <= MAX_ROWS_BESIDE:
             choice, result = choose(), first()
             self._is_settled = True
             try:
                 return result, second(choice)
             finally:
                 self._is_settled = False
-        main = torch.cuda.current_stream(self.device)
-        self._side.wait_stream(main)
         self._arrivals = self._counters[1]
         try:
-            with torch.cuda.stream(self._side):
+            with self._side.running():
                 beside = second(choose())
         finally:
             self._arrivals = self._counters[0]
         result = first()
-        main.wait_stream(self._side)
+        self._side.join()
         return result, beside
 
     def softmax(self, x: Tensor) -> Tensor:
@@ -295,13 +318,11 @@ class TritonKernels(ComposedKernels):
             dense_backend.advance(slots, step, lines, history, is_given)
 
     def settler(self, stored: Sequence[PagedTensor]) -> Callable[[Settled], None]:
-        table = dense_backend.make_table(stored)
+        return functools.partial(self._settle, dense_backend.make_table(stored))
 
-        def settle(moves: Settled) -> None:
-            with self._on_device():
-                dense_backend.settle(table, moves)
-
-        return settle
+    def _settle(self, table: Any, moves: Settled) -> None:
+        with self._on_device():
+            dense_backend.settle(table, moves)
 
     def finish_logits(
         self,
@@ -343,28 +364,3 @@ class TritonKernels(ComposedKernels):
             return expert_backend.mix_experts(
                 x, gate_up, down, (chosen, weights), activation, *settings
             )
-
-
-def why_no_fp8(device: torch.device) -> str | None:
-    """What keeps this card from reading 8-bit floats, with the remedy."""
-    if device.type != "cuda":  # Triton's interpreter
-        return None
-    capability = torch.cuda.get_device_capability(device)
-    if capability >= LEAST_FP8_CAPABILITY:
-        return None
-    found, least = (".".join(map(str, c)) for c in (capability, LEAST_FP8_CAPABILITY))
-    return (
-        f"this GPU has compute capability {found}, and reading 8-bit floats needs {least} (Ada) or "
-        "newer; use a newer GPU"
-    )
-
-
-def _read_limits(device: torch.device) -> DeviceLimits:
-    if device.type == "cuda":
-        properties: Any = torch.cuda.get_device_properties(device)
-        return DeviceLimits(
-            properties.multi_processor_count,
-            properties.shared_memory_per_block_optin,
-            properties.major,
-        )
-    return DeviceLimits(num_processors=1, shared_bytes=227 * 1024)  # Triton's interpreter

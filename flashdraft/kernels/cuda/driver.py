@@ -21,6 +21,7 @@ from torch import Tensor
 from triton.runtime.cache import get_cache_manager
 
 from flashdraft.errors import FlashdraftError
+from flashdraft.kernels.cuda.card import capability_of
 
 FOLDER = Path(__file__).parent
 log = logging.getLogger(__name__)
@@ -80,8 +81,10 @@ def _encode_map(
 def make_map(array: Tensor, box: tuple[int, ...]) -> Map:
     """For copies of boxes of an array of bfloat16 with three to five dimensions, rows of 128 bytes.
 
-    Its last dimension's numbers lie side by side.
+    Its last dimension's numbers lie side by side. An array without values lies nowhere.
     """
+    if array.device.type == "meta":
+        return Map()
     _bind(array.device)
     strides = [array.itemsize * stride for stride in array.stride()[:-1]]
     sizes = tuple(array.shape[::-1]), tuple(strides[::-1]), tuple(box[::-1])
@@ -105,8 +108,7 @@ class Kernel:
     @functools.cache
     def load(file: str, name: str, device: torch.device, *flags: tuple[str, int]) -> Kernel:
         """A kernel of a file in FOLDER for a device, compiled at its first use ever."""
-        architecture = name_architecture(*torch.cuda.get_device_capability(device))
-        return Kernel(_compile_once(file, dict(flags), architecture), name, device)
+        return Kernel(compile_once(file, dict(flags), device), name, device)
 
     def launch(
         self,
@@ -145,18 +147,17 @@ def can_compile(device: torch.device) -> bool:
 
     One is compiled and loaded to find out: parts of NVRTC may be missing, or newer than the driver.
     """
-    nvrtc = _find_nvrtc()
-    if device.type != "cuda" or torch.version.cuda is None:
+    nvrtc, capability = _find_nvrtc(), capability_of(device)
+    if capability is None:
         return False
     if nvrtc is None:
         log.warning("NVRTC, which comes with torch for CUDA, is not found: Triton takes its place.")
         return False
-    major, minor = torch.cuda.get_device_capability(device)
     count = c_int()
     nvrtc.nvrtcGetNumSupportedArchs(byref(count))
     known = (c_int * count.value)()
     nvrtc.nvrtcGetSupportedArchs(known)
-    if major < 8 or 10 * major + minor not in known:
+    if capability.major < 8 or 10 * capability.major + capability.minor not in known:
         return False
     try:
         Kernel.load("probe.cu", "probe", device)
@@ -202,10 +203,11 @@ def compile_source(name: str, flags: Mapping[str, int], architecture: str) -> by
         nvrtc.nvrtcDestroyProgram(byref(program))
 
 
-def _compile_once(name: str, flags: Mapping[str, int], architecture: str) -> bytes:
-    """`compile_source`, remembered in Triton's cache on disk."""
-    nvrtc, version = _find_nvrtc(), (c_int(), c_int())
-    assert nvrtc is not None
+def compile_once(name: str, flags: Mapping[str, int], device: torch.device) -> bytes:
+    """`compile_source` for a device, remembered in Triton's cache on disk."""
+    nvrtc, capability, version = _find_nvrtc(), capability_of(device), (c_int(), c_int())
+    assert nvrtc is not None and capability is not None
+    architecture = name_architecture(*capability)
     nvrtc.nvrtcVersion(*map(byref, version))
     texts = [path.read_bytes() for kind in ("*.cu", "*.h") for path in sorted(FOLDER.rglob(kind))]
     key = repr((name, sorted(flags.items()), architecture, [part.value for part in version], texts))

@@ -37,6 +37,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from flashdraft.kernels.cuda.card import capability_of
+
 # With more rows, programs that lie ready take more room than their start is worth: those that read
 # weights or a cache, and the small ones between them.
 MAX_ROWS = 4
@@ -46,9 +48,8 @@ MAX_SMALL_ROWS = 16
 @functools.cache
 def can_overlap(device: torch.device) -> bool:
     """Whether kernels on this device may start before their predecessors end: Hopper and later."""
-    if device.type != "cuda" or torch.version.hip is not None:
-        return False  # Triton's interpreter, for one
-    return torch.cuda.get_device_capability(device) >= (9, 0)
+    capability = capability_of(device)
+    return capability is not None and capability >= (9, 0)
 
 
 def overlap(rows: Tensor, is_small: bool = False) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from flashdraft.kernels.cuda.card import capability_of
 from flashdraft.kernels.cuda.dense.rows import gate
 from flashdraft.kernels.cuda.plan import LEAST_FP8_CAPABILITY, DeviceLimits
 from flashdraft.kernels.cuda.quantized.activations import FP8, CodedRows, code_rows
@@ -100,9 +101,10 @@ def multiply_tiles(
 
 
 def _has_instructions(weight: PackedWeight, device: torch.device) -> bool:
-    if device.type != "cuda" or weight.code is not Code.FP8:
+    capability = capability_of(device)
+    if capability is None or weight.code is not Code.FP8:
         return True
-    return torch.cuda.get_device_capability(device) >= LEAST_FP8_CAPABILITY
+    return capability >= LEAST_FP8_CAPABILITY
 
 
 @triton.jit(do_not_specialize=["num_rows"])

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from flashdraft.kernels.cuda import overlap
+from flashdraft.kernels.cuda.card import capability_of
 from flashdraft.kernels.cuda.driver import Kernel, Map, can_compile, make_map
 from flashdraft.kernels.cuda.plan import DeviceLimits
 from flashdraft.kernels.cuda.quantized.activations import CodedRows
@@ -221,4 +222,4 @@ def make_flags(plan: Fp8Plan, activation: Activation | None) -> dict[str, int]:
 @functools.cache
 def _is_hopper(device: torch.device) -> bool:
     """Whether the device has the instructions."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)
+    return capability_of(device) == (9, 0)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from flashdraft.kernels.cuda import overlap
+from flashdraft.kernels.cuda.card import capability_of
 from flashdraft.kernels.cuda.driver import Kernel, Map, make_map
 from flashdraft.kernels.cuda.plan import DeviceLimits
 from flashdraft.kernels.cuda.quantized.few_rows import is_readable
@@ -156,4 +157,4 @@ def make_flags(product: Product, plan: ManyPlan, activation: Activation | None) 
 @functools.cache
 def _is_hopper(device: torch.device) -> bool:
     """Whether the device has the instructions."""
-    return torch.cuda.get_device_capability(device) == (9, 0)
+    return capability_of(device) == (9, 0)

@@ -126,8 +126,7 @@ def pretend(card: Card) -> list[Compiled]:
     from triton.backends.compiler import GPUTarget
     from triton.runtime.jit import JITFunction
 
-    from flashdraft.kernels.cuda import backend as triton_backend
-    from flashdraft.kernels.cuda import overlap
+    from flashdraft.kernels.cuda.card import tell
 
     target = GPUTarget("cuda", card.capability, 32)
     driver = SimpleNamespace(
@@ -136,17 +135,7 @@ def pretend(card: Card) -> list[Compiled]:
         get_current_target=lambda: target,
     )
     triton.runtime.driver.set_active(driver)
-    # The backend lives on the meta device, and is to read the card where it would read a GPU.
-    gpu, capability = torch.device("cuda"), divmod(card.capability, 10)
-    torch.cuda.get_device_capability = lambda device=None: capability
-    torch.cuda.get_device_properties = lambda device=None: SimpleNamespace(
-        multi_processor_count=card.limits.num_processors,
-        shared_memory_per_block_optin=card.limits.shared_bytes,
-        major=capability[0],
-    )
-    read_limits, can_overlap = triton_backend._read_limits, overlap.can_overlap
-    triton_backend._read_limits = lambda device: read_limits(gpu)
-    overlap.can_overlap = lambda device: can_overlap(gpu)
+    tell(divmod(card.capability, 10), card.limits)
     compiled: list[Compiled] = []
 
     def launch(function: Any, grid: tuple[int, ...], *values: Any, **named: Any) -> None:

@@ -1,0 +1,121 @@
+"""A process that compiles ahead what the first steps will launch, by a twin of them (twin.py).
+
+Where nothing is compiled yet, kernels take a start most of its time, one after the other. The child
+puts the twin through every step that is prepared here, launches nothing, and compiles with all
+processors; this process finds in the cache on disk what it has not come to itself. The child has no
+say in what is computed: where it fails, or is slower, a start takes as long as without it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import torch
+
+from flashdraft.children import module_command, python_environment
+from flashdraft.engine.step.device import DeviceSteps
+from flashdraft.engine.step.prepare import planned_steps
+from flashdraft.engine.streams import Graphs
+from flashdraft.engine.twin import describe, imagine
+from flashdraft.kernels.interface import Kernels
+from flashdraft.kernels.select import compiling_only
+
+NICENESS = 5  # whoever serves meanwhile comes first
+END_S = 5.0  # for a child to go
+
+log = logging.getLogger(__name__)
+
+
+@contextmanager
+def compiling_ahead(steps: DeviceSteps, kernels: Kernels, max_rows: int) -> Iterator[None]:
+    """Meanwhile a child compiles for what `prepare_steps` runs, where there are compilers."""
+    if not steps.graphs.captures or kernels.compiles_for is None:
+        yield
+        return
+    try:
+        child = _start(describe((steps, max_rows, tuple(kernels.compiles_for))))
+    except Exception as error:  # whatever it is, a start takes no longer than it did without
+        log.info("nothing is compiled ahead: %s", error)
+        yield
+        return
+    try:
+        yield
+    finally:
+        _end(child)
+
+
+def _start(described: bytes) -> subprocess.Popen[bytes]:
+    with tempfile.TemporaryFile() as words:  # which nobody has to wait for, unlike a pipe
+        words.write(described)
+        words.seek(0)
+        return subprocess.Popen(
+            module_command(__name__),
+            # what has no values needs no GPU
+            env={**python_environment(), "CUDA_VISIBLE_DEVICES": ""},
+            stdin=words,
+            stdout=subprocess.DEVNULL,
+            stderr=None if log.isEnabledFor(logging.DEBUG) else subprocess.DEVNULL,
+        )
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """What it has not compiled by now nobody waits for."""
+    failed = child.poll()
+    if failed is None:
+        child.kill()
+        child.wait(END_S)
+    elif failed:
+        log.info("what compiles ahead ended with %d", failed)
+
+
+class _EachOnce(Graphs[tuple[object, ...]]):
+    """Functions by key, each run at its first call: a second one would launch the same."""
+
+    def __init__(self) -> None:
+        super().__init__(torch.device("meta"))
+        self.captures = True
+        self._seen: set[object] = set()
+
+    def is_ready(self, key: tuple[object, ...]) -> bool:
+        return key in self._seen
+
+    def call(self, key: tuple[object, ...], function: Callable[[], Any]) -> Any:
+        if key not in self._seen:
+            self._seen.add(key)
+            function()
+
+
+def rehearse(steps: DeviceSteps, max_rows: int) -> list[str]:
+    """Put a twin through all steps that are prepared; what went wrong, in words."""
+    steps.graphs = _EachOnce()
+    failures = []
+    for shape, chunks in planned_steps(steps, max_rows):
+        longest = max((len(chunk.tokens) for chunk in chunks), default=None)
+        try:
+            steps.launch(shape, chunks, longest=longest)
+        except Exception as error:  # others may have something to compile all the same
+            failures.append(f"{shape}: {type(error).__name__}: {error}")
+    return failures
+
+
+def main() -> None:
+    """Compile for what stdin describes."""
+    with suppress(AttributeError, OSError):  # no such thing everywhere
+        os.nice(NICENESS)
+    steps, max_rows, capability = imagine(sys.stdin.buffer.read())
+    with compiling_only(capability, max(1, (os.cpu_count() or 1) - 1)):
+        failures = rehearse(steps, max_rows)
+    for failure in failures:
+        print(failure, file=sys.stderr)
+    sys.exit(len(failures) > 0)
+
+
+if __name__ == "__main__":
+    main()

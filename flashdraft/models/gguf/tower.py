@@ -181,9 +181,7 @@ def _check_shapes(file: GGUFFile, config: Mapping[str, Any], target_width: int) 
     for name in tower_names(file):
         part = _LAYER.fullmatch(name)
         expected = layer.get(part[1]) if part else outer.get(name)
-        expected = (
-            (1,) if TOWER_LIMIT.fullmatch(name) else expected or (hidden,)
-        )  # norms, standards
+        expected = expected or ((1,) if TOWER_LIMIT.fullmatch(name) else (hidden,))  # norms
         found = file.tensors[name].shape
         if found != expected:
             raise CheckpointError(

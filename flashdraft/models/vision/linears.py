@@ -1,7 +1,7 @@
 """A tower's matrices: of the same inputs side by side, with limits where a tower has them.
 
 In a clipped tower what goes into each matrix is kept between two values, and what comes out between
-two others. Matrices are one product where they allow the same inputs, as those of a file mostly do.
+two others. Matrices are one product where they allow the same inputs, as all do without limits.
 """
 
 from __future__ import annotations

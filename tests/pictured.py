@@ -35,6 +35,7 @@ VISION = VisionConfig(
     rope_theta=100.0,
     norm_eps=1e-6,
     standardize=True,
+    clipped=False,
     default_budget=70,
     tokens=VisionTokens(BEGIN, PICTURE, END, VIDEO),
 )
@@ -73,7 +74,7 @@ def tiny_target(backend: Kernels, family: str = "gemma4", taps: Sequence[int] = 
     """A target whose tower is a KeyTower, with the tensors of `zoo.tiny_target`."""
     config = dataclasses.replace(
         ModelConfig.from_hf(zoo.CONFIGS[family]),
-        sees_pictures_whole=True,
+        sees_pictures_whole=family != "gemma4_small",
         forbidden_token_ids=(BEGIN, END, PICTURE, VIDEO),
     )
     target = build_target(config, zoo.Tensors(zoo.random_tensors(config)), backend, taps)

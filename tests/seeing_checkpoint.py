@@ -1,4 +1,8 @@
-"""A tiny random Gemma 4 with a vision tower, as transformers makes and writes it."""
+"""A tiny random Gemma 4 with a vision tower, as transformers makes and writes it.
+
+As a small one it has what E2B and E4B have: inputs of every layer's own, layers that share keys and
+values, a tower with limits, and one for sounds, which nobody reads.
+"""
 
 from __future__ import annotations
 
@@ -73,18 +77,35 @@ _VISION: dict[str, Any] = {
     "default_output_length": BUDGET,
     "rope_parameters": {"rope_theta": 100.0, "rope_type": "default"},
 }
+_SMALL_TEXT: dict[str, Any] = {
+    "attention_k_eq_v": False,
+    "num_global_key_value_heads": None,
+    "num_kv_shared_layers": 4,
+    "use_double_wide_mlp": True,
+    "hidden_size_per_layer_input": 8,
+    "use_bidirectional_attention": None,
+}
+_SMALL_VISION = {"standardize": False, "use_clipped_linears": True}
+_AUDIO: dict[str, Any] = {
+    "model_type": "gemma4_audio",
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "subsampling_conv_channels": [4, 2],
+    "output_proj_dims": 24,
+}
 
 
-def make_seeing_checkpoint(folder: Path, **tower: int) -> Path:
+def make_seeing_checkpoint(folder: Path, small: bool = False, **tower: int) -> Path:
     """Write the model with its tokenizer and a chat template into `folder`; return it.
 
     `tower` are other sizes of its tower, as a vision_config names them.
     """
     library = importlib.import_module("transformers")
     config = library.Gemma4Config(
-        text_config=_TEXT,
-        vision_config={**_VISION, **tower},
-        audio_config=None,
+        text_config={**_TEXT, **(_SMALL_TEXT if small else {})},
+        vision_config={**_VISION, **(_SMALL_VISION if small else {}), **tower},
+        audio_config=_AUDIO if small else None,
         boi_token_id=499,
         eoi_token_id=502,
         image_token_id=500,
@@ -101,7 +122,9 @@ def make_seeing_checkpoint(folder: Path, **tower: int) -> Path:
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
             if "inv_freq" in name or not tensor.is_floating_point():
                 continue
-            if tensor.dim() < 2 and "std_bias" not in name:  # norms and scales stay near 1
+            if name.endswith(("_min", "_max")):  # of a tower's matrices: they are reached
+                tensor.fill_(-0.2 if name.endswith("_min") else 0.2)
+            elif tensor.dim() < 2 and "std_bias" not in name:  # norms and scales stay near 1
                 center = 0.5 if "q_norm" in name or "k_norm" in name else 1.0
                 tensor.copy_(center + 0.1 * torch.randn_like(tensor))
             else:

@@ -14,6 +14,7 @@ import gguf
 import numpy as np
 from safetensors.torch import load_file
 
+from flashdraft.models.config.vision import LIMITS
 from tests.unit.models.gguf.factory import Array, Types, write_gguf
 
 NUM_LAYERS, TOWER_LAYERS, PATCH = 12, 3, 4
@@ -36,6 +37,12 @@ _TEXT = {
     "rope.freq_base_swa": 1e4,
     "final_logit_softcapping": 30.0,
 }
+_SMALL = {
+    "attention.head_count_kv": 2,
+    "attention.shared_kv_layers": 4,
+    "embedding_length_per_layer_input": 8,
+    "feed_forward_length": [160] * 8 + [320] * 4,
+}
 TOWER_KEYS: dict[str, Any] = {
     "general.type": "mmproj",
     "clip.has_vision_encoder": True,
@@ -56,13 +63,15 @@ TOWER_KEYS: dict[str, Any] = {
 def write_text(folder: Path, path: Path, **general: Any) -> Path:
     """The text model of a folder, with its tokenizer and chat template."""
     table = gguf.get_tensor_name_map(gguf.MODEL_ARCH.GEMMA4, NUM_LAYERS)
+    is_small = any("per_layer" in name for name in _stored(folder))
     tensors = {"rope_freqs.weight": np.array([1.0] * 4 + [1e30] * 12, dtype=np.float32)}
     for name, values in _stored(folder).items():
         if "language_model." in name:
             plain = name.replace("model.language_model.", "model.")
             whole = plain if plain.endswith(".weight") else f"{plain}.weight"
             tensors[_named(table, whole)] = values
-    return write_gguf(path, "gemma4", _TEXT, tensors, general={**_tokenizer(folder), **general})
+    said = {**_TEXT, **(_SMALL if is_small else {})}
+    return write_gguf(path, "gemma4", said, tensors, general={**_tokenizer(folder), **general})
 
 
 def tower_tensors(folder: Path) -> dict[str, Array]:
@@ -73,7 +82,7 @@ def tower_tensors(folder: Path) -> dict[str, Array]:
         if "vision" not in name:
             continue
         plain = name.replace("model.vision_tower.encoder.", "vision_model.model.")
-        plain = plain.replace(".linear.weight", ".weight")
+        plain, values = plain.replace(".linear.weight", ".weight"), np.atleast_1d(values)
         if plain.endswith("position_embedding_table"):
             plain += ".weight"
         if plain.endswith("input_proj.weight"):
@@ -120,7 +129,7 @@ def _stored(folder: Path) -> dict[str, Array]:
 
 
 def _named(table: gguf.TensorNameMap, name: str) -> str:
-    found = table.get_name(name, try_suffixes=(".weight",))
+    found = table.get_name(name, try_suffixes=(".weight", *(f".{one}" for one in LIMITS)))
     assert found is not None, name
     return str(found)
 

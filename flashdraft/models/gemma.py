@@ -23,6 +23,7 @@ from flashdraft.models.layers import (
     ForwardBatch,
     GatedMLP,
     LayerCache,
+    PictureRows,
     Projected,
     RopeTables,
     TargetOutput,
@@ -202,10 +203,13 @@ class TokenInputs:
         # rounded to the model's dtype first, as the table's scale is
         self._table_scale = torch.tensor(inputs.width**0.5, dtype=kernels.dtype)
         self._scale, self._eps, self._kernels = hidden**-0.5, config.norm_eps, kernels
+        self._pad = inputs.pad_token
 
-    def __call__(self, token_ids: Tensor, embedded: Tensor) -> Tensor:
-        """[num_rows, num_layers, width]."""
+    def __call__(self, token_ids: Tensor, embedded: Tensor, pictures: PictureRows | None) -> Tensor:
+        """[num_rows, num_layers, width]; `embedded` has the features of pictures."""
         kernels, (count, width) = self._kernels, self._shape
+        if pictures is not None:
+            token_ids = token_ids.masked_fill(pictures.is_picture, self._pad)
         rows = kernels.embed(token_ids, self._table) * self._table_scale
         parts = (kernels.linear(embedded, self._projection) * self._scale).view(-1, width)
         normed = kernels.rms_norm(parts, self._norm, self._eps).view(-1, count * width)
@@ -246,7 +250,9 @@ class GemmaTarget:
         if batch.pictures is not None:  # their rows are not scaled as embeddings are
             is_picture = batch.pictures.is_picture.unsqueeze(1)
             x = torch.where(is_picture, batch.pictures.features, x)
-        brought = None if self._inputs is None else self._inputs(token_ids, x)
+        brought = None
+        if self._inputs is not None:
+            brought = self._inputs(token_ids, x, batch.pictures)
         residual, projected = Residual(x), Projected()
         tables = self._ropes.tables(batch.end_position)
         streams: dict[int, Tensor] = {}  # after the layers that are tapped

@@ -104,6 +104,15 @@ def test_a_gguf_model_with_its_mmproj_file_answers_alike(
                 assert ours.usage.prompt_tokens == theirs.usage.prompt_tokens
 
 
+def test_a_small_model_sees_with_its_own_tower(tmp_path: Path) -> None:
+    folder = make_seeing_checkpoint(tmp_path / "tiny", small=True)
+    with serving(folder, tmp_path, "--draft", "ngram") as running:
+        url = f"http://127.0.0.1:{running.port}/v1"
+        with openai.OpenAI(base_url=url, api_key="none", max_retries=0) as client:
+            texts = [text_of(ask(client, picture)) for picture in (GREEN, BLUE, GREEN, None)]
+    assert texts[0] == texts[2] and len({*texts}) == 3
+
+
 def test_a_pictures_tokens_are_counted_and_found_again(by_openai: openai.OpenAI) -> None:
     plain = ask(by_openai, None).usage.prompt_tokens
     first = ask(by_openai, png(color="orange"))

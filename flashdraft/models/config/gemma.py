@@ -162,7 +162,7 @@ def _read_per_layer(text: ConfigObject, common: Common) -> PerLayerConfig | None
     vocab_size = common.fields["vocab_size"]
     rows = text.whole("vocab_size_per_layer_input", VOCABULARY, 262144)
     require(rows == vocab_size, "vocab_size_per_layer_input", rows, f"vocab_size, {vocab_size}")
-    return PerLayerConfig(width)
+    return PerLayerConfig(width, text.whole("pad_token_id", Range(0, vocab_size - 1), 0))
 
 
 def _read_gemma3(text: ConfigObject, common: Common) -> Fields:

@@ -26,6 +26,7 @@ class PerLayerConfig:
     """What a token brings to every layer: a row of a table, for each layer a part of it."""
 
     width: int  # of the part for one layer
+    pad_token: int  # whose row a picture has, which is no token
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ NO_TOWER = (
     "It has no vision tower (its config has no vision_config; a GGUF model's is an mmproj file "
     "beside it)."
 )
+LIMITS = ("input_min", "input_max", "output_min", "output_max")  # beside a clipped tower's matrix
 _TYPE = "gemma4_vision"
 _ACTIVATION = "gelu_pytorch_tanh"
 _ROPES = ("default", "axial")  # two names of one thing
@@ -60,6 +61,7 @@ class VisionConfig:
     rope_theta: float
     norm_eps: float
     standardize: bool
+    clipped: bool  # what goes into a layer's matrices, and comes out, has limits
     default_budget: int  # of tokens for a picture
     tokens: VisionTokens
 
@@ -112,6 +114,7 @@ def _read_tower(
         rope_theta=_read_theta(section, architecture),
         norm_eps=section.real("rms_norm_eps", Range(0, 1), 1e-6),
         standardize=section.flag("standardize"),
+        clipped=section.flag("use_clipped_linears"),
         default_budget=_read_budget(whole, section),
         tokens=_read_tokens(whole, vocab_size),
     )
@@ -131,7 +134,6 @@ def _refuse_others(section: ConfigObject, architecture: str, num_heads: int, hea
         "num_key_value_heads": (section.whole("num_key_value_heads", HEADS, 12), num_heads),
         "global_head_dim": (section.whole("global_head_dim", WIDTH, head_dim), head_dim),
         "hidden_activation": (section.word("hidden_activation", _ACTIVATION), _ACTIVATION),
-        "use_clipped_linears": (section.flag("use_clipped_linears"), False),
         "attention_bias": (section.flag("attention_bias"), False),
     }
     for key, (found, wanted) in only.items():

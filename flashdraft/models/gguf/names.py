@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable
 
 from flashdraft.errors import CheckpointError, UnsupportedModelError, quoted
+from flashdraft.models.config.vision import LIMITS
 from flashdraft.models.gguf.file import GGUFFile
 
 _BLOCK_NAME = re.compile(r"blk\.(\d+)\.(.+)")
@@ -106,6 +107,13 @@ _TOWER_LAYER_NAMES = {
     "ffn_down.weight": "mlp.down_proj.linear.weight",
     "ffn_post_norm.weight": "post_feedforward_layernorm.weight",
 }
+_TOWER_LIMIT_NAMES = {
+    f"{name.removesuffix('weight')}{limit}": f"{hub.removesuffix('linear.weight')}{limit}"
+    for name, hub in _TOWER_LAYER_NAMES.items()
+    if hub.endswith("linear.weight")
+    for limit in LIMITS
+}
+TOWER_LIMIT = re.compile(rf"v\.blk\.\d+\.\w+\.({'|'.join(LIMITS)})")
 
 
 class GGUFTable:
@@ -141,8 +149,11 @@ class TowerTable:
         return self.stored.keys()
 
     def shape(self, name: str) -> tuple[int, ...]:
-        shape = self.file.tensors[self.stored[name]].shape
-        return (shape[0], math.prod(shape[1:])) if self.stored[name] == PATCHES else shape
+        stored = self.stored[name]
+        shape = self.file.tensors[stored].shape
+        if TOWER_LIMIT.fullmatch(stored):
+            return ()  # in such a file every tensor has a dimension
+        return (shape[0], math.prod(shape[1:])) if stored == PATCHES else shape
 
     def quantized_bytes(self, name: str) -> None:
         """A tower is kept in floats, however its file has it."""
@@ -155,11 +166,12 @@ def tower_names(file: GGUFFile) -> dict[str, str]:
     names = dict(_TOWER_NAMES)
     if any(name in file.tensors for name in _TOWER_STANDARDS):
         names |= _TOWER_STANDARDS
+    of_layer = dict(_TOWER_LAYER_NAMES)
+    if any(map(TOWER_LIMIT.fullmatch, file.tensors)):
+        of_layer |= _TOWER_LIMIT_NAMES
     for index in range(num_layers):
         prefix = f"{_TOWER}.encoder.layers.{index}"
-        names |= {
-            f"v.blk.{index}.{name}": f"{prefix}.{hub}" for name, hub in _TOWER_LAYER_NAMES.items()
-        }
+        names |= {f"v.blk.{index}.{name}": f"{prefix}.{hub}" for name, hub in of_layer.items()}
     return names
 
 

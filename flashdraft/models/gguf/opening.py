@@ -90,11 +90,12 @@ def _open_tower(path: Path, model: GGUFFile, raw_config: dict[str, Any]) -> _Tow
         )
     media = {key: raw_config[key] for key in MEDIA_TOKENS if key in raw_config}
     text = {key: value for key, value in raw_config.items() if key not in media}
-    # no file says that sliding layers see a picture whole: they do in all sizes whose tower is read
+    # no file says whether sliding layers see a picture whole: those of the small models do not
+    seen = None if raw_config["hidden_size_per_layer_input"] else "vision"
     whole = {
         "model_type": "gemma4",
         "architectures": ["Gemma4ForConditionalGeneration"],
-        "text_config": {**text, "use_bidirectional_attention": "vision"},
+        "text_config": {**text, "use_bidirectional_attention": seen},
         "vision_config": tower,
         **media,
     }

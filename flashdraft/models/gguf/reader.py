@@ -49,7 +49,7 @@ class TowerTensors(TowerTable):
         stored = self.stored[name]
         tensor = read_tensor(self.file, stored)
         if stored != PATCHES:
-            return tensor
+            return tensor.view(self.shape(name))
         # a patch lies by colour, row and column; the Hub's form has the colour last
         return tensor.permute(0, 2, 3, 1).reshape(self.shape(name))
 

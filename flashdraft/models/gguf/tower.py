@@ -12,7 +12,7 @@ from typing import Any
 
 from flashdraft.errors import CheckpointError, UnsupportedModelError, quoted
 from flashdraft.models.gguf.file import GGUFFile
-from flashdraft.models.gguf.names import PATCHES, PLACES, PROJECTION, tower_names
+from flashdraft.models.gguf.names import PATCHES, PLACES, PROJECTION, TOWER_LIMIT, tower_names
 
 _GEMMA4 = "gemma4v"
 _KINDS = {"gemma4uv": "is Gemma 4 12B's"}
@@ -33,8 +33,7 @@ _ONLY: Mapping[str, Any] = {
 }
 _LAYER = re.compile(r"v\.blk\.\d+\.(\w+)\.weight")
 _OF_SOUND = ("a.", "mm.a.")
-_CLIPPED = re.compile(r".+\.(input|output)_(min|max)")
-_OTHER = "Use the mmproj file of Gemma 4 31B or 26B-A4B, whichever the model is."
+_OTHER = "Use the mmproj file of the Gemma 4 that the model is (31B, 26B-A4B, E4B or E2B)."
 _REMEDY = "Fetch or convert it again."
 
 
@@ -68,6 +67,7 @@ def tower_config(file: GGUFFile, target_width: int) -> dict[str, Any]:
         "position_embedding_size": num_places,
         "rms_norm_eps": float(file.number(f"{_VISION}attention.layer_norm_epsilon", 0.0)),
         "standardize": "v.std_bias" in file.tensors,
+        "use_clipped_linears": any(map(TOWER_LIMIT.fullmatch, file.tensors)),
     }
     width = _dims(file, PROJECTION, 2)[0]
     if width != target_width:
@@ -154,11 +154,6 @@ def _check_tensors(file: GGUFFile) -> None:
     for name in file.tensors:
         if name in wanted or name.startswith(_OF_SOUND):
             continue
-        if _CLIPPED.fullmatch(name):
-            raise UnsupportedModelError(
-                f"{file.path} has the tensor {quoted(name)}: its tower limits what goes through "
-                f"its matrices, as those of Gemma 4 E2B and E4B do. {_OTHER}"
-            )
         raise CheckpointError(
             f"{file.path}: tensor {quoted(name)} has no place in Gemma 4's tower. {_REMEDY}"
         )
@@ -186,7 +181,7 @@ def _check_shapes(file: GGUFFile, config: Mapping[str, Any], target_width: int) 
     for name in tower_names(file):
         part = _LAYER.fullmatch(name)
         expected = layer.get(part[1]) if part else outer.get(name)
-        expected = expected or (hidden,)  # norms and standards
+        expected = expected or ((1,) if TOWER_LIMIT.fullmatch(name) else (hidden,))  # norms
         found = file.tensors[name].shape
         if found != expected:
             raise CheckpointError(

@@ -1,8 +1,8 @@
 """Gemma 4's vision tower: patches through layers, pooled, and projected to a target's width.
 
 It differs from the text layers in that every patch sees every patch of its picture, and that a head
-turns by two positions: its first half by the patch's column, its second by the row. The weights
-stay in floats on every backend.
+turns by two positions: its first half by the patch's column, its second by the row. In towers of
+small models layers' matrices have limits (linears.py). The weights stay in floats on every backend.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from flashdraft.core import Picture
+from flashdraft.errors import CheckpointError, quoted
 from flashdraft.kernels.interface import (
     Heads,
     Kernels,
@@ -24,9 +25,10 @@ from flashdraft.kernels.interface import (
 )
 from flashdraft.kernels.kinds import Activation
 from flashdraft.models.config.rope import RopeConfig
-from flashdraft.models.config.vision import VisionConfig
+from flashdraft.models.config.vision import LIMITS, VisionConfig
 from flashdraft.models.layers import load_vector
 from flashdraft.models.rope import Rope
+from flashdraft.models.vision.linears import Linears, MatrixLimits, TowerMatrix
 from flashdraft.models.vision.patches import Patches, passes
 from flashdraft.models.weights import Weights
 
@@ -57,6 +59,22 @@ class _Loader:
     def take(self, name: str, *shape: int) -> Tensor:
         return self._weights.take(name, shape)
 
+    def matrix_of(self, name: str, rows: int, columns: int, clipped: bool) -> TowerMatrix:
+        """A layer's matrix, with its limits where it has some."""
+        weight = self.take(f"{name}.linear.weight", rows, columns)
+        return TowerMatrix(weight, self._limits(name) if clipped else None)
+
+    def _limits(self, name: str) -> MatrixLimits:
+        """Rounded as whatever they limit is."""
+        found = [float(self.take(f"{name}.{one}").to(self.kernels.dtype)) for one in LIMITS]
+        inputs, products = (found[0], found[1]), (found[2], found[3])
+        if not (inputs[0] <= inputs[1] and products[0] <= products[1]):
+            raise CheckpointError(
+                f"The limits of {quoted(name)} ({', '.join(LIMITS)}) are {found}; each least must "
+                "be at most its most. Fetch the checkpoint again."
+            )
+        return MatrixLimits(inputs, products)
+
     def vector(self, name: str, size: int) -> Tensor:
         return load_vector(self._weights, name, size, self.kernels)
 
@@ -70,18 +88,19 @@ class _Layer:
         attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
         order = _turned_together(config.head_dim)
 
-        def projection(name: str, rows: int, columns: int) -> Tensor:
-            return load.take(f"{name}_proj.linear.weight", rows, columns)
+        def projection(name: str, rows: int, columns: int) -> TowerMatrix:
+            return load.matrix_of(f"{name}_proj", rows, columns, config.clipped)
 
         def norm(name: str) -> Tensor:
             return load.vector(f"{prefix}.{name}_layernorm.weight", hidden)
 
         query, key, value = (projection(f"{attention}.{one}", inner, hidden) for one in "qkv")
-        self._qkv = load.matrix(*(_ordered(one, order) for one in (query, key)), value)
-        self._output = load.matrix(projection(f"{attention}.o", hidden, inner))
+        turned = [one._replace(weight=_ordered(one.weight, order)) for one in (query, key)]
+        self._qkv = Linears(load.kernels, *turned, value)
+        self._output = Linears(load.kernels, projection(f"{attention}.o", hidden, inner))
         gate, up = (projection(f"{mlp}.{one}", wide, hidden) for one in ("gate", "up"))
-        self._gate_up = load.matrix(gate, up)
-        self._down = load.matrix(projection(f"{mlp}.down", hidden, wide))
+        self._gate_up = Linears(load.kernels, gate, up)
+        self._down = Linears(load.kernels, projection(f"{mlp}.down", hidden, wide))
         self._input_norm, self._pre_mlp_norm = norm("input"), norm("pre_feedforward")
         self._post_attention_norm = norm("post_attention")
         self._post_mlp_norm = norm("post_feedforward")
@@ -101,15 +120,14 @@ class _Layer:
         self._kernels = load.kernels
 
     def __call__(self, residual: Residual, batch: _Pass) -> Residual:
-        kernels, eps = self._kernels, self._spec.eps
-        x, qkv = kernels.residual_linear(residual, self._input_norm, eps, self._qkv)
+        eps = self._spec.eps
+        x, qkv = self._qkv.of_residual(residual, self._input_norm, eps)
         heads = Heads(self._spec, batch.rope, batch.patches)
-        mixed = kernels.linear(kernels.attend_whole(qkv, heads, batch.pictures, 1.0), self._output)
+        mixed = self._output(self._kernels.attend_whole(qkv, heads, batch.pictures, 1.0))
         attended = Residual(x, [(mixed, self._post_attention_norm)])
-        x, gated = kernels.residual_linear(
-            attended, self._pre_mlp_norm, eps, self._gate_up, Activation.GELU_TANH
-        )
-        return Residual(x, [(kernels.linear(gated, self._down), self._post_mlp_norm)])
+        norm = self._pre_mlp_norm
+        x, gated = self._gate_up.of_residual(attended, norm, eps, Activation.GELU_TANH)
+        return Residual(x, [(self._down(gated), self._post_mlp_norm)])
 
 
 class Gemma4VisionTower:

@@ -75,6 +75,7 @@ def vision_config(tokens: VisionTokens) -> VisionConfig:
         rope_theta=100.0,
         norm_eps=1e-6,
         standardize=True,
+        clipped=False,
         default_budget=280,
         tokens=tokens,
     )

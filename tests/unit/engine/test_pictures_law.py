@@ -126,7 +126,7 @@ def test_scripted_drafts_do_not_change_a_bit(wrong, backend):
 @pytest.mark.parametrize("backend", pictured.BACKENDS)
 @pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("has_drafter", [True, False])
-@pytest.mark.parametrize("family", ["gemma4", "gemma4_moe"])
+@pytest.mark.parametrize("family", ["gemma4", "gemma4_moe", "gemma4_small"])
 def test_together_and_drafted_is_as_alone_and_plain(family, has_drafter, loop, backend):
     engine = engine_of(target(backend, family), has_drafter, **LOOPS[loop])
     done = zoo.run(engine, requests())
@@ -302,12 +302,13 @@ def test_captured_passes_read_the_same_buffers_whatever_they_hold(replayed, monk
     assert any(one[1] is None for one in passes), "who decodes alone has no pictures"
 
 
-def test_prepared_passes_see_the_pictures_that_come_later(replayed):
-    engine = engine_of(run_ahead=True, max_batch=2, max_step_tokens=64)
+@pytest.mark.parametrize("family", ["gemma4", "gemma4_small"])
+def test_prepared_passes_see_the_pictures_that_come_later(replayed, family):
+    engine = engine_of(target(family=family), run_ahead=True, max_batch=2, max_step_tokens=64)
     engine.prepare(60.0)
     assert any(key[0] == "mixed" for key in engine.steps.graphs)
-    some = requests()[:3]
-    assert tokens(zoo.run(engine, some)) == {one.id: alone()[one.id].token_ids for one in some}
+    some, expected = requests()[:3], tokens(alone(family=family))
+    assert tokens(zoo.run(engine, some)) == {one.id: expected[one.id] for one in some}
 
 
 def test_a_text_has_no_pictures_in_its_pass(monkeypatch):

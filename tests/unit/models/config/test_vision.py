@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from flashdraft.errors import CheckpointError
+from flashdraft.models.config.layers import PerLayerConfig
 from flashdraft.models.config.target import ModelConfig
 from flashdraft.models.config.vision import NO_TOWER, VisionConfig, VisionTokens
-from tests.unit.models.vision.towers import PUBLISHED, TOWER, published
+from tests.unit.models.vision.towers import PUBLISHED, TOWER, published, published_small
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -27,11 +30,37 @@ def test_published_towers_are_read(name: str) -> None:
         rope_theta=100.0,
         norm_eps=1e-6,
         standardize=True,
+        clipped=False,
         default_budget=280,
         tokens=VisionTokens(255999, 258880, 258882, 258884),
     )
     assert config.vision.cell == 48
     assert config.why_no_vision is None and config.sees_pictures_whole
+
+
+def test_the_tower_of_a_small_model_is_read() -> None:
+    """It has limits, its pictures are seen as text is, and what is for sounds is nobody's."""
+    config = ModelConfig.from_hf(published_small())
+    large = ModelConfig.from_hf(published("31B")).vision
+    assert config.vision is not None and large is not None
+    sizes = {"hidden_size": 768, "intermediate_size": 3072, "num_layers": 16, "num_heads": 12}
+    assert config.vision == replace(large, **sizes, head_dim=64, standardize=False, clipped=True)
+    assert config.why_no_vision is None and not config.sees_pictures_whole
+    assert config.per_layer == PerLayerConfig(width=256, pad_token=0)
+    assert set(config.forbidden_token_ids) == {
+        *(255999, 258880, 258882, 258884),  # of pictures and films
+        *(256000, 258881, 258883),  # of sounds
+    }
+
+
+def test_the_row_of_pictures_is_in_the_table() -> None:
+    raw = published_small()
+    raw["text_config"]["pad_token_id"] = 7
+    per_layer = ModelConfig.from_hf(raw).per_layer
+    assert per_layer is not None and per_layer.pad_token == 7
+    raw["text_config"]["pad_token_id"] = 262144
+    with pytest.raises(CheckpointError, match="pad_token_id is 262144; it must be .* to 262,143"):
+        ModelConfig.from_hf(raw)
 
 
 def with_tower(tower: Any = (), outer: Any = ()) -> ModelConfig:
@@ -49,7 +78,6 @@ def test_text_alone(raw: dict[str, Any] | None) -> None:
 @pytest.mark.parametrize(
     ("tower", "outer", "why"),
     [
-        ({"use_clipped_linears": True}, {}, "use_clipped_linears = True"),
         ({"hidden_activation": "silu"}, {}, "hidden_activation = 'silu'"),
         ({"num_key_value_heads": 8}, {}, "num_key_value_heads = 8.*only towers with 16"),
         ({"global_head_dim": 64}, {}, "global_head_dim = 64.*only towers with 72"),

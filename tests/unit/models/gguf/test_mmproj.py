@@ -29,7 +29,7 @@ from tests.seeing_checkpoint import BUDGET, CELL, make_seeing_checkpoint
 from tests.seeing_gguf import TOWER_KEYS, tower_tensors, write_text, write_tower
 from tests.unit.models.gguf.factory import Types, random_values, write_gguf
 from tests.unit.models.gguf.test_file import write_llama
-from tests.unit.models.vision.towers import tower_shapes
+from tests.unit.models.vision.towers import small_tower_shapes, tower_shapes
 from tests.unit.server.seeing import png
 
 ASKED = "the quick brown"
@@ -43,6 +43,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def text(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_text(folder, tmp_path_factory.mktemp("text") / "tiny.gguf")
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As E2B and E4B."""
+    return make_seeing_checkpoint(tmp_path_factory.mktemp("small") / "tiny", small=True)
 
 
 @pytest.fixture
@@ -89,6 +95,35 @@ def test_a_model_with_its_tower_is_the_folders_model(folder: Path, model: Path) 
     assert ours.config.sees_pictures_whole and ours.config.why_no_vision is None
     assert ours.config.layers == theirs.config.layers
     assert torch.equal(features(ours), features(theirs))
+
+
+def test_a_small_model_with_its_tower_is_the_folders_model(small: Path, tmp_path: Path) -> None:
+    """What goes through the tower has limits, and pictures are seen as text is."""
+    model = write_text(small, tmp_path / "tiny.gguf")
+    keys = {"clip.has_audio_encoder": True, "clip.audio.projector_type": "gemma4a"}
+    sounds = {"a.blk.0.attn_q.input_max": random_values(1)}
+    write_tower(small, tmp_path / "mmproj.gguf", keys=keys, tensors=sounds)
+    ours, theirs = open_checkpoint(model, vision=True), open_checkpoint(small, vision=True)
+    assert set(ours.source.names()) == set(theirs.source.names())
+    for name in theirs.source.names():
+        assert ours.source.shape(name) == theirs.source.shape(name)
+        assert torch.equal(ours.source.read(name), theirs.source.read(name)), name
+    tower = ours.config.vision
+    assert tower is not None and tower.clipped and not tower.standardize
+    assert not ours.config.sees_pictures_whole and not theirs.config.sees_pictures_whole
+    assert ours.config.per_layer == theirs.config.per_layer is not None
+    assert torch.equal(features(ours), features(theirs))
+    expected = ask(small)
+    assert expected[0] != expected[1] and ask(model) == expected
+
+
+def test_a_small_models_sounds_are_refused_in_words(small: Path) -> None:
+    """It loads with its part for them, which stays unread."""
+    content = [{"type": "audio", "audio": b"RIFF"}, {"type": "text", "text": ASKED}]
+    with LLM(small, device="cpu", dtype="float32", draft=None) as llm:
+        assert llm.sees_pictures
+        with pytest.raises(RequestError, match="there is no hearing in these models"):
+            llm.chat([{"role": "user", "content": content}])
 
 
 @pytest.fixture(scope="module")
@@ -155,6 +190,9 @@ def test_the_published_towers_tensors_have_their_names(tmp_path: Path) -> None:
     tensors = {"v.std_bias": random_values(1152)}
     path = write_gguf(tmp_path / "m.gguf", "clip", {"vision.block_count": 27}, tensors)
     assert set(tower_names(GGUFFile(path)).values()) == tower_shapes(5376).keys()
+    tensors = {"v.blk.15.ffn_down.output_max": random_values(1)}
+    path = write_gguf(tmp_path / "s.gguf", "clip", {"vision.block_count": 16}, tensors)
+    assert set(tower_names(GGUFFile(path)).values()) == small_tower_shapes(2560).keys()
 
 
 def test_the_older_key_of_the_type(folder: Path, model: Path) -> None:
@@ -301,7 +339,7 @@ WIDE = {"mm.input_projection.weight": random_values(96, 48)}
 FLAT = {"v.patch_embd.weight": random_values(48, 48)}
 LONG = {"v.position_embd.weight": random_values(512, 48)}
 WRONG = {"v.blk.1.attn_q.weight": random_values(48, 40)}
-CLIPPED = {"v.blk.0.attn_q.input_max": random_values(1)}
+LIMITED = {"v.blk.0.attn_q.input_max": random_values(1)}
 STRANGE = {"v.blk.0.out_scale.weight": random_values(48)}
 VISION = "clip.vision."
 
@@ -326,7 +364,7 @@ VISION = "clip.vision."
         ({f"{VISION}patch_size": 2}, {}, r"\[48, 3, 4, 4\], its keys ask for \[48, 3, 2, 2\]"),
         ({f"{VISION}patch_size": [4, 8]}, {}, "clip.vision.patch_size must be one number"),
         ({f"{VISION}embedding_length": 64}, {}, r"has shape \[48\S.*, its keys ask for \[64"),
-        ({}, CLIPPED, r"'v\.blk\.0\.attn_q\.input_max': its tower limits .* E2B and E4B"),
+        ({}, LIMITED, r"lacks tensors .*'v\.blk\.0\.attn_q\.input_min' and 82 others"),
         ({}, STRANGE, r"tensor 'v\.blk\.0\.out_scale\.weight' has no place in Gemma 4's tower"),
         ({f"{VISION}image_mean": [0.5, 0.5, 0.5]}, {}, r"'clip\.vision\.image_mean' = \[0\.5"),
         ({"clip.use_silu": True}, {}, "'clip.use_silu' = True; only False is supported"),

@@ -23,7 +23,13 @@ from flashdraft.models.stored import LEFT_OUT
 from flashdraft.models.vision.tower import Gemma4VisionTower
 from flashdraft.models.weights import Weights, stays_float
 from tests import zoo
-from tests.unit.models.vision.towers import PUBLISHED, published, tower_shapes
+from tests.unit.models.vision.towers import (
+    PUBLISHED,
+    published,
+    published_small,
+    small_tower_shapes,
+    tower_shapes,
+)
 
 
 class Shapes:
@@ -39,7 +45,7 @@ class Shapes:
         return self.shapes[name]
 
     def read(self, name: str) -> Tensor:
-        return torch.zeros(1).expand(self.shapes[name])
+        return torch.zeros(()).expand(self.shapes[name])
 
     def read_matrix(self, name: str, device: torch.device | None = None) -> Tensor:
         return self.read(name)
@@ -55,11 +61,12 @@ class Unpacked(zoo.TorchKernels):
         assert not quantize, "the tower stays in floats"
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("name", [*PUBLISHED, "E4B"])
 def test_every_tensor_of_a_published_tower_has_its_place(name: str) -> None:
-    config = ModelConfig.from_hf(published(name))
-    shapes = tower_shapes(config.hidden_size)
-    assert len(shapes) == 356
+    is_small = name == "E4B"
+    config = ModelConfig.from_hf(published_small() if is_small else published(name))
+    shapes = (small_tower_shapes if is_small else tower_shapes)(config.hidden_size)
+    assert len(shapes) == (659 if is_small else 356)
     kernels = Unpacked(torch.device("cpu"), torch.bfloat16)
     asked: list[str] = []
     weights = Weights(Shapes(shapes), asked.append)
@@ -67,9 +74,10 @@ def test_every_tensor_of_a_published_tower_has_its_place(name: str) -> None:
     Gemma4VisionTower(config.vision, config.hidden_size, weights, kernels)
     weights.finish()
     assert sorted(asked) == sorted(shapes) and all(map(stays_float, shapes))
-    projection = config.hidden_size * 1152
-    assert sum(map(math.prod, shapes.values())) == 569_550_384 + projection
-    assert target_bytes(Shapes(shapes), kernels) == 2 * (569_550_384 + projection)
+    num_values = config.hidden_size * config.vision.hidden_size  # of the projection
+    num_values += 167_365_056 if is_small else 569_550_384
+    assert sum(map(math.prod, shapes.values())) == num_values
+    assert target_bytes(Shapes(shapes), kernels) == 2 * num_values
 
 
 TEXT = {**zoo.CONFIGS["gemma4"], "vocab_size": 67}

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from flashdraft.core import Picture
 from flashdraft.kernels.interface import Kernels
@@ -103,6 +106,68 @@ def published(name: str) -> dict[str, Any]:
     }
 
 
+def published_small() -> dict[str, Any]:
+    """The config.json of E4B."""
+    whole = published("31B")
+    text = {
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "num_hidden_layers": 42,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "num_global_key_value_heads": None,
+        "num_kv_shared_layers": 18,
+        "attention_k_eq_v": False,
+        "sliding_window": 512,
+        "max_position_embeddings": 131072,
+        "hidden_size_per_layer_input": 256,
+        "vocab_size_per_layer_input": 262144,
+        "use_bidirectional_attention": None,
+        "use_double_wide_mlp": False,
+        "expert_intermediate_size": None,
+        "pad_token_id": 0,
+    }
+    tower = {
+        "hidden_size": 768,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 12,
+        "num_key_value_heads": 12,
+        "head_dim": 64,
+        "global_head_dim": 64,
+        "use_clipped_linears": True,
+        "standardize": False,
+    }
+    whole["text_config"] |= text
+    whole["vision_config"] |= tower
+    return whole | {"audio_config": {"model_type": "gemma4_audio", "use_clipped_linears": True}}
+
+
+def small_tower_shapes(target_width: int) -> dict[str, tuple[int, ...]]:
+    """The tensors of the towers of E2B and E4B: no standards, and limits of every matrix."""
+    sizes = {
+        1152: 768,
+        4304: 3072,
+        72: 64,
+        768: 768,
+        10240: 10240,
+        2: 2,
+        target_width: target_width,
+    }
+    shapes = {
+        name: tuple(sizes[size] for size in shape)
+        for name, shape in tower_shapes(target_width).items()
+        if "std_" not in name and not any(f".layers.{index}." in name for index in range(16, 27))
+    }
+    weights = [name for name in shapes if name.endswith(".linear.weight")]
+    return shapes | {
+        f"{name.removesuffix('linear.weight')}{side}_{end}": ()
+        for name in weights
+        for side in ("input", "output")
+        for end in ("min", "max")
+    }
+
+
 def tower_shapes(target_width: int) -> dict[str, tuple[int, ...]]:
     """The tensors of the published towers, as their files list them."""
     hidden, wide = 1152, 4304
@@ -134,6 +199,23 @@ def tiny_tower(kernels: Kernels) -> Gemma4VisionTower:
         if ".layers." not in name or ".layers.0." in name
     }
     return Gemma4VisionTower(VISION, 16, Weights(zoo.Tensors(tensors), lambda _: None), kernels)
+
+
+def clipped_tower(kernels: Kernels, changes: Mapping[str, Tensor]) -> Gemma4VisionTower:
+    """A small model's tower of pictured.VISION's sizes; some of its limits may be others."""
+    config = replace(VISION, clipped=True, standardize=False)
+    sizes = {768: 24, 3072: 40, 64: 12, 10240: 64}
+    seeded = torch.Generator().manual_seed(3)
+    tensors = {}
+    for name, shape in small_tower_shapes(target_width=16).items():
+        if ".layers." in name and ".layers.0." not in name:
+            continue
+        lengths = (24, 48) if "input_proj" in name else [sizes.get(size, size) for size in shape]
+        tensors[name] = torch.randn(lengths, generator=seeded)
+        if not shape:
+            tensors[name] = torch.tensor(-1.0 if name.endswith("min") else 1.0)
+    source = zoo.Tensors({**tensors, **changes})
+    return Gemma4VisionTower(config, 16, Weights(source, lambda _: None), kernels)
 
 
 def shown(rows: int, columns: int, seed: int = 0, cell: int = VISION.cell) -> Picture:

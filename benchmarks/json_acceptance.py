@@ -2,8 +2,12 @@
 
     python -m benchmarks.json_acceptance --output benchmarks/results/json_acceptance.json
 
+    python -m benchmarks.json_acceptance --trees --output benchmarks/results/json_trees.json
+
 The default pair answers a few prompts by three schemas, greedily and sampled, with as many draft
-tokens verified a step as a block has. What counts are tokens a step; no time is taken.
+tokens verified a step as a block has. What counts are tokens a step; no time is taken. With --trees
+the host's trees of 15 draft tokens stand beside its chains, both in one engine that grows trees;
+answers by both must be the same.
 """
 
 from __future__ import annotations
@@ -20,7 +24,9 @@ import torch
 
 from benchmarks.accepted_length import describe_environment, write_results
 from flashdraft import LLM, SamplingParams
-from flashdraft.core import GrammarSpec
+from flashdraft.core import Generation, GrammarSpec, Request
+from flashdraft.engine.draft.guided import MOST_GUIDED
+from flashdraft.engine.engine import Engine
 
 PROMPTS = (
     "Describe a person who works in a bakery.",
@@ -73,12 +79,71 @@ def accepted_length(llm: LLM, schema: dict[str, Any], settings: dict[str, Any]) 
     return sum(one.stats.decode_tokens for one in answers) / steps
 
 
+def answer(engine: Engine, requests: Sequence[Request]) -> list[Generation]:
+    """All requests together, in their order."""
+    found: dict[str, Generation] = {}
+    for request in requests:
+        engine.submit(request)
+    while engine.has_work:
+        for event in engine.step():
+            if event.generation is not None:
+                found[event.request_id] = event.generation
+    return [found[request.id] for request in requests]
+
+
+def beside_chains(llm: LLM, schema: dict[str, Any], settings: dict[str, Any]) -> dict[str, float]:
+    """Tokens a step by the host's chains and by its trees, of the same answers."""
+    grammar = GrammarSpec("json_schema", json.dumps(schema))
+    params = SamplingParams(max_tokens=MAX_TOKENS, **settings)
+    prompts = [llm.chat_prompt([{"role": "user", "content": one}]) for one in PROMPTS]
+    answers, lengths = list[list[list[int]]](), {}
+    for name, verify in (("chain", MOST_GUIDED), ("tree", None)):  # what is fixed is a chain
+        requests = [
+            Request(f"{name} {n}", ids, params, n, grammar=grammar, verify=verify)
+            for n, ids in enumerate(prompts)
+        ]
+        found = answer(llm.engine, requests)
+        answers.append([one.token_ids for one in found])
+        steps = sum(one.stats.steps for one in found)
+        lengths[name] = sum(one.stats.decode_tokens for one in found) / steps
+    assert answers[0] == answers[1], "drafts change no token"
+    return {**lengths, "by_chain": lengths["tree"] / lengths["chain"]}
+
+
+def compare_trees(output: Path | None) -> dict[str, float]:
+    """Trees beside chains, by schema and kind of draw; the means of their ratios."""
+    llm = LLM(tree=MOST_GUIDED)
+    rows: dict[str, dict[str, dict[str, float]]] = {}
+    for name, schema in SCHEMAS.items():
+        kinds = {"greedy": {}, "sampled": SAMPLED}
+        rows[name] = {kind: beside_chains(llm, schema, one) for kind, one in kinds.items()}
+        print(name, rows[name], file=sys.stderr)
+    kinds_of = [*rows.values()]
+    means = {
+        kind: statistics.mean(row[kind]["by_chain"] for row in kinds_of)
+        for kind in ("greedy", "sampled")
+    }
+    document = {
+        "environment": describe_environment("benchmarks.json_acceptance", torch.device("cpu")),
+        "tree": MOST_GUIDED,
+        "sampling": SAMPLED,
+        "accepted_length": rows,
+        "mean_by_chain": means,
+    }
+    write_results(output, document)
+    return means
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.json_acceptance", description=(__doc__ or "").partition("\n")[0]
     )
     parser.add_argument("--output", type=Path)
+    parser.add_argument("--trees", action="store_true", help="put trees beside chains")
     found = parser.parse_args(arguments)
+    if found.trees:
+        print(json.dumps(compare_trees(found.output)))
+        return 0
     llm = LLM(verify=VERIFY)
     rows = {}
     for name, schema in SCHEMAS.items():

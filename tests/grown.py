@@ -71,6 +71,8 @@ def make_offered(
         chances = np.sort(chances, axis=1)
     if seed % 7 == 0:
         chances[random.random(cells) < 0.1] = 0.0
+    lengths = random.integers(0, 50, num_slots)
+    ends = lengths + random.choice([0, 2, 3, 2 + width // 2, 1 + width, 1000, 1000], num_slots)
     arrays: Sequence[tuple[object, torch.dtype]] = [
         (tokens, torch.int64),
         (confidence, torch.float32),
@@ -80,6 +82,8 @@ def make_offered(
         (others, torch.int64),
         (sure, torch.float32),
         (branches, torch.int32),
+        (lengths, torch.int32),
+        (ends, torch.int64),
         (chances, torch.float32),
         (BUCKET_EDGES, torch.float32),
     ]
@@ -128,8 +132,10 @@ class _Slot:
     def __init__(self, offered: Offered, slot: int) -> None:
         self._chances, self._edges = offered.chances.tolist(), offered.edges.tolist()
         self._source = int(offered.sources[slot])
+        # the anchor is none of what the cache holds, and something is left for the target to say
+        depth = max(0, int(offered.ends[slot]) - int(offered.lengths[slot]) - 2)
         self._chain, rival = (
-            list(zip(tokens[slot].tolist(), confidence[slot].tolist(), strict=True))
+            list(zip(tokens[slot].tolist(), confidence[slot].tolist(), strict=True))[:depth]
             for tokens, confidence in (offered[:2], offered[3:5])
         )
         self.has_branches = int(offered.branches[slot]) > 0

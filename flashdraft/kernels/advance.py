@@ -14,6 +14,7 @@ from torch import Tensor
 from flashdraft.kernels.accept import find_agreed, walk
 from flashdraft.kernels.draw.rule import count_tokens
 from flashdraft.kernels.nodes import TreeNodes
+from flashdraft.kernels.tree import TAKEN
 
 
 class SlotStates(NamedTuple):
@@ -100,6 +101,8 @@ def find_verified(slots: SlotStates, nodes: TreeNodes, rows_of: Tensor, is_given
     """Which nodes count [slots, nodes], of the rows that slots have: the first ones of each.
 
     Rows that belong to nobody are somebody's, and those behind a sequence's end are kept nowhere.
+    None counts from the first one on that is so deep that nothing is left for the target's own
+    token behind it.
     """
     place = torch.arange(1, 1 + nodes.tokens.shape[1], device=rows_of.device)
     counts = place < rows_of.unsqueeze(1)
@@ -107,7 +110,8 @@ def find_verified(slots: SlotStates, nodes: TreeNodes, rows_of: Tensor, is_given
         return counts
     limits, room = slots.limits.unsqueeze(1), (slots.ends - slots.lengths).unsqueeze(1)
     counts &= (limits < 0) | (place <= limits)
-    return counts & (place < room) & (nodes.confidence > 0).cumprod(1).to(torch.bool)
+    is_node = (nodes.confidence > 0) & (nodes.depths <= room - TAKEN)
+    return counts & (place < room) & is_node.cumprod(1).to(torch.bool)
 
 
 def append_tokens(history: Tensor, lengths: Tensor, tokens: Tensor, counts: Tensor) -> None:

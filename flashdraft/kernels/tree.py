@@ -27,6 +27,7 @@ NUM_PROPOSERS = 2
 BRANCH = 2 * NUM_PROPOSERS  # in the rows of chances: behind the proposers', twice
 BEYOND = BRANCH + 1
 NUM_SOURCES = BEYOND + 1
+TAKEN = 2  # of what is left to a sequence: by its anchor, and by the target's own token
 SEEDED_FROM = 16  # with so many nodes the chain is among them, whatever it is worth
 _LAST = 1 << 62  # behind whatever is ordered
 
@@ -51,6 +52,8 @@ class Offered(NamedTuple):
     other_tokens: Tensor  # [slots, width, count] int64
     other_confidence: Tensor  # [slots, width, count] float32; 0 = there is none
     branches: Tensor  # [slots] int32: 0 = nothing but the chain
+    lengths: Tensor  # [slots] int32: tokens that the cache holds, the anchor's not among them
+    ends: Tensor  # [slots] int64: tokens, prompt included, at which a sequence ends
     # [NUM_SOURCES, buckets] float32: that the target agrees, at a token's turn. By whose word it
     # is: a proposer's on its chain; a proposer's where its chain leaves the other's; that of offers
     # that follow one of the chains; that of all behind those. Offers are unlikely and many: theirs
@@ -103,16 +106,17 @@ def grow(offered: Offered, num_nodes: int) -> TreeNodes:
     """The likeliest nodes of each slot's tree, best first.
 
     A node survives by its own chance times its parent's survival; nothing is deeper than the chain
-    is wide. A parent on the chain, as the anchor is, has the chain's next token for its first
-    child, and then what was offered there; one on the rival chain alone has that one's; any other
-    has what was offered at its place. Where the rival chain leaves the chain, its token is a child
+    is wide, nor so deep that nothing is left for the target's own token behind it. A parent on the
+    chain, as the anchor is, has the chain's next token for its first child, and then what was
+    offered there; one on the rival chain alone has that one's; any other has what was offered at
+    its place. Where the rival chain leaves the chain, its token is a child
     too, before the first offer that is no likelier; what is on both is the chain's. A frontier
     holds every parent's next child. The likeliest leaves it, of equals the less deep, then the one
     that came first; its own first child and its next sibling come, and count for no more than it.
     With at least SEEDED_FROM nodes, and without branches, the chain comes first.
     """
     assert num_nodes <= MAX_NODES
-    count = offered.other_tokens.shape[2]
+    offered, count = _cut(offered), offered.other_tokens.shape[2]
     chances = offered.chances, offered.edges
     alive = survival(offered.confidence, offered.sources, *chances)
     if count + offered.rival_tokens.shape[1] == 0:
@@ -136,6 +140,18 @@ def grow(offered: Offered, num_nodes: int) -> TreeNodes:
         torch.where(is_there, children.confidence.gather(1, cells), 0.0),
         rows.survival[:, 1:].contiguous(),
         torch.where(is_there, children.sources.gather(1, cells), 0).to(torch.int32),
+    )
+
+
+def _cut(offered: Offered) -> Offered:
+    """Without what is too deep for a sequence that ends soon."""
+    width, room = offered.tokens.shape[1], offered.ends - offered.lengths - TAKEN
+    is_near = count_up(width, room.device) < room.unsqueeze(1)
+    rival = is_near[:, : offered.rival_confidence.shape[1]]
+    return offered._replace(
+        confidence=offered.confidence * is_near,
+        rival_confidence=offered.rival_confidence * rival,
+        other_confidence=offered.other_confidence * is_near.unsqueeze(2),
     )
 
 

@@ -1,191 +1,205 @@
-"""Drafts under a grammar: a way through it, of tokens that the drafter thinks likely.
+"""Drafts under a grammar: the likeliest ways through it, of tokens that a drafter offers.
 
-The device draws from the drafter's rows and knows no grammar; beside the token that it drew it
-tells the likeliest ones of every row. Of these the host picks, place by place, what the request's
-own draw would choose among those that the grammar allows there. A draft may be a guess: only what
-the target draws must be exact. No torch.
+The host walks what candidates.py offers through the grammar, the likeliest node of a tree first; a
+chain is a tree of which every node has one child at most. A draft may be a guess: only what the
+target draws must be exact. No torch.
 """
 
 from __future__ import annotations
 
-import math
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import accumulate
+import heapq
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
-from flashdraft.core import Request, SamplingParams
-from flashdraft.engine.drafts import BLOCK_SOURCE, Draft
-from flashdraft.engine.sampling.grammar import Constraint, Mask
-from flashdraft.kernels.draw.arithmetic import gumbel
-from flashdraft.kernels.draw.noise import host_random_bits_at, noise_key
-from flashdraft.kernels.draw.rule import LOWEST_TEMPERATURE, NO_TOKEN, has_penalties
+from flashdraft.core import Request
+from flashdraft.engine.draft.candidates import Candidates, Option, Ranking
+from flashdraft.engine.drafts import BEYOND_SOURCE, BLOCK_SOURCE, BRANCH_SOURCE, Draft
+from flashdraft.engine.sampling.grammar import Constraint
 
-GUESSED = 0.05  # confidence in a token that its own row does not offer
-
-Ids = NDArray[np.int64]
-Floats = NDArray[np.float32]
+MOST_GUIDED = 15  # nodes of a tree: every one takes the host a while, and the target waits
+NUM_OPTIONS = 8  # behind a node, as a device's trees have
 
 
 @dataclass(frozen=True)
-class Candidates:
-    """What a drafter's rows offer one request; all logits are raw."""
+class Growth:
+    """How a draft becomes a tree."""
 
-    tokens: Ids  # [width]: drawn as if there were no grammar
-    logits: Floats  # [width]: theirs; -inf = none was drawn
-    log_total: Floats  # [width]: the logarithm of the sum of exp(logit) over the row
-    top_ids: Ids  # [width, n]: the likeliest; -1 where there are fewer
-    top_logits: Floats  # [width, n]
+    num_nodes: int
+    chance: Callable[[str, float], float]  # that the target agrees, by source and confidence
+
+    def __post_init__(self) -> None:
+        assert 0 < self.num_nodes <= MOST_GUIDED
 
 
 def draft_within(
-    constraint: Constraint, request: Request, history: Sequence[int], candidates: Candidates
+    constraint: Constraint,
+    request: Request,
+    history: Sequence[int],
+    candidates: Candidates,
+    growth: Growth | None = None,
+    known: Draft | None = None,
 ) -> Draft:
-    """A draft that the grammar lets through, after the output tokens `history`.
+    """A draft that the grammar lets through, after the output tokens `history`: a chain, or a tree.
 
-    Row j of the candidates stands for the j-th draft token. What the grammar forces comes first,
-    and is sure; then what was drawn, if it is allowed; then the best of the others that are, and
-    at last one of another row. The draft ends with a stop token, or where no candidate is allowed.
+    Row j of the candidates stands for all nodes that are j + 1 deep. Behind a node comes what the
+    grammar forces, which is sure, and nothing else; or else what was drawn, if it is allowed, and
+    the best of the others that are; at last one of another row. A way ends with a stop token, or
+    where no candidate is allowed. On the way that a chain `known` goes its tokens come first.
 
-    Among fewer tokens the draw would still choose the one that it chose among all, unless filters
-    have let others in: that is put up with, for it takes no mask, and the target waits. Penalties
-    are another matter: they know the tokens drafted before, and all is picked by its mask.
+    A tree has the nodes that the target is likeliest to agree with all the way, the likeliest
+    first, as trees of a device do. The grammar is asked for one mask a node at most, where it
+    refuses something; and of its tokens three are tried at most, each from another place.
     """
-    tokens: list[int] = []
-    confidence: list[float] = []
-    forced: list[int] = []
-    drawn, chances = _drawn(candidates)
-    trusts_draw = not has_penalties(request.params)
-    picker: _Picker | None = None
+    walk = _Walk(constraint, Ranking(request, history, candidates, _options(growth)), growth, known)
     with constraint.guard():
         constraint.seek(history)
-        while (place := len(tokens)) < len(drawn):
-            forced = forced or constraint.forced()
-            if forced:  # surer than anything that the drafter says
-                token, chance = forced.pop(0), 1.0
-                is_taken = constraint.take(token)
-            else:
-                token, chance = drawn[place], chances[place]
-                is_taken = trusts_draw and token != NO_TOKEN and constraint.take(token)
-            if not is_taken:
-                forced = []
-                picker = picker or _Picker(request, history, candidates)
-                token, chance = picker.pick(tokens, constraint.allowed())
-                if token == NO_TOKEN or not constraint.take(token):
-                    break
-            tokens.append(token)
-            confidence.append(chance)
-            if token in constraint.stop_ids or constraint.is_over():
-                break
-    return Draft(tokens, confidence, BLOCK_SOURCE)
+        walk.run()
+    return walk.draft
 
 
-def _drawn(candidates: Candidates) -> tuple[list[int], list[float]]:
-    """The drawn tokens, -1 for none, and how likely the drafter thinks them."""
-    is_drawn = np.isfinite(candidates.logits)
-    with np.errstate(all="ignore"):  # a broken row has no total
-        chances = np.exp(candidates.logits - candidates.log_total)
-    return np.where(is_drawn, candidates.tokens, NO_TOKEN).tolist(), chances.tolist()
+def _options(growth: Growth | None) -> int:
+    return 1 if growth is None else NUM_OPTIONS
 
 
-class _Picker:
-    """Chooses from a row's candidates by the rule of kernels/draw, with the target's own noise.
+@dataclass(eq=False)
+class _Node:
+    """A place in the grammar that a draft leads to, and what may come there."""
 
-    It is the rule as long as every token that counts is a candidate. Of what is allowed but is
-    none, it knows nothing: top-p takes the candidates for all there is, noise lifts no token from
-    behind them, nor a bias one that was not drawn.
-    """
-
-    def __init__(self, request: Request, history: Sequence[int], candidates: Candidates) -> None:
-        self._params = request.params
-        self._counts = Counter(history) if has_penalties(request.params) else None
-        self._prompt = frozenset(request.prompt_ids if self._counts is not None else ())
-        drawn = candidates.tokens[:, None]
-        is_another = (candidates.top_ids != drawn).all(axis=1, keepdims=True)
-        ids = np.concatenate([np.where(is_another, drawn, NO_TOKEN), candidates.top_ids], axis=1)
-        logits = np.concatenate([candidates.logits[:, None], candidates.top_logits], axis=1)
-        ids[np.isneginf(logits)] = NO_TOKEN
-        with np.errstate(all="ignore"):  # a broken row has no candidates
-            chances = np.exp(logits.astype(np.float64) - candidates.log_total[:, None])
-        chances[ids == NO_TOKEN] = 0.0
-        self._ids: list[list[int]] = ids.tolist()
-        self._logits: list[list[float]] = logits.tolist()
-        self._chances: list[list[float]] = chances.tolist()
-        self._unseen: list[float] = np.maximum(0.0, 1.0 - chances.sum(axis=1)).tolist()
-        self._noise: list[list[float]] = []
-        if not request.params.is_greedy:
-            first = len(request.prompt_ids) + len(history)
-            keys = [noise_key(request.seed, first + place) for place in range(len(ids))]
-            bits = host_random_bits_at(np.array(keys, dtype=np.int64)[:, None], ids)
-            self._noise = gumbel(bits).tolist()
-
-    def pick(self, drafted: Sequence[int], mask: Mask) -> tuple[int, float]:
-        """The token that follows those drafted, and how likely it is among all that is allowed.
-
-        -1 if none that the mask allows is known.
-        """
-        place, bits = len(drafted), mask.tobytes()
-        ids, logits = self._ids[place], self._logits[place]
-        found = [i for i, token in enumerate(ids) if token >= 0 and _has(bits, token)]
-        if not found:
-            return self._guess(bits)
-        # the largest first, the lower id first among equals
-        ranked = sorted((-self._adjust(ids[i], logits[i], drafted), ids[i], i) for i in found)
-        best = ranked[0][2]
-        if self._noise:
-            noise, least = self._noise[place], ranked[0][0]
-            heat = max(self._params.temperature, LOWEST_TEMPERATURE)
-            scaled = _filter([(least - value) / heat for value, _, _ in ranked], self._params)
-            kept = zip(scaled, ranked[: len(scaled)], strict=True)
-            best = min((-x - noise[i], token, i) for x, (_, token, i) in kept)[2]
-        return ids[best], self._confidence(place, best, found, bits)
-
-    def _guess(self, bits: bytes) -> tuple[int, float]:
-        """The allowed token that is likeliest in any row: a drafter may be off by a place."""
-        rows = zip(self._ids, self._chances, strict=True)
-        pairs = [pair for ids, chances in rows for pair in zip(chances, ids, strict=True)]
-        allowed = [(-chance, token) for chance, token in pairs if token >= 0 and _has(bits, token)]
-        return (min(allowed)[1], GUESSED) if allowed else (NO_TOKEN, 0.0)
-
-    def _adjust(self, token: int, logit: float, drafted: Sequence[int]) -> float:
-        """Bias and penalties."""
-        params = self._params
-        value = logit + params.logit_bias.get(token, 0.0)
-        if self._counts is None:
-            return value
-        count, penalty = self._counts[token] + drafted.count(token), params.repetition_penalty
-        if count or token in self._prompt:
-            value = value / penalty if value > 0 else value * penalty
-        return value - count * params.frequency_penalty - (count > 0) * params.presence_penalty
-
-    def _confidence(self, place: int, best: int, found: list[int], bits: bytes) -> float:
-        """The chance of a candidate among all that is allowed.
-
-        Of what the row gives to tokens that are no candidates, the grammar is taken to allow as
-        large a part as of the vocabulary.
-        """
-        chances = self._chances[place]
-        share = int.from_bytes(bits, "little").bit_count() / (8 * len(bits))
-        total = sum(chances[i] for i in found) + share * self._unseen[place]
-        return chances[best] / total if total > 0.0 else 0.0
+    row: int
+    tokens: tuple[int, ...]  # that lead to it
+    survival: float
+    is_chain: bool  # every node on the way is its parent's first
+    is_known: bool  # the known chain leads here
+    forced: list[int] = field(default_factory=list)  # of what was forced before, what is left
+    options: list[Option] = field(default_factory=list)  # that were not taken yet
+    is_masked: bool = False  # the options are what the grammar allows
+    children: set[int] = field(default_factory=set)
 
 
-def _has(bits: bytes, token: int) -> int:
-    return bits[token >> 3] >> (token & 7) & 1
+class _Walk:
+    """A tree that grows."""
 
+    def __init__(
+        self,
+        constraint: Constraint,
+        ranking: Ranking,
+        growth: Growth | None,
+        known: Draft | None,
+    ) -> None:
+        self._constraint, self._ranking, self._growth, self._known = (
+            constraint,
+            ranking,
+            growth,
+            known,
+        )
+        self._source = BLOCK_SOURCE if known is None else known.source
+        self._most = ranking.depth if growth is None else growth.num_nodes
+        self._frontier: list[tuple[float, int, int, _Node]] = []
+        self._num_pushed = 0
+        self._tokens: list[int] = []
+        self._confidence: list[float] = []
+        self._parents: list[int] = []
+        self._sources: list[str] = []
 
-def _filter(scaled: list[float], params: SamplingParams) -> list[float]:
-    """What min-p, then top-k, then top-p leave of values that fall from 0."""
-    if params.min_p > 0.0:
-        least = math.log(params.min_p)
-        scaled = [x for x in scaled if x >= least]
-    if params.top_k > 0:
-        scaled = scaled[: params.top_k]
-    if params.top_p < 1.0:
-        reached = list(accumulate(map(math.exp, scaled)))
-        enough = params.top_p * reached[-1]
-        scaled = scaled[: 1 + sum(weight < enough for weight in reached[:-1])]
-    return scaled
+    @property
+    def draft(self) -> Draft:
+        """As far as it has grown."""
+        tokens, confidence = self._tokens, self._confidence
+        if self._growth is None:
+            return Draft(tokens, confidence, self._source)
+        return Draft(tokens, confidence, self._source, self._parents, self._sources)
+
+    def run(self) -> None:
+        """From the place where the constraint is."""
+        root = _Node(0, (), 1.0, is_chain=True, is_known=self._known is not None)
+        self._open(root)
+        self._offer(root, 1.0)
+        while self._frontier and len(self._tokens) < self._most:
+            negative, _, _, node = heapq.heappop(self._frontier)
+            self._constraint.go_back(node.tokens)
+            option = node.options.pop(0)
+            if self._constraint.take(option.token):
+                child = self._add(node, option, -negative)
+                if len(self._tokens) < self._most and not self._ends_with(option.token):
+                    self._open(child)
+                    self._offer(child, -negative)
+            elif not node.is_masked:
+                self._mask(node)
+            if self._growth is not None:
+                self._offer(node, -negative)
+
+    def _ends_with(self, token: int) -> bool:
+        return token in self._constraint.stop_ids or self._constraint.is_over()
+
+    def _open(self, node: _Node) -> None:
+        """Find what may come at a node, where the constraint is; the first of it is sure to."""
+        place = len(node.tokens)
+        if place == self._ranking.depth:
+            return
+        node.forced = node.forced or self._constraint.forced()
+        if node.forced:  # surer than anything that the drafter says
+            node.options = [Option(node.forced[0], 1.0)]
+        else:
+            node.options = self._ranking.offered(place)
+            if (known := self._known_at(node)) is not None:
+                others = [one for one in node.options if one.token != known.token]
+                node.options = [known, *others]
+        if not node.options or not self._constraint.take(node.options[0].token):
+            self._mask(node)
+
+    def _known_at(self, node: _Node) -> Option | None:
+        place, known = len(node.tokens), self._known
+        if known is None or not node.is_known or place >= len(known.tokens):
+            return None
+        sure = known.confidence[place]
+        return Option(known.tokens[place], sure) if sure > 0.0 else None
+
+    def _mask(self, node: _Node) -> None:
+        """Something was refused: the grammar says what is allowed, where the constraint is."""
+        found = self._ranking.within(self._constraint.allowed(), node.tokens)
+        node.options = [one for one in found if one.token not in node.children]
+        node.is_masked, node.forced = True, []
+
+    def _offer(self, node: _Node, limit: float) -> None:
+        """Have the node's next child compete with those of all others."""
+        growth = self._growth
+        if growth is not None:  # a device's numbers are short
+            node.options = [one for one in node.options if np.float32(one.confidence) > 0.0]
+        if not node.options:
+            return
+        worth = limit
+        if growth is not None:
+            option = node.options[0]
+            worth = node.survival * growth.chance(self._source_of(node, option), option.confidence)
+        self._num_pushed += 1
+        entry = -min(worth, limit), len(node.tokens), self._num_pushed, node
+        heapq.heappush(self._frontier, entry)
+
+    def _add(self, node: _Node, option: Option, survival: float) -> _Node:
+        self._tokens.append(option.token)
+        self._confidence.append(option.confidence)
+        self._parents.append(node.row)
+        self._sources.append(self._source_of(node, option))
+        child = _Node(
+            len(self._tokens),
+            (*node.tokens, option.token),
+            survival,
+            is_chain=node.is_chain and not node.children,
+            is_known=self._known_at(node) == option,
+            forced=node.forced[1:],
+        )
+        node.children.add(option.token)
+        return child
+
+    def _source_of(self, node: _Node, option: Option) -> str:
+        """By whose word an option would be there."""
+        if not node.is_chain:
+            source = BEYOND_SOURCE
+        elif node.children:
+            source = BRANCH_SOURCE
+        else:
+            is_known = node.forced or self._known_at(node) == option
+            source = self._source if is_known else BLOCK_SOURCE
+        return source

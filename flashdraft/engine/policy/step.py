@@ -88,6 +88,10 @@ class StepPolicy:
             [self._survival.rate(source, middle) for middle in middles] for source in NODE_SOURCES
         ]
 
+    def chance(self, source: str, confidence: float) -> float:
+        """That the target agrees with a draft token at its turn."""
+        return self._survival.chance(source, confidence)
+
     def remember_drafts(self, drafts: Sequence[Draft]) -> None:
         """Take in the newest drafts, one for each sequence, verified or not."""
         self._curves = [self._curve(draft) for draft in drafts]

@@ -86,14 +86,15 @@ class Constraint:
     """One request's grammar, its matcher, and the request's own rules on when to stop.
 
     Every state is named by the tokens that lead to it, so it does not matter in which order drafts
-    and rows ask. The matcher goes along with the last ones asked about; masks are kept for them.
+    and rows ask, nor whether drafts are trees. The matcher goes along with the last ones asked
+    about; masks are kept for all drafts of a step.
     """
 
     def __init__(
         self, grammar: Grammar, stop_ids: Collection[int], min_tokens: int, vocab_size: int
     ) -> None:
         self.stop_ids = frozenset(stop_ids)
-        self.failure: str | None = None  # why the last rows asked for were not all reached
+        self.failures: dict[int, str] = {}  # why rows that were asked for last were not reached
         self._grammar = grammar
         self._first_failure: _Failure | None = None  # since which nothing is drafted
         self._min_tokens = min_tokens
@@ -104,25 +105,36 @@ class Constraint:
         self._taken: list[int] = []  # what the matcher has taken in
         self._place = 0  # the state asked about is the one after so many of them
         self._num_settled = 0  # of them the answer has so many
-        self._masks: dict[int, Mask] = {}  # by place
+        self._masks: dict[tuple[int, ...], Mask] = {}  # by what was taken in behind the settled
 
     # -- for the target's rows -----------------------------------------------------------------
 
-    def masks(self, history: Sequence[int], drafts: Sequence[int]) -> list[Mask]:
-        """The mask after `history` and drafts[:j] for every j, up to where the grammar leads.
+    def masks(
+        self, history: Sequence[int], drafts: Sequence[int], parents: Sequence[int] | None = None
+    ) -> dict[int, Mask]:
+        """The mask of every row of drafts that the grammar leads to: 0 is behind `history`.
 
+        Row i + 1 is behind drafts[i], and that behind row parents[i], or behind the one before it.
         The states behind a draft token that may not come, or that ends the answer, are not reached;
-        nor are those at which the matcher fails: then `failure` says why.
+        nor are those at which the matcher fails: then `failures` says why. Those on other ways are
+        reached all the same.
         """
-        self.failure = None
-        rows: list[Mask] = []
-        with self._guard(history):
+        self.failures = {}
+        rows: dict[int, Mask] = {}
+        ways: dict[int, tuple[int, ...]] = {}
+        with self._guard(0, history):
             self._seek(history)
-            rows.append(self.allowed())
-            for token in drafts:
-                if token in self.stop_ids or not self.follow(token) or self.is_over():
-                    break
-                rows.append(self.allowed())
+            ways[0], rows[0] = (), self.allowed()
+        for row, parent in _in_branches(range(len(drafts)) if parents is None else parents):
+            token, way = drafts[row - 1], ways.get(parent)
+            if way is None or token in self.stop_ids:
+                continue
+            with self._guard(row, history):
+                if self._num_settled != len(history):  # it began anew
+                    self._seek(history)
+                self.go_back(way)
+                if self.follow(token) and not self.is_over():
+                    rows[row], ways[row] = self.allowed(), (*way, token)
         return rows
 
     def ends(self, history: Sequence[int]) -> bool:
@@ -195,12 +207,22 @@ class Constraint:
         start = min(self._num_settled, len(history))
         if self._taken[:start] != history[:start]:
             start = 0
+        new, masks = tuple(history[start:]), self._masks
+        if start < self._num_settled:
+            masks = {}
         self._place = start
-        for token in history[start:]:
+        for token in new:
             if not self.follow(token):
                 raise FlashdraftError(f"token {token} is in the answer, but not in the grammar")
-        self._num_settled = self._place
-        self._masks = {place: m for place, m in self._masks.items() if place >= self._place}
+        self._num_settled, count = self._place, len(new)
+        self._masks = {way[count:]: mask for way, mask in masks.items() if way[:count] == new}
+
+    def go_back(self, drafts: Sequence[int]) -> None:
+        """Go to the state behind these draft tokens, which were all followed before."""
+        self._place = self._num_settled
+        for token in drafts:
+            if not self.follow(token):
+                raise FlashdraftError(f"token {token} came before, but not again")
 
     def follow(self, token: int) -> bool:
         """Go one token further; False if it may not come. Stop tokens cannot be followed."""
@@ -218,7 +240,8 @@ class Constraint:
 
         With fewer than min_tokens it may end only if nothing else is possible.
         """
-        mask = self._masks.get(self._place)
+        way = tuple(self._taken[self._num_settled : self._place])
+        mask = self._masks.get(way)
         if mask is None:
             matcher = self._here()
             bits = np.frombuffer(matcher.allowed(), dtype=np.uint8)[: len(self._stop_mask)]
@@ -229,7 +252,7 @@ class Constraint:
                 mask |= self._stop_mask
             if not mask.any():
                 raise DeadEndError("no token can come next")
-            self._masks[self._place] = mask
+            self._masks[way] = mask
         return mask
 
     def _may_stop(self, matcher: Matcher, is_last: bool) -> bool:
@@ -241,7 +264,6 @@ class Constraint:
         if surplus:
             self._matcher.rollback(surplus)
             del self._taken[self._place :]
-            self._masks = {place: m for place, m in self._masks.items() if place <= self._place}
         return self._matcher
 
     @contextmanager
@@ -254,10 +276,11 @@ class Constraint:
             pass
 
     @contextmanager
-    def _guard(self, wanted: Sequence[int] | None = None) -> Iterator[None]:
+    def _guard(self, row: int = 0, wanted: Sequence[int] | None = None) -> Iterator[None]:
         """Begin anew after any failure: a matcher that failed is no use.
 
-        Where rows after the answer's tokens are `wanted`, that is the end, and `failure` says why.
+        Where a row after the answer's tokens is `wanted`, that is the end there, and `failures`
+        says why.
         """
         try:
             yield
@@ -282,7 +305,19 @@ class Constraint:
             if wanted is not None:
                 # on the way to where it has been before: what went wrong there is the reason
                 is_replay = failed.place < len(wanted)
-                self.failure = (self._first_failure if is_replay else failed).told
+                self.failures[row] = (self._first_failure if is_replay else failed).told
+
+
+def _in_branches(parents: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Rows and their parents, branch by branch: so a matcher goes every way but once."""
+    children: dict[int, list[int]] = {}
+    for row, parent in enumerate(parents, start=1):
+        children.setdefault(parent, []).append(row)
+    waiting = [(row, 0) for row in reversed(children.get(0, []))]
+    while waiting:
+        row, parent = waiting.pop()
+        yield row, parent
+        waiting += [(child, row) for child in reversed(children.get(row, []))]
 
 
 class _NoDraftsError(Exception):

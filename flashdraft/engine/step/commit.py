@@ -75,8 +75,10 @@ class Committer:
             return Ending(finish)
         if num_accepted == len(tokens):  # there is no bonus token: its row is not sound
             position = work.start + work.num_tokens + num_accepted
-            constraint = live.sampler.constraint
-            failure = constraint.failure if constraint is not None else None
+            constraint, path = live.sampler.constraint, result.path or range(1 + num_accepted)
+            failure = None
+            if constraint is not None:
+                failure = constraint.failures.get(path[num_accepted])
             was_sound = scores is not None and scores.is_sound(num_accepted)
             error = LogitsError(position, was_sound, live.sampler)
             return Ending(FinishReason.ERROR, failure or str(error))

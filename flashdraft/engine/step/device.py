@@ -197,7 +197,7 @@ class DeviceSteps:
         size = self.fill_up(num_rows, shape.batch)
         if chunks:  # before the host may have to wait for drafts
             self.pieces.lay_out_chunks(shape.num_rows, size, chunks)
-        drafts = {} if guide is None else self.pieces.exchange.before_verify(shape, guide)
+        drafts = {} if guide is None else self.pieces.trees.before_verify(shape, guide)
         begin = Mark(self._device)
         # verify and draw, or nothing where nobody decodes
         rest = [piece for piece in self._pieces(shape) if piece[0][0] != "draft"]

@@ -12,9 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flashdraft.engine.draft.guided import Candidates
 from flashdraft.engine.drafts import BLOCK_SOURCE, DEVICE_SOURCES, Draft
-from flashdraft.engine.step.guide import StepGuide
+from flashdraft.engine.step.guide import DeviceDraft, StepGuide
 from flashdraft.engine.step.result import SCORE_COLUMNS, read_candidates
 from flashdraft.engine.step.shape import StepShape
 from flashdraft.kernels.layout import count_up
@@ -27,24 +26,27 @@ class Exchange:
         self,
         num_slots: int,
         width: int,
-        num_masks: int,
+        num_guided: int,
         vocab_size: int,
         device: torch.device,
         send: Callable[[NDArray[np.int64]], Tensor],
     ) -> None:
+        """`num_guided`: rows of a slot that may have a mask; 0 = there are no grammars."""
+
         def integers(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
 
-        self._device, self._send, self._width = device, send, width
+        self._device, self._send, self._num_guided = device, send, num_guided
         self.drafts = integers(num_slots, width)
         self.confidence = torch.zeros(num_slots, width, device=device)
         self.sources = integers(num_slots)  # of the drafts: numbers of DEVICE_SOURCES
         self.counts = integers(num_slots)  # draft tokens verified, where the host says so
         # of a drafter's rows, where there may be grammars: what those pick from
-        self._offered = integers(num_slots if num_masks else 0, width, SCORE_COLUMNS)
+        self._offered = integers(num_slots if num_guided else 0, width, SCORE_COLUMNS)
         # the first mask allows nothing; whoever has none is allowed everything
-        self.masks = integers(1 + num_masks, -(-vocab_size // 32), dtype=torch.int32)
-        self._mask_index = integers(num_slots, 1 + width).fill_(-1)
+        num_masks = 1 + num_slots * num_guided
+        self.masks = integers(num_masks, -(-vocab_size // 32), dtype=torch.int32)
+        self._mask_index = integers(num_slots, num_guided).fill_(-1)
         self.is_masked = False  # in the step that runs
 
     def offer(self, scores: Tensor) -> None:
@@ -55,7 +57,7 @@ class Exchange:
     def before_verify(self, shape: StepShape, guide: StepGuide) -> Mapping[int, Draft]:
         """Take the host's drafts, or wait for the device's and have grammars pick from them.
 
-        Returns the drafts of those whose tokens the host must know.
+        Returns the drafts of those whose tokens the host must know; grammars' are put nowhere yet.
         """
         if guide.given is None:
             return self._fit(shape, guide)
@@ -92,8 +94,8 @@ class Exchange:
         return len(self.masks) > 1
 
     def mask_of(self, owner: Tensor, place: Tensor) -> Tensor:
-        """Which of `masks` rows have, -1 for none: of their slots, and the drafts they follow."""
-        return self._mask_index[owner, place.clamp(0, self._width)]
+        """Which of `masks` rows have, -1 for none: of their slots, and their places among these."""
+        return self._mask_index[owner, place.clamp(0, self._num_guided - 1)]
 
     def _give(self, shape: StepShape, given: Mapping[int, Draft]) -> None:
         if not shape.width:
@@ -127,19 +129,24 @@ class Exchange:
         own = torch.stack([sources, chances, self.drafts[chosen, :width]], dim=2)
         words = torch.cat([own, self._offered[chosen, :width]], dim=2).cpu().numpy()
         found = zip(slots, map(_read, words), strict=True)
-        fitted = {slot: guide.fit(slot, draft) for slot, draft in found}
-        ids = np.asarray([fitted[slot].tokens for slot in slots], dtype=np.int64)
-        surety = np.asarray([fitted[slot].confidence for slot in slots], dtype=np.float64)
+        return {slot: guide.fit(slot, drafted) for slot, drafted in found}
+
+    def put_chains(self, drafts: Mapping[int, Draft]) -> None:
+        """Put chains, which are all as long as what was filled in, in the place of the device's."""
+        chosen = self._send(np.asarray([*drafts], dtype=np.int64))
+        ids = np.asarray([one.tokens for one in drafts.values()], dtype=np.int64)
+        surety = np.asarray([one.confidence for one in drafts.values()], dtype=np.float64)
+        width = ids.shape[1]
         self.drafts[chosen, :width] = self._send(ids)
         sent = self._send(surety.view(np.int64))
         self.confidence[chosen, :width] = sent.view(torch.float64).float()
-        return fitted
 
 
-def _read(rows: NDArray[np.int64]) -> Draft | Candidates:
+def _read(rows: NDArray[np.int64]) -> DeviceDraft:
     """What the device drafted for a slot: its source, its confidence, its tokens and scores."""
-    source, tokens = DEVICE_SOURCES[rows[0, 0]], rows[:, 2]
+    source, tokens = DEVICE_SOURCES[rows[0, 0]], rows[:, 2].tolist()
+    candidates = read_candidates(rows[:, 2], rows[:, 3:])
     if source == BLOCK_SOURCE:
-        return read_candidates(tokens, rows[:, 3:])
+        return DeviceDraft(tokens, candidates)
     chances = np.ascontiguousarray(rows[:, 1]).view(np.float64)
-    return Draft(tokens.tolist(), chances.tolist(), source)
+    return DeviceDraft(tokens, candidates.undrawn, Draft(tokens, chances.tolist(), source))

@@ -21,7 +21,14 @@ from flashdraft.engine.draft.block import BlockProposer
 from flashdraft.engine.draft.lookup import TokenHistory, look_up
 from flashdraft.engine.step.exchange import Exchange
 from flashdraft.engine.step.result import SCORE_COLUMNS, StepRecord, empty_lines, pack_scores
-from flashdraft.engine.step.shape import LONE_ROWS, MANY_ROWS, PromptChunk, StepShape, most_rows
+from flashdraft.engine.step.shape import (
+    LONE_ROWS,
+    MANY_ROWS,
+    PromptChunk,
+    StepShape,
+    most_guided,
+    most_rows,
+)
 from flashdraft.engine.step.slots import Slots
 from flashdraft.engine.step.trees import DraftTrees, Proposed
 from flashdraft.kernels.advance import find_verified
@@ -153,9 +160,11 @@ class StepPieces:
         self.hidden = torch.zeros(
             max_rows, config.hidden_size, dtype=kernels.dtype, device=self._device
         )
-        num_masks = num_drafted if limits.may_be_guided else 0
+        num_guided = 0
+        if limits.may_be_guided:
+            num_guided = most_guided(width, limits.num_nodes)
         self.exchange = Exchange(
-            max_batch, width, num_masks, config.vocab_size, self._device, slots.send
+            max_batch, width, num_guided, config.vocab_size, self._device, slots.send
         )
         sizes = width, self.num_nodes, limits.num_nodes > 0, limits.looks_up
         self.trees = DraftTrees(kernels, slots, self.exchange, *sizes)
@@ -183,6 +192,7 @@ class StepPieces:
         self.exchange.drafts[:batch, :width] = chain.tokens
         self.exchange.confidence[:batch, :width] = chain.confidence
         self.exchange.confidence[:batch, width:] = 0.0  # there is none
+        self.trees.grow(batch)
 
     def _look_up(self, history: TokenHistory, batch: int, width: int) -> Proposed:
         """What followed earlier, and nothing for slots that do not decode."""
@@ -297,7 +307,7 @@ class StepPieces:
 
     def _lay_out(self, shape: StepShape) -> None:
         """The rows of the target's pass: which tokens, where, for whom."""
-        self.trees.grow(shape)
+        self.trees.complete(shape)
         batch, counts = shape.batch, self.trees.share(shape)
         slots, nodes = self._tables.first(batch), self.trees.nodes.first(batch)
         self._target.kernels.lay_out(slots, nodes, counts, shape.num_rows, self._rows)

@@ -20,6 +20,7 @@ import numpy as np
 from torch import Tensor
 
 from flashdraft.engine.cache.pages import NO_PAGE, PageBook
+from flashdraft.engine.draft.guided import MOST_GUIDED
 from flashdraft.engine.drafts import Draft
 from flashdraft.engine.policy.step import StepChoice, StepOptions, StepPolicy
 from flashdraft.engine.scheduler import Scheduler, Work, takes_more
@@ -222,10 +223,12 @@ class StepPipeline:
         seat = Seat(sequence, constraint, cached, scored, is_awake)
         seat.known_pages = [[] for _ in range(self._slots.num_pools)]
         fixed = self._policy.fixed if sequence.request.verify is None else sequence.request.verify
-        # what a grammar picks is a chain, as is what a request fixes
-        is_free = constraint is None and sequence.request.verify is None
-        seat.branches = is_free and self._steps.pieces.trees.have_branches
+        # what a request fixes is a chain; what a grammar allows the host grows
+        may_branch = sequence.request.verify is None and self._steps.pieces.trees.have_branches
+        seat.branches = may_branch and constraint is None
         most = self._steps.num_nodes if seat.branches else self._steps.max_width
+        if may_branch and constraint is not None:
+            most = seat.guided_nodes = min(MOST_GUIDED, MOST_GUIDED if fixed is None else fixed)
         seat.limit = -1 if fixed is None else min(fixed, most)
         self._seats[slot] = seat
         self._slots.load(slot, seat.slot_state(request))
@@ -402,7 +405,11 @@ class StepPipeline:
         decoded, woken = (
             {
                 slot_of[seat]: GuidedSlot(
-                    seat.constraint, seat.sequence.request, self._history_of(seat)
+                    seat.constraint,
+                    seat.sequence.request,
+                    self._history_of(seat),
+                    seat.sequence.max_length - seat.sequence.num_prompt,
+                    seat.guided_nodes,
                 )
                 for seat in seats
                 if seat is not None and seat.constraint is not None
@@ -411,7 +418,7 @@ class StepPipeline:
         )
         if not decoded and not woken and given is None:
             return None
-        return StepGuide(decoded, woken, self._vocab_size, given)
+        return StepGuide(decoded, woken, self._vocab_size, given, self._policy.chance)
 
     def _history_of(self, seat: Seat) -> Callable[[], list[int] | None]:
         """How to know a seat's output before the next step: what is in flight is waited for."""

@@ -117,7 +117,7 @@ def measure_rows(
             drafts = {slot: min(most, count - slot * most) - 1 for slot in range(batch)}
             given = {slot: Draft([0] * n, [0.0] * n) for slot, n in drafts.items()}
             shape = StepShape(batch, count, max(drafts.values()), is_given=True)
-            guide = StepGuide({}, {}, steps.slots.settings.vocab_size, given)
+            guide = StepGuide({}, {}, steps.slots.settings.vocab_size, given, lambda _, sure: sure)
             step = steps.launch(shape, guide=guide, longest=most)
             step.read()
             if turn > 0:  # the first one warms up

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flashdraft.core import TokenLogprob
-from flashdraft.engine.draft.guided import Candidates
+from flashdraft.engine.draft.candidates import Candidates
 from flashdraft.engine.drafts import DEVICE_SOURCES, NODE_SOURCES, Draft
 from flashdraft.kernels.advance import num_columns
 from flashdraft.kernels.draw.rule import MAX_TOP, Draw

@@ -32,7 +32,8 @@ class Seat:
     num_scored: int  # rows of the prompt whose log-probabilities are known, or launched
     is_awake: bool = False  # it decodes in the next step that is launched
     limit: int = -1  # draft tokens verified in a step, where that is fixed
-    branches: bool = False  # they may be a tree
+    branches: bool = False  # they may be a tree, which the device grows
+    guided_nodes: int = 0  # of a tree that the host grows within a grammar
     known_pages: list[list[int]] = field(default_factory=list)  # entered so far, by pool
 
     @property

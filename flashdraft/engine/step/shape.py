@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from flashdraft.core import PlacedPicture
+from flashdraft.engine.draft.guided import MOST_GUIDED
 
 STEP_ROWS = (4, 8, 16, 32, 64, 128, 192, 256, 384, 512)
 """Rows of those that verify drafts; without drafts there is one for every slot."""
@@ -71,6 +72,11 @@ def most_rows(batch: int, max_width: int, num_nodes: int) -> int:
     """Of a step of so many requests, whose drafts are so long and trees so large."""
     chains = batch * (1 + max_width)
     return max(chains, min(batch * (1 + num_nodes), TREE_ROWS))
+
+
+def most_guided(max_width: int, num_nodes: int) -> int:
+    """Of a slot's rows, those that a grammar may have masks for: its drafts are not larger."""
+    return 1 + max(max_width, min(MOST_GUIDED, num_nodes))
 
 
 @dataclass(frozen=True)

@@ -7,15 +7,20 @@ pieces of a step read and write.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
+from flashdraft.engine.drafts import NODE_SOURCES, Draft
 from flashdraft.engine.policy.verify import BUCKET_EDGES
 from flashdraft.engine.step.exchange import Exchange
+from flashdraft.engine.step.guide import StepGuide
 from flashdraft.engine.step.shape import StepShape
 from flashdraft.engine.step.slots import Slots
 from flashdraft.kernels.draw.rule import MAX_TOP
@@ -134,11 +139,36 @@ class DraftTrees:
 
     # -- what a pass verifies ------------------------------------------------------------------
 
-    def grow(self, shape: StepShape) -> None:
-        """The nodes of every slot; the first of them are verified."""
+    def grow(self, batch: int) -> None:
+        """Make trees of what was drafted; where there are none, chains are what was drafted."""
+        if self.have_branches:
+            self._kernels.grow(self._offered(batch), self._grown.first(batch))
+
+    def before_verify(self, shape: StepShape, guide: StepGuide) -> Mapping[int, Draft]:
+        """Let the host have its say on drafts; those whose tokens it must know."""
+        drafts = self._exchange.before_verify(shape, guide)
+        if guide.given is None and drafts:
+            self._put(drafts, guide)
+        return drafts
+
+    def _put(self, drafts: Mapping[int, Draft], guide: StepGuide) -> None:
+        """Put what grammars made of drafts in the place of the device's, by slot."""
+        if not self.have_branches:
+            self._exchange.put_chains(drafts)
+        else:
+            several = drafts.values()
+            words = [_pack(one, guide.survival_of(one), self._num_nodes) for one in several]
+            chosen = self._slots.send(np.asarray([*drafts], dtype=np.int64))
+            sent = self._slots.send(np.stack(words, axis=1))
+            for nodes, values in zip(self._grown, sent, strict=True):
+                numbers = values.view(torch.float64) if nodes.is_floating_point() else values
+                nodes.index_copy_(0, chosen, numbers.to(nodes.dtype))
+
+    def complete(self, shape: StepShape) -> None:
+        """Have the nodes of every slot; the first of them are verified."""
         nodes = self._grown.first(shape.batch)
         if shape.width and not shape.is_given:
-            if self.have_branches or not self._is_whole(shape):
+            if not self.have_branches and not self._is_whole(shape):
                 self._kernels.grow(self._offered(shape.batch), nodes)
         elif self.have_branches and shape.width:
             self._take_given(nodes)
@@ -147,10 +177,11 @@ class DraftTrees:
             nodes.survival.zero_()
 
     def _offered(self, batch: int) -> Offered:
-        exchange, branches = self._exchange, self._slots.branches
+        exchange, slots = self._exchange, self._slots
         chain = exchange.drafts, exchange.confidence, exchange.sources
         beside = self._rivals, self._surety, self._others, self._sure
-        own = [one[:batch] for one in (*chain, *beside, branches)]
+        told = slots.branches, slots.lengths, slots.ends
+        own = [one[:batch] for one in (*chain, *beside, *told)]
         return Offered(*[*own, self._chances, self._edges])
 
     def _take_given(self, nodes: TreeNodes) -> None:
@@ -185,3 +216,27 @@ class DraftTrees:
         if not self.have_branches:
             return CAUSAL
         return BlockMask(trees=Trees(rows.ancestors[:num_rows], rows.depths[:num_rows]))
+
+
+def _pack(draft: Draft, survival: Sequence[float], num_nodes: int) -> NDArray[np.int64]:
+    """The nodes of a draft, a row of words for each field of TreeNodes; behind them are none.
+
+    Who has no confidence is none, nor is anybody behind.
+    """
+    rows = np.arange(1, 1 + num_nodes)
+    own, parents = np.int64(1) << rows, np.zeros(num_nodes, dtype=np.int64)
+    ancestors, depths = own | 1, np.ones(num_nodes, dtype=np.int64)
+    tokens, sources = np.zeros((2, num_nodes), dtype=np.int64)
+    sure, alive = np.zeros((2, num_nodes))
+    confidence = np.asarray(draft.confidence, dtype=np.float32) > 0.0
+    count = int(confidence.cumprod().sum())
+    tokens[:count], sure[:count] = draft.tokens[:count], draft.confidence[:count]
+    alive[:count] = survival[:count]
+    sources[:count] = [NODE_SOURCES.index(one) for one in draft.sources[:count]]
+    parents[:count] = range(count) if draft.parents is None else draft.parents[:count]
+    for node, parent in enumerate(parents[:count].tolist()):
+        if parent:
+            ancestors[node] = own[node] | ancestors[parent - 1]
+            depths[node] = 1 + depths[parent - 1]
+    floats = (one.view(np.int64) for one in (sure, alive))
+    return np.stack([tokens, parents, ancestors, depths, *floats, sources])

@@ -14,8 +14,10 @@ from torch import Tensor
 from flashdraft.kernels.advance import SlotStates, Verified, depth_of
 from flashdraft.kernels.draw import rule
 from flashdraft.kernels.nodes import TreeNodes
+from flashdraft.kernels.tree import TAKEN as TAKEN_BEHIND
 
 PENALISED = tl.constexpr(rule.PENALISED)
+TAKEN = tl.constexpr(TAKEN_BEHIND)
 
 
 def advance(
@@ -90,10 +92,11 @@ def _advance(
     # which nodes count: rows that belong to nobody are somebody's
     verified = tl.maximum(num_rows - 1, 0)
     if not IS_GIVEN:
-        drafted = tl.min(tl.where((confidence > 0) | (row == 0), ROWS, row), 0).to(tl.int64) - 1
+        room = tl.load(slots.ends + slot) - length
+        goes_on = ((confidence > 0) & (depth <= room - TAKEN)) | (row == 0)
+        drafted = tl.min(tl.where(goes_on, ROWS, row), 0).to(tl.int64) - 1
         limit = tl.load(slots.limits + slot)
-        room = tl.load(slots.ends + slot) - length - 1
-        verified = tl.minimum(tl.minimum(verified, drafted), tl.maximum(room, 0))
+        verified = tl.minimum(tl.minimum(verified, drafted), tl.maximum(room - 1, 0))
         verified = tl.where(limit < 0, verified, tl.minimum(verified, limit))
     is_node = there & (row <= verified)
     # a row beyond the last one reads nobody's, which stand behind

@@ -29,6 +29,7 @@ COLDEST = tl.constexpr(LOWEST_TEMPERATURE)
 SEEDED_FROM = tl.constexpr(rule.SEEDED_FROM)
 NUM_PROPOSERS = tl.constexpr(rule.NUM_PROPOSERS)
 BRANCH, BEYOND = tl.constexpr(rule.BRANCH), tl.constexpr(rule.BEYOND)
+TAKEN = tl.constexpr(rule.TAKEN)
 ROW_BITS = tl.constexpr(MAX_NODES.bit_length())
 LAST_ROW = tl.constexpr(MAX_NODES)
 SIGN = tl.constexpr(-(2**31))
@@ -262,8 +263,10 @@ def _list_children(
         tl.where(has_branches, count, 0),
         tl.where(has_branches, rival_width, 0),
     )
-    is_own, is_rival = (column == 0) & (place < width), (column == 1) & (place < num_rivals)
-    is_other = (place < width) & (column > 1) & (column < 2 + num_others)
+    left = tl.load(offered.ends + slot) - tl.load(offered.lengths + slot) - TAKEN
+    is_near = (place < width) & (place < left)  # nothing is deeper
+    is_own, is_rival = (column == 0) & is_near, (column == 1) & is_near & (place < num_rivals)
+    is_other = is_near & (column > 1) & (column < 2 + num_others)
     own, rival = slot * width + place, slot * rival_width + place
     other = own * count + column - 2
     chain = tl.load(offered.tokens + own, mask=place < width, other=0)

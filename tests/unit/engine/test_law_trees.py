@@ -19,8 +19,10 @@ from flashdraft.engine.config import CacheOptions, EngineConfig
 from flashdraft.engine.draft.ngram import MAX_MATCH, MIN_MATCH, confidence_of
 from flashdraft.engine.drafts import ASIDE_SOURCES, DEVICE_SOURCES, NODE_SOURCES
 from flashdraft.engine.engine import Engine
+from flashdraft.engine.step.result import pack_scores
 from flashdraft.engine.step.trees import NUM_OFFERS, Proposed
 from flashdraft.errors import RequestError
+from flashdraft.kernels.draw.rule import MAX_TOP, Draw
 from flashdraft.models.config.target import ModelConfig
 from flashdraft.models.registry import build_target
 from tests import mixed, zoo
@@ -99,7 +101,10 @@ class Witness:
 
 
 class TreeOracle:
-    """Stands in for the drafter: at each place the known token is on the chain, or only offered."""
+    """Stands in for the drafter: at each place the known token is on the chain, or only offered.
+
+    Grammars are told the same as what grows trees on the device.
+    """
 
     def __init__(self, engine, answers, on_chain=0.4, offered=0.9):
         self.engine, self.answers = engine, answers
@@ -123,7 +128,19 @@ class TreeOracle:
                 sure = torch.rand(len(tokens)).sort(descending=True).values
                 trees._sure[slot, place, : len(tokens)] = sure
                 chain[slot, place] = tokens[0]
+        self.tell_grammars(chain)
         return Proposed(chain, trees._sure[:batch, :width, 0].clone())
+
+    def tell_grammars(self, chain):
+        pieces, (batch, width) = self.engine.steps.pieces, chain.shape
+        ids, logits = torch.full((batch, width, MAX_TOP), -1), torch.empty(batch, width, MAX_TOP)
+        ids[..., :NUM_OFFERS] = pieces.trees._others[:batch, :width]
+        logits[...] = -torch.inf
+        logits[..., :NUM_OFFERS] = pieces.trees._sure[:batch, :width].log()
+        none = torch.zeros(batch * width)
+        first = logits[..., 0].flatten()
+        drawn = Draw(chain.flatten(), first, none, ids.flatten(0, 1), logits.flatten(0, 1))
+        pieces.exchange.offer(pack_scores(drawn).view(batch, width, -1))
 
 
 @functools.cache

@@ -168,6 +168,8 @@ def offer_three(branches: int) -> Offered:
         other_tokens=torch.tensor([[[5, 7], [8, 9]]]),
         other_confidence=torch.tensor([[[0.62, 0.25], [0.8, 0.15]]]),
         branches=torch.tensor([branches], dtype=torch.int32),
+        lengths=torch.tensor([10], dtype=torch.int32),
+        ends=torch.tensor([1000]),
         chances=chances,
         edges=edges,
     )
@@ -214,7 +216,8 @@ def test_without_branches_there_is_the_chain_alone(seed: int, num_nodes: int) ->
     found = grow(offered, num_nodes)
     assert_equal(grow(bare, num_nodes), found)
     assert_equal(found, as_nodes(by_hand(offered, num_nodes), num_nodes))
-    ends = (offered.confidence > 0).cumprod(1).sum(1).clamp(max=num_nodes)
+    left = (offered.ends - offered.lengths - 2).clamp(min=0, max=num_nodes)
+    ends = torch.minimum((offered.confidence > 0).cumprod(1).sum(1), left)
     assert torch.equal((found.confidence > 0).sum(1), ends) or seed == 0  # whose chances may be 0
 
 
@@ -240,6 +243,16 @@ def test_where_the_chain_ends_others_go_on() -> None:
     offered.other_confidence.zero_()
     nodes = grow(offered, 20)
     assert told(nodes) == [] and nodes.ancestors[0].tolist() == [1 | 2 << i for i in range(20)]
+
+
+@pytest.mark.parametrize("num_nodes", [9, SEEDED_FROM])
+def test_nothing_is_deeper_than_the_end_with_the_target_s_own_token_behind(num_nodes: int) -> None:
+    offered, depths = with_rival(offer_three(1), [4, 3], 0.45), []
+    for left in range(5):  # tokens of the answer, behind the anchor
+        offered.ends[0] = 10 + 1 + left
+        depths.append(sorted(depth for _, _, depth in told(grow(offered, num_nodes))))
+    assert depths[:2] == [[], []] and depths[2] == [1, 1, 1]
+    assert set(depths[3]) == {1, 2} and depths[3] == depths[4]
 
 
 def with_rival(offered: Offered, tokens: list[int], confidence: float) -> Offered:

@@ -5,24 +5,36 @@ from __future__ import annotations
 import dataclasses
 import math
 import random
+from collections import Counter
 
 import numpy as np
 import pytest
 import torch
 
 from flashdraft.core import Request, SamplingParams
-from flashdraft.engine.draft.guided import GUESSED, Candidates, draft_within
-from flashdraft.engine.drafts import BLOCK_SOURCE
+from flashdraft.engine.draft.candidates import GUESSED, Candidates
+from flashdraft.engine.draft.guided import MOST_GUIDED, NUM_OPTIONS, Growth, draft_within
+from flashdraft.engine.drafts import (
+    BEYOND_SOURCE,
+    BLOCK_SOURCE,
+    BRANCH_SOURCE,
+    NGRAM_SOURCE,
+    Draft,
+    chain_of,
+)
+from flashdraft.engine.policy.verify import BUCKET_EDGES
 from flashdraft.engine.sampling.grammar import Constraint
 from flashdraft.engine.sampling.mask import apply_masks
 from flashdraft.kernels.draw import reference
 from flashdraft.kernels.draw.rule import (
     MAX_TOP,
+    Draw,
     DrawnRows,
     SlotRequest,
     SlotSettings,
     has_penalties,
 )
+from flashdraft.kernels.tree import BEYOND, BRANCH, NUM_SOURCES, Offered, grow, offer
 from tests import zoo
 
 EOS, WIDTH = 2, 7
@@ -263,3 +275,169 @@ def test_no_rows_are_no_draft():
     none = np.zeros(0, dtype=np.int64)
     empty = Candidates(none, none, none, none.reshape(0, MAX_TOP), none.reshape(0, MAX_TOP))
     assert draft_within(constraint_of(maze), request_of(), [], empty).tokens == []
+
+
+# -- trees -----------------------------------------------------------------------------------------
+
+
+SOURCES = {BLOCK_SOURCE: 0, BRANCH_SOURCE: BRANCH, BEYOND_SOURCE: BEYOND}
+
+
+def table_of(seed):
+    """Chances by source and bucket, as a device has them, and as the host asks for them."""
+    source = np.random.default_rng(seed)
+    table = source.uniform(0.4, 1.0, (NUM_SOURCES, len(BUCKET_EDGES) + 1)).astype(np.float32)
+
+    def chance(name, confidence):
+        number, sure = SOURCES[name], np.float32(confidence)
+        rate = table[number, np.searchsorted(np.float32(BUCKET_EDGES), sure, side="right")]
+        return float(min(sure * rate, 1.0) if number >= BRANCH else rate)
+
+    return torch.from_numpy(table), chance
+
+
+def offered_of(candidates, request, history, table):
+    """What a device would grow trees from, of the same rows."""
+    place, tensors = torch.arange(WIDTH), map(torch.from_numpy, dataclasses.astuple(candidates))
+    rows = DrawnRows(torch.zeros_like(place), len(PROMPT) + len(history) + place)
+    offers = offer(Draw(*tensors), settings_of(request, history), rows, NUM_OPTIONS)
+    none = torch.zeros(1, 0)
+    return Offered(
+        offers.tokens[:, 0].unsqueeze(0),
+        offers.confidence[:, 0].unsqueeze(0),
+        torch.zeros(1, dtype=torch.int64),
+        none.long(),
+        none,
+        offers.tokens.unsqueeze(0),
+        offers.confidence.unsqueeze(0),
+        torch.ones(1, dtype=torch.int32),
+        torch.zeros(1, dtype=torch.int32),
+        torch.tensor([1000]),
+        table,
+        torch.tensor(BUCKET_EDGES),
+    )
+
+
+@pytest.mark.parametrize("settings", SETTINGS[:6], ids=str)
+def test_where_everything_is_allowed_it_is_the_device_s_tree(settings):
+    constraint = constraint_of(lambda tokens: (set(range(zoo.VOCAB)) - {EOS}, False))
+    sizes = set()
+    for seed in range(12):
+        logits = torch.randn(WIDTH, zoo.VOCAB, generator=torch.Generator().manual_seed(seed)) * 3
+        logits[:, EOS] = -30.0
+        request, (table, chance) = request_of(seed, **settings), table_of(seed)
+        candidates = candidates_of(logits, request, [])
+        num_nodes = (1, 4, MOST_GUIDED)[seed % 3]
+        growth = Growth(num_nodes, chance)
+        draft = draft_within(constraint, request, [], candidates, growth)
+        nodes = grow(offered_of(candidates, request, [], table), num_nodes)
+        assert draft.tokens == nodes.tokens[0].tolist()
+        assert draft.parents == nodes.parents[0].tolist()
+        assert draft.confidence == pytest.approx(nodes.confidence[0].tolist(), rel=1e-4)
+        assert [SOURCES[one] for one in draft.node_sources] == nodes.sources[0].tolist()
+        sizes.add(draft.depth)
+    assert len(sizes) > 3
+
+
+def paths_of(draft):
+    """The tokens that lead to every row."""
+    paths = [()]
+    for token, parent in zip(draft.tokens, draft.parents, strict=True):
+        paths.append((*paths[parent], token))
+    return paths
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_every_node_is_allowed_where_it_is_and_its_first_way_is_the_chain(settings):
+    """Whatever a chain would be: a tree has as much of it as it finds worth its nodes."""
+    branches = 0
+    for seed in range(20):
+        request, logits = request_of(seed, **settings), rows_of(seed)
+        candidates, (_, chance) = candidates_of(logits, request, []), table_of(seed)
+        growth = Growth(MOST_GUIDED, chance)
+        tree = draft_within(constraint_of(maze), request, [], candidates, growth)
+        chain = draft_within(constraint_of(maze), request, [], candidates)
+        paths = paths_of(tree)
+        assert len(set(paths)) == len(paths) == 1 + MOST_GUIDED
+        for path in paths[1:]:
+            assert path[-1] in maze(list(path[:-1]))[0]
+            assert len(maze(list(path[:-1]))[0]) > 1 or tree.confidence[paths.index(path) - 1] == 1
+        first = [tree.tokens[row - 1] for row in chain_of(tree.parents)[1:]]
+        assert first == chain.tokens[: len(first)]
+        branches += tree.num_branches
+    assert branches > 50
+
+
+def test_a_smaller_tree_is_the_beginning_of_a_larger_one():
+    for seed in range(10):
+        request, (_, chance) = request_of(seed, temperature=0.8 * (seed % 2)), table_of(seed)
+        candidates = candidates_of(rows_of(seed), request, [])
+        growth = Growth(MOST_GUIDED, chance)
+        draft = draft_within(constraint_of(maze), request, [], candidates, growth)
+        assert all(parent <= row for row, parent in enumerate(draft.parents))
+        small = draft_within(constraint_of(maze), request, [], candidates, Growth(5, chance))
+        assert small.tokens == draft.tokens[:5] and small.parents == draft.parents[:5]
+
+
+def test_a_known_chain_goes_first_and_the_drafter_s_tokens_stand_beside_it():
+    request = request_of()
+    candidates = candidates_of(rows_of(3), request, []).undrawn
+    anything = constraint_of(lambda tokens: (set(LIKELY) | {60, 61}, False))
+    known = Draft([60, 61, 60], [0.9, 0.9, 0.0], NGRAM_SOURCE)
+    growth = Growth(9, lambda source, sure: sure)
+    draft = draft_within(anything, request, [], candidates, growth, known)
+    rows = chain_of(draft.parents)[1:]
+    assert [draft.tokens[row - 1] for row in rows][:2] == [60, 61]
+    assert [draft.node_sources[row - 1] for row in rows][:3] == [NGRAM_SOURCE] * 2 + [BLOCK_SOURCE]
+    assert {*draft.node_sources} >= {NGRAM_SOURCE, BRANCH_SOURCE}
+    forbids = constraint_of(lambda tokens: (set(LIKELY) | ({60} if not tokens else set()), False))
+    cut = draft_within(forbids, request, [], candidates, growth, known)
+    assert 61 not in cut.tokens and cut.tokens[0] == 60 and len(cut.tokens) == 9
+
+
+class CountingGrammar(zoo.TokenGrammar):
+    """Counts what its matchers are asked."""
+
+    def start(self):
+        matcher, self.asked = super().start(), Counter()
+        for name in ("advance", "rollback", "allowed", "forced"):
+            setattr(matcher, name, self._counted(name, getattr(matcher, name)))
+        return matcher
+
+    def _counted(self, name, real):
+        def call(*arguments):
+            self.asked[name] += 1
+            return real(*arguments)
+
+        return call
+
+
+@pytest.mark.parametrize("settings", [{}, {"temperature": 1.0}, {"repetition_penalty": 1.5}])
+def test_a_tree_asks_its_grammar_a_bounded_number_of_things(settings):
+    """However the grammar refuses: by nodes and depths, not by tokens or candidates."""
+    most = Counter()
+    for seed in range(40):
+        request, (_, chance) = request_of(seed, **settings), table_of(seed)
+        likely = range(10, 10 + (MAX_TOP, 40)[seed % 2])  # of which the grammar allows but some
+        candidates = candidates_of(rows_of(seed, likely), request, [])
+        grammar = CountingGrammar(maze)
+        constraint = Constraint(grammar, (EOS,), 0, zoo.VOCAB)
+        draft = draft_within(constraint, request, [], candidates, Growth(MOST_GUIDED, chance))
+        most |= grammar.asked
+        before = grammar.asked["allowed"]
+        rows = constraint.masks([], draft.tokens, draft.parents)
+        assert len(rows) == 1 + MOST_GUIDED == grammar.asked["allowed"], "none is made twice"
+        assert before <= MOST_GUIDED
+    assert most["allowed"] <= MOST_GUIDED and most["forced"] <= MOST_GUIDED
+    # every node opened tries its first token, and once more perhaps; each popped one goes there
+    tries, moves = 3 * MOST_GUIDED, 2 * MOST_GUIDED
+    assert most["advance"] <= tries + moves * WIDTH and most["rollback"] <= tries + moves
+
+
+def test_where_a_matcher_breaks_the_tree_is_what_there_was():
+    request = request_of()
+    candidates, growth = candidates_of(rows_of(6), request, []), Growth(9, lambda _, sure: sure)
+    broken = constraint_of(maze, breaks_at=3)
+    draft = draft_within(broken, request, [], candidates, growth)
+    assert draft.depth <= 3 and len(draft.parents) == len(draft.tokens) < 9
+    assert draft_within(broken, request, [], candidates, growth).tokens == []

@@ -15,7 +15,7 @@ WORDS = 2
 
 
 def make_exchange() -> Exchange:
-    return Exchange(4, WIDTH, 8, 40, torch.device("cpu"), torch.from_numpy)
+    return Exchange(4, WIDTH, 1 + WIDTH, 40, torch.device("cpu"), torch.from_numpy)
 
 
 def guide(slots: list[int], places: list[tuple[int, int]]) -> Any:

@@ -31,7 +31,7 @@ from flashdraft.bench.run.environment import describe_environment
 from tests.parity import test_transformers as parity
 from tests.unit.engine import test_law as law
 from tests.unit.models import test_formats_law as formats_law
-from tests.unit.models.gguf import test_blocks
+from tests.unit.models.gguf import test_blocks, test_llama_cpp
 from tests.unit.models.packed import test_made
 
 Row = dict[str, Any]
@@ -72,17 +72,28 @@ def law_rows() -> Iterator[Row]:
 def format_rows() -> Iterator[Row]:
     """Every format's values that were compared with its tool's."""
     for kind in test_blocks.SCALES:
-        compared, differing = test_blocks.compare_blocks(kind)
-        tool = {"tool": "gguf", "version": metadata.version("gguf")}
-        yield {"format": f"GGUF {kind}", **tool, "values": compared, "differing": differing}
+        told = f"GGUF {kind}", "gguf", metadata.version("gguf")
+        yield _compared(*told, *test_blocks.compare_blocks(kind))
+    for kind, formats in test_llama_cpp.FORMATS.items():
+        told = f"a GGUF file in {kind}: {', '.join(sorted(formats))}", "llama-cpp-python"
+        yield _compared(*told, test_llama_cpp.VERSION, *test_llama_cpp.compare_file(kind))
     versions = made_with()
     for case in test_made.MADE:
         with tempfile.TemporaryDirectory() as place:
-            compared, differing = test_made.compare_case(Path(place), case)
+            counts = test_made.compare_case(Path(place), case)
         tool, _, kind = case.partition(" ")
-        package = test_made.TOOLS[tool]
-        told = {"tool": package, "version": versions[package]}
-        yield {"format": kind or tool, **told, "values": compared, "differing": differing}
+        package, name = test_made.TOOLS[tool]
+        yield _compared(f"{name} {kind}".strip(), package, versions[package], *counts)
+
+
+def _compared(name: str, tool: str, version: str, values: int, differing: int) -> Row:
+    return {
+        "format": name,
+        "tool": tool,
+        "version": version,
+        "values": values,
+        "differing": differing,
+    }
 
 
 def format_law_rows() -> Iterator[Row]:

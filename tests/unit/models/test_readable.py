@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -60,9 +61,7 @@ def test_drafters_are_those_of_the_known_pairs() -> None:
 
 @pytest.mark.parametrize("model_type", REFUSED_FAMILIES)
 def test_refused_families_are_refused_with_the_reason(model_type: str) -> None:
-    with pytest.raises(
-        UnsupportedModelError, match=f"{model_type}.*{REFUSED_FAMILIES[model_type][:30]}"
-    ):
+    with pytest.raises(UnsupportedModelError, match=re.escape(REFUSED_FAMILIES[model_type])):
         ModelConfig.from_hf({"model_type": model_type})
 
 

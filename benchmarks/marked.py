@@ -44,10 +44,11 @@ def run(
     parser.add_argument("--check", action="store_true", help="write nothing; 1 if out of date")
     options = parser.parse_args(arguments)
     try:
-        texts = {}
+        texts: dict[Path, tuple[str, str]] = {}
         for path, text, begin, end in sections():
             old = path.read_text(encoding="utf-8")
-            texts[path] = old, replace_between(old, text, begin, end, path.name)
+            _, before = texts.get(path, (old, old))  # a file may have several sections
+            texts[path] = old, replace_between(before, text, begin, end, path.name)
         for path, (old, new) in texts.items():
             if options.check:
                 names = path.name, f"{path.name} as it should be"

@@ -103,6 +103,10 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "rope_theta": 1000000.0,
     },
     "gemma4": _GEMMA4,
+    "gemma4-12b": {
+        **{key: value for key, value in _GEMMA4.items() if key != "hidden_size_per_layer_input"},
+        "model_type": "gemma4_unified_text",
+    },
     "gemma4-small": {  # as E2B: layers 2 and 3 read what 0 and 1 keep
         **{key: value for key, value in _GEMMA4.items() if key != "num_global_key_value_heads"},
         "num_hidden_layers": 4,
@@ -242,7 +246,7 @@ def _shapes(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
         for name in ("gate", "up"):
             yield f"{prefix}.mlp.{name}_proj.weight", (inner, hidden)
         yield f"{prefix}.mlp.down_proj.weight", (hidden, inner)
-        if config["model_type"] == "gemma4_text":
+        if config["model_type"].startswith("gemma4"):
             yield f"{prefix}.layer_scalar", (1,)
         if "num_experts" in config:
             count, size = config["num_experts"], config["moe_intermediate_size"]
@@ -280,7 +284,7 @@ def _attention_shapes(
         yield f"{prefix}.q_proj.bias", (heads * dim,)
         yield f"{prefix}.k_proj.bias", (kv_heads * dim,)
         yield f"{prefix}.v_proj.bias", (kv_heads * dim,)
-    if config["model_type"] in ("qwen3", "qwen3_moe", "gemma3_text", "gemma4_text"):
+    if config["model_type"].startswith(("qwen3", "gemma")):
         yield f"{prefix}.q_norm.weight", (dim,)
         if not is_shared:
             yield f"{prefix}.k_norm.weight", (dim,)

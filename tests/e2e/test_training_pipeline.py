@@ -222,11 +222,17 @@ def test_the_formats_of_the_targets_weights_are_recorded_and_not_mixed(
 
 @pytest.mark.parametrize("family", [family for family in CONFIGS if family != "llama"])
 def test_every_family_can_be_a_target(family: str, prompts: Path, tmp_path: Path) -> None:
+    """From prompts to an exported drafter that the family then drafts with, to the same tokens."""
     target = make_tiny_checkpoint(tmp_path / "target", family)
     options = ("--prompts", prompts, "--steps", 5)
     result = run_command(target, "--out", tmp_path / "out", *options)
-    llm = LLM(target, draft=result["drafter"], verify=3, device="cpu", dtype="float32")
-    assert llm.generate([[5, 6, 7]], SamplingParams(max_tokens=8))[0].stats.drafted > 0
+    params = SamplingParams(max_tokens=16, ignore_eos=True)
+    answers = []
+    for draft in (None, result["drafter"]):
+        with LLM(target, draft=draft, verify=3, device="cpu", dtype="float32") as llm:
+            answers.append(llm.generate([[5, 6, 7]], params)[0])
+    assert answers[1].stats.drafted > 0 == answers[0].stats.drafted
+    assert answers[1].token_ids == answers[0].token_ids
 
 
 def test_excluded_prompts_are_not_answered(target: Path, prompts: Path, tmp_path: Path) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
 import transformers
 
-from flashdraft.core import Request, SamplingParams
+from flashdraft.core import Generation, Request, SamplingParams
 from flashdraft.engine.cache.layers import cache_layers
 from flashdraft.engine.cache.pages import PageBook
 from flashdraft.engine.cache.storage import KVCache, Span
@@ -24,6 +25,8 @@ from tests import zoo
 
 TOLERANCE = 1e-4
 TAPS = (0, 2)
+BACKENDS = ("torch", "float32")
+DRAFTS = ("plain", "ngram", "drafter")
 
 LLAMA = {
     "vocab_size": 211,
@@ -145,28 +148,31 @@ NAMES = [
 ]
 
 
-@pytest.fixture(scope="module", params=NAMES)
-def pair(request, tmp_path_factory):
-    """A random transformers model, saved by transformers and read back by us from the files."""
+def make_pair(name: str, folder: Path):
+    """A random transformers model, saved by transformers, to be read back by us from the files."""
     torch.manual_seed(11)
-    config = _config(request.param)
+    config = _config(name)
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     with torch.no_grad():
-        for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-            if name.endswith("inv_freq") or not tensor.is_floating_point():
+        for key, tensor in [*model.named_parameters(), *model.named_buffers()]:
+            if key.endswith("inv_freq") or not tensor.is_floating_point():
                 continue
             if tensor.dim() == 1:  # norms, scalars and biases, away from their initial values
                 tensor.copy_(1.0 + 0.2 * torch.randn_like(tensor))
-            elif "embed_tokens" not in name:
+            elif "embed_tokens" not in key:
                 tensor.mul_(3.0)
     model.eval()
-    folder = tmp_path_factory.mktemp(request.param)
     model.save_pretrained(folder)
-    if request.param == "qwen3_sliding":  # as the Hub has it: the kinds follow from the other keys
+    if name == "qwen3_sliding":  # as the Hub has it: the kinds follow from the other keys
         saved = json.loads((folder / "config.json").read_text())
         del saved["layer_types"]
         (folder / "config.json").write_text(json.dumps(saved))
     return model, folder
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def pair(request, tmp_path_factory):
+    return make_pair(request.param, tmp_path_factory.mktemp(request.param))
 
 
 class Probe:
@@ -195,45 +201,66 @@ class Probe:
         return self.target.logits(output.hidden), output.taps
 
 
-@pytest.mark.parametrize("backend", ["torch", "float32"])
-def test_logits_and_taps_match_transformers(pair, backend):
-    model, folder = pair
+class Differences(NamedTuple):
+    """The largest of our numbers from transformers'."""
+
+    prefill: float
+    verify: float  # of the row before wrong drafts
+    rollback: float  # of rows that took their places
+    taps: float
+
+
+def differences(model, folder: Path, backend: str) -> Differences:
+    """Of a prompt in chunks, then of blocks with wrong drafts, rolled back to the right ones."""
     tokens = torch.randint(1, 211, (40,), generator=torch.Generator().manual_seed(2)).tolist()
     with torch.no_grad():
         reference = model(torch.tensor([tokens]), output_hidden_states=True)
     expected = reference.logits[0]
     taps = torch.cat([reference.hidden_states[tap + 1][0] for tap in TAPS], dim=-1)
     probe = Probe(folder, backend)
-    seen, tapped = [], []
-    for start, end in ((0, 9), (9, 10), (10, 27)):  # a prompt in chunks
+    found = {"prefill": 0.0, "verify": 0.0, "rollback": 0.0, "taps": 0.0}
+
+    def compare(what: str, rows: torch.Tensor, others: torch.Tensor) -> None:
+        assert rows.isfinite().all() and rows.shape == others.shape
+        found[what] = max(found[what], float((rows - others).abs().max()))
+
+    for start, end in ((0, 9), (9, 10), (10, 27)):
         logits, chunk_taps = probe.forward(start, tokens[start:end])
-        seen.append(logits)
-        tapped.append(chunk_taps)
-    for start in (27, 30, 35):  # verify blocks: wrong drafts, rolled back, then the right ones
+        compare("prefill", logits, expected[start:end])
+        compare("taps", chunk_taps, taps[start:end])
+    for start, keep in ((27, 3), (30, 5), (35, 5)):
         wrong = [(token + 7) % 211 for token in tokens[start + 1 : start + 6]]
         logits, _ = probe.forward(start, [tokens[start], *wrong])
-        assert (logits[0] - expected[start]).abs().max() <= TOLERANCE
+        compare("verify", logits[0], expected[start])
         logits, chunk_taps = probe.forward(start, tokens[start : start + 5])
-        keep = {27: 3, 30: 5, 35: 5}[start]
-        seen.append(logits[:keep])
-        tapped.append(chunk_taps[:keep])
-    assert (torch.cat(seen) - expected).abs().max() <= TOLERANCE
-    assert (torch.cat(tapped) - taps).abs().max() <= 10 * TOLERANCE
+        compare("rollback", logits[:keep], expected[start : start + keep])
+        compare("taps", chunk_taps[:keep], taps[start : start + keep])
+    return Differences(**found)
 
 
-@pytest.mark.parametrize("drafts", ["plain", "ngram", "drafter"])
-def test_greedy_answers_are_those_of_transformers(pair, drafts):
-    """Past every window, with a random drafter's offers and with what is looked up."""
-    model, folder = pair
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_logits_and_taps_match_transformers(pair, backend):
+    found = differences(*pair, backend)
+    assert max(found.prefill, found.verify, found.rollback) <= TOLERANCE
+    assert found.taps <= 10 * TOLERANCE
+
+
+def expected_answer(model) -> tuple[list[int], list[int]]:
+    """A prompt of which half is the other half, and transformers' greedy answer, past windows."""
     prompt = torch.randint(1, 211, (14,), generator=torch.Generator().manual_seed(4)).tolist() * 2
     with torch.no_grad():
-        expected = model.generate(
+        answer = model.generate(
             torch.tensor([prompt]),
             attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
             max_new_tokens=24,
             min_new_tokens=24,
             do_sample=False,
-        )[0, len(prompt) :].tolist()
+        )
+    return prompt, answer[0, len(prompt) :].tolist()
+
+
+def our_answer(folder: Path, prompt: list[int], drafts: str) -> Generation:
+    """Ours, with a random drafter's offers or with what is looked up."""
     target = Probe(folder, "float32").target
     drafter = None
     if drafts == "drafter":
@@ -242,7 +269,14 @@ def test_greedy_answers_are_those_of_transformers(pair, drafts):
         verify=0 if drafts == "plain" else 7, ngram=drafts == "ngram", cache=CacheOptions(0.01)
     )
     params = SamplingParams(max_tokens=24, ignore_eos=True)
-    done = zoo.run(Engine(target, drafter, config), [Request("a", prompt, params, 0)])["a"]
+    return zoo.run(Engine(target, drafter, config), [Request("a", prompt, params, 0)])["a"]
+
+
+@pytest.mark.parametrize("drafts", DRAFTS)
+def test_greedy_answers_are_those_of_transformers(pair, drafts):
+    model, folder = pair
+    prompt, expected = expected_answer(model)
+    done = our_answer(folder, prompt, drafts)
     assert done.token_ids == expected
     if drafts != "ngram":  # nothing may have come up before
         assert (done.stats.drafted > 0) is (drafts == "drafter")

@@ -35,7 +35,7 @@ ORDER = {
     "kernels.cuda": "plan | card | driver, overlap | ahead, dense | advance, draw, layout, settle"
     " | tree | attention, dense_backend, loss, quantized | experts | quantized_backend"
     " | expert_backend | backend",
-    "models": "config, readable | files, rope | gguf, packed, tables"
+    "models": "readable | config | files, rope | gguf, packed, tables"
     " | other_formats, sources, tokenizer, weights | adapters, layers, stored"
     " | drafter, llama, loading, stream_decoder, vision | gemma | registry | pairs",
     "server": "settings, telemetry | http, process | answering | anthropic, ollama, openai"

@@ -1,6 +1,6 @@
-"""`flashdraft models`: the models known by name, and the formats that weights may be in.
+"""`flashdraft models`: the models known by name, and which families, formats and adapters load.
 
-What is known of a model is known without a network; the formats are the readers' own tables.
+What is known of a model is known without a network; what loads is told by models/readable.py.
 """
 
 from __future__ import annotations
@@ -8,65 +8,106 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from flashdraft.bench.plan.pairs import TARGETS
 from flashdraft.bench.plan.sizes import BF16, count_target, weight_bytes
 from flashdraft.cli.files import write_json
 from flashdraft.kernels.kinds import QUANTIZE
 from flashdraft.models.config.target import ModelConfig
-from flashdraft.models.readable import READABLE, REFUSED
-from flashdraft.models.sources import KnownModel, known_models, readable_kinds
+from flashdraft.models.readable import (
+    ADAPTERS,
+    FAMILIES,
+    FORMATS,
+    REFUSED_ADAPTERS,
+    REFUSED_FAMILIES,
+    REFUSED_FORMATS,
+)
+from flashdraft.models.sources import (
+    KnownModel,
+    drafted_targets,
+    known_models,
+    readable_kinds,
+)
 
 _WIDTH = 100
 _GB, _MB = 10**9, 10**6
+_NONE = "-"
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the table and the formats, or the same as JSON."""
-    known, kinds = known_models(), readable_kinds()
+    """Print the tables, or the same as JSON."""
+    known = known_models()
     models = [_sized(model) for model in known]
     if arguments.json is not None:
-        formats = {
-            "gguf": list(kinds.gguf),
-            "compressed_tensors": list(kinds.compressed_tensors),
-            "quantize": [scheme.value for scheme in QUANTIZE],
-            "refused": list(REFUSED),
-            "kept": [row._asdict() for row in READABLE],
-        }
         listed = [
             {**dataclasses.asdict(m), "is_estimate": m is not k}
             for k, m in zip(known, models, strict=True)
         ]
-        write_json(arguments.json, {"models": listed, "formats": formats})
+        write_json(arguments.json, {"models": listed, **_readable()})
         return 0
-    rows = [("MODEL", "CACHED", "FORMAT", "SIZE", "DRAFTER", "DESCRIPTION")]
+    rows = [("MODEL", "CACHED", "FORMAT", "SIZE", "DRAFTER")]
     rows += [
-        (
-            m.name,
-            "yes" if m.cached else "no",
-            m.format or "-",
-            "~" * (m is not k) + _size(m),
-            _drafter(m),
-            m.description,
-        )
+        (m.name, "yes" if m.cached else "no", m.format or "", "~" * (m is not k) + _size(m))
+        + (_drafter(m),)
         for k, m in zip(known, models, strict=True)
     ]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        print("  ".join(cells).rstrip())
-    print()
-    _print_formats("Loaded", f"safetensors in floats, {kinds.text} in {', '.join(kinds.gguf)}.")
-    for one in READABLE:
-        print(f"         {one.names}: {one.kept}, {one.bits} bits a weight on a GPU")
-    schemes = ", ".join(QUANTIZE)
-    _print_formats("Made", f"{schemes} out of floats, on a GPU (--quantize, --quantize-head).")
-    _print_formats("Refused", f"every other: {', '.join(REFUSED)} and more.")
+    _print_table(rows)
+    families = [("FAMILY", "MODEL_TYPE", "GGUF", "DRAFTERS KNOWN FOR", "LEFT OUT")]
+    families += [
+        (one.names, one.shown_types, one.gguf or "", short_names(one.names), one.unread)
+        for one in FAMILIES
+    ]
+    _print_table(families)
+    _print_table([("WEIGHTS", "KEPT ON A GPU AS", "BITS"), *(one[:3] for one in FORMATS)])
+    _print_table([("ADAPTERS (--lora)", "MERGED"), *ADAPTERS])
+    _print_words("Made", f"{', '.join(QUANTIZE)} out of floats, on a GPU (--quantize).")
+    refused = (
+        f"every other: families such as {', '.join(REFUSED_FAMILIES)}; weights such as "
+        f"{', '.join(REFUSED_FORMATS)}; adapters such as {', '.join(REFUSED_ADAPTERS)}."
+    )
+    _print_words("Refused", refused)
     return 0
 
 
-def _print_formats(title: str, text: str) -> None:
+def short_names(family: str) -> str:
+    """The models of a family whose drafters are known, without their publishers."""
+    return ", ".join(name.rpartition("/")[2] for name in drafted_targets(family))
+
+
+def _readable() -> dict[str, Any]:
+    """The tables of what loads, for programs."""
+    kinds = readable_kinds()
+    families = [{**one._asdict(), "targets": drafted_targets(one.names)} for one in FAMILIES]
+    return {
+        "families": {"read": families, "refused": REFUSED_FAMILIES},
+        "formats": {
+            "gguf": list(kinds.gguf),
+            "compressed_tensors": list(kinds.compressed_tensors),
+            "quantize": [scheme.value for scheme in QUANTIZE],
+            "refused": list(REFUSED_FORMATS),
+            "kept": [row._asdict() for row in FORMATS],
+        },
+        "adapters": {
+            "merged": [row._asdict() for row in ADAPTERS],
+            "refused": list(REFUSED_ADAPTERS),
+        },
+    }
+
+
+def _print_table(rows: Sequence[Sequence[str]]) -> None:
+    """Columns that are as wide as they have to be, and an empty line."""
+    told = [[cell.replace("`", "") or _NONE for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*told, strict=True)]
+    for row in told:
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        print("  ".join(cells).rstrip())
+    print()
+
+
+def _print_words(title: str, text: str) -> None:
     print(textwrap.fill(f"{title:8} {text}", _WIDTH, subsequent_indent=" " * 9))
 
 
@@ -80,7 +121,7 @@ def _sized(model: KnownModel) -> KnownModel:
 
 def _size(model: KnownModel) -> str:
     if model.num_bytes is None:
-        return "-"
+        return ""
     if model.num_bytes < _GB:
         return f"{model.num_bytes / _MB:.0f} MB"
     return f"{model.num_bytes / _GB:.1f} GB"

@@ -23,6 +23,7 @@ from flashdraft.models.config.layers import ExpertsConfig, LayerConfig, PerLayer
 from flashdraft.models.config.quantization import read_quantization
 from flashdraft.models.config.values import ConfigObject, require, token_ids
 from flashdraft.models.config.vision import NO_TOWER, VisionConfig, read_vision
+from flashdraft.models.readable import REFUSED_FAMILIES
 
 logger = logging.getLogger(__name__)
 
@@ -92,12 +93,12 @@ class ModelConfig:
         text = section if section is not None and section.names() else whole
         outer_type = whole.raw("model_type")
         model_type = text.raw("model_type") or outer_type
-        reader = _READERS.get(model_type) if isinstance(model_type, str) else None
+        reader = READERS.get(model_type) if isinstance(model_type, str) else None
         if reader is None:
-            why = _WHY_NOT.get(model_type) if isinstance(model_type, str) else None
+            why = REFUSED_FAMILIES.get(model_type) if isinstance(model_type, str) else None
             raise UnsupportedModelError(
                 f"The model type {quoted(model_type)} ({quoted(architecture)}) is not supported"
-                f"{f': {why}' if why else ''}; supported types are {', '.join(sorted(_READERS))}."
+                f"{f': {why}' if why else ''}; supported types are {', '.join(sorted(READERS))}."
             )
         read_quantization(config)  # refuses what cannot be read
         if reader.defaults:
@@ -162,9 +163,4 @@ def _check(model: ModelConfig) -> None:
         require(heads % kv_heads == 0, "num_attention_heads", heads, multiple)
 
 
-_WHY_NOT = {
-    "gpt_oss": "a learnt logit stands beside every row's keys (sinks), and its experts have "
-    "biases, a clamped gate and weights in MXFP4, none of which the kernels here do. vLLM and "
-    "SGLang run it (`flashdraft serve --engine`)",
-}
-_READERS = {**llama.READERS, **gemma.READERS}
+READERS = {**llama.READERS, **gemma.READERS}

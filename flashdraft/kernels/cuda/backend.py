@@ -19,6 +19,7 @@ from flashdraft.kernels.cuda.plan import LEAST_FP8_CAPABILITY, DeviceLimits
 from flashdraft.kernels.cuda.quantized_backend import is_packed
 from flashdraft.kernels.interface import (
     Choice,
+    Convolution,
     DraftedSlots,
     Draw,
     DrawnRows,
@@ -30,8 +31,11 @@ from flashdraft.kernels.interface import (
     PagedKeys,
     PagedTensor,
     PassRows,
+    PathOffers,
+    PathScores,
     Residual,
     Settled,
+    SlotCandidates,
     SlotSettings,
     SlotStates,
     SlotTables,
@@ -267,6 +271,25 @@ class TritonKernels(ComposedKernels):
     def grow(self, offered: Offered, nodes: TreeNodes) -> None:
         with self._on_device():
             dense_backend.grow(offered, nodes)
+
+    def offer_paths(
+        self,
+        candidates: SlotCandidates,
+        scores: PathScores,
+        settings: SlotSettings,
+        rows: DrawnRows,
+        count: int,
+    ) -> PathOffers:
+        with self._on_device():
+            return dense_backend.offer_paths(candidates, scores, settings, rows, count)
+
+    def follow(self, offers: PathOffers, width: int) -> tuple[Tensor, Tensor]:
+        with self._on_device():
+            return dense_backend.follow(offers, width)
+
+    def convolve(self, x: Tensor, convolution: Convolution) -> Tensor:
+        with self._on_device():
+            return dense_backend.convolve(x, convolution)
 
     def share_rows(self, drafted: DraftedSlots, num_rows: int) -> Tensor:
         with self._on_device():

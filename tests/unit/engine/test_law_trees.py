@@ -118,12 +118,12 @@ class TreeOracle:
                 if self.random.random() < self.on_chain:
                     tokens = [right, *(token for token in tokens if token != right)]
                 tokens = tokens[:NUM_OFFERS]
-                trees._others[slot, place, : len(tokens)] = torch.tensor(tokens)
+                trees._others[slot, place, 0, : len(tokens)] = torch.tensor(tokens)
                 trees._sure[slot, place] = 0.0
                 sure = torch.rand(len(tokens)).sort(descending=True).values
-                trees._sure[slot, place, : len(tokens)] = sure
+                trees._sure[slot, place, 0, : len(tokens)] = sure
                 chain[slot, place] = tokens[0]
-        return Proposed(chain, trees._sure[:batch, :width, 0].clone())
+        return Proposed(chain, trees._sure[:batch, :width, 0, 0].clone())
 
 
 @functools.cache

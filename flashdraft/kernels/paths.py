@@ -75,10 +75,11 @@ def offer_paths(
     sampled slot's is worth what the draw goes by, noise and all, and its confidence is its share of
     that. Where a request's settings change logits, the head does not know how: what was drawn is
     first. Where a head says how sure it is, that is the first one's confidence; the others share
-    what is left.
+    what is left. What is no number of a head's says nothing.
     """
     ids, logits, log_total = candidates
-    added = F.pad(scores.added, (0, 0, 0, 1))  # a row for those who are no candidates
+    added = torch.where(scores.added.isfinite(), scores.added, 0.0)
+    added = F.pad(added, (0, 0, 0, 1))  # a row for those who are no candidates
     is_there = (ids >= 0).unsqueeze(1).expand_as(added)
     values = torch.where(is_there, logits.unsqueeze(1) + added, -math.inf)
     peak = values.amax(2, keepdim=True)
@@ -118,7 +119,8 @@ def _be_sure(confidence: Tensor, sure: Tensor) -> Tensor:
     first = confidence[..., :1]
     is_said = torch.ones_like(sure, dtype=torch.bool)
     is_said[:, -1] = False
-    said = torch.where(is_said & (first.squeeze(2) > 0), sure, first.squeeze(2)).unsqueeze(2)
+    is_said &= (sure >= 0) & (first.squeeze(2) > 0)
+    said = torch.where(is_said, sure, first.squeeze(2)).unsqueeze(2)
     left = ((1.0 - said) / (1.0 - first).clamp(min=LEAST_LEFT)).clamp(max=1.0)
     return torch.cat([said, confidence[..., 1:] * left], dim=2)
 

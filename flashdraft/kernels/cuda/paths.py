@@ -84,8 +84,10 @@ def _offer_paths(
     ids = tl.load(candidates.tokens + own, mask=is_lane, other=-1)
     there = ids >= 0
     logits = tl.load(candidates.logits + own, mask=there, other=float("-inf"))
-    gain = added + (row * num_candidates + before) * num_candidates + place
-    values = logits + tl.load(gain, mask=there & is_known, other=0.0)
+    cell = (row * num_candidates + before) * num_candidates + place
+    gain = tl.load(added + cell, mask=there & is_known, other=0.0)
+    is_number = (gain > float("-inf")) & (gain < float("inf"))
+    values = logits + tl.where(is_number, gain, 0.0)
     peak = tl.max(values, 0)
     heat = tl.load(temperature + slot)
     key = noise_key(tl.load(noise + slot), tl.load(positions + row))
@@ -108,7 +110,8 @@ def _offer_paths(
     if IS_SURE:
         first = tl.sum(tl.where(there & (rank == 0), sure, 0.0), 0)
         opinion = tl.load(said + row * num_candidates + tl.minimum(before, num_candidates - 1))
-        opinion = tl.where((before < num_candidates) & (first > 0.0), opinion, first)
+        is_said = (before < num_candidates) & (first > 0.0) & (opinion >= 0.0)
+        opinion = tl.where(is_said, opinion, first)
         left = tl.div_rn(1.0 - opinion, tl.maximum(1.0 - first, LEAST_LEFT))
         sure = tl.where(rank == 0, opinion, sure * tl.minimum(left, 1.0))
     start = (row * (num_candidates + 1) + before) * count

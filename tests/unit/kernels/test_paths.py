@@ -48,6 +48,20 @@ def test_a_head_without_a_say_leaves_the_likeliest_first() -> None:
     torch.testing.assert_close(offers.confidence[is_drawn, 5, 0], chances[is_drawn])
 
 
+@pytest.mark.parametrize("broken", [torch.nan, torch.inf, -torch.inf])
+def test_a_broken_head_says_nothing(broken: float) -> None:
+    drawn = make_drawn(2)
+    candidates, scores = make_paths(drawn, 16, 0, is_sure=True)
+    assert scores.sure is not None
+    scores.added.fill_(broken)
+    scores.sure.fill_(torch.nan)
+    told = drawn.settings, drawn.rows, 5
+    found = offer_paths(candidates, scores, *told)
+    silent = scores._replace(added=torch.zeros_like(scores.added), sure=None)
+    for one, other in zip(found, offer_paths(candidates, silent, *told), strict=True):
+        assert torch.equal(one, other)
+
+
 def test_a_chain_follows_the_first_of_each() -> None:
     generator = torch.Generator().manual_seed(3)
     slots, width, before, count = 5, 7, 4, 3

@@ -14,16 +14,22 @@ from tests.pathed import make_paths
 
 CPU = torch.device("cpu")
 CASES = ((0, 16, 8, False), (1, 16, 1, True), (2, 20, 21, True), (3, 4, 5, False), (5, 20, 8, True))
+BROKEN = (4, 16, 8, True, torch.nan)
 
 
-def check_paths(seed: int, num_likeliest: int, count: int, is_sure: bool) -> None:
+def check_paths(
+    seed: int, num_likeliest: int, count: int, is_sure: bool, broken: float | None = None
+) -> None:
     from flashdraft.kernels.cuda.backend import TritonKernels
 
     kernels, drawn = TritonKernels(CPU, torch.float32), make_drawn(seed)
     width = 3
     drawn = drawn._replace(draw=type(drawn.draw)(*(one[:6].contiguous() for one in drawn.draw)))
     rows = paths.DrawnRows(drawn.rows.owner[:6].contiguous(), drawn.rows.positions[:6].contiguous())
-    told = *make_paths(drawn, num_likeliest, seed, is_sure), drawn.settings, rows
+    candidates, scores = make_paths(drawn, num_likeliest, seed, is_sure)
+    if broken is not None:
+        scores.added[:, ::2], scores.added[:, 1::3] = broken, torch.inf
+    told = candidates, scores, drawn.settings, rows
     found, expected = kernels.offer_paths(*told, count), paths.offer_paths(*told, count)
     assert torch.equal(found.tokens, expected.tokens)
     assert torch.equal(found.numbers, expected.numbers)
@@ -44,7 +50,7 @@ def check_convolution(taps: int, features: int, groups: int) -> None:
 
 
 CHECKS: dict[str, Callable[[], None]] = {
-    **{f"paths {case}": lambda c=case: check_paths(*c) for case in CASES},
+    **{f"paths {case}": lambda c=case: check_paths(*c) for case in (*CASES, BROKEN)},
     **{
         f"convolution {case}": lambda c=case: check_convolution(*c)
         for case in ((1, 16, 1), (2, 48, 3), (3, 1040, 65))

@@ -25,33 +25,35 @@ def told(seed: int, is_sure: bool) -> tuple[Drawn, paths.SlotCandidates, paths.P
     return drawn, *make_paths(drawn, 16, seed, is_sure)
 
 
+@pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("is_sure", [False, True])
 @pytest.mark.parametrize("count", [1, 8, 17])
-def test_paths_are_those_of_the_rule_and_a_graph_holds_them(count: int, is_sure: bool) -> None:
+def test_paths_are_those_of_the_rule_and_a_graph_holds_them(
+    count: int, is_sure: bool, seed: int
+) -> None:
     kernels = select_kernels("cuda", "bfloat16")
-    for seed in range(10):
-        drawn, candidates, scores = told(seed, is_sure)
-        expected = paths.offer_paths(candidates, scores, drawn.settings, drawn.rows, count)
-        moved = drawn.to(CUDA)
-        given = paths.SlotCandidates(*(one.to(CUDA) for one in candidates))
-        sure = None if scores.sure is None else scores.sure.to(CUDA)
-        said = paths.PathScores(scores.added.to(CUDA), sure)
+    drawn, candidates, scores = told(seed, is_sure)
+    expected = paths.offer_paths(candidates, scores, drawn.settings, drawn.rows, count)
+    moved = drawn.to(CUDA)
+    given = paths.SlotCandidates(*(one.to(CUDA) for one in candidates))
+    sure = None if scores.sure is None else scores.sure.to(CUDA)
+    said = paths.PathScores(scores.added.to(CUDA), sure)
 
-        def run() -> tuple[paths.PathOffers, tuple[torch.Tensor, torch.Tensor]]:
-            offers = kernels.offer_paths(given, said, moved.settings, moved.rows, count)  # noqa: B023
-            return offers, kernels.follow(offers, 1)
+    def run() -> tuple[paths.PathOffers, tuple[torch.Tensor, torch.Tensor]]:
+        offers = kernels.offer_paths(given, said, moved.settings, moved.rows, count)
+        return offers, kernels.follow(offers, 1)
 
-        run()
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            found, chain = run()
-        graph.replay()
-        assert torch.equal(found.tokens.cpu(), expected.tokens)
-        assert torch.equal(found.numbers.cpu(), expected.numbers)
-        near = {"rtol": 1e-4, "atol": 1e-6}
-        torch.testing.assert_close(found.confidence.cpu(), expected.confidence, **near)
-        assert torch.equal(chain[0].cpu(), paths.follow(expected, 1)[0])
+    run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found, chain = run()
+    graph.replay()
+    assert torch.equal(found.tokens.cpu(), expected.tokens)
+    assert torch.equal(found.numbers.cpu(), expected.numbers)
+    near = {"rtol": 1e-4, "atol": 1e-6}
+    torch.testing.assert_close(found.confidence.cpu(), expected.confidence, **near)
+    assert torch.equal(chain[0].cpu(), paths.follow(expected, 1)[0])
 
 
 @pytest.mark.parametrize("features", [2816, 5376])

@@ -36,15 +36,18 @@ def make_offered(
     count: int,
     device: torch.device | None = None,
     has_rivals: bool = True,
+    num_before: int = 1,
 ) -> Offered:
     """Chains that end early, that are not among the offers, that have no branches; many equals.
 
-    Rival chains leave them early, late or never, for tokens that may be offered.
+    Rival chains leave them early, late or never, for tokens that may be offered. With more than one
+    list of offers to a place they are those of a drafter with a head.
     """
     random = np.random.default_rng(seed)
-    shape = num_slots, width
-    orders = np.argsort(random.random((*shape, VOCABULARY)), axis=2)
-    others, sure = orders[..., :count], -np.sort(-random.random((*shape, count)), axis=2)
+    shape, lists = (num_slots, width), (num_slots, width, num_before)
+    orders = np.argsort(random.random((*lists, VOCABULARY)), axis=3)
+    every, sure = orders[..., :count], -np.sort(-random.random((*lists, count)), axis=3)
+    others = every[:, :, 0]
     if seed % 3 == 0:
         sure = np.round(sure * 4) / 4
     sure[random.random(sure.shape) < 0.1] = 0.0
@@ -79,8 +82,11 @@ def make_offered(
         (random.integers(0, NUM_PROPOSERS, num_slots), torch.int64),
         (rivals[:, :few], torch.int64),
         (surety[:, :few], torch.float32),
-        (others, torch.int64),
+        (every, torch.int64),
         (sure, torch.float32),
+        (random.integers(0, num_before, every.shape), torch.int64),
+        (random.integers(0, num_before, shape), torch.int64),
+        (random.integers(0, num_before, shape), torch.int64),
         (branches, torch.int32),
         (lengths, torch.int32),
         (ends, torch.int64),
@@ -113,6 +119,7 @@ class Node(NamedTuple):
     source: int
     is_chain: bool
     is_rival: bool
+    number: int = 0  # whose list of offers follows it, if it is on neither chain
 
 
 class Child(NamedTuple):
@@ -124,6 +131,7 @@ class Child(NamedTuple):
     source: int
     is_chain: bool = False
     is_rival: bool = False
+    number: int = 0
 
 
 class _Slot:
@@ -140,8 +148,11 @@ class _Slot:
         )
         self.has_branches = int(offered.branches[slot]) > 0
         self._rival = rival if self.has_branches else []
-        tokens, sure = offered.other_tokens[slot].tolist(), offered.other_confidence[slot].tolist()
-        self._others = [list(zip(*both, strict=True)) for both in zip(tokens, sure, strict=True)]
+        self._others = [
+            [list(zip(*row, strict=True)) for row in zip(*rows, strict=True)]
+            for rows in zip(*(one[slot].tolist() for one in offered[5:8]), strict=True)
+        ]
+        self._before = list(zip(*(one[slot].tolist() for one in offered[8:10]), strict=True))
 
     def _child(self, token: int, confidence: float, source: int) -> list[Child]:
         """None where it has no chance."""
@@ -151,7 +162,7 @@ class _Slot:
             chance = min(float(np.float32(confidence) * np.float32(chance)), 1.0)
         return [Child(token, confidence, chance, source)] if chance > 0 else []
 
-    def children(self, place: int, is_chain: bool, is_rival: bool) -> list[Child]:
+    def children(self, place: int, is_chain: bool, is_rival: bool, number: int) -> list[Child]:
         """Of a parent at a place, on one of the chains or both, those that there are."""
         if place == len(self._chain):
             return []
@@ -168,8 +179,11 @@ class _Slot:
         if self.has_branches:
             source = BRANCH if is_chain or is_rival else BEYOND
             taken = {one.token for one in (*chain, *rival)}
-            for token, sure in self._others[place]:
-                others += [] if token in taken else self._child(token, sure, source)
+            before = self._before[place]
+            which = before[0] if is_chain else before[1] if is_rival else number
+            for token, sure, own in self._others[place][which]:
+                found = [] if token in taken else self._child(token, sure, source)
+                others += [one._replace(number=own) for one in found]
         waits = [rank for rank, one in enumerate(others) if rival and one.chance <= rival[0].chance]
         first = waits[0] if waits else len(others)
         chain = [one._replace(is_chain=True) for one in chain]
@@ -190,11 +204,11 @@ def grow_by_hand(offered: Offered, slot: int, num_nodes: int) -> list[Node]:
             num_pushed += 1
 
     def add(parent: int, child: Child, alive: float) -> list[Child]:
-        depth, ways = nodes[parent].depth + 1, (child.is_chain, child.is_rival)
+        depth, ways = nodes[parent].depth + 1, (child.is_chain, child.is_rival, child.number)
         nodes.append(Node(child.token, parent, depth, child.confidence, alive, child.source, *ways))
         return here.children(depth, *ways)
 
-    children = here.children(0, True, True)
+    children = here.children(0, True, True, 0)
     if num_nodes >= SEEDED_FROM or not here.has_branches:
         waiting = list[tuple[int, list[Child]]]()
         while children and children[0].is_chain and len(nodes) <= num_nodes:

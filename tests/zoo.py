@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -122,6 +123,20 @@ CONFIGS = {
 }
 
 
+_SELECTOR = {"selector_rank": 6, "selector_top_k": 12}
+_CONVOLUTIONS = {"conv_kernel_size": 2, "conv_group_size": 8}
+ADDED: dict[str, dict[str, Any]] = {  # to dflash_config: every kind of head
+    "markov": {"markov_rank": 6, "enable_confidence_head": False},
+    "gated": {"markov_rank": 6, "markov_head_type": "gated"},
+    "anchored": {
+        "markov_rank": 6,
+        "sample_from_anchor": True,
+        "confidence_head_with_markov": False,
+    },
+    "selector": {**_SELECTOR, **_CONVOLUTIONS},
+}
+
+
 class Tensors:
     """A checkpoint in memory."""
 
@@ -231,8 +246,12 @@ def tiny_drafter(
     any_width: bool = False,
     vocab_size: int = VOCAB,
     hidden_size: int = 32,
+    added: dict[str, Any] | None = None,
 ) -> PackedDrafter:
-    """A random drafter for `tiny_target(..., taps=(0, 2))`: one sliding, one full layer."""
+    """A random drafter for `tiny_target(..., taps=(0, 2))`: one sliding, one full layer.
+
+    `added` are keys of dflash_config, such as one of ADDED has: a head speaks as loudly as slots.
+    """
     config = DrafterConfig.from_hf(
         {
             "architectures": ["DFlashDraftModel"],
@@ -258,11 +277,16 @@ def tiny_drafter(
                 "mask_token_id": 3,
                 "target_layer_ids": [0, 2],
                 "any_width": any_width,
+                **(added or {}),
             },
         }
     )
     torch.manual_seed(seed)
-    return PackedDrafter(Drafter(config), backend)
+    drafter = Drafter(config)
+    for name, parameter in drafter.named_parameters():
+        if "head" in name or "selector" in name or "_conv" in name:
+            torch.nn.init.normal_(parameter, std=0.7)
+    return PackedDrafter(drafter, backend)
 
 
 def cache_for(target: Target, drafter: PackedDrafter | None, num_pages: int) -> float:

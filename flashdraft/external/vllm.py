@@ -138,7 +138,7 @@ def _speculative_config(
 ) -> dict[str, Any] | None:
     if pair.drafter is None or pair.drafter_config is None or settings.verify == 0:
         return None
-    most = pair.drafter_config.block_size - 1
+    most = pair.drafter_config.num_slots
     count = most if settings.verify is None else settings.verify
     if not 1 <= count <= most:
         raise RequestError(f"verify is {count}; with this drafter's block it is from 0 to {most}.")

@@ -14,10 +14,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from flashdraft.kernels.advance import advance
+from flashdraft.kernels.convolution import convolve
 from flashdraft.kernels.draw import host, reference
 from flashdraft.kernels.interface import (
     BIDIRECTIONAL,
     Choice,
+    Convolution,
     DraftedSlots,
     Draw,
     DrawnRows,
@@ -31,8 +33,11 @@ from flashdraft.kernels.interface import (
     PagedTensor,
     PageView,
     PassRows,
+    PathOffers,
+    PathScores,
     Residual,
     Settled,
+    SlotCandidates,
     SlotSettings,
     SlotStates,
     SlotTables,
@@ -42,6 +47,7 @@ from flashdraft.kernels.interface import (
 )
 from flashdraft.kernels.kinds import Activation, Scheme
 from flashdraft.kernels.layout import lay_out, share_rows
+from flashdraft.kernels.paths import follow, offer_paths
 from flashdraft.kernels.quantized import Matrix, Quantized, join_floats
 from flashdraft.kernels.settle import settle
 from flashdraft.kernels.tree import grow, offer
@@ -166,6 +172,22 @@ class ComposedKernels(Kernels):
     def grow(self, offered: Offered, nodes: TreeNodes) -> None:
         for one, other in zip(nodes, grow(offered, nodes.tokens.shape[1]), strict=True):
             one.copy_(other)
+
+    def offer_paths(
+        self,
+        candidates: SlotCandidates,
+        scores: PathScores,
+        settings: SlotSettings,
+        rows: DrawnRows,
+        count: int,
+    ) -> PathOffers:
+        return offer_paths(candidates, scores, settings, rows, count)
+
+    def follow(self, offers: PathOffers, width: int) -> tuple[Tensor, Tensor]:
+        return follow(offers, width)
+
+    def convolve(self, x: Tensor, convolution: Convolution) -> Tensor:
+        return convolve(x, convolution)
 
     def share_rows(self, drafted: DraftedSlots, num_rows: int) -> Tensor:
         return share_rows(drafted, num_rows)

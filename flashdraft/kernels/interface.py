@@ -17,6 +17,7 @@ from torch import Tensor
 
 from flashdraft.kernels.advance import SlotStates as SlotStates  # for those who implement this
 from flashdraft.kernels.advance import Verified as Verified
+from flashdraft.kernels.convolution import Convolution as Convolution
 from flashdraft.kernels.draw.rule import Draw as Draw
 from flashdraft.kernels.draw.rule import DrawnRows as DrawnRows
 from flashdraft.kernels.draw.rule import HeadProducts as HeadProducts
@@ -27,6 +28,9 @@ from flashdraft.kernels.layout import PassRows as PassRows
 from flashdraft.kernels.layout import SlotTables as SlotTables
 from flashdraft.kernels.nodes import MAX_NODES
 from flashdraft.kernels.nodes import TreeNodes as TreeNodes
+from flashdraft.kernels.paths import PathOffers as PathOffers
+from flashdraft.kernels.paths import PathScores as PathScores
+from flashdraft.kernels.paths import SlotCandidates as SlotCandidates
 from flashdraft.kernels.quantized import Matrix
 from flashdraft.kernels.settle import PagedTensor as PagedTensor
 from flashdraft.kernels.settle import Settled as Settled
@@ -324,6 +328,10 @@ class Kernels(Protocol):
         """`gated` of `linear(x, weight)`."""
         ...
 
+    def convolve(self, x: Tensor, convolution: Convolution) -> Tensor:
+        """Rows of blocks, each mixed with those just before it: convolution.py."""
+        ...
+
     def prepare_qkv(
         self,
         qkv: Tensor,
@@ -400,6 +408,27 @@ class Kernels(Protocol):
 
     def grow(self, offered: Offered, nodes: TreeNodes) -> None:
         """Fill in a tree for each slot, of as many nodes: tree.py. A graph can hold it."""
+        ...
+
+    def offer_paths(
+        self,
+        candidates: SlotCandidates,
+        scores: PathScores,
+        settings: SlotSettings,
+        rows: DrawnRows,
+        count: int,
+    ) -> PathOffers:
+        """Candidates for every row of a drafter with a head, behind each one before it: paths.py.
+
+        A graph can hold it.
+        """
+        ...
+
+    def follow(self, offers: PathOffers, width: int) -> tuple[Tensor, Tensor]:
+        """The chain of each slot of so many rows, behind its anchor always the first offer.
+
+        Tokens [slots, width] int64 and their confidence, float32. A graph can hold it.
+        """
         ...
 
     def share_rows(self, drafted: DraftedSlots, num_rows: int) -> Tensor:

@@ -48,9 +48,14 @@ class Offered(NamedTuple):
     # The other proposer's chain, from the anchor on too; [slots, 0] where nobody has any.
     rival_tokens: Tensor  # [slots, width] int64
     rival_confidence: Tensor  # [slots, width] float32; 0 = it has ended
-    # Offers for every place, none twice. The chains' own tokens may be among them.
-    other_tokens: Tensor  # [slots, width, count] int64
-    other_confidence: Tensor  # [slots, width, count] float32; 0 = there is none
+    # Offers for every place, none twice, likeliest first; the chains' own tokens may be among them.
+    # A drafter with a head has some for each of its candidates that may come before, and one more
+    # list for any other token (paths.py); every other drafter has one for all.
+    other_tokens: Tensor  # [slots, width, before, count] int64
+    other_confidence: Tensor  # [slots, width, before, count] float32; 0 = there is none
+    other_numbers: Tensor  # [slots, width, before, count] int64: whose list follows them
+    chain_before: Tensor  # [slots, width] int64: whose list is that of what follows the chain there
+    rival_before: Tensor  # [slots, width] int64: the same of the rival chain
     branches: Tensor  # [slots] int32: 0 = nothing but the chain
     lengths: Tensor  # [slots] int32: tokens that the cache holds, the anchor's not among them
     ends: Tensor  # [slots] int64: tokens, prompt included, at which a sequence ends
@@ -83,12 +88,14 @@ def offer(drawn: Draw, settings: SlotSettings, rows: DrawnRows, count: int) -> O
     confidence = torch.where(confidence.isfinite(), confidence, 0.0).clamp(max=1.0)
     worth = torch.where(heat > 0, scores, logits)
     worth[:, 0] = math.inf
-    places = _rank(worth, is_there)
-    ids, confidence = (_put(one, places)[:, :count].contiguous() for one in (ids, confidence))
+    places = rank(worth, is_there)
+    ids, confidence = (
+        put_in_order(one, places)[:, :count].contiguous() for one in (ids, confidence)
+    )
     return Offers(ids, confidence)
 
 
-def _rank(worth: Tensor, is_there: Tensor) -> Tensor:
+def rank(worth: Tensor, is_there: Tensor) -> Tensor:
     """Everybody's place if the largest come first, and of equals the earlier; the absent behind."""
     count = worth.shape[1]
     number, own, other = count_up(count, worth.device), worth.unsqueeze(2), worth.unsqueeze(1)
@@ -97,7 +104,8 @@ def _rank(worth: Tensor, is_there: Tensor) -> Tensor:
     return torch.where(is_there, is_before.sum(2), count)
 
 
-def _put(values: Tensor, places: Tensor) -> Tensor:
+def put_in_order(values: Tensor, places: Tensor) -> Tensor:
+    """Values of rows at such places; 0 where there is none."""
     rows, count = values.shape
     return values.new_zeros(rows, count + 1).scatter_(1, places, values)
 
@@ -116,7 +124,7 @@ def grow(offered: Offered, num_nodes: int) -> TreeNodes:
     With at least SEEDED_FROM nodes, and without branches, the chain comes first.
     """
     assert num_nodes <= MAX_NODES
-    offered, count = _cut(offered), offered.other_tokens.shape[2]
+    offered, count = _cut(offered), offered.other_tokens.shape[3]
     chances = offered.chances, offered.edges
     alive = survival(offered.confidence, offered.sources, *chances)
     if count + offered.rival_tokens.shape[1] == 0:
@@ -126,7 +134,7 @@ def grow(offered: Offered, num_nodes: int) -> TreeNodes:
         seeded = torch.ones_like(seeded)
     seeds = _grow_chain(offered, torch.where(seeded.unsqueeze(1), alive, 0.0), num_nodes)
     children = _list_children(offered, alive)
-    rows = _start(seeds, children, seeded)
+    rows = _start(seeds, children, seeded, 3 + count)
     num_seeds = (seeds.survival > 0).sum(1, keepdim=True)
     for row in range(1, 1 + num_nodes):
         _take_best(rows, children, row, num_seeds)
@@ -151,7 +159,7 @@ def _cut(offered: Offered) -> Offered:
     return offered._replace(
         confidence=offered.confidence * is_near,
         rival_confidence=offered.rival_confidence * rival,
-        other_confidence=offered.other_confidence * is_near.unsqueeze(2),
+        other_confidence=offered.other_confidence * is_near.view(*is_near.shape, 1, 1),
     )
 
 
@@ -185,7 +193,7 @@ class _Children(NamedTuple):
     """Lists of children, one after another, of which each ends with a chance of 0.
 
     Of every place, and of the one behind the last: first of the parents on the chain, then of those
-    on the rival chain alone, then of all others. [slots, cells] each.
+    on the rival chain alone, then of all others, by whose list follows them. [slots, cells] each.
     """
 
     tokens: Tensor
@@ -195,27 +203,25 @@ class _Children(NamedTuple):
     lists: Tensor  # int64: where a child's own children begin
     is_chain: Tensor  # [slots, places]: whether the chain goes on there
 
-    @property
-    def room(self) -> int:
-        """Cells of a list."""
-        return self.tokens.shape[1] // (3 * self.is_chain.shape[1])
-
 
 def _list_children(offered: Offered, alive: Tensor) -> _Children:
-    width, count = offered.other_tokens.shape[1:]
+    width, _, count = offered.other_tokens.shape[1:]
     places, room = count_up(width, alive.device), 3 + count
     num_cells = (1 + width) * room  # of the lists of all places
     is_chain, spare = alive > 0, width - offered.rival_tokens.shape[1]
     rival, sure = (F.pad(one, (0, spare)) for one in offered[3:5])
+    others, other_sure, numbers = (_by_kind(one, offered) for one in offered[5:8])
     # a column for each of the chains and every offer
     tokens, confidence = (
-        torch.cat([torch.stack([one, other], 2), others], 2).unsqueeze(1)
-        for one, other, others in (
-            (offered.tokens, rival, offered.other_tokens),
-            (offered.confidence, sure, offered.other_confidence),
+        torch.cat(
+            [torch.stack([one, other], 2).unsqueeze(1).expand(-1, own.shape[1], -1, -1), own], 3
+        )
+        for one, other, own in (
+            (offered.tokens, rival, others),
+            (offered.confidence, sure, other_sure),
         )
     )
-    sources = _sources_of(offered, count)
+    sources = _sources_of(offered, tokens.shape[1], count)
     likely = chances_of(confidence, sources, *offered[-2:])
     shares = (confidence * likely.to(torch.float32)).clamp(max=1.0)
     likely = torch.where(sources >= BRANCH, shares.double(), likely)
@@ -225,7 +231,7 @@ def _list_children(offered: Offered, alive: Tensor) -> _Children:
     is_there[:, 0, :, 0] = is_chain
     is_there[:, 0, :, 1] &= places == agreed.cumprod(1).sum(1, keepdim=True)
     is_there[:, 1, :, 0] = False
-    is_there[:, 2, :, :2] = False
+    is_there[:, 2:, :, :2] = False
     for column in range(2):
         is_own = tokens[..., 2:] == tokens[..., column : column + 1]
         is_there[..., 2:] &= ~(is_there[..., column : column + 1] & is_own)
@@ -235,17 +241,28 @@ def _list_children(offered: Offered, alive: Tensor) -> _Children:
         cells = torch.where(is_there, values, 0).gather(3, order)
         return F.pad(cells, (0, 1, 0, 1)).flatten(1)
 
-    columns = count_up(2 + count, alive.device)
-    follows = columns.clamp(max=2) * num_cells + (1 + places).unsqueeze(1) * room
+    kinds = F.pad(2 + numbers, (2, 0))  # of the children's own lists: 0 for the chain's
+    kinds[..., 1] = 1
+    follows = kinds * num_cells + (1 + places).unsqueeze(1) * room
     lists = map(listed, (tokens, confidence, likely, sources, follows))
     return _Children(*[*lists, F.pad(is_chain, (0, 1))])
 
 
-def _sources_of(offered: Offered, count: int) -> Tensor:
-    """Rows of the chances [slots, 3, 1, 2 + count], by lists and columns."""
+def _by_kind(values: Tensor, offered: Offered) -> Tensor:
+    """What is offered behind the chain, behind the rival one, and behind each of the others.
+
+    [slots, width, before, count] -> [slots, 2 + before, width, count].
+    """
+    places = torch.stack([offered.chain_before, offered.rival_before], dim=2).unsqueeze(3)
+    behind_chains = values.gather(2, places.expand(-1, -1, -1, values.shape[3]))
+    return torch.cat([behind_chains, values], dim=2).transpose(1, 2)
+
+
+def _sources_of(offered: Offered, num_kinds: int, count: int) -> Tensor:
+    """Rows of the chances [slots, kinds, 1, 2 + count], by lists and columns."""
     own = offered.sources.view(-1, 1, 1, 1)
-    sources = torch.full((len(own), 3, 1, 2 + count), BRANCH, device=own.device)
-    sources[:, 2] = BEYOND
+    sources = torch.full((len(own), num_kinds, 1, 2 + count), BRANCH, device=own.device)
+    sources[:, 2:] = BEYOND
     sources[..., :1], sources[..., 1:2] = own, 1 - own
     sources[:, 0, :, 1] += NUM_PROPOSERS
     return sources
@@ -273,9 +290,9 @@ class _Rows(NamedTuple):
     latest: Tensor  # its latest child; before it has any, itself
 
 
-def _start(seeds: TreeNodes, children: _Children, seeded: Tensor) -> _Rows:
-    """Rows of seeds; where they are the chain's, each has that child already."""
-    shape, room = seeds.parents.shape, children.room
+def _start(seeds: TreeNodes, children: _Children, seeded: Tensor, room: int) -> _Rows:
+    """Rows of seeds, by the cells of a list; where seeds are the chain's, each has that child."""
+    shape = seeds.parents.shape
     number = count_up(1 + shape[1], seeds.parents.device)
     behind = number.clamp(max=children.is_chain.shape[1] - 1)
     cursors = behind * room + (children.is_chain[:, behind] & seeded.unsqueeze(1))

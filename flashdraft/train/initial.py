@@ -6,6 +6,7 @@ How a drafter runs is models/drafter/model.py's business; how it learns, the tra
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -14,15 +15,24 @@ from flashdraft.errors import RequestError
 from flashdraft.models.config.rope import RopeConfig
 from flashdraft.models.config.target import ModelConfig
 from flashdraft.models.drafter.config import DrafterConfig
+from flashdraft.models.drafter.head_config import (
+    HEADS,
+    MARKOV,
+    SELECTOR,
+    ConvolutionConfig,
+    HeadConfig,
+)
 from flashdraft.models.drafter.model import Drafter
 from flashdraft.models.tokenizer import Tokenizer
 
 NUM_LAYERS = 5
 NUM_TAPS = 5
 BLOCK_SIZE = 16
+HEAD_RANK = 256
 
 # Gemma's own layers are of two kinds and unusual widths: its drafters have plain ones
 _GEMMA_HEAD_DIM, _GEMMA_KV_HEADS, _GEMMA_WINDOW, _GEMMA_THETA = 128, 8, 2048, 1e6
+_CONVOLUTION = ConvolutionConfig(num_taps=2, group_size=16)  # as published drafters have them
 _MASK_SPELLINGS = ("<mask>", "<|mask|>", "<|MASK|>", "[MASK]")
 _SPARE_WORDS = ("reserved", "unused")
 
@@ -100,6 +110,40 @@ def drafter_config(
         num_target_layers=num_target_layers,
         logit_softcap=target.logit_softcap,
     )
+
+
+def add_head(drafter: Drafter, kind: str, rank: int) -> Drafter:
+    """The same drafter with a head that says nothing yet: it drafts what it did.
+
+    A selector comes with DFlash 2's convolutions, which change nothing yet either.
+    """
+    config = with_head(drafter.config, kind, rank)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        found = Drafter(config)
+    missing, unknown = found.load_state_dict(drafter.state_dict(), strict=False)
+    assert not unknown and all("head" in n or "selector" in n or "_conv" in n for n in missing)
+    return found
+
+
+def with_head(config: DrafterConfig, kind: str, rank: int) -> DrafterConfig:
+    """What a drafter is with a head; refused where it has one already, or no room for one."""
+    if kind not in HEADS:
+        raise RequestError(f"The head is {kind!r}; it must be one of {', '.join(HEADS)}.")
+    if rank < 1:
+        raise RequestError(f"The head's rank is {rank}; it must be at least 1.")
+    if config.head is not None:
+        raise RequestError(
+            f"The drafter has a {config.head.kind} head already; leave --head out to train it on."
+        )
+    if kind != SELECTOR:
+        return replace(config, head=HeadConfig(kind, rank))
+    if config.hidden_size % _CONVOLUTION.group_size:
+        raise RequestError(
+            f"The drafter's width is {config.hidden_size}; a selector's convolutions need a "
+            f"multiple of {_CONVOLUTION.group_size}. Train a {MARKOV} head."
+        )
+    return replace(config, head=HeadConfig(kind, rank), convolution=_CONVOLUTION)
 
 
 def spread_taps(num_layers: int, count: int = NUM_TAPS) -> tuple[int, ...]:

@@ -18,7 +18,14 @@ from flashdraft.models.tokenizer import Tokenizer
 from flashdraft.train.data.answers import AnswerSet, Author, fingerprint, tokenizer_digest
 from flashdraft.train.data.settings import AnswerSettings
 from flashdraft.train.fit.schedule import TrainConfig
-from flashdraft.train.initial import BLOCK_SIZE, NUM_LAYERS, choose_mask_token, drafter_config
+from flashdraft.train.initial import (
+    BLOCK_SIZE,
+    HEAD_RANK,
+    NUM_LAYERS,
+    choose_mask_token,
+    drafter_config,
+    with_head,
+)
 from flashdraft.train.origin import read_origin_config
 
 MOST_HELD_OUT = 256
@@ -40,6 +47,8 @@ class TrainingJob:
     block_size: int | None = None
     taps: tuple[int, ...] | None = None
     mask_token: int | None = None
+    head: str | None = None  # markov or selector, added to the drafter that the run starts from
+    head_rank: int = HEAD_RANK
     synth_count: int = 20_000
     held_out: int | None = None  # prompts; None = a twentieth, at most 256
     device: str = "auto"
@@ -79,17 +88,18 @@ def plan_drafter(job: TrainingJob, checkpoint: Checkpoint) -> DrafterConfig:
     if job.init_from is not None:
         config = read_origin_config(resolve_source(job.init_from).path)
         check_fit(config, target)
-        return config
+        return config if job.head is None else with_head(config, job.head, job.head_rank)
     mask = job.mask_token
     if mask is None:
         mask = choose_mask_token(target, Tokenizer.from_checkpoint(checkpoint.path))
-    return drafter_config(
+    config = drafter_config(
         target,
         mask_token_id=mask,
         layers=NUM_LAYERS if job.layers is None else job.layers,
         block_size=BLOCK_SIZE if job.block_size is None else job.block_size,
         taps=job.taps,
     )
+    return config if job.head is None else with_head(config, job.head, job.head_rank)
 
 
 def held_out_count(job: TrainingJob, num_prompts: int) -> int:

@@ -31,7 +31,7 @@ from flashdraft.train.job import (
 from flashdraft.train.lock import make_folder, sole_writer
 from flashdraft.train.stages.answering import make_answers
 from flashdraft.train.stages.material import Material
-from flashdraft.train.stages.result import write_result
+from flashdraft.train.stages.result import refuse_worse, write_result
 from flashdraft.train.stages.start import make_drafter
 from flashdraft.train.stages.training import Training
 
@@ -62,8 +62,12 @@ def train_drafter(
             said = note if rank == 0 else lambda text: None
             material = Material.read(job, checkpoint, kernels)
             drafter = make_drafter(job, checkpoint, planned, kernels.device)
-            results = Training(job, checkpoint, material, kernels, said).run(drafter, report)
-            return write_result(job, material, drafter, results) if rank == 0 else {}
+            training = Training(job, checkpoint, material, kernels, said)
+            results = training.run(drafter, report)
+            if rank:
+                return {}
+            refuse_worse(job, training.before, results)
+            return write_result(job, material, drafter, results, training.before)
 
 
 @contextmanager

@@ -158,6 +158,40 @@ def test_own_prompts_then_own_answers_then_an_existing_drafter(
     assert warm["loss"] < fresh["loss"]
 
 
+def test_a_head_is_added_to_a_drafter_and_a_worse_one_is_not_written(
+    target: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = run_command(target, "--out", tmp_path / "plain", "--prompts", prompts, "--steps", 8)
+    settings = TrainConfig(rows=256, blocks=32, learning_rate=5e-3, steps=8, log_every=4)
+    job = TrainingJob(
+        str(target),
+        tmp_path / "headed",
+        answers=(str(tmp_path / "plain" / "answers"),),
+        init_from=plain["drafter"],
+        head="markov",
+        head_rank=8,
+        held_out=3,
+        device="cpu",
+        train=settings,
+    )
+    same = {"accepted_length": 99.0}
+    folder = tmp_path / "headed" / "drafter"
+    results = iter([same, {"accepted_length": 98.0}, same, same])
+    monkeypatch.setattr(training.Training, "_evaluate", lambda self, step: dict(next(results)))
+    with pytest.raises(TrainingError, match="it is worse, and was not written"):
+        train_drafter(job)
+    assert not folder.exists()
+    result = train_drafter(dataclasses.replace(job, out=tmp_path / "again"))
+    assert result["before"] == same
+    written = json.loads((tmp_path / "again" / "drafter" / "config.json").read_text())
+    assert written["dflash_config"]["markov_rank"] == 8
+    with LLM(str(target), draft=result["drafter"], device="cpu") as llm:
+        greedy = SamplingParams(max_tokens=16)
+        drafted = llm.generate(["quick fox?"], greedy)[0]
+        with LLM(str(target), draft=None, device="cpu") as other:
+            assert other.generate(["quick fox?"], greedy)[0].token_ids == drafted.token_ids
+
+
 def test_a_state_goes_on_with_other_data_and_says_so(
     target: Path, prompts: Path, tmp_path: Path
 ) -> None:

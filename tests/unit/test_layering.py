@@ -30,10 +30,12 @@ ORDER = {
     " | scheduler, validate | draft | live | drafting, step | ahead | engine",
     "external": "command, pairs, processes, tensor_rules, vllm_plugin"
     " | checkpoint_rules, launch, versions | memory | sglang, vllm",
-    "kernels": "kinds, nodes, settle | draw | layout, quantized | accept, tree | advance"
+    "kernels": "convolution, kinds, nodes, settle | draw | layout, quantized | accept, tree"
+    " | advance, paths"
     " | interface | composed | cpu, torch_backend | cuda, select",
-    "kernels.cuda": "plan | card | driver, overlap | ahead, dense | advance, draw, layout, settle"
-    " | tree | attention, dense_backend, loss, quantized | experts | quantized_backend"
+    "kernels.cuda": "plan | card | driver, overlap | ahead, dense"
+    " | advance, convolution, draw, layout, settle"
+    " | paths, tree | attention, dense_backend, loss, quantized | experts | quantized_backend"
     " | expert_backend | backend",
     "models": "readable | config | files, rope | gguf, packed, tables"
     " | other_formats, sources, tokenizer, weights | adapters, layers, stored"

@@ -97,7 +97,7 @@ class Probe:
             target = tapped(target, drafter.config.tap_layers)
         packed = None if drafter is None else PackedDrafter(drafter, target.kernels)
         # the whole block is verified: the policy would hide how a bad drafter drafts
-        longest = MAX_VERIFY if drafter is None else drafter.config.block_size - 1
+        longest = MAX_VERIFY if drafter is None else drafter.config.num_slots
         self.verify = min(longest, MAX_VERIFY) if ngram or drafter is not None else 0
         config = EngineConfig.for_device(
             target.kernels.device.type,

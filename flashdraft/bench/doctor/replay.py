@@ -146,7 +146,7 @@ def try_drafter(target: Target, drafter: Drafter, texts: Sequence[Text]) -> Tria
 
 
 def _try_on(target: Target, drafter: Drafter, rope: Rope, text: Text) -> Trial:
-    num_slots = min(_SLOTS, drafter.config.block_size - 1)
+    num_slots, shift = min(_SLOTS, drafter.config.num_slots), 1 - drafter.config.first_row
     # every label lies in the text, so that all anchors count the same slots
     last = len(text.ids) - num_slots
     anchors = torch.arange(text.num_prompt, last, _STRIDE, device=text.ids.device)
@@ -158,7 +158,7 @@ def _try_on(target: Target, drafter: Drafter, rope: Rope, text: Text) -> Trial:
     reached = torch.ones(len(anchors))
     for slot in range(1, 1 + num_slots):  # one slot at a time: logits are wide
         labels = text.ids[anchors + slot]
-        logits = drafter.logits(target, hidden[:, slot].contiguous())
+        logits = drafter.logits(target, hidden[:, slot - shift].contiguous())
         if drafter.d2t is not None:
             known = torch.arange(len(drafter.d2t), device=logits.device) + drafter.d2t
             wide = logits.new_full((len(logits), target.config.vocab_size), _UNKNOWN)
@@ -177,7 +177,7 @@ def _draft(
     """The drafter's final hidden rows of a block at every anchor, [anchors, rows, hidden]."""
     config, device, count = drafter.config, text.ids.device, len(text.ids)
     # only a drafter that was trained on shorter blocks drafts the same in a cut one
-    rows = 1 + num_slots if config.any_width else config.block_size
+    rows = config.first_row + num_slots if config.any_width else config.block_size
     positions = anchors.unsqueeze(1) + torch.arange(rows, device=device)
     ids = torch.full_like(positions, config.mask_token_id)
     ids[:, 0] = text.ids[anchors]
@@ -192,5 +192,6 @@ def _draft(
         RopeTable(table.cos[places], table.sin[places]),
         [made[kind] for kind in kinds],
     )
-    hidden: Tensor = drafter(drafter.embed(target, ids.flatten()), attend)
+    own = (positions - anchors.unsqueeze(1)).flatten()
+    hidden: Tensor = drafter(drafter.embed(target, ids.flatten()), attend, own)
     return hidden.view(len(anchors), rows, -1)

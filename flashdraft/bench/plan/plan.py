@@ -229,7 +229,7 @@ def break_even(plan: Plan, fit: Fit) -> float:
         plan.card,
         requests=plain.requests,
         context=plain.context,
-        verify=chosen or pair.drafter.block_size - 1,
+        verify=chosen or pair.drafter.num_slots,
         form=fit.form,
         accepted_length=1.0,
     )

@@ -129,6 +129,9 @@ class TargetSize:
         return self.head * (form.head_bits if is_coded else form.float_bits) / 8
 
 
+_KERNELS = "attention_conv.kernel_projection", "mlp_conv.kernel_projection"  # of convolutions
+
+
 @dataclass(frozen=True)
 class DrafterSize:
     """A drafter's parameters; where it has no head of its own it reads the target's."""
@@ -138,6 +141,7 @@ class DrafterSize:
     copies: int  # key and value matrices that are kept twice: for the block and for the context
     own_head: int
     coded: int  # of these and the copies, what a GPU quantises if asked to
+    tables: int  # of a head that chooses paths: kept in floats, and a pass reads a few rows
 
 
 @cache
@@ -231,13 +235,16 @@ def count_drafter(config: DrafterConfig) -> DrafterSize:
     own_head = (config.draft_vocab_size or 0) * hidden
     wide = config.intermediate_size * hidden
     layer = [(query + 2 * key) * hidden, query * hidden, 2 * wide, wide]
+    layer += [sizes[f"layers.0.{name}.weight"] for name in _KERNELS if config.convolution]
     packs = [sizes["fc.weight"], copies, own_head, *layer * config.num_layers]
+    heads = "markov_head.", "candidate_selector.", "confidence_head."
     return DrafterSize(
         total=sum(sizes.values()),
         fold=sizes["fc.weight"],
         copies=copies,
         own_head=own_head,
         coded=sum(size for size in packs if size >= LEAST_VALUES),
+        tables=sum(size for name, size in sizes.items() if name.startswith(heads)),
     )
 
 
@@ -308,7 +315,7 @@ def drafter_bytes(size: DrafterSize | None, form: StoredFormat) -> float:
     if size is None:
         return 0.0
     total = size.total + size.copies
-    coded = total if form.is_cpu else size.coded
+    coded = total - size.tables if form.is_cpu else size.coded
     return (coded * form.drafter_bits + (total - coded) * form.float_bits) / 8
 
 

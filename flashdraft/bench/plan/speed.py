@@ -163,7 +163,7 @@ def predict_best(
     """
     longest = 0
     if pair.drafter is not None and pair.accepted is not None:
-        longest = pair.drafter.block_size - 1
+        longest = pair.drafter.num_slots
     steps = [
         predict(pair, card, requests=requests, context=context, verify=width, form=form)
         for width in (0, *VERIFY_LENGTHS)
@@ -227,7 +227,7 @@ def _drafter_parts(
     item = drafter_bytes(size, form) / (size.total + size.copies)
     bits = form.drafter_bits if size.coded > 0 else FLOAT
     block = rows if form.is_cpu else requests * config.block_size
-    body = size.total - size.own_head - size.fold
+    body = size.total - size.own_head - size.fold - size.tables
     fold = size.fold + size.copies
     head, head_bytes, head_bits = size.own_head, size.own_head * item, bits
     if not head:

@@ -40,6 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
         answers=tuple(arguments.answers),
         exclude=tuple(arguments.exclude),
         init_from=arguments.init_from,
+        head=arguments.head,
         device=arguments.device,
         dtype=arguments.dtype,
         weights=weight_options(arguments),

@@ -13,6 +13,7 @@ from flashdraft.cli.arguments import (
     add_quantize_arguments,
 )
 from flashdraft.cli.parser import Parser
+from flashdraft.models.drafter.head_config import HEADS
 from flashdraft.train.fit.schedule import TrainConfig
 
 
@@ -34,6 +35,7 @@ JOB_FLAGS = {
     "block_size": Flag(int, "N", "the anchor and the slots of a block"),
     "taps": Flag(_layer_list, "N,N,…", "target layers to read, from 0"),
     "mask_token": Flag(int, "ID", "the token that stands for an empty slot"),
+    "head_rank": Flag(int, "N", "columns of the head's tables"),
 }
 
 
@@ -106,6 +108,12 @@ def _add_drafter_arguments(parser: argparse.ArgumentParser) -> None:
     )
     for name in ("layers", "block_size", "taps", "mask_token"):
         _add_flag(group, name, JOB_FLAGS[name])
+    group.add_argument(
+        "--head",
+        choices=HEADS,
+        help="add a head, which chooses each token by the one before it",
+    )
+    _add_flag(group, "head_rank", JOB_FLAGS["head_rank"])
 
 
 def _add_run_arguments(parser: argparse.ArgumentParser) -> None:

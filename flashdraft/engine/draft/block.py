@@ -45,7 +45,7 @@ class BlockProposer:
 
     @property
     def max_drafts(self) -> int:
-        return min(self.drafter.config.block_size - 1, MAX_VERIFY)
+        return min(self.drafter.config.num_slots, MAX_VERIFY)
 
     def buffer(self, sequence: RunningSequence, taps: Tensor | None) -> None:
         assert taps is not None, "the target was built without this drafter's taps"
@@ -97,21 +97,29 @@ class BlockProposer:
         self.fold([work.sequence for work in works])
         config, device = self.drafter.config, self._target.kernels.device
         ids: list[int] = []
-        slots: list[int] = []  # rows of the masked slots that are wanted
+        slots: list[int] = []  # rows that draft what is wanted
         counts: list[int] = []  # how many of them each work has
         spans: list[Span] = []
         for work, limit in zip(works, limits, strict=True):
-            num_masked = min(work.room, self.max_drafts)
-            counts.append(min(limit, num_masked))
+            num_slots = min(work.room, self.max_drafts)
+            counts.append(min(limit, num_slots))
             if config.any_width:  # others draft worse in a cut block: all of it, some are picked
-                num_masked = counts[-1]
-            slots += range(len(ids) + 1, len(ids) + 1 + counts[-1])
+                num_slots = counts[-1]
+            first = len(ids) + config.first_row
+            slots += range(first, first + counts[-1])
+            num_masked = num_slots + config.first_row - 1
             ids += [work.sequence.tokens[-1]] + [config.mask_token_id] * num_masked
             spans.append(Span(work.sequence, work.start, 1 + num_masked))
         rows = self._cache.rows(self._book, spans)
-        hidden = self.run_blocks(torch.tensor(ids, device=device), rows)
-        logits = self.drafter.logits(self._target, hidden[torch.tensor(slots, device=device)])
-        return self._pick(works, samplers, counts, self.widen(logits))
+        places = torch.tensor([i for span in spans for i in range(span.count)], device=device)
+        hidden = self.run_blocks(torch.tensor(ids, device=device), rows, places)
+        hidden = hidden[torch.tensor(slots, device=device)]
+        logits = self.widen(self.drafter.logits(self._target, hidden))
+        if config.head is None:
+            return self._pick(works, samplers, counts, logits)
+        return self._pick_paths(
+            works, samplers, torch.split(hidden, counts), torch.split(logits, counts)
+        )
 
     def measure(self, batch_sizes: Sequence[int], repeats: int = 3) -> DraftCost:
         times: dict[int, float] = {}
@@ -145,10 +153,13 @@ class BlockProposer:
             self._book.close(sequence)
         return seconds
 
-    def run_blocks(self, token_ids: Tensor, rows: Rows) -> Tensor:
-        """The drafter's pass over the rows of some blocks: their final hidden rows."""
+    def run_blocks(self, token_ids: Tensor, rows: Rows, places: Tensor) -> Tensor:
+        """The drafter's pass over the rows of some blocks: their final hidden rows.
+
+        `places` are the rows' in their blocks.
+        """
         embeddings = self.drafter.embed(self._target, token_ids)
-        return self.drafter.forward(embeddings, self._attend(rows))
+        return self.drafter.forward(embeddings, self._attend(rows), places)
 
     def _attend(self, rows: Rows) -> Attend:
         """Attention of block rows over the paged context and their own block."""
@@ -219,6 +230,25 @@ class BlockProposer:
             end = place + len(drafted.tokens)
             drafts.append(Draft(ids[place:end], confidence[place:end], BLOCK_SOURCE))
             place = end
+        return drafts
+
+    def _pick_paths(
+        self,
+        works: Sequence[Work],
+        samplers: Sequence[RequestSampler],
+        hidden: Sequence[Tensor],
+        logits: Sequence[Tensor],
+    ) -> list[Draft]:
+        """The same by the drafter's head; a way through a grammar is made without it."""
+        drafts = []
+        for work, sampler, own, rows in zip(works, samplers, hidden, logits, strict=True):
+            if sampler.constraint is not None or not len(rows):
+                drafts += self._pick([work], [sampler], [len(rows)], rows)
+                continue
+            settings = sampler.settings_after(work.sequence.output_ids)
+            anchor = work.sequence.tokens[-1]
+            path = self.drafter.choose_path(own, rows, settings, anchor, work.start + 1)
+            drafts.append(Draft(*path, BLOCK_SOURCE))
         return drafts
 
 

@@ -167,7 +167,8 @@ class StepPieces:
             max_batch, width, num_guided, config.vocab_size, self._device, slots.send
         )
         sizes = width, self.num_nodes, limits.num_nodes > 0, limits.looks_up
-        self.trees = DraftTrees(kernels, slots, self.exchange, *sizes)
+        num_scored = 0 if self._proposer is None else self._proposer.drafter.num_candidates
+        self.trees = DraftTrees(kernels, slots, self.exchange, *sizes, num_scored)
         self._samples = integers(num_decoded + nobody)
         self.lines = empty_lines(max_batch, width, self.num_nodes, self._device)
         self.scores = integers(num_decoded + max_batch, SCORE_COLUMNS)
@@ -205,22 +206,28 @@ class StepPieces:
         assert self._proposer is not None
         batch, width, drafter = shape.batch, shape.width, self._proposer.drafter
         # a drafter that was not trained on cut blocks drafts worse in them
-        masked = width if drafter.config.any_width else self.max_width
+        first = drafter.config.first_row
+        masked = (width if drafter.config.any_width else self.max_width) + first - 1
         num_rows, rows = batch * (1 + masked), self._blocks
         slots, mask_token = self._tables.first(batch), drafter.config.mask_token_id
         block = self.trees.block(batch, masked, mask_token)
         self._target.kernels.lay_out(slots, block, None, num_rows, rows)
         placed = self._place(rows, num_rows, batch, 1 + masked)
-        hidden = self._proposer.run_blocks(rows.tokens[:num_rows], placed)
+        places = rows.behind[:num_rows]
+        hidden = self._proposer.run_blocks(rows.tokens[:num_rows], placed, places)
         wanted, owner, positions = (
-            one[:num_rows].view(batch, 1 + masked, -1)[:, 1 : 1 + width].flatten(0, 1)
+            one[:num_rows].view(batch, 1 + masked, -1)[:, first : first + width].flatten(0, 1)
             for one in (hidden, rows.owner, rows.positions)
         )
+        if drafter.config.from_anchor:  # a row drafts what comes behind it
+            positions = positions + 1
         head = self._proposer.head(wanted)
         # penalties are those of what is committed
         drawn_rows = self.describe_free(owner.view(-1), positions.view(-1))
         drawn = self._target.kernels.draw(head, self.trees.settings, drawn_rows)
         self.exchange.offer(pack_scores(drawn).view(batch, width, -1))
+        if drafter.config.head is not None:
+            return self.trees.offer_paths(drafter, drawn, wanted, drawn_rows, shape)
         tokens, chance = drawn.tokens, self.trees.offer(drawn, drawn_rows, batch, width)
         confidence = chance.nan_to_num(0.0).view(batch, width)
         return Proposed(tokens.clamp(min=0).view(batch, width), confidence)

@@ -38,7 +38,9 @@ from flashdraft.kernels.interface import (
 )
 from flashdraft.kernels.layout import survival
 from flashdraft.kernels.nodes import make_chain
+from flashdraft.kernels.paths import list_candidates
 from flashdraft.kernels.tree import NUM_SOURCES, Offered
+from flashdraft.models.drafter.model import PackedDrafter
 
 NUM_OFFERS = 8  # of a drafter, for each place of a tree
 
@@ -62,8 +64,12 @@ class DraftTrees:
         num_nodes: int,
         have_branches: bool,
         have_rivals: bool,
+        num_scored: int,
     ) -> None:
-        """`have_branches`: there may be more than chains; `have_rivals`: of two proposers."""
+        """`have_branches`: there may be more than chains; `have_rivals`: of two proposers.
+
+        `num_scored`: of the likeliest tokens of a place, by a drafter's head; 0 = it has none.
+        """
         self._kernels, self._slots, self._exchange = kernels, slots, exchange
         self._max_width, self._num_nodes = max_width, num_nodes
         self.have_branches = have_branches
@@ -76,9 +82,14 @@ class DraftTrees:
         sizes = NUM_SOURCES, len(BUCKET_EDGES) + 1
         self._chances = torch.full(sizes, 0.5, device=kernels.device)
         self._edges = torch.tensor(BUCKET_EDGES, device=kernels.device)
-        shape = slots.count, max_width, NUM_OFFERS if have_branches else 0
-        self._others = torch.zeros(shape, dtype=torch.int64, device=kernels.device)
-        self._sure = torch.zeros(shape, device=kernels.device)
+        places = slots.count, max_width
+        self._num_candidates = 1 + num_scored if num_scored else 0  # with what was drawn
+        offers = *places, 1 + self._num_candidates, NUM_OFFERS if have_branches else 0
+        self._others = torch.zeros(offers, dtype=torch.int64, device=kernels.device)
+        self._sure = torch.zeros(offers, device=kernels.device)
+        self._numbers = torch.zeros_like(self._others)
+        self._candidates = self._others.new_zeros(*places, self._num_candidates)
+        self._no_head = torch.zeros(places, dtype=torch.int64, device=kernels.device)
         self._has_rivals = have_branches and have_rivals
         width = max_width if self._has_rivals else 0
         self._rivals = torch.zeros(slots.count, width, dtype=torch.int64, device=kernels.device)
@@ -105,15 +116,36 @@ class DraftTrees:
     def settings(self) -> SlotSettings:
         """How a drafter's rows are drawn."""
         settings = self._slots.settings.for_drafts
-        return replace(settings, num_top=self._all_top) if self.have_branches else settings
+        if self.have_branches or self._num_candidates:
+            return replace(settings, num_top=self._all_top)
+        return settings
+
+    def offer_paths(
+        self, drafter: PackedDrafter, drawn: Draw, hidden: Tensor, rows: DrawnRows, shape: StepShape
+    ) -> Proposed:
+        """The chain that a drafter's head makes of what was drawn; the trees take the rest."""
+        batch, width, settings = shape.batch, shape.width, self._slots.settings
+        candidates = list_candidates(drawn, drafter.num_candidates)
+        ids = candidates.tokens.view(batch, width, -1)
+        slots = hidden.view(batch, width, -1), self._slots.anchors[:batch]
+        scores = drafter.score_paths(*slots, ids)
+        count = NUM_OFFERS if self.have_branches else 1
+        offers = self._kernels.offer_paths(candidates, scores, settings, rows, count)
+        if self.have_branches:
+            self._candidates[:batch, :width] = ids
+            kept = self._others, self._sure, self._numbers
+            for buffer, told in zip(kept, offers, strict=True):
+                buffer[:batch, :width] = told.view(batch, width, *told.shape[1:])
+            self._sure[:batch, width:] = 0.0
+        return Proposed(*self._kernels.follow(offers, width))
 
     def offer(self, drawn: Draw, rows: DrawnRows, batch: int, width: int) -> Tensor:
         """Take what was drawn of a drafter's rows; how sure it is of the drawn tokens."""
         if not self.have_branches:
             return (drawn.logit - drawn.log_total).exp()
         offers = self._kernels.offer(drawn, self._slots.settings, rows, NUM_OFFERS)
-        self._others[:batch, :width] = offers.tokens.view(batch, width, -1)
-        self._sure[:batch, :width] = offers.confidence.view(batch, width, -1)
+        self._others[:batch, :width] = offers.tokens.view(batch, width, 1, -1)
+        self._sure[:batch, :width] = offers.confidence.view(batch, width, 1, -1)
         self._sure[:batch, width:] = 0.0
         return offers.confidence[:, 0]
 
@@ -179,10 +211,20 @@ class DraftTrees:
     def _offered(self, batch: int) -> Offered:
         exchange, slots = self._exchange, self._slots
         chain = exchange.drafts, exchange.confidence, exchange.sources
-        beside = self._rivals, self._surety, self._others, self._sure
-        told = slots.branches, slots.lengths, slots.ends
-        own = [one[:batch] for one in (*chain, *beside, *told)]
-        return Offered(*[*own, self._chances, self._edges])
+        rivals, others = (self._rivals, self._surety), (self._others, self._sure, self._numbers)
+        own = [one[:batch] for one in (*chain, *rivals, *others)]
+        before = [self._before(one[:batch]) for one in (exchange.drafts, self._rivals)]
+        told = [one[:batch] for one in (slots.branches, slots.lengths, slots.ends)]
+        return Offered(*[*own, *before, *told, self._chances, self._edges])
+
+    def _before(self, chain: Tensor) -> Tensor:
+        """Whose list of offers is that of what follows a chain: by the token before, at a place."""
+        batch, width = chain.shape
+        if not self._num_candidates or not width or not self.have_branches:
+            return self._no_head[:batch]
+        is_it = self._candidates[:batch, :-1] == chain[:, :-1].unsqueeze(2)
+        number = torch.where(is_it.any(2), is_it.to(torch.int8).argmax(2), self._num_candidates)
+        return F.pad(number, (1, 0))  # the first follows the anchor, of which every list tells
 
     def _take_given(self, nodes: TreeNodes) -> None:
         """The host's chains, as sure as they may be."""

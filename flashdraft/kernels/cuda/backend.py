@@ -20,6 +20,7 @@ from flashdraft.kernels.cuda.dense.rows import add_norm_rows, gate_rows, norm_ro
 from flashdraft.kernels.cuda.quantized_backend import is_packed
 from flashdraft.kernels.interface import (
     Choice,
+    Convolution,
     DraftedSlots,
     Draw,
     DrawnRows,
@@ -31,8 +32,11 @@ from flashdraft.kernels.interface import (
     PagedKeys,
     PagedTensor,
     PassRows,
+    PathOffers,
+    PathScores,
     Residual,
     Settled,
+    SlotCandidates,
     SlotSettings,
     SlotStates,
     SlotTables,
@@ -290,6 +294,25 @@ class TritonKernels(ComposedKernels):
     def grow(self, offered: Offered, nodes: TreeNodes) -> None:
         with self._on_device():
             dense_backend.grow(offered, nodes)
+
+    def offer_paths(
+        self,
+        candidates: SlotCandidates,
+        scores: PathScores,
+        settings: SlotSettings,
+        rows: DrawnRows,
+        count: int,
+    ) -> PathOffers:
+        with self._on_device():
+            return dense_backend.offer_paths(candidates, scores, settings, rows, count)
+
+    def follow(self, offers: PathOffers, width: int) -> tuple[Tensor, Tensor]:
+        with self._on_device():
+            return dense_backend.follow(offers, width)
+
+    def convolve(self, x: Tensor, convolution: Convolution) -> Tensor:
+        with self._on_device():
+            return dense_backend.convolve(x, convolution)
 
     def share_rows(self, drafted: DraftedSlots, num_rows: int) -> Tensor:
         with self._on_device():

@@ -8,13 +8,15 @@ import torch
 from torch import Tensor
 
 from flashdraft.kernels.cuda import advance as going_on
-from flashdraft.kernels.cuda import layout, tree
+from flashdraft.kernels.cuda import convolution as mixing
+from flashdraft.kernels.cuda import layout, paths, tree
 from flashdraft.kernels.cuda import settle as settling
 from flashdraft.kernels.cuda.dense.linear import multiply_rows
 from flashdraft.kernels.cuda.dense.logits import finish_logits
 from flashdraft.kernels.cuda.draw import rows as drawing
 from flashdraft.kernels.cuda.plan import DeviceLimits, plan_exact_linear, plan_linear
 from flashdraft.kernels.interface import (
+    Convolution,
     DraftedSlots,
     Draw,
     DrawnRows,
@@ -23,7 +25,10 @@ from flashdraft.kernels.interface import (
     Offers,
     PagedTensor,
     PassRows,
+    PathOffers,
+    PathScores,
     Settled,
+    SlotCandidates,
     SlotSettings,
     SlotStates,
     SlotTables,
@@ -70,6 +75,27 @@ def offer(drawn: Draw, settings: SlotSettings, rows: DrawnRows, count: int) -> O
 def grow(offered: Offered, nodes: TreeNodes) -> None:
     """`Kernels.grow`."""
     tree.grow(offered, nodes)
+
+
+def offer_paths(
+    candidates: SlotCandidates,
+    scores: PathScores,
+    settings: SlotSettings,
+    rows: DrawnRows,
+    count: int,
+) -> PathOffers:
+    """`Kernels.offer_paths`."""
+    return paths.offer_paths(candidates, scores, settings, rows, count)
+
+
+def follow(offers: PathOffers, width: int) -> tuple[Tensor, Tensor]:
+    """`Kernels.follow`."""
+    return paths.follow(offers, width)
+
+
+def convolve(x: Tensor, convolution: Convolution) -> Tensor:
+    """`Kernels.convolve`."""
+    return mixing.convolve(x, convolution)
 
 
 def share_rows(drafted: DraftedSlots, num_rows: int) -> Tensor:

@@ -34,6 +34,9 @@ ROW_BITS = tl.constexpr(MAX_NODES.bit_length())
 LAST_ROW = tl.constexpr(MAX_NODES)
 SIGN = tl.constexpr(-(2**31))
 SOURCE_BITS = tl.constexpr(rule.NUM_SOURCES.bit_length())
+LIST_BITS = tl.constexpr(6)  # of whose list follows a child: 0, 1 = a chain's, the others behind
+LIST = tl.constexpr((1 << 6) - 1)
+MOST_BEFORE = LIST.value - 1
 SOURCE = tl.constexpr((1 << rule.NUM_SOURCES.bit_length()) - 1)
 LARGEST_INT = tl.constexpr(2**31 - 1)
 LOW_WORD = tl.constexpr(2**32 - 1)
@@ -99,22 +102,22 @@ def _offer(
 
 
 class _Lists(NamedTuple):
-    """`_Children` of the rule: [slots, 3, places, cells of a list] each."""
+    """`_Children` of the rule: [slots, 2 + before, places, cells of a list] each."""
 
     chances: Tensor  # float32; a list ends with 0
-    # int32: whose word a child is, and above that 0 = the chain's token, 1 = the rival chain's,
-    # 2 = the first offer
+    # int32: whose word a child is; above that, whose list follows it: 0 = it is the chain's token,
+    # 1 = the rival chain's; above that, where an offer is among all of its slot
     kinds: Tensor
 
 
 def grow(offered: Offered, nodes: TreeNodes) -> None:
     """`Kernels.grow`: of equal bits, as products are the rule's in the rule's order."""
-    num_slots, width, count = offered.other_tokens.shape
+    num_slots, width, num_before, count = offered.other_tokens.shape
     num_nodes, device = nodes.tokens.shape[1], offered.tokens.device
-    assert num_nodes <= MAX_NODES
+    assert num_nodes <= MAX_NODES and num_before <= MOST_BEFORE
     assert all(one.is_contiguous() for one in (*offered, *nodes))
     places, room = triton.next_power_of_2(1 + width), triton.next_power_of_2(3 + count)
-    cells = num_slots, 3, places, room
+    cells = num_slots, 2 + num_before, places, room
     lists = _Lists(
         torch.empty(cells, dtype=torch.float32, device=device),
         torch.empty(cells, dtype=torch.int32, device=device),
@@ -126,6 +129,7 @@ def grow(offered: Offered, nodes: TreeNodes) -> None:
         num_nodes,
         width,
         offered.rival_tokens.shape[1],
+        num_before,
         count,
         offered.edges.shape[0],
         PLACES=places,
@@ -135,7 +139,9 @@ def grow(offered: Offered, nodes: TreeNodes) -> None:
     )
 
 
-@triton.jit(do_not_specialize=["num_nodes", "width", "rival_width", "count", "num_edges"])
+@triton.jit(
+    do_not_specialize=["num_nodes", "width", "rival_width", "num_before", "count", "num_edges"]
+)
 def _grow(
     offered: Offered,
     lists: _Lists,
@@ -143,6 +149,7 @@ def _grow(
     num_nodes: tl.tensor,
     width: tl.tensor,
     rival_width: tl.tensor,
+    num_before: tl.tensor,
     count: tl.tensor,
     num_edges: tl.tensor,
     PLACES: tl.constexpr,
@@ -150,10 +157,10 @@ def _grow(
     ROWS: tl.constexpr,
 ) -> None:
     slot, lane = tl.program_id(0).to(tl.int64), tl.arange(0, ROWS)
-    sizes = width, rival_width, count, num_edges
+    sizes = width, rival_width, num_before, count, num_edges
     length = _list_children(offered, lists, slot, sizes, PLACES, ROOM)
-    chances = lists.chances + slot * (3 * PLACES * ROOM)
-    kinds = lists.kinds + slot * (3 * PLACES * ROOM)
+    chances = lists.chances + slot * (2 + num_before) * (PLACES * ROOM)
+    kinds = lists.kinds + slot * (2 + num_before) * (PLACES * ROOM)
     tl.debug_barrier()  # lists are read by others than wrote them
     is_seeded = (num_nodes >= SEEDED_FROM) | (tl.load(offered.branches + slot) <= 0)
     length_if = tl.where(is_seeded, length, 0)
@@ -181,7 +188,7 @@ def _grow(
         is_parent, is_new = lane == parent, lane == tl.where(is_any, row, ROWS)
         kind = tl.sum(tl.where(is_parent, coming, 0), 0)
         depth = (chosen >> (2 * ROW_BITS)) + 1
-        first = (tl.minimum(kind >> SOURCE_BITS, 2) * PLACES + depth) * ROOM
+        first = (((kind >> SOURCE_BITS) & LIST) * PLACES + depth) * ROOM
         cursors = tl.where(is_new, first, cursors + is_parent.to(tl.int32))
         survival = tl.where(is_new, best, survival)
         is_moved = is_new | is_parent
@@ -208,7 +215,7 @@ def _write(
     grown: tl.tensor,
 ) -> None:
     """Write a slot's nodes, with what they are in its lists."""
-    width, rival_width, count, _ = sizes
+    width, rival_width, num_before, count, _ = sizes
     parents, ancestors, depths, survival, kinds = grown
     lane = tl.arange(0, parents.shape[0])
     where, is_node = slot * num_nodes + lane - 1, (lane > 0) & (lane <= num_nodes)
@@ -216,11 +223,11 @@ def _write(
     tl.store(nodes.ancestors + where, ancestors, mask=is_node)
     tl.store(nodes.depths + where, depths, mask=is_node)
     tl.store(nodes.survival + where, survival, mask=is_node)
-    is_real, column = is_node & (survival > 0.0), kinds >> SOURCE_BITS
+    is_real, column = is_node & (survival > 0.0), (kinds >> SOURCE_BITS) & LIST
     is_chain, is_rival, is_other = is_real & (column == 0), is_real & (column == 1), column > 1
     is_other &= is_real
     chain, rival = slot * width + depths - 1, slot * rival_width + depths - 1
-    other = chain * count + column - 2
+    other = slot * width * num_before * count + (kinds >> (SOURCE_BITS + LIST_BITS))
     token = tl.load(offered.tokens + chain, mask=is_chain, other=0)
     token += tl.load(offered.rival_tokens + rival, mask=is_rival, other=0)
     token += tl.load(offered.other_tokens + other, mask=is_other, other=0)
@@ -256,39 +263,27 @@ def _list_children(
     ROOM: tl.constexpr,
 ) -> tl.tensor:
     """Write a slot's lists, of parents on the chain, the rival one and none; the chain's length."""
-    width, rival_width, count, num_edges = sizes
+    width, rival_width, num_before, count, num_edges = sizes
     place, column = tl.arange(0, PLACES)[:, None], tl.arange(0, ROOM)[None, :]
     has_branches = tl.load(offered.branches + slot) > 0
-    num_others, num_rivals = (
-        tl.where(has_branches, count, 0),
-        tl.where(has_branches, rival_width, 0),
-    )
-    left = tl.load(offered.ends + slot) - tl.load(offered.lengths + slot) - TAKEN
-    is_near = (place < width) & (place < left)  # nothing is deeper
+    num_rivals = tl.where(has_branches, rival_width, 0)
+    is_near = (place < width) & (place < _room(offered, slot))  # nothing is deeper
     is_own, is_rival = (column == 0) & is_near, (column == 1) & is_near & (place < num_rivals)
-    is_other = is_near & (column > 1) & (column < 2 + num_others)
     own, rival = slot * width + place, slot * rival_width + place
-    other = own * count + column - 2
     chain = tl.load(offered.tokens + own, mask=place < width, other=0)
-    tokens = tl.load(offered.other_tokens + other, mask=is_other, other=0)
     follows = tl.load(offered.rival_tokens + rival, mask=place < rival_width, other=-1)
-    sure = tl.load(offered.other_confidence + other, mask=is_other, other=0.0)
-    sure += tl.load(offered.confidence + own, mask=is_own, other=0.0)
+    sure = tl.load(offered.confidence + own, mask=is_own, other=0.0)
     sure += tl.load(offered.rival_confidence + rival, mask=is_rival, other=0.0)
-    bucket = tl.zeros_like(sure).to(tl.int32)
-    for edge in range(num_edges):
-        bucket += (sure >= tl.load(offered.edges + edge)).to(tl.int32)
     proposer, row = tl.load(offered.sources + slot).to(tl.int32), 1 + num_edges
     source = tl.where(column == 0, proposer, tl.where(column == 1, 1 - proposer, BRANCH))
     leaving = source + tl.where(column == 1, NUM_PROPOSERS, 0)
     beyond = tl.full((), BEYOND, tl.int32)
-    where, there = offered.chances + bucket, sure > 0.0
-    part = tl.where(column > 1, sure, 1.0)
-    chance = tl.minimum(part * tl.load(where + source * row, mask=there, other=0.0), 1.0)
-    chance_leaving = tl.load(where + leaving * row, mask=there, other=0.0)
-    chance_leaving = tl.minimum(part * chance_leaving, 1.0)
-    chance_beyond = tl.load(where + beyond * row, mask=there, other=0.0)
-    chance_beyond = tl.minimum(part * chance_beyond, 1.0)
+    # of parents on the chain; their offers are those of its list
+    before = tl.load(offered.chain_before + own, mask=place < width, other=0).to(tl.int32)
+    tokens, all_sure, words, bucket = _offers(offered, slot, place, column, before, sizes, sure)
+    chance = _chance(offered, all_sure, bucket + source * row, column)
+    chance_leaving = _chance(offered, all_sure, bucket + leaving * row, column)
+    there = all_sure > 0.0
     ends = tl.where((column == 0) & (chance <= 0.0), place, PLACES)
     length = tl.min(tl.min(ends, 1), 0)
     is_sure = tl.max((is_rival & there).to(tl.int32), 1)[:, None] > 0
@@ -297,18 +292,68 @@ def _list_children(
     # whose token is a chain's is no other's
     on_chain = (chance_leaving > 0.0) & (place < length) & (column == 0)
     is_leaving = (chance_leaving > 0.0) & (column == 1) & (place == leaves)
-    goes_on = (chance > 0.0) & (column == 1)
     no_rival = (tl.max(is_leaving.to(tl.int32), 1)[:, None] == 0) | (tokens != follows)
     is_free = (chance > 0.0) & (column > 1)
     is_sibling = is_free & ((tokens != chain) | (place >= length)) & no_rival
+    start = slot * (2 + num_before) * (PLACES * ROOM) + place * ROOM
+    is_child = on_chain | is_leaving | is_sibling
+    _list(lists, start, column, words + leaving, chance_leaving, is_child)
+    # of parents on the rival chain alone
+    before = tl.load(offered.rival_before + own, mask=place < width, other=0).to(tl.int32)
+    tokens, all_sure, words, bucket = _offers(offered, slot, place, column, before, sizes, sure)
+    chance = _chance(offered, all_sure, bucket + source * row, column)
+    goes_on = (chance > 0.0) & (column == 1)
     no_rival = (tl.max(goes_on.to(tl.int32), 1)[:, None] == 0) | (tokens != follows)
-    start = slot * (3 * PLACES * ROOM) + place * ROOM
-    _list(lists, start, column, leaving, chance_leaving, on_chain | is_leaving | is_sibling)
     start += PLACES * ROOM
-    _list(lists, start, column, source, chance, goes_on | (is_free & no_rival))
-    start += PLACES * ROOM
-    _list(lists, start, column, beyond, chance_beyond, (chance_beyond > 0.0) & (column > 1))
+    is_child = goes_on | ((chance > 0.0) & (column > 1) & no_rival)
+    _list(lists, start, column, words + source, chance, is_child)
+    for number in range(num_before):  # of all others
+        before = tl.zeros_like(before) + number
+        tokens, all_sure, words, bucket = _offers(offered, slot, place, column, before, sizes, sure)
+        chance = _chance(offered, all_sure, bucket + beyond * row, column)
+        start += PLACES * ROOM
+        _list(lists, start, column, words + beyond, chance, (chance > 0.0) & (column > 1))
     return length
+
+
+@triton.jit
+def _room(offered: Offered, slot: tl.tensor) -> tl.tensor:
+    """How deep a slot's nodes may be, so that something is left for the target's own token."""
+    return tl.load(offered.ends + slot) - tl.load(offered.lengths + slot) - TAKEN
+
+
+@triton.jit
+def _offers(
+    offered: Offered,
+    slot: tl.tensor,
+    place: tl.tensor,
+    column: tl.tensor,
+    before: tl.tensor,
+    sizes: tl.tensor,
+    sure: tl.tensor,
+) -> tl.tensor:
+    """A list of offers at every place beside the chains: tokens, confidence, words and buckets."""
+    width, _, num_before, count, num_edges = sizes
+    num_others = tl.where(tl.load(offered.branches + slot) > 0, count, 0)
+    is_near = (place < width) & (place < _room(offered, slot))
+    is_other = is_near & (column > 1) & (column < 2 + num_others)
+    cell = (place * num_before + before) * count + column - 2
+    other = slot * width * num_before * count + cell
+    tokens = tl.load(offered.other_tokens + other, mask=is_other, other=0)
+    sure += tl.load(offered.other_confidence + other, mask=is_other, other=0.0)
+    number = tl.load(offered.other_numbers + other, mask=is_other, other=0).to(tl.int32)
+    words = tl.where(is_other, (cell << LIST_BITS) + 2 + number, column)
+    bucket = tl.zeros_like(sure).to(tl.int32)
+    for edge in range(num_edges):
+        bucket += (sure >= tl.load(offered.edges + edge)).to(tl.int32)
+    return tokens, sure, words << SOURCE_BITS, bucket
+
+
+@triton.jit
+def _chance(offered: Offered, sure: tl.tensor, cell: tl.tensor, column: tl.tensor) -> tl.tensor:
+    """That the target agrees with what is so sure, by a cell of the chances."""
+    part = tl.where(column > 1, sure, 1.0)
+    return tl.minimum(part * tl.load(offered.chances + cell, mask=sure > 0.0, other=0.0), 1.0)
 
 
 @triton.jit
@@ -316,7 +361,7 @@ def _list(
     lists: _Lists,
     start: tl.tensor,
     column: tl.tensor,
-    source: tl.tensor,
+    words: tl.tensor,
     chance: tl.tensor,
     there: tl.tensor,
 ) -> None:
@@ -330,7 +375,6 @@ def _list(
     number = tl.cumsum(others, 1) - 1 + is_behind
     number = tl.where(is_rival, tl.sum(others * (1 - is_behind), 1)[:, None], number)
     tl.store(lists.chances + start + number, chance, mask=there)
-    kind = (column << SOURCE_BITS) + source
-    tl.store(lists.kinds + start + number, kind + tl.zeros_like(number), mask=there)
+    tl.store(lists.kinds + start + number, words + tl.zeros_like(number), mask=there)
     total = tl.sum(there.to(tl.int32), 1)[:, None]
     tl.store(lists.chances + start + column, tl.zeros_like(chance), mask=column >= total)

@@ -1,8 +1,8 @@
 """What a block drafter is, read from either published layout of config.json. Frozen.
 
-z-lab's layout is the native one (`from_hf`, `to_hf`); speculators' layout is read as well. Every
-key that changes the forward pass is named here or in ModelConfig, which reads the decoder's part:
-a drafter's layers are Qwen3 layers.
+z-lab's layout is the native one (`from_hf`, `to_hf`); speculators' layout is read as well, and
+DeepSpec's of DSpark. Every key that changes the forward pass is named here, in head_config.py or in
+ModelConfig, which reads the decoder's part: a drafter's layers are Qwen3 layers.
 """
 
 from __future__ import annotations
@@ -25,16 +25,26 @@ from flashdraft.models.config.values import (
     ConfigObject,
     Range,
 )
+from flashdraft.models.drafter.head_config import (
+    CONVOLUTION_KEYS,
+    MARKOV_KEYS,
+    SELECTOR,
+    SELECTOR_KEYS,
+    ConvolutionConfig,
+    HeadConfig,
+    Holder,
+    head_shapes,
+    read_convolution,
+    read_markov,
+    read_selector,
+)
 
 ARCHITECTURE = "DFlashDraftModel"
+SECOND_ARCHITECTURE = "DFlash2DraftModel"  # with convolutions and a selector
+DSPARK_ARCHITECTURE = "Qwen3DSparkModel"  # DeepSpec's own; speculators has the same in its layout
 LAYOUTS = ("zlab", "speculators")  # that a drafter can be written in
+SPECULATORS_TYPES = ("dflash", "dflash2", "dspark")
 _BLOCK, _TAP, _TOKEN = Range(0, 4096), Range(-1, LAYERS.most), Range(0, VOCABULARY.most)
-_SECOND_GENERATION_KEYS = (
-    "conv_kernel_size",
-    "conv_group_size",
-    "selector_rank",
-    "selector_top_k",
-)
 # speculators stores only what differs from these defaults of transformers' Qwen3Config
 _QWEN3_DEFAULTS: Json = {
     "vocab_size": 151936,
@@ -77,6 +87,19 @@ class DrafterConfig:
     logit_softcap: float | None = None
     draft_vocab_size: int | None = None  # a reduced vocabulary, with a head of its own
     any_width: bool = False  # trained on shorter blocks too, so a cut one drafts as well
+    from_anchor: bool = False  # every row predicts the token after its own, the anchor's too
+    convolution: ConvolutionConfig | None = None
+    head: HeadConfig | None = None  # chooses among slots' candidates; None = each slot by itself
+
+    @property
+    def num_slots(self) -> int:
+        """Draft tokens of a block."""
+        return self.block_size if self.from_anchor else self.block_size - 1
+
+    @property
+    def first_row(self) -> int:
+        """The first of a block's rows that drafts a token."""
+        return 0 if self.from_anchor else 1
 
     def __post_init__(self) -> None:
         if self.num_kv_heads < 1 or self.num_heads % self.num_kv_heads:
@@ -107,8 +130,8 @@ class DrafterConfig:
         architectures = settings.words("architectures") or []
         nested = settings.section("dflash_config")
         options = ConfigObject({}) if nested is None else nested
-        _refuse_second_generation(architectures, settings, options)
-        if ARCHITECTURE not in architectures and not options.names():
+        known = {ARCHITECTURE, SECOND_ARCHITECTURE, DSPARK_ARCHITECTURE}
+        if not known & set(architectures) and not options.names():
             raise UnsupportedModelError(
                 f"{', '.join(architectures) or 'The model'} is not a block drafter: its "
                 f"config.json has no dflash_config and its architecture is not {ARCHITECTURE}."
@@ -119,6 +142,8 @@ class DrafterConfig:
             settings.raw(key)
             return options if key in options else settings
 
+        is_dspark = DSPARK_ARCHITECTURE in architectures
+        head = _read_head(architectures, holder)
         kinds = _layer_kinds(settings)
         taps, scale = "target_layer_ids", "input_embedding_scale"
         multiplier, softcap = "output_multiplier", "final_logit_softcapping"
@@ -132,23 +157,24 @@ class DrafterConfig:
             "output_multiplier": holder(multiplier).real(multiplier, POSITIVE, 1.0),
             "logit_softcap": holder(softcap).real(softcap, Range(0, math.inf), 0.0) or None,
             "any_width": options.flag("any_width"),
+            "from_anchor": options.flag("sample_from_anchor", default=is_dspark),
+            "head": head,
         }
+        fields = _decoder_fields(settings, kinds)
+        if head is not None and head.kind == SELECTOR:
+            own["convolution"] = read_convolution(holder, fields["hidden_size"])
         options.finish(ARCHITECTURE, irrelevant(DRAFTER), "config.json")
-        return cls(**_decoder_fields(settings, kinds), **own)
+        return cls(**fields, **own)
 
     @classmethod
     def from_speculators(cls, config: Json) -> DrafterConfig:
         """Read speculators' layout."""
         settings = ConfigObject(config)
         kind = settings.word("speculators_model_type")
-        if kind != "dflash":
+        if kind not in SPECULATORS_TYPES:
             raise UnsupportedModelError(
-                f"The drafter is of speculators' type {quoted(kind)}; only 'dflash' is supported."
-            )
-        if settings.flag("sample_from_anchor"):
-            raise UnsupportedModelError(
-                "The drafter was trained with sample_from_anchor, which is not supported: its "
-                "anchor slot would predict a token too."
+                f"The drafter is of speculators' type {quoted(kind)}; "
+                f"{', '.join(map(repr, SPECULATORS_TYPES))} are supported."
             )
         stored = ConfigObject(settings.raw("transformer_layer_config"), "transformer_layer_config")
         decoder = {**_QWEN3_DEFAULTS, **stored.unasked()}
@@ -164,7 +190,7 @@ class DrafterConfig:
                 f"{target_hidden}; drafters of another width than their target are not supported."
             )
         draft_vocab = settings.whole("draft_vocab_size", VOCABULARY)
-        non_causal = settings.flag("sliding_window_non_causal")
+        non_causal = settings.flag("sliding_window_non_causal", default=kind == "dflash2")
         taps = "aux_hidden_state_layer_ids"
         own: dict[str, Any] = {
             "causal": tuple(w is not None and not non_causal for w in fields["windows"]),
@@ -175,7 +201,13 @@ class DrafterConfig:
             "embed_scale": 1.0,  # trained on raw embeddings, whatever the target multiplies
             "draft_vocab_size": None if draft_vocab == fields["vocab_size"] else draft_vocab,
             "any_width": settings.flag("any_width"),  # a key of our own
+            "from_anchor": settings.flag("sample_from_anchor", default=kind == "dspark"),
         }
+        if kind == "dspark":
+            own["head"] = read_markov(lambda key: settings)
+        if kind == "dflash2":
+            own["head"] = read_selector(lambda key: settings)
+            own["convolution"] = read_convolution(lambda key: settings, fields["hidden_size"])
         for key in ("architectures", "model_type"):
             settings.raw(key)
         settings.finish("The drafter", irrelevant(DRAFTER, SPECULATORS), "config.json")
@@ -199,8 +231,12 @@ class DrafterConfig:
             options["output_multiplier"] = self.output_multiplier
         if self.any_width:
             options["any_width"] = True  # a key of our own; other readers pass over it
+        if self.from_anchor:
+            options["sample_from_anchor"] = True  # likewise, as is what says of a Markov head
+        options |= self.added_keys()
+        is_second = self.head is not None and self.head.kind == SELECTOR
         config = {
-            "architectures": [ARCHITECTURE],
+            "architectures": [SECOND_ARCHITECTURE if is_second else ARCHITECTURE],
             "model_type": "qwen3",
             "attention_bias": False,
             "attention_dropout": 0.0,
@@ -228,6 +264,13 @@ class DrafterConfig:
         if self.logit_softcap is not None:
             config["final_logit_softcapping"] = self.logit_softcap
         return config
+
+    def added_keys(self) -> dict[str, Any]:
+        """What the published layouts say of a head and of convolutions."""
+        parts = self.convolution, self.head
+        return {
+            key: value for one in parts if one is not None for key, value in one.to_hf().items()
+        }
 
     def _attention_keys(self) -> dict[str, Any]:
         windows = {window for window in self.windows if window is not None}
@@ -274,21 +317,35 @@ def tensor_shapes(config: DrafterConfig) -> dict[str, tuple[int, ...]]:
         "mlp.up_proj": (inner, hidden),
         "mlp.down_proj": (hidden, inner),
     }
+    layer = {f"{name}.weight": shape for name, shape in layer.items()}
+    if (mixed := config.convolution) is not None:
+        kernels = 2 * mixed.num_taps * (hidden // mixed.group_size)
+        for name in ("attention_conv", "mlp_conv"):
+            layer[f"{name}.base_kernel"] = 2, mixed.num_taps, hidden
+            layer[f"{name}.kernel_projection.weight"] = kernels, hidden
     for index in range(config.num_layers):
-        shapes |= {f"layers.{index}.{name}.weight": shape for name, shape in layer.items()}
+        shapes |= {f"layers.{index}.{name}": shape for name, shape in layer.items()}
     if config.draft_vocab_size is not None:
         shapes["lm_head.weight"] = (config.draft_vocab_size, hidden)
+    if config.head is not None:
+        draft_vocab = config.draft_vocab_size or config.vocab_size
+        shapes |= head_shapes(config.head, hidden, config.vocab_size, draft_vocab)
     return shapes
 
 
-def _refuse_second_generation(architectures: Sequence[str], *places: ConfigObject) -> None:
-    found = [name for name in architectures if name.startswith("DFlash2")]
-    found += [key for key in _SECOND_GENERATION_KEYS if any(place.raw(key) for place in places)]
-    if found:
+def _read_head(architectures: Sequence[str], holder: Holder) -> HeadConfig | None:
+    """The head that z-lab's or DeepSpec's config names, if any."""
+    second, markov = (
+        [key for key in keys if holder(key).raw(key) is not None]
+        for keys in ((*CONVOLUTION_KEYS, *SELECTOR_KEYS), MARKOV_KEYS)
+    )
+    if second and markov:
         raise UnsupportedModelError(
-            f"The drafter uses DFlash 2 ({', '.join(found)}), which is not supported; use a "
-            f"{ARCHITECTURE} checkpoint."
+            f"The drafter has {second[0]} and {markov[0]}: two heads. One is supported."
         )
+    if markov or DSPARK_ARCHITECTURE in architectures:
+        return read_markov(holder)
+    return read_selector(holder) if second or SECOND_ARCHITECTURE in architectures else None
 
 
 def _layer_kinds(settings: ConfigObject) -> list[str]:

@@ -19,15 +19,16 @@ from torch import Tensor
 from flashdraft.errors import CheckpointError, UnsupportedModelError
 from flashdraft.files import put_in_place, write_whole
 from flashdraft.models.config.target import ModelConfig
-from flashdraft.models.drafter.config import DrafterConfig
+from flashdraft.models.drafter.config import DSPARK_ARCHITECTURE, DrafterConfig
+from flashdraft.models.drafter.head_config import SELECTOR
 from flashdraft.models.drafter.model import Drafter
 from flashdraft.models.drafter.opening import check_fit, is_speculators, read_drafter_config
 from flashdraft.models.files.opening import read_json, reading
 from flashdraft.models.files.safetensors import open_safetensors
 from flashdraft.models.weights import GuardedTensors, Weights
 
-# speculators may store frozen copies of the target's own tensors beside the drafter's
-# (verifier is its word for the target), and t2d says again what d2t says
+# Frozen copies of the target's own tensors may lie beside the drafter's: speculators' (verifier is
+# its word for the target, and t2d says again what d2t says) and DeepSpec's.
 _TARGET_COPIES = ("embed_tokens.weight", "verifier_norm.weight", "verifier_lm_head.weight", "t2d")
 _SPECULATORS_VERSION = "0.9.0"  # whose config this is
 # what z-lab's config says beside the decoder's own keys
@@ -59,7 +60,9 @@ def _load_weights(
     folder: Path, config: DrafterConfig, on_read: Callable[[str], None] | None
 ) -> Drafter:
     weights = Weights(GuardedTensors(open_safetensors(folder), folder), on_read)
-    if is_speculators(read_json(folder / "config.json")):
+    document = read_json(folder / "config.json")
+    is_dspark = DSPARK_ARCHITECTURE in (document.get("architectures") or [])
+    if is_speculators(document) or is_dspark:
         weights.drop(*_TARGET_COPIES)
         if config.draft_vocab_size is None:
             weights.drop("lm_head.weight", "d2t")  # the target's own head again, and no mapping
@@ -94,15 +97,16 @@ def save_speculators(
     """Write a drafter in speculators' layout, for this target; what it cannot say is refused."""
     config = drafter.config
     check_fit(config, target)
+    kind, architecture = _speculators_kind(config)
     document = {
-        "architectures": ["DFlashSpeculator"],
-        "speculators_model_type": "dflash",
+        "architectures": [architecture],
+        "speculators_model_type": kind,
         "speculators_version": _SPECULATORS_VERSION,
         "speculators_config": {
-            "algorithm": "dflash",
+            "algorithm": kind,
             "default_proposal_method": "greedy",
             "proposal_methods": [
-                {"proposal_type": "greedy", "speculative_tokens": config.block_size - 1}
+                {"proposal_type": "greedy", "speculative_tokens": config.num_slots}
             ],
             "verifier": {
                 "name_or_path": target_name,
@@ -118,6 +122,20 @@ def save_speculators(
         known[torch.arange(len(tensors["d2t"])) + tensors["d2t"]] = True
         tensors["t2d"] = known
     _write(folder, tensors, document)
+
+
+def _speculators_kind(config: DrafterConfig) -> tuple[str, str]:
+    """Speculators' type of a drafter, and its architecture."""
+    if config.head is None:
+        return "dflash", "DFlashSpeculator"
+    if config.head.kind != SELECTOR:
+        return "dspark", "DSparkSpeculator"
+    if config.draft_vocab_size is not None:
+        raise UnsupportedModelError(
+            f"The drafter has a selector over a reduced vocabulary of {config.draft_vocab_size}; "
+            "speculators' layout knows selectors over the target's whole one alone."
+        )
+    return "dflash2", "DFlash2DraftModel"
 
 
 def _speculators_keys(config: DrafterConfig, target: ModelConfig) -> dict[str, Any]:
@@ -144,7 +162,7 @@ def _speculators_keys(config: DrafterConfig, target: ModelConfig) -> dict[str, A
             f"The drafter's layers are causal within a block as {list(config.causal)}; in "
             "speculators' layout full layers never are and sliding ones all or none. Use z-lab's."
         )
-    whole = replace(config, draft_vocab_size=None).to_hf()
+    whole = replace(config, draft_vocab_size=None, head=None, convolution=None).to_hf()
     decoder = {key: value for key, value in whole.items() if key not in _NOT_DECODER_KEYS}
     scaling = whole["rope_scaling"] or {"rope_type": "default"}
     decoder["rope_parameters"] = {**scaling, "rope_theta": config.rope.theta}
@@ -157,7 +175,8 @@ def _speculators_keys(config: DrafterConfig, target: ModelConfig) -> dict[str, A
         "mask_token_id": config.mask_token_id,
         # without sliding layers it says nothing, but vLLM would read "causal" for every layer
         "sliding_window_non_causal": True not in sliding,
-        "sample_from_anchor": False,
+        "sample_from_anchor": config.from_anchor,
+        **config.added_keys(),
         **({"any_width": True} if config.any_width else {}),  # a key of our own
     }
 

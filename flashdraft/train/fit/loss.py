@@ -36,6 +36,7 @@ class RowLosses(NamedTuple):
     loss: Tensor  # [num_rows] float32, differentiable
     chance: Tensor  # [num_rows] float32
     best: Tensor  # [num_rows] int64
+    likeliest: Tensor  # [num_rows, num_likeliest] int64, with or without label
 
 
 def head_loss(
@@ -43,13 +44,14 @@ def head_loss(
     labels: Tensor,
     head: Head,
     chunk_rows: int = 4096,
+    num_likeliest: int = 0,
 ) -> RowLosses:
     """Cross-entropy of rows [num_rows, hidden_size] with labels [num_rows], NO_LABEL for none.
 
     Differentiable once with respect to `hidden`; the gradient is computed along with the loss.
     """
     apply: Callable[..., Any] = _HeadLoss.apply
-    return RowLosses(*apply(hidden, labels, head, chunk_rows))
+    return RowLosses(*apply(hidden, labels, head, chunk_rows, num_likeliest))
 
 
 @torch.no_grad()
@@ -58,6 +60,37 @@ def head_argmax(hidden: Tensor, head: Head, chunk_rows: int = 4096) -> Tensor:
     # multiplier and softcap change no order
     inputs = hidden.to(head.weight.dtype)
     return torch.cat([(part @ head.weight.T).argmax(1) for part in torch.split(inputs, chunk_rows)])
+
+
+@torch.no_grad()
+def head_top(hidden: Tensor, head: Head, count: int, chunk_rows: int = 4096) -> Tensor:
+    """So many of the likeliest tokens of every row, [num_rows, count] int64."""
+    parts = torch.split(hidden.to(head.weight.dtype), chunk_rows)
+    return torch.cat([(part @ head.weight.T).topk(count).indices for part in parts])
+
+
+def candidate_logits(hidden: Tensor, candidates: Tensor, head: Head) -> Tensor:
+    """Logits of some tokens of every row, [num_rows, count] float32; differentiable."""
+    rows = head.weight[candidates]  # [num_rows, count, hidden_size]
+    raw = (rows @ hidden.to(rows.dtype).unsqueeze(2)).squeeze(2).float() * head.multiplier
+    return raw if head.softcap is None else torch.tanh(raw / head.softcap) * head.softcap
+
+
+def path_loss(scores: Tensor, candidates: Tensor, labels: Tensor) -> RowLosses:
+    """Cross-entropy among candidates [num_rows, count], of which one is the row's label."""
+    is_label = (candidates == labels.unsqueeze(1)) & (labels != NO_LABEL).unsqueeze(1)
+    logs = scores.log_softmax(1)
+    own = torch.where(is_label, logs, 0.0).sum(1)
+    is_labelled = is_label.any(1)
+    best = candidates.gather(1, scores.argmax(1, keepdim=True)).squeeze(1) * is_labelled
+    return RowLosses(-own, (own.exp() * is_labelled).detach(), best, candidates)
+
+
+def with_labels(candidates: Tensor, labels: Tensor) -> Tensor:
+    """The candidates, of which the last gives way to a label that is not among them."""
+    is_missing = (candidates != labels.unsqueeze(1)).all(1) & (labels != NO_LABEL)
+    last = torch.where(is_missing, labels, candidates[:, -1])
+    return torch.cat([candidates[:, :-1], last.unsqueeze(1)], dim=1)
 
 
 def slot_weights(chance: Tensor, labels: Tensor) -> Tensor:
@@ -80,12 +113,14 @@ class _HeadLoss(torch.autograd.Function):
         labels: Tensor,
         head: Head,
         chunk_rows: int,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+        num_likeliest: int,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         rows_of = _row_function(hidden.device)
         num_rows, wants_gradient = hidden.shape[0], ctx.needs_input_grad[0]
         loss = torch.empty(num_rows, device=hidden.device, dtype=torch.float32)
         chance = torch.empty_like(loss)
         best = torch.empty(num_rows, device=hidden.device, dtype=torch.int64)
+        likeliest = best.new_empty(num_rows, num_likeliest)
         inputs = hidden.to(head.weight.dtype)
         gradient = torch.empty_like(inputs) if wants_gradient else None
         size = (min(chunk_rows, num_rows), head.weight.shape[0])
@@ -94,19 +129,21 @@ class _HeadLoss(torch.autograd.Function):
             end = min(first + chunk_rows, num_rows)
             logits = buffer[: end - first]
             torch.mm(inputs[first:end], head.weight.T, out=logits)
+            if num_likeliest:  # multiplier and softcap change no order
+                likeliest[first:end] = logits.topk(num_likeliest).indices
             out = (loss[first:end], chance[first:end], best[first:end])
             rows_of(logits, labels[first:end], head, *out)
             if gradient is not None:
                 torch.mm(logits, head.weight, out=gradient[first:end])
         if gradient is not None:
             ctx.save_for_backward(gradient)
-        ctx.mark_non_differentiable(chance, best)
-        return loss, chance, best
+        ctx.mark_non_differentiable(chance, best, likeliest)
+        return loss, chance, best, likeliest
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (own,) = ctx.saved_tensors
-        return own * gradients[0].unsqueeze(1).to(own.dtype), None, None, None
+        return own * gradients[0].unsqueeze(1).to(own.dtype), None, None, None, None
 
 
 RowFunction = Callable[[Tensor, Tensor, Head, Tensor, Tensor, Tensor], None]

@@ -56,9 +56,9 @@ def build_optimizers(model: nn.Module, config: TrainConfig) -> list[Optimizer]:
     named = list(model.named_parameters())
     inner = [p for name, p in named if name.startswith("layers.") and p.ndim == 2]
     outer = [p for name, p in named if not (name.startswith("layers.") and p.ndim == 2)]
-    groups = [
-        {"params": [p for p in outer if p.ndim >= 2], "weight_decay": config.weight_decay},
-        {"params": [p for p in outer if p.ndim < 2], "weight_decay": 0.0},
+    groups = [  # a convolution's kernels, of three dimensions, begin as ones
+        {"params": [p for p in outer if p.ndim == 2], "weight_decay": config.weight_decay},
+        {"params": [p for p in outer if p.ndim != 2], "weight_decay": 0.0},
     ]
     return [
         AdamW(groups, lr=config.learning_rate, betas=config.betas, fused=True),

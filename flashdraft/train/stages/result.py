@@ -18,10 +18,30 @@ from flashdraft.train.job import TrainingJob
 from flashdraft.train.stages.material import Material
 
 
+def refuse_worse(job: TrainingJob, before: LogRow | None, results: LogRow) -> None:
+    """Raise where the drafter came out worse than the one it was made from, on what both ran."""
+    name = "accepted_length"
+    if before is None or results.get(name, before[name]) >= before[name]:
+        return
+    raise TrainingError(
+        f"The drafter's accepted length on the held-out answers is {results[name]:.3f}, that of "
+        f"{job.init_from}, which it was made from, {before[name]:.3f}: it is worse, and was not "
+        f"written. Use {job.init_from} on, or train longer, with a lower --lr, or on more answers; "
+        f"the run's states are in {job.out / 'run'}."
+    )
+
+
 def write_result(
-    job: TrainingJob, material: Material, drafter: Drafter, results: LogRow
+    job: TrainingJob,
+    material: Material,
+    drafter: Drafter,
+    results: LogRow,
+    before: LogRow | None = None,
 ) -> dict[str, Any]:
-    """Write the trained drafter and its provenance; return the latter, and where they are."""
+    """Write the trained drafter and its provenance; return the latter, and where they are.
+
+    `before` is what the drafter it was made from reached on the same held-out answers.
+    """
     folder = job.out / "drafter"
     origin = None
     if job.init_from is not None:
@@ -48,4 +68,5 @@ def write_result(
             f"The drafter cannot be written to {folder}: {error}. The run's last state is kept;"
             " make room and run the same command again."
         ) from None
-    return {"drafter": str(folder), "log": str(job.out / "run" / LOG_NAME), **record}
+    log = str(job.out / "run" / LOG_NAME)
+    return {"drafter": str(folder), "log": log, **record, "before": before}

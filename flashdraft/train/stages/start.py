@@ -14,7 +14,7 @@ from flashdraft.models.registry import build_target
 from flashdraft.models.sources import resolve_source
 from flashdraft.train.fit.batches import BatchPlan
 from flashdraft.train.fit.step import TrainingStep
-from flashdraft.train.initial import calibrate, new_drafter
+from flashdraft.train.initial import add_head, calibrate, new_drafter
 from flashdraft.train.job import TrainingJob
 from flashdraft.train.origin import load_origin
 
@@ -36,6 +36,8 @@ def make_drafter(
             taps=planned.tap_layers,
             seed=job.train.seed,
         )
+    if job.head is not None:
+        drafter = add_head(drafter, job.head, job.head_rank)
     any_width = job.train.short_share >= _ANY_WIDTH_SHARE
     drafter.config = replace(drafter.config, any_width=any_width)
     return drafter.to(device, torch.float32)

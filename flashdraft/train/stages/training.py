@@ -35,6 +35,7 @@ class Training:
     ) -> None:
         self._job, self._checkpoint, self._material = job, checkpoint, material
         self._kernels, self._note = kernels, note
+        self.before: dict[str, Any] | None = None  # of the drafter that the run starts from
 
     def run(self, drafter: Drafter, report: Callable[[LogRow], None]) -> LogRow:
         """Train the drafter in place; return the last results."""
@@ -51,6 +52,9 @@ class Training:
         step = make_step(job, self._checkpoint, drafter, self._kernels)
         if job.init_from is None:
             fit_to_target(step, plan, self._checkpoint)
+        elif len(material.held_out) and not (dist.is_initialized() and dist.get_rank()):
+            self.before = self._evaluate(step)
+            self._note(f"accepted length, held out, before: {self.before['accepted_length']:.3f}")
         trainer = Trainer(
             drafter,
             step,

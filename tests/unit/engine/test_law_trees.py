@@ -123,20 +123,20 @@ class TreeOracle:
                 if self.random.random() < self.on_chain:
                     tokens = [right, *(token for token in tokens if token != right)]
                 tokens = tokens[:NUM_OFFERS]
-                trees._others[slot, place, : len(tokens)] = torch.tensor(tokens)
+                trees._others[slot, place, 0, : len(tokens)] = torch.tensor(tokens)
                 trees._sure[slot, place] = 0.0
                 sure = torch.rand(len(tokens)).sort(descending=True).values
-                trees._sure[slot, place, : len(tokens)] = sure
+                trees._sure[slot, place, 0, : len(tokens)] = sure
                 chain[slot, place] = tokens[0]
         self.tell_grammars(chain)
-        return Proposed(chain, trees._sure[:batch, :width, 0].clone())
+        return Proposed(chain, trees._sure[:batch, :width, 0, 0].clone())
 
     def tell_grammars(self, chain):
         pieces, (batch, width) = self.engine.steps.pieces, chain.shape
         ids, logits = torch.full((batch, width, MAX_TOP), -1), torch.empty(batch, width, MAX_TOP)
-        ids[..., :NUM_OFFERS] = pieces.trees._others[:batch, :width]
+        ids[..., :NUM_OFFERS] = pieces.trees._others[:batch, :width, 0]
         logits[...] = -torch.inf
-        logits[..., :NUM_OFFERS] = pieces.trees._sure[:batch, :width].log()
+        logits[..., :NUM_OFFERS] = pieces.trees._sure[:batch, :width, 0].log()
         none = torch.zeros(batch * width)
         first = logits[..., 0].flatten()
         drawn = Draw(chain.flatten(), first, none, ids.flatten(0, 1), logits.flatten(0, 1))

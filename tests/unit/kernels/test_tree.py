@@ -106,7 +106,9 @@ def random_case(seed: int) -> tuple[Offered, int]:
     chance = random.Random(seed)
     width, count, num_nodes = chance.randint(1, 15), chance.randint(0, 8), chance.randint(1, 63)
     has_rivals = chance.random() < 0.7
-    return make_offered(seed, chance.randint(1, 5), width, count, None, has_rivals), num_nodes
+    num_slots, num_before = chance.randint(1, 5), chance.choice([1, 1, 2, 9])
+    offered = make_offered(seed, num_slots, width, count, None, has_rivals, num_before)
+    return offered, num_nodes
 
 
 def by_hand(offered: Offered, num_nodes: int) -> list[list[Node]]:
@@ -165,8 +167,11 @@ def offer_three(branches: int) -> Offered:
         sources=torch.tensor([0]),
         rival_tokens=torch.zeros(1, 0, dtype=torch.int64),
         rival_confidence=torch.zeros(1, 0),
-        other_tokens=torch.tensor([[[5, 7], [8, 9]]]),
-        other_confidence=torch.tensor([[[0.62, 0.25], [0.8, 0.15]]]),
+        other_tokens=torch.tensor([[[[5, 7]], [[8, 9]]]]),
+        other_confidence=torch.tensor([[[[0.62, 0.25]], [[0.8, 0.15]]]]),
+        other_numbers=torch.zeros(1, 2, 1, 2, dtype=torch.int64),
+        chain_before=torch.zeros(1, 2, dtype=torch.int64),
+        rival_before=torch.zeros(1, 2, dtype=torch.int64),
         branches=torch.tensor([branches], dtype=torch.int32),
         lengths=torch.tensor([10], dtype=torch.int32),
         ends=torch.tensor([1000]),
@@ -212,6 +217,7 @@ def test_without_branches_there_is_the_chain_alone(seed: int, num_nodes: int) ->
         rival_confidence=offered.rival_confidence[:, :0],
         other_tokens=offered.other_tokens[..., :0],
         other_confidence=offered.other_confidence[..., :0],
+        other_numbers=offered.other_numbers[..., :0],
     )
     found = grow(offered, num_nodes)
     assert_equal(grow(bare, num_nodes), found)
@@ -326,7 +332,10 @@ def test_there_may_be_nothing_to_draft() -> None:
         confidence=empty(3, 0),
         rival_tokens=empty(3, 0).long(),
         rival_confidence=empty(3, 0),
-        other_tokens=empty(3, 0, 2).long(),
-        other_confidence=empty(3, 0, 2),
+        other_tokens=empty(3, 0, 1, 2).long(),
+        other_confidence=empty(3, 0, 1, 2),
+        other_numbers=empty(3, 0, 1, 2).long(),
+        chain_before=empty(3, 0).long(),
+        rival_before=empty(3, 0).long(),
     )
     assert not grow(offered, 4).confidence.any()

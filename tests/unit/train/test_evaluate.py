@@ -12,6 +12,7 @@ from flashdraft.core import Request, SamplingParams
 from flashdraft.engine.config import EngineConfig
 from flashdraft.engine.engine import Engine
 from flashdraft.errors import TrainingError
+from flashdraft.models.drafter.head_config import HEADS
 from flashdraft.models.drafter.model import Drafter, PackedDrafter
 from flashdraft.models.layers import Target
 from flashdraft.train.data.answers import Answer, AnswerSet
@@ -25,6 +26,7 @@ from flashdraft.train.evaluate import (
 )
 from flashdraft.train.fit.batches import BatchPlan
 from flashdraft.train.fit.step import TrainingStep
+from flashdraft.train.initial import add_head
 from tests import zoo
 
 MAX_TOKENS = 37
@@ -59,9 +61,13 @@ def answers(target: Target, prompts: list[list[int]]) -> AnswerSet:
     )
 
 
-def make_step(target: Target, answers: AnswerSet, train_steps: int) -> TrainingStep:
+def make_step(
+    target: Target, answers: AnswerSet, train_steps: int, head: str | None = None
+) -> TrainingStep:
     torch.manual_seed(6)
     drafter = Drafter(zoo.tiny_drafter(zoo.kernels("torch"), 8).config)
+    if head is not None:
+        drafter = add_head(drafter, head, 6)
     step = TrainingStep(drafter, target, max_rows=SIZES["max_rows"])
     plan = BatchPlan(answers, **SIZES, block_size=8, seed=0)
     optimizer = torch.optim.AdamW(drafter.parameters(), lr=5e-3)
@@ -73,12 +79,18 @@ def make_step(target: Target, answers: AnswerSet, train_steps: int) -> TrainingS
     return step
 
 
-@pytest.mark.parametrize("train_steps", [0, 12])
+@pytest.mark.parametrize(
+    ("train_steps", "head"), [(0, None), (12, None), *((12, head) for head in HEADS)]
+)
 def test_offline_equals_online(
-    target: Target, answers: AnswerSet, prompts: list[list[int]], train_steps: int
+    target: Target,
+    answers: AnswerSet,
+    prompts: list[list[int]],
+    train_steps: int,
+    head: str | None,
 ) -> None:
-    """A random drafter, and one that learnt the answers somewhat."""
-    step = make_step(target, answers, train_steps)
+    """A random drafter, and one that learnt the answers somewhat; with a head, by its paths."""
+    step = make_step(target, answers, train_steps, head)
     offline = evaluate_offline(step, answers, **SIZES, max_tokens=MAX_TOKENS)
     sources = [answers.source(i) for i in range(len(answers))]
     engine = drafting_engine(target, step.drafter, max_batch=5)

@@ -313,6 +313,31 @@ def grow(num_slots: int, count: int, num_nodes: int) -> None:
     grow_by(kernels(), make_offered(0, num_slots, 15, count, meta), num_nodes)
 
 
+def follow_paths(num_rows: int, count: int, is_sure: bool) -> None:
+    from flashdraft.kernels.paths import PathScores, SlotCandidates
+    from tests.grown import make_drawn
+    from tests.pathed import make_paths
+
+    meta, drawn = torch.device("meta"), make_drawn(0)
+    candidates, scores = make_paths(drawn, 16, 0, is_sure)
+    sure = None if scores.sure is None else scores.sure.to(meta)
+    told = (
+        SlotCandidates(*(one.to(meta) for one in candidates)),
+        PathScores(scores.added.to(meta), sure),
+    )
+    moved = drawn.to(meta)
+    offers = kernels().offer_paths(*told, moved.settings, moved.rows, count)
+    kernels().follow(offers, num_rows)
+
+
+def convolve(num_rows: int, features: int) -> None:
+    from flashdraft.kernels.convolution import Convolution
+
+    changes = make(num_rows, 4 * (features // 16)).chunk(2, dim=1)[0]
+    places = make(num_rows, dtype=torch.int64)
+    kernels().convolve(make(num_rows, features), Convolution(make(2, features), changes, places))
+
+
 def settle(num_slots: int) -> None:
     from flashdraft.kernels.settle import PagedTensor, Settled
 
@@ -363,6 +388,9 @@ CASES: dict[str, Case] = {
     "rows of 32 slots": lambda: lay_out(32, 15),
     "rows without drafts": lambda: lay_out(8, 0),
     "trees": lambda: grow(8, 8, 63),
+    "paths": lambda: follow_paths(1, 8, False),
+    "paths of a head that is sure": lambda: follow_paths(1, 8, True),
+    "convolutions": lambda: convolve(128, 5376),
     "chains": lambda: grow(8, 0, 15),
     "slots that go on": lambda: go_on(15, is_given=False),
     "slots that go on behind trees": lambda: go_on(63, is_given=False, depth=15),

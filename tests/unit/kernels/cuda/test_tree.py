@@ -28,14 +28,17 @@ SHAPES = (
     (0, 2, 3),
 )
 WITHOUT_RIVALS = ((7, 4, 15), (15, 8, 32), (15, 0, 15))
+WITH_HEADS = ((3, 2, 7, 3), (15, 8, 32, 18), (7, 8, 63, 22))  # and lists of offers to a place
 
 
-def check_trees(width: int, count: int, num_nodes: int, has_rivals: bool = True) -> None:
+def check_trees(
+    width: int, count: int, num_nodes: int, has_rivals: bool = True, num_before: int = 1
+) -> None:
     from flashdraft.kernels.cuda.backend import TritonKernels
 
     kernels = TritonKernels(CPU, torch.float32)
     for seed in range(4):
-        offered = make_offered(seed, 2, width, count, CPU, has_rivals)
+        offered = make_offered(seed, 2, width, count, CPU, has_rivals, num_before)
         assert_equal(grow_by(kernels, offered, num_nodes), rule.grow(offered, num_nodes))
 
 
@@ -61,6 +64,12 @@ CHECKS: dict[str, Callable[[], None]] = {
             lambda w=width, c=count, n=nodes: check_trees(w, c, n, False)
         )
         for width, count, nodes in WITHOUT_RIVALS
+    },
+    **{
+        f"{count} offers behind {before} for {width}, {nodes} nodes": (
+            lambda w=width, c=count, n=nodes, b=before: check_trees(w, c, n, True, b)
+        )
+        for width, count, nodes, before in WITH_HEADS
     },
     **{
         f"{count} offers of rows {seed}": lambda s=seed, c=count: check_offers(s, c)

@@ -11,6 +11,7 @@ import torch
 from flashdraft.errors import CheckpointError, FlashdraftError, UnsupportedModelError
 from flashdraft.models.config.rope import RopeConfig
 from flashdraft.models.drafter.config import DrafterConfig, tensor_shapes
+from flashdraft.models.drafter.head_config import MARKOV, SELECTOR, ConvolutionConfig, HeadConfig
 from flashdraft.models.drafter.model import Drafter
 
 SLIDING, FULL = "sliding_attention", "full_attention"
@@ -63,6 +64,25 @@ SPECULATORS: dict[str, Any] = {
         "vocab_size": 262144,
         "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
     },
+}
+SECOND = {  # of DFlash 2's dflash_config
+    "conv_kernel_size": 2,
+    "conv_group_size": 16,
+    "selector_rank": 256,
+    "selector_top_k": 16,
+}
+DSPARK: dict[str, Any] = {  # as DeepSpec writes them, beside the target's own keys
+    **{key: value for key, value in GEMMA.items() if key != "dflash_config"},
+    "architectures": ["Qwen3DSparkModel"],
+    "block_size": 7,
+    "layer_types": [FULL] * 5,
+    "mask_token_id": 4,
+    "num_anchors": 512,
+    "target_layer_ids": [1, 6, 11, 17, 22, 27],
+    "enable_confidence_head": True,
+    "confidence_head_with_markov": True,
+    "markov_rank": 256,
+    "markov_head_type": "vanilla",
 }
 TINY = replace(DrafterConfig.from_hf(GEMMA), num_layers=2, windows=(5, None), causal=(True, False))
 
@@ -130,9 +150,12 @@ class TestZLabConfig:
     @pytest.mark.parametrize(
         ("bad", "words"),
         [
-            ({**GEMMA, "architectures": ["DFlash2DraftModel"]}, "DFlash 2"),
-            (changed(GEMMA, {"conv_kernel_size": 2}), "conv_kernel_size"),
-            (changed(GEMMA, {"selector_rank": 256}), "selector_rank"),
+            (changed(GEMMA, {**SECOND, "markov_rank": 8}), "conv_kernel_size and markov_rank"),
+            (changed(GEMMA, {"markov_rank": 8, "markov_head_type": "rnn"}), "markov_head_type"),
+            (
+                {**GEMMA, "architectures": ["Gemma4DSparkModel"], "dflash_config": None},
+                "not a block",
+            ),
             ({**GEMMA, "hidden_act": "gelu"}, "silu"),
             ({**GEMMA, "attention_bias": True}, "attention_bias"),
             ({**GEMMA, "model_type": "llama"}, "qwen3"),
@@ -148,6 +171,11 @@ class TestZLabConfig:
         ("bad", "words"),
         [
             ({**GEMMA, "block_size": 1}, "at least 2"),
+            ({**GEMMA, "architectures": ["DFlash2DraftModel"]}, "selector_rank"),
+            (changed(GEMMA, {"conv_kernel_size": 2}), "selector_rank"),
+            (changed(GEMMA, {**SECOND, "conv_group_size": 24}), "must divide"),
+            (changed(GEMMA, {**SECOND, "selector_top_k": 64}), "selector_top_k"),
+            (changed(GEMMA, {"markov_rank": 0}), "markov_rank"),
             (changed(GEMMA, {"mask_token_id": 262144}), "262144"),
             (changed(GEMMA, {"target_layer_ids": []}), "at least"),
             ({**GEMMA, "num_key_value_heads": 5}, "multiple"),
@@ -165,6 +193,9 @@ class TestZLabConfig:
             DrafterConfig.from_hf(changed(GEMMA, is_causal=False)),
             DrafterConfig.from_hf(changed(GEMMA, is_causal=True)),
             TINY,
+            DrafterConfig.from_hf(changed(GEMMA, SECOND, architectures=["DFlash2DraftModel"])),
+            DrafterConfig.from_hf(DSPARK),
+            replace(TINY, head=HeadConfig(MARKOV, 8, is_gated=True), any_width=True),
             replace(TINY, num_target_layers=None, embed_scale=1.0, output_multiplier=0.25),
             replace(TINY, windows=(None, None), causal=(False, False), logit_softcap=30.0),
             replace(TINY, rope=RopeConfig(10000.0, 128, 128, (("factor", 4.0),))),
@@ -202,6 +233,25 @@ class TestZLabConfig:
     )
     def test_written_and_read_again(self, config: DrafterConfig) -> None:
         assert DrafterConfig.from_hf(config.to_hf()) == config
+
+    @pytest.mark.parametrize("nested", [True, False])
+    def test_second_generation(self, nested: bool) -> None:
+        keys = changed(GEMMA, SECOND) if nested else {**GEMMA, **SECOND}
+        config = DrafterConfig.from_hf({**keys, "architectures": ["DFlash2DraftModel"]})
+        assert config.head == HeadConfig(SELECTOR, 256, 16)
+        assert config.convolution == ConvolutionConfig(2, 16)
+        assert config.num_slots == 15 and config.first_row == 1
+        written = config.to_hf()
+        assert written["architectures"] == ["DFlash2DraftModel"]
+        assert written["dflash_config"].items() >= SECOND.items()
+
+    def test_dspark_as_deepspec_writes_it(self) -> None:
+        config = DrafterConfig.from_hf(DSPARK)
+        assert config.head is not None and config.convolution is None
+        assert (config.head.kind, config.head.rank, config.head.is_gated) == (MARKOV, 256, False)
+        assert config.head.has_confidence and config.head.confidence_sees_token
+        assert config.from_anchor and config.num_slots == 7 and config.first_row == 0
+        assert config.causal == (False,) * 5
 
     def test_written_where_other_readers_look(self) -> None:
         written = TINY.to_hf()
@@ -245,6 +295,22 @@ class TestSpeculatorsConfig:
         assert config.draft_vocab_size is None
         assert config.causal == (False, False)
 
+    def test_dspark_predicts_from_its_anchor_unless_it_says_otherwise(self) -> None:
+        keys = {**SPECULATORS, "speculators_model_type": "dspark", "markov_head_type": "gated"}
+        del keys["sample_from_anchor"]
+        config = DrafterConfig.from_speculators(keys)
+        assert config.head == HeadConfig(MARKOV, 256, 16, True, True, True)
+        assert config.from_anchor and config.num_slots == 8 and config.draft_vocab_size == 32000
+        config = DrafterConfig.from_speculators({**keys, "sample_from_anchor": False})
+        assert not config.from_anchor and config.num_slots == 7
+
+    def test_second_generation_sees_its_whole_block(self) -> None:
+        keys = {**SPECULATORS, **SECOND, "speculators_model_type": "dflash2"}
+        del keys["sliding_window_non_causal"]
+        config = DrafterConfig.from_speculators({**keys, "draft_vocab_size": 262144})
+        assert config.causal == (False, False) and config.head == HeadConfig(SELECTOR, 256, 16)
+        assert config.convolution == ConvolutionConfig(2, 16)
+
     def test_our_own_key_is_read_where_it_stands(self) -> None:
         assert not DrafterConfig.from_speculators(SPECULATORS).any_width
         assert DrafterConfig.from_speculators({**SPECULATORS, "any_width": True}).any_width
@@ -259,7 +325,6 @@ class TestSpeculatorsConfig:
         "keys",
         [
             {"speculators_model_type": "eagle3"},
-            {"sample_from_anchor": True},
             {"target_hidden_size": 4096},
             {"aux_hidden_state_layer_ids": [0, 3]},
         ],
@@ -284,9 +349,20 @@ def test_parameters_are_named_as_in_the_checkpoints() -> None:
     assert {"hidden_norm.weight", "norm.weight"} < shapes.keys()
 
 
+ADDED: list[dict[str, Any]] = [
+    {},
+    {"head": HeadConfig(MARKOV, 8, is_gated=True, has_confidence=True)},
+    {"head": HeadConfig(MARKOV, 8, has_confidence=True, confidence_sees_token=True)},
+    {"head": HeadConfig(SELECTOR, 8), "convolution": ConvolutionConfig(2, 16)},
+]
+
+
+@pytest.mark.parametrize("added", ADDED)
 @pytest.mark.parametrize("draft_vocab_size", [None, 40])
-def test_the_shapes_are_those_of_the_module(draft_vocab_size: int | None) -> None:
-    config = replace(DrafterConfig.from_hf(GEMMA), draft_vocab_size=draft_vocab_size)
+def test_the_shapes_are_those_of_the_module(
+    draft_vocab_size: int | None, added: dict[str, Any]
+) -> None:
+    config = replace(DrafterConfig.from_hf(GEMMA), draft_vocab_size=draft_vocab_size, **added)
     with torch.device("meta"):
         module = Drafter(config)
     found = {name: tuple(one.shape) for name, one in module.named_parameters()}

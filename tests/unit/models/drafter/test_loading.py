@@ -16,7 +16,8 @@ from flashdraft.errors import CheckpointError, FlashdraftError, UnsupportedModel
 from flashdraft.models.config.rope import RopeConfig
 from flashdraft.models.config.target import ModelConfig
 from flashdraft.models.drafter.config import DrafterConfig
-from flashdraft.models.drafter.loading import load_drafter, save_drafter
+from flashdraft.models.drafter.head_config import MARKOV, SELECTOR, ConvolutionConfig, HeadConfig
+from flashdraft.models.drafter.loading import load_drafter, save_drafter, save_speculators
 from flashdraft.models.drafter.model import Drafter
 from flashdraft.models.drafter.opening import read_drafter_config
 
@@ -211,3 +212,62 @@ def test_speculators_with_a_reduced_vocabulary(folder: Path) -> None:
     rewrite(folder, {"d2t": offsets + 40})
     with pytest.raises(CheckpointError, match=r"d2t.*43 to 88.*has 50"):
         load_drafter(folder, TARGET)
+
+
+HEADS: list[dict[str, Any]] = [
+    {"head": HeadConfig(MARKOV, 6)},
+    {"head": HeadConfig(MARKOV, 6, is_gated=True, has_confidence=True), "from_anchor": True},
+    {"head": HeadConfig(SELECTOR, 6, 9), "convolution": ConvolutionConfig(2, 8)},
+]
+
+
+@pytest.mark.parametrize("layout", ["zlab", "speculators"])
+@pytest.mark.parametrize("added", HEADS)
+def test_heads_make_the_round_trip(tmp_path: Path, added: dict[str, Any], layout: str) -> None:
+    drafter = Drafter(replace(CONFIG, embed_scale=1.0, num_target_layers=None, **added))
+    for parameter in drafter.parameters():
+        torch.nn.init.normal_(parameter)
+    first, second = tmp_path / "first", tmp_path / "second"
+
+    def save(one: Drafter, folder: Path) -> None:
+        if layout == "zlab":
+            return save_drafter(one, folder)
+        names = {"target_name": "target", "target_architectures": ["LlamaForCausalLM"]}
+        save_speculators(one, folder, TARGET, **names)
+
+    save(drafter, first)
+    again = load_drafter(first, TARGET)
+    assert again.config == drafter.config
+    save(again, second)
+    for name in ("config.json", "model.safetensors"):
+        assert (first / name).read_bytes() == (second / name).read_bytes()
+    for name, tensor in drafter.state_dict().items():
+        assert torch.equal(again.state_dict()[name], tensor.bfloat16()), name
+    kind = json.loads((first / "config.json").read_text()).get("speculators_model_type")
+    head = added["head"].kind
+    assert (
+        kind == {"zlab": None, "speculators": {MARKOV: "dspark", SELECTOR: "dflash2"}[head]}[layout]
+    )
+
+
+def test_a_head_s_missing_tensor_is_named(tmp_path: Path) -> None:
+    save_drafter(Drafter(replace(CONFIG, head=HeadConfig(MARKOV, 6))), tmp_path)
+    stored = load_file(tmp_path / "model.safetensors")
+    del stored["markov_head.markov_w2.weight"]
+    save_file(stored, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match="markov_head.markov_w2"):
+        load_drafter(tmp_path, TARGET)
+
+
+def test_copies_of_the_target_s_tensors_are_left_beside_dspark(tmp_path: Path) -> None:
+    config = replace(CONFIG, windows=(None, None), causal=(False, False), from_anchor=True)
+    drafter = Drafter(replace(config, head=HeadConfig(MARKOV, 6, has_confidence=True)))
+    save_drafter(drafter, tmp_path)
+    document = json.loads((tmp_path / "config.json").read_text())
+    options = document.pop("dflash_config")
+    del options["sample_from_anchor"]
+    document |= {**options, "architectures": ["Qwen3DSparkModel"], "num_anchors": 512}
+    (tmp_path / "config.json").write_text(json.dumps(document))
+    copies = {"embed_tokens.weight": torch.zeros(50, 24), "lm_head.weight": torch.zeros(50, 24)}
+    rewrite(tmp_path, copies)
+    assert load_drafter(tmp_path, TARGET).config == drafter.config

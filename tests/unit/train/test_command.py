@@ -14,6 +14,7 @@ from flashdraft.cli import build_parser
 from flashdraft.cli.commands import train
 from flashdraft.cli.display import Screen
 from flashdraft.errors import RequestError
+from flashdraft.kernels.kinds import WeightOptions
 from flashdraft.train.job import TrainingJob
 
 ROW = {
@@ -54,7 +55,7 @@ def test_flags_reach_their_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     job = job_of(monkeypatch, *flags.split(), "--prompts", "a", "--prompts", "b")
     assert (job.train.learning_rate, job.train.minutes, job.train.seed) == (0.001, 5.0, 4)
     assert (job.layers, job.taps) == (3, (1, 2))
-    assert job.weights == ("int4", "fp8")
+    assert job.weights == WeightOptions("int4", "fp8")
     assert (job.answering.max_tokens, job.prompts) == (99, ("a", "b"))
     assert (job.answering.thinking, job.answering.answers_per_prompt) == (("on", "off"), 2)
 

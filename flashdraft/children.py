@@ -1,4 +1,4 @@
-"""How a child Python is started: its first words, and the environment it is given.
+"""How a child Python is started: its first words, its environment, its end, what it may use.
 
 What lies in the current folder was put there by anyone (a download, a checkpoint, a repository), so
 no child of ours imports from it. What the child is asked to do is its caller's business.
@@ -6,11 +6,17 @@ no child of ours imports from it. What the child is asked to do is its caller's 
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 _FOLDER = str(Path(__file__).resolve().parents[1])  # of the package
+_SET_PARENT_DEATH_SIGNAL = 1
+_PRCTL = getattr(ctypes.CDLL(None), "prctl", None)  # Linux; looked up here, not after a fork
+_QUOTA = Path("/sys/fs/cgroup/cpu.max")  # of a container: microseconds of so many, or "max"
 _RUN_MODULE = (
     "import runpy, sys; sys.path.insert(0, sys.argv.pop(1)); import flashdraft; del sys.path[0]; "
     "runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
@@ -42,3 +48,25 @@ def python_environment() -> dict[str, str]:
     if kept := [entry for entry in entries if os.path.isabs(entry)]:
         environment["PYTHONPATH"] = os.pathsep.join(kept)
     return environment
+
+
+def end_with_parent() -> None:
+    """In a child: even if the parent is killed outright, it hears of it."""
+    prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGTERM)
+
+
+def prctl(option: int, value: int) -> None:
+    """Linux's, where it is one."""
+    if _PRCTL is not None:
+        _PRCTL(option, value, 0, 0, 0)
+
+
+def num_processors() -> int:
+    """Processors that this process may use: those that taskset and a container leave to it."""
+    count = os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        count = len(os.sched_getaffinity(0))
+    with suppress(OSError, ValueError):
+        quota, period = _QUOTA.read_text(encoding="ascii").split()
+        count = min(count, max(1, int(quota) // int(period)))  # no number: there is no limit
+    return count

@@ -14,12 +14,17 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import torch
 
-from flashdraft.children import module_command, python_environment
+from flashdraft.children import (
+    end_with_parent,
+    module_command,
+    num_processors,
+    python_environment,
+)
 from flashdraft.engine.step.device import DeviceSteps
 from flashdraft.engine.step.prepare import planned_steps
 from flashdraft.engine.streams import Graphs
@@ -29,6 +34,7 @@ from flashdraft.kernels.select import compiling_only
 
 NICENESS = 5  # whoever serves meanwhile comes first
 END_S = 5.0  # for a child to go
+MOST_COMPILERS = 16  # each takes some hundred megabytes
 
 log = logging.getLogger(__name__)
 
@@ -36,33 +42,35 @@ log = logging.getLogger(__name__)
 @contextmanager
 def compiling_ahead(steps: DeviceSteps, kernels: Kernels, max_rows: int) -> Iterator[None]:
     """Meanwhile a child compiles for what `prepare_steps` runs, where there are compilers."""
-    if not steps.graphs.captures or kernels.compiles_for is None:
+    can_compile = steps.graphs.captures and kernels.compiles_for is not None
+    is_begun = len(steps.graphs) > 0  # by an earlier start of the same engine
+    with ExitStack() as until_prepared:
+        if can_compile and not is_begun and num_processors() > 1:
+            _start(until_prepared, (steps, max_rows, kernels.compiles_for, os.getpid()))
         yield
-        return
+
+
+def _start(until_prepared: ExitStack, told: object) -> None:
+    """Start a child, which ends with the stack."""
     try:
-        child = _start(describe((steps, max_rows, tuple(kernels.compiles_for))))
+        # compilers that are ended leave files behind
+        folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+        # what has no values needs no GPU
+        own = {"CUDA_VISIBLE_DEVICES": "", "TMPDIR": until_prepared.enter_context(folder)}
+        with tempfile.TemporaryFile() as words:  # unlike a pipe it is never full
+            words.write(describe(told))
+            words.seek(0)
+            child = subprocess.Popen(
+                module_command(__name__),
+                env=python_environment() | own,
+                stdin=words,
+                stdout=subprocess.DEVNULL,
+                stderr=None if log.isEnabledFor(logging.DEBUG) else subprocess.DEVNULL,
+            )
     except Exception as error:  # whatever it is, a start takes no longer than it did without
         log.info("nothing is compiled ahead: %s", error)
-        yield
         return
-    try:
-        yield
-    finally:
-        _end(child)
-
-
-def _start(described: bytes) -> subprocess.Popen[bytes]:
-    with tempfile.TemporaryFile() as words:  # which nobody has to wait for, unlike a pipe
-        words.write(described)
-        words.seek(0)
-        return subprocess.Popen(
-            module_command(__name__),
-            # what has no values needs no GPU
-            env={**python_environment(), "CUDA_VISIBLE_DEVICES": ""},
-            stdin=words,
-            stdout=subprocess.DEVNULL,
-            stderr=None if log.isEnabledFor(logging.DEBUG) else subprocess.DEVNULL,
-        )
+    until_prepared.callback(_end, child)
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
@@ -70,7 +78,8 @@ def _end(child: subprocess.Popen[bytes]) -> None:
     failed = child.poll()
     if failed is None:
         child.kill()
-        child.wait(END_S)
+        with suppress(subprocess.TimeoutExpired):  # a disk may hold it up
+            child.wait(END_S)
     elif failed:
         log.info("what compiles ahead ended with %d", failed)
 
@@ -107,10 +116,13 @@ def rehearse(steps: DeviceSteps, max_rows: int) -> list[str]:
 
 def main() -> None:
     """Compile for what stdin describes."""
+    end_with_parent()
     with suppress(AttributeError, OSError):  # no such thing everywhere
         os.nice(NICENESS)
-    steps, max_rows, capability = imagine(sys.stdin.buffer.read())
-    with compiling_only(capability, max(1, (os.cpu_count() or 1) - 1)):
+    steps, max_rows, capability, parent = imagine(sys.stdin.buffer.read())
+    if os.getppid() != parent:  # it went before we could hear of it
+        return
+    with compiling_only(capability, min(MOST_COMPILERS, num_processors() - 1)):
         failures = rehearse(steps, max_rows)
     for failure in failures:
         print(failure, file=sys.stderr)

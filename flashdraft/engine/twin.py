@@ -21,6 +21,9 @@ _KNOWN = {OURS, "torch", "numpy", "builtins", "collections", "functools", "pathl
 _KNOWN |= {"operator", "itertools", "types", "_operator", "_codecs", "enum", "random", "triton"}
 
 
+_HANDLES = (torch.cuda.Stream, torch.cuda.Event, torch.cuda.CUDAGraph, torch.Generator)
+
+
 def describe(found: Any) -> bytes:
     """An object without values. What comes from elsewhere is not there, or is what it extends."""
     words = io.BytesIO()
@@ -45,7 +48,7 @@ class _Describer(pickle.Pickler):
         if isinstance(found, ModuleType):
             name = found.__name__
             return (importlib.import_module, (name,)) if _is_ours(name) else (_nothing, ())
-        if isinstance(found, torch.cuda.Stream | torch.cuda.CUDAGraph | torch.Generator):
+        if isinstance(found, _HANDLES):
             return _nothing, ()
         if isinstance(found, type) or callable(found) and hasattr(found, "__qualname__"):
             return NotImplemented if _is_known(found) else (_nothing, ())

@@ -22,10 +22,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import FrameType
 
-from flashdraft.children import python_environment
+from flashdraft.children import end_with_parent, python_environment
 from flashdraft.errors import FlashdraftError
 from flashdraft.external.command import EngineCommand
-from flashdraft.external.processes import Descendants, end_with_parent
+from flashdraft.external.processes import Descendants
 
 POLL_S = 0.25
 HEALTH_S = 2.0  # for an answer to whether it is ready

@@ -7,7 +7,6 @@ process that runs an engine must start nothing else meanwhile.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import subprocess
@@ -17,10 +16,11 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
+from flashdraft.children import prctl
+
 _POLL_S = 0.05
 _STEPS = (signal.SIGTERM, signal.SIGKILL)
-_SET_PARENT_DEATH_SIGNAL, _SET_CHILD_SUBREAPER = 1, 36
-_PRCTL = getattr(ctypes.CDLL(None), "prctl", None)  # Linux; looked up here, not after a fork
+_SET_CHILD_SUBREAPER = 36
 
 
 class Descendants:
@@ -29,7 +29,7 @@ class Descendants:
     def __enter__(self) -> Descendants:
         self._before = set(_children())
         # in a container no one else may be there to bury orphans
-        _prctl(_SET_CHILD_SUBREAPER, 1)
+        prctl(_SET_CHILD_SUBREAPER, 1)
         return self
 
     def __exit__(
@@ -38,7 +38,7 @@ class Descendants:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        _prctl(_SET_CHILD_SUBREAPER, 0)
+        prctl(_SET_CHILD_SUBREAPER, 0)
 
     def end(self, leader: subprocess.Popen[bytes], patience_s: float) -> None:
         """End the leader's group, then what had left it: asked first, forced after a while."""
@@ -65,11 +65,6 @@ class Descendants:
                 is_buried = True
             left += [] if is_buried else [pid]
         return left
-
-
-def end_with_parent() -> None:
-    """In a child before it becomes the engine: even if we are killed outright, it hears of it."""
-    _prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGTERM)
 
 
 def _end(is_alive: Callable[[], bool], send: Callable[[int], None], patience_s: float) -> None:
@@ -106,8 +101,3 @@ def _children() -> Iterator[int]:
             fields = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()
             if fields[1] == own:
                 yield int(folder.name)
-
-
-def _prctl(option: int, value: int) -> None:
-    if _PRCTL is not None:
-        _PRCTL(option, value, 0, 0, 0)

@@ -14,9 +14,15 @@ import pytest
 import tokenizers
 from tokenizers import models
 
+from flashdraft import children
 from flashdraft.bench.accuracy import sandbox
 from flashdraft.chat.templates import encode_chat
-from flashdraft.children import module_command, python_command, python_environment
+from flashdraft.children import (
+    module_command,
+    num_processors,
+    python_command,
+    python_environment,
+)
 from flashdraft.errors import ModelNotFoundError
 from flashdraft.external import launch
 from flashdraft.external.command import EngineCommand
@@ -147,3 +153,24 @@ def test_every_child_is_given_an_environment() -> None:
             if starts and "env" not in {keyword.arg for keyword in node.keywords}:
                 without.append(path.relative_to(ROOT).as_posix())
     assert sorted(without) == ["flashdraft/bench/run/environment.py", "flashdraft/train/export.py"]
+
+
+@pytest.mark.parametrize(
+    "quota, most",
+    [
+        ("max 100000", 64),
+        ("250000 100000", 2),
+        ("50000 100000", 1),
+        ("6400000 100000", 64),
+        (None, 64),
+    ],
+)
+def test_processors_are_those_that_are_granted(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, quota: str | None, most: int
+) -> None:
+    if quota is not None:
+        (tmp_path / "cpu.max").write_text(quota)
+    monkeypatch.setattr(children, "_QUOTA", tmp_path / "cpu.max")
+    monkeypatch.setattr(os, "cpu_count", lambda: 128)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)), raising=False)
+    assert num_processors() == most

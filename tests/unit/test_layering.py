@@ -34,7 +34,7 @@ ORDER = {
     " | advance, paths"
     " | interface | composed | cpu, torch_backend | cuda, select",
     "kernels.cuda": "plan | card | driver, overlap | ahead, dense"
-    " | advance, convolution, draw, layout, settle"
+    " | advance, draw, layout, settle"
     " | paths, tree | attention, dense_backend, loss, quantized | experts | quantized_backend"
     " | expert_backend | backend",
     "models": "readable | config | files, rope | gguf, packed, tables"

@@ -129,7 +129,8 @@ class Exchange:
         own = torch.stack([sources, chances, self.drafts[chosen, :width]], dim=2)
         words = torch.cat([own, self._offered[chosen, :width]], dim=2).cpu().numpy()
         found = zip(slots, map(_read, words), strict=True)
-        return {slot: guide.fit(slot, drafted) for slot, drafted in found}
+        most = max(1, shape.num_rows - len(slots))  # beside the anchors
+        return {slot: guide.fit(slot, drafted, most) for slot, drafted in found}
 
     def put_chains(self, drafts: Mapping[int, Draft]) -> None:
         """Put chains, which are all as long as what was filled in, in the place of the device's."""

@@ -84,15 +84,19 @@ class StepGuide:
             if guided.history is not None:
                 guided.constraint.masks(guided.history, ())
 
-    def fit(self, slot: int, found: DeviceDraft) -> Draft:
-        """What was drafted as the slot's grammar has it: a tree, or a chain as long as before."""
+    def fit(self, slot: int, found: DeviceDraft, most: int) -> Draft:
+        """What was drafted as the slot's grammar has it: a tree, or a chain as long as before.
+
+        A tree has no more nodes than the step has rows for: it is the beginning of a larger one.
+        """
         guided, draft = self.decoding[slot], Draft([], [])
         history = guided.history
         if history is None:
             pass
         elif guided.num_nodes:  # nothing is so deep that no token is left for the target's own
             near = found.candidates.first(max(0, guided.most_output - len(history) - 1))
-            growth, known = Growth(guided.num_nodes, self._chance), found.known
+            growth = Growth(min(guided.num_nodes, most), self._chance)
+            known = found.known
             return draft_within(guided.constraint, guided.request, history, near, growth, known)
         elif found.known is None:
             draft = draft_within(guided.constraint, guided.request, history, found.candidates)

@@ -31,6 +31,7 @@ from flashdraft.kernels.interface import (
     Draw,
     DrawnRows,
     Kernels,
+    Offered,
     PassRows,
     SlotSettings,
     TreeNodes,
@@ -39,7 +40,6 @@ from flashdraft.kernels.interface import (
 from flashdraft.kernels.layout import survival
 from flashdraft.kernels.nodes import make_chain
 from flashdraft.kernels.paths import list_candidates
-from flashdraft.kernels.tree import NUM_SOURCES, Offered
 from flashdraft.models.drafter.model import PackedDrafter
 
 NUM_OFFERS = 8  # of a drafter, for each place of a tree
@@ -79,7 +79,7 @@ class DraftTrees:
             self.nodes = TreeNodes.allocate(slots.count, num_nodes, kernels.device)
             self.nodes = self.nodes._replace(**drafted, survival=self._grown.survival)
         # how likely the target agrees, by source and confidence
-        sizes = NUM_SOURCES, len(BUCKET_EDGES) + 1
+        sizes = len(NODE_SOURCES), len(BUCKET_EDGES) + 1
         self._chances = torch.full(sizes, 0.5, device=kernels.device)
         self._edges = torch.tensor(BUCKET_EDGES, device=kernels.device)
         places = slots.count, max_width

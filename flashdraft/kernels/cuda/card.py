@@ -1,4 +1,4 @@
-"""Which card kernels are for: the one place that asks. Knows no kernels.
+"""Which card kernels are for: the one place where they ask. Knows no kernels.
 
 Tensors without values, on torch's device "meta", lie on the card that a process is told to compile
 for (ahead.py), whether it has one or not.

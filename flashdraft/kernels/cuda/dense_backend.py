@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from flashdraft.kernels.cuda import advance as going_on
-from flashdraft.kernels.cuda import convolution as mixing
 from flashdraft.kernels.cuda import layout, paths, tree
 from flashdraft.kernels.cuda import settle as settling
+from flashdraft.kernels.cuda.dense import convolution as mixing
 from flashdraft.kernels.cuda.dense.linear import multiply_rows
 from flashdraft.kernels.cuda.dense.logits import finish_logits
 from flashdraft.kernels.cuda.draw import rows as drawing

@@ -19,7 +19,7 @@ DESCRIPTION: Reasons = {
         pipeline_tag library_name language tags description vocab_file hf_device_map""",
     "the model type says what a model is, and code in a checkpoint is never run": """
         architectures auto_map""",
-    "ids of tokens that the tokenizer puts in": """
+    "ids of tokens that the tokenizer puts in, unless a family reads one": """
         pad_token_id sep_token_id cls_token_id unk_token_id decoder_start_token_id
         bos_token eos_token pad_token unk_token mask_token_id""",
 }

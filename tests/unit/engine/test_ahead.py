@@ -16,19 +16,29 @@ import pytest
 from flashdraft.children import python_command
 from flashdraft.engine import ahead
 
-# Of the same steps with values and without, what Triton would compile. Nothing is compiled.
+# Of the same steps with values and without, what Triton and NVRTC would compile for a Hopper.
+# Nothing is compiled.
 SCRIPT = """
 import sys
 import torch
+from flashdraft.kernels.cuda import card
+
+card.capability_of = lambda device: card.Capability(9, 0)  # before anybody has it by name
+
+from flashdraft.kernels.cuda import driver
+
+driver._bind, driver._encode_map = lambda device: None, lambda *sizes: bytes(128)
+
 from triton.runtime.jit import JITFunction
 from flashdraft.engine.ahead import rehearse
 from flashdraft.engine.config import CacheOptions, EngineConfig
 from flashdraft.engine.engine import Engine
 from flashdraft.engine.twin import describe, imagine
-from flashdraft.kernels.cuda import ahead, card
+from flashdraft.kernels.cuda import ahead
 from flashdraft.kernels.cuda.backend import TritonKernels
 from flashdraft.kernels.cuda.plan import DeviceLimits
 from tests import zoo
+
 
 def emptied(make):
     # what no launch has written is an index all the same
@@ -39,10 +49,18 @@ def emptied(make):
     return made
 
 
-wanted = []
-JITFunction._do_compile = lambda self, key, *rest, **named: wanted.append((self, key))
-card.tell = lambda capability: None  # the CPU is no card either
+wanted, functions = set(), set()
+
+
+def want(function, key, *rest, **named):
+    wanted.add((function.fn.__name__, key))
+    functions.add(function)
+
+
+JITFunction._do_compile = want
+ahead.compile_once = lambda file, flags, device: wanted.add((file, str(sorted(flags.items()))))
 torch.empty, torch.empty_like = emptied(torch.empty), emptied(torch.empty_like)
+zoo.CONFIGS["wide"] = zoo.CONFIGS["gemma4"] | {"head_dim": 256, "global_head_dim": 512}
 settings = {"tree": 15} if "tree" in sys.argv else {"verify": 7}
 kernels = TritonKernels(torch.device("cpu"), torch.bfloat16)
 kernels._limits = DeviceLimits(132, 227 * 1024, 9)
@@ -58,21 +76,24 @@ target.prepare_positions(2000)
 steps.pieces._proposer.drafter.rope.table(2000)
 found = []
 for one in (imagine(describe(steps)), steps):
+    driver.can_compile.cache_clear()
     with ahead.compiling_only((9, 0), 1), torch.no_grad():
         failures = rehearse(one, 256)
     assert not failures, failures
-    found.append({(function.fn.__name__, key) for function, key in wanted})
-    for function, _ in wanted:
-        function.device_caches.clear()
+    found.append(frozenset(wanted))
     wanted.clear()
+    for function in functions:
+        function.device_caches.clear()
 twin, real = found
-print(len(real), len(twin ^ real))
+cuda = sorted({name for name, _ in real if name.endswith(".cu")})
+early = sum("launch_pdl" in key for _, key in real)
+print(len(real), len(twin ^ real), early, *cuda)
 for one in sorted(twin ^ real):
     print("twin" if one in twin else "steps", *one)
 """
 
 
-@pytest.mark.parametrize("family", ["gemma4", "qwen3_moe", "gemma4 tree"])
+@pytest.mark.parametrize("family", ["gemma4", "qwen3_moe", "gemma4 tree", "wide"])
 def test_a_twin_launches_what_its_steps_launch(family: str) -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     environment.pop("TRITON_INTERPRET", None)
@@ -86,14 +107,26 @@ def test_a_twin_launches_what_its_steps_launch(family: str) -> None:
     )
     assert finished.returncode == 0, finished.stderr
     first, *others = finished.stdout.splitlines()
-    count, differing = map(int, first.split())
-    assert count > 20 and differing == 0, others
+    count, differing, early, *cuda = first.split()
+    assert int(count) > 20 and int(differing) == 0, others
+    assert int(early) > 0, "kernels that start early were to be among them"
+    if family == "wide":
+        assert "attention/attend_few.cu" in cuda
 
 
 # -- the child, and who started it ---------------------------------------------------------------
 
-STEPS: Any = SimpleNamespace(graphs=SimpleNamespace(captures=True))
 KERNELS: Any = SimpleNamespace(compiles_for=(9, 0))
+
+
+class Captured(list[object]):
+    """Graphs, as far as it matters here: what is captured."""
+
+    captures = True
+
+
+def steps_with(*captured: object, **parts: object) -> Any:
+    return SimpleNamespace(graphs=Captured(captured), **parts)
 
 
 def children_run(monkeypatch: pytest.MonkeyPatch, script: str) -> list[subprocess.Popen[bytes]]:
@@ -124,20 +157,23 @@ def test_nobody_waits_for_a_child_and_it_ends_with_the_work(
     told = tmp_path / "told"
     script = f"""
 import os, sys, time
-words = len(sys.stdin.buffer.read()), os.environ["CUDA_VISIBLE_DEVICES"]
+words = len(sys.stdin.buffer.read()), os.environ["CUDA_VISIBLE_DEVICES"], os.environ["TMPDIR"]
 open({str(told)!r}, "w").write(repr(words))
 time.sleep(600)
 """
     started = children_run(monkeypatch, script)
-    with ahead.compiling_ahead(STEPS, KERNELS, 100):
-        assert eval(wait_for(told)) == (len(ahead.describe((STEPS, 100, (9, 0)))), "")
+    with ahead.compiling_ahead(steps_with(), KERNELS, 100):
+        words = ahead.describe((steps_with(), 100, (9, 0), os.getpid()))
+        size, devices, folder = eval(wait_for(told))
+        assert (size, devices) == (len(words), "") and Path(folder).is_dir()
         assert started[0].poll() is None
     assert len(started) == 1 and started[0].poll() is not None
+    assert not Path(folder).exists()
 
 
 def test_work_that_fails_ends_the_child_too(monkeypatch: pytest.MonkeyPatch) -> None:
     started = children_run(monkeypatch, "import time; time.sleep(600)")
-    with pytest.raises(ValueError), ahead.compiling_ahead(STEPS, KERNELS, 100):
+    with pytest.raises(ValueError), ahead.compiling_ahead(steps_with(), KERNELS, 100):
         raise ValueError
     assert started[0].poll() is not None
 
@@ -146,7 +182,7 @@ def test_a_child_that_fails_is_told_and_nothing_else(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     started = children_run(monkeypatch, "import sys; sys.exit(3)")
-    with caplog.at_level(logging.INFO), ahead.compiling_ahead(STEPS, KERNELS, 100):
+    with caplog.at_level(logging.INFO), ahead.compiling_ahead(steps_with(), KERNELS, 100):
         started[0].wait(60)
     assert "ended with 3" in caplog.text
 
@@ -155,18 +191,79 @@ def test_what_cannot_be_described_is_told_and_nothing_else(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     started = children_run(monkeypatch, "")
-    steps: Any = SimpleNamespace(graphs=STEPS.graphs, words=(word for word in ()))
+    steps = steps_with(words=(word for word in ()))
     with caplog.at_level(logging.INFO), ahead.compiling_ahead(steps, KERNELS, 100):
         assert started == []
     assert "nothing is compiled ahead" in caplog.text
 
 
-@pytest.mark.parametrize("captures, compiles_for", [(False, (9, 0)), (True, None)])
-def test_where_nothing_is_compiled_there_is_no_child(
-    monkeypatch: pytest.MonkeyPatch, captures: bool, compiles_for: Any
+def test_a_child_that_does_not_go_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    started = children_run(monkeypatch, "import time; time.sleep(600)")
+
+    def wait(timeout: float) -> None:
+        raise subprocess.TimeoutExpired("child", timeout)
+
+    with monkeypatch.context() as stuck, ahead.compiling_ahead(steps_with(), KERNELS, 100):
+        stuck.setattr(started[0], "wait", wait)
+    assert started[0].wait(60) != 0
+
+
+def test_a_child_does_not_outlive_one_that_is_killed(tmp_path: Path) -> None:
+    told = tmp_path / "told"
+    child = f"""
+import os, time
+from flashdraft.children import end_with_parent
+end_with_parent()
+open({str(told)!r}, "w").write(str(os.getpid()))
+time.sleep(600)
+"""
+    parent = f"""
+import time
+from flashdraft.children import python_command
+from flashdraft.engine import ahead
+from tests.unit.engine.test_ahead import KERNELS, steps_with
+ahead.module_command = lambda module: python_command("-c", {child!r})
+with ahead.compiling_ahead(steps_with(), KERNELS, 100):
+    time.sleep(600)
+"""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    process = subprocess.Popen([sys.executable, "-c", parent], env=environment)
+    try:
+        pid = int(wait_for(told))
+    finally:
+        process.kill()
+        process.wait()
+    deadline = time.monotonic() + 60
+    while is_running(pid) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not is_running(pid)
+
+
+def is_running(pid: int) -> bool:
+    try:  # one that nobody has buried runs no more
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+NOTHING: Any = SimpleNamespace(compiles_for=None)
+
+
+@pytest.mark.parametrize(
+    "captures, captured, kernels, num_processors",
+    [(False, (), KERNELS, 8), (True, ("draw",), KERNELS, 8), (True, (), NOTHING, 8)]
+    + [(True, (), KERNELS, 1)],
+)
+def test_where_nothing_is_to_be_gained_there_is_no_child(
+    monkeypatch: pytest.MonkeyPatch,
+    captures: bool,
+    captured: tuple[str, ...],
+    kernels: Any,
+    num_processors: int,
 ) -> None:
     started = children_run(monkeypatch, "")
-    steps: Any = SimpleNamespace(graphs=SimpleNamespace(captures=captures))
-    kernels: Any = SimpleNamespace(compiles_for=compiles_for)
+    monkeypatch.setattr(ahead, "num_processors", lambda: num_processors)
+    steps = steps_with(*captured)
+    steps.graphs.captures = captures
     with ahead.compiling_ahead(steps, kernels, 100):
         assert started == []

@@ -52,7 +52,7 @@ def fields(said):
     """As JSON: every key is forced, every value is free and ends with a comma, the last one not."""
     at, rest = 0, list(said)
     while at < len(KEYS):
-        key, rest = KEYS[at], rest
+        key = KEYS[at]
         count = len(key)
         if len(rest) < count:
             return {key[len(rest)]}, False
@@ -118,7 +118,8 @@ def test_trees_through_grammars_are_what_plain_decoding_says(family, backend):
     requests, expected = requests_of(count), plain(family, backend, count)
     for settings in ({}, {"tree": None, "run_ahead": True, "verify": 7}):  # trees, and chains
         engine = build(family, backend, **settings)
-        TreeOracle(engine, tokens(expected)) if settings == {} else None
+        if settings == {}:
+            TreeOracle(engine, tokens(expected))
         found = zoo.run(engine, requests)
         assert_same(found, expected)
         branches = sum(one.stats.branches for one in found.values())

@@ -311,9 +311,9 @@ def test_a_block_is_cut_only_for_a_drafter_that_was_trained_for_it(target, any_w
     widths = []
     forward = drafter.forward
 
-    def watched(embeddings, attend):
+    def watched(embeddings, attend, places):
         widths.append(len(embeddings))
-        return forward(embeddings, attend)
+        return forward(embeddings, attend, places)
 
     drafter.forward = watched
     engine = Engine(target, drafter, DRAFTED, new_decoder=Letters)

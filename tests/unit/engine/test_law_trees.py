@@ -193,7 +193,10 @@ def test_every_size_of_tree_and_block(tree, block_size, max_batch):
     assert tokens(drafted) == expected
     stats = [generation.stats for generation in drafted.values()]
     num_nodes, depths = sum(s.drafted for s in stats), sum(sum(s.slots_verified) for s in stats)
-    assert num_nodes > depths or tree == 1, "there are branches"
+    if tree == "auto":  # whether branches pay is for measured times to say
+        assert num_nodes >= depths
+    else:
+        assert num_nodes > depths or tree == 1, "there are branches"
 
 
 def shown(engine, requests):

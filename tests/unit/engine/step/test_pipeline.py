@@ -995,7 +995,9 @@ def test_a_fixed_length_is_kept_where_few_of_a_batch_are_awake(verify):
     done = zoo.run(engine, requests)
     assert tokens(done) == plain_tokens(target, requests)
     for generation in done.values():
-        assert generation.stats.drafted >= verify * (generation.stats.steps - 1) > 0
+        # near its end nothing is drafted behind which the target's own token has no place
+        least = sum(min(verify, left) for left in range(generation.stats.steps))
+        assert generation.stats.drafted >= least > 0
 
 
 def test_what_a_cut_leaves_is_the_targets_own():

@@ -43,9 +43,9 @@ log = logging.getLogger(__name__)
 def compiling_ahead(steps: DeviceSteps, kernels: Kernels, max_rows: int) -> Iterator[None]:
     """Meanwhile a child compiles for what `prepare_steps` runs, where there are compilers."""
     can_compile = steps.graphs.captures and kernels.compiles_for is not None
-    is_begun = len(steps.graphs) > 0  # by an earlier start of the same engine
     with ExitStack() as until_prepared:
-        if can_compile and not is_begun and num_processors() > 1:
+        # where graphs are there already, everything was compiled for them
+        if can_compile and len(steps.graphs) == 0 and num_processors() > 1:
             _start(until_prepared, (steps, max_rows, kernels.compiles_for, os.getpid()))
         yield
 

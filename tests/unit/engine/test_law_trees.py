@@ -324,9 +324,10 @@ def test_lookups_join_the_drafter_s_trees(family, tree):
     witness = Witness(engine)
     assert tokens(zoo.run(engine, requests)) == expected
     verified, accepted = (witness.sources(is_accepted) for is_accepted in (False, True))
-    assert {draft.source for draft, _ in witness.seen} == set(DEVICE_SOURCES)
-    assert verified.keys() == set(NODE_SOURCES) or tree == 2
-    assert accepted.keys() >= {*DEVICE_SOURCES, *ASIDE_SOURCES} or tree == 2
+    if tree != "auto":  # which verifies what pays by measured times, nothing on a busy machine
+        assert {draft.source for draft, _ in witness.seen} == set(DEVICE_SOURCES)
+        assert verified.keys() == set(NODE_SOURCES) or tree == 2
+        assert accepted.keys() >= {*DEVICE_SOURCES, *ASIDE_SOURCES} or tree == 2
     for draft, _ in witness.seen:
         siblings = list(zip(draft.parents, draft.tokens, strict=True))
         assert len(set(siblings)) == len(siblings), "a token stands once behind a row"

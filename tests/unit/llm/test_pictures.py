@@ -210,7 +210,7 @@ def test_the_tower_is_loaded_unless_it_is_left_out(
     for mmproj, named in ((None, None), (Path("mmproj.gguf"), "mmproj.gguf")):
         with pytest.raises(RequestError, match="seen"):
             LLM("no-such-model", vision=vision, mmproj=mmproj, **OPTIONS)
-        assert given == ["no-such-model", None, vision, named]
+        assert given == ["no-such-model", None, vision, named, None]  # and no adapter
         given.clear()
     with pytest.raises(RequestError, match="mmproj is 3; it must be a name or a path"):
         LLM("no-such-model", vision=vision, mmproj=cast(Any, 3), **OPTIONS)

@@ -38,6 +38,7 @@ _PARTS = (  # sha256 and bytes of each
     ("a18687dbdcc01ef5bd22a35674e5a0e3cc5a0937bd709f854fbf98890372597b", 63_963_136),
     ("767c2ca93bd719041491f744a710b478ad7b724ca250609ef4fb93e95d4ba267", 61_223_616),
 )
+BOS = 2  # begins every text that it was trained on
 PROMPTS = (
     ("The history of the bicycle begins in", 96),
     ("def fibonacci(n):\n    ", 40),
@@ -83,7 +84,7 @@ def ours(path: Path, draft: str | None) -> list[tuple[list[int], Generation]]:
     found = []
     with LLM(path, draft=draft, device="cpu", dtype="float32", cache_gb=0.1) as llm:
         for text, length in PROMPTS:
-            ids = llm.tokenizer.encode(text)
+            ids = [BOS, *llm.tokenizer.encode(text)]
             params = SamplingParams(max_tokens=length, ignore_eos=True)
             found.append((ids, llm.generate([ids], params)[0]))
     return found

@@ -42,7 +42,7 @@ BOS = 2  # begins every text that it was trained on
 PROMPTS = (
     ("The history of the bicycle begins in", 96),
     ("def fibonacci(n):\n    ", 40),
-    ("Die Hauptstadt von Frankreich ist", 40),
+    ("Die Hauptstadt von Frankreich ist", 96),
 )
 
 

@@ -1,7 +1,7 @@
 """A process that compiles ahead what the first steps will launch, by a twin of them (twin.py).
 
 Where nothing is compiled yet, kernels take a start most of its time, one after the other. The child
-puts the twin through every step that is prepared here, launches nothing, and compiles with all
+puts the twin through every step that is prepared here, launches nothing, and compiles with many
 processors; this process finds in the cache on disk what it has not come to itself. The child has no
 say in what is computed: where it fails, or is slower, a start takes as long as without it.
 """

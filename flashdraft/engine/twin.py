@@ -16,11 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-OURS = "flashdraft"
-_KNOWN = {OURS, "torch", "numpy", "builtins", "collections", "functools", "pathlib", "copyreg"}
+_OURS = "flashdraft"
+_KNOWN = {_OURS, "torch", "numpy", "builtins", "collections", "functools", "pathlib", "copyreg"}
 _KNOWN |= {"operator", "itertools", "types", "_operator", "_codecs", "enum", "random", "triton"}
-
-
 _HANDLES = (torch.cuda.Stream, torch.cuda.Event, torch.cuda.CUDAGraph, torch.Generator)
 
 
@@ -47,7 +45,7 @@ class _Describer(pickle.Pickler):
             return torch.device, ("meta",)
         if isinstance(found, ModuleType):
             name = found.__name__
-            return (importlib.import_module, (name,)) if _is_ours(name) else (_nothing, ())
+            return (importlib.import_module, (name,)) if _is_found(name) else (_nothing, ())
         if isinstance(found, _HANDLES):
             return _nothing, ()
         if isinstance(found, type) or callable(found) and hasattr(found, "__qualname__"):
@@ -57,16 +55,16 @@ class _Describer(pickle.Pickler):
 
 def _is_known(found: Any) -> bool:
     """Whether another process finds a class or a function where this one has it."""
-    return _is_ours(getattr(found, "__module__", None) or "builtins")
+    return _is_found(getattr(found, "__module__", None) or "builtins")
 
 
-def _is_ours(module: str) -> bool:
+def _is_found(module: str) -> bool:
     return module.partition(".")[0] in _KNOWN
 
 
 def _as_extended(found: Any) -> Any:
     """An object of somebody's class, as the nearest class of ours that it extends."""
-    ours = next((one for one in type(found).__mro__ if one.__module__.startswith(OURS)), None)
+    ours = next((one for one in type(found).__mro__ if one.__module__.startswith(_OURS)), None)
     if ours is None:
         return _nothing, ()
     return ours.__new__, (ours,), vars(found)
@@ -77,7 +75,7 @@ def _hollow(
 ) -> Tensor:
     # where it lies within its memory tells kernels how it is aligned
     reach = sum(step * (size - 1) for size, step in zip(shape, stride, strict=True))
-    whole = torch.empty(place + reach + 1, dtype=dtype, device="meta")
+    whole = torch.empty(place + max(reach, 0) + 1, dtype=dtype, device="meta")
     return whole.as_strided(shape, stride, place)
 
 

@@ -16,7 +16,8 @@ from tests import zoo
 
 def test_tensors_keep_what_kernels_are_compiled_for() -> None:
     whole = torch.arange(60, dtype=torch.int32).view(6, 10)
-    tensors = [whole, whole[1:, 3:], whole.T, whole[:, 2], torch.tensor(3.0), torch.empty(0, 4)]
+    tensors = [whole, whole[1:, 3:], whole.T, whole[:, 2], torch.tensor(3.0)]
+    tensors += [torch.empty(0, 4), torch.empty(0, 0), torch.empty(3, 0, 0)]
     for found, twin in zip(tensors, imagine(describe(tensors)), strict=True):
         assert twin.device.type == "meta"
         assert (twin.shape, twin.stride(), twin.dtype) == (

@@ -6,6 +6,7 @@ for (ahead.py), whether it has one or not.
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import torch
@@ -42,6 +43,12 @@ def capability_of(device: torch.device) -> Capability | None:
     if device.type != "cuda" or torch.version.hip is not None:
         return None
     return Capability(*torch.cuda.get_device_capability(device))
+
+
+@functools.cache
+def is_hopper(device: torch.device) -> bool:
+    """Whether a card has what Hopper has and no later one."""
+    return capability_of(device) == (9, 0)
 
 
 def read_limits(device: torch.device) -> DeviceLimits:

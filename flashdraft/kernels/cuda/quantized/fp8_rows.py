@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from flashdraft.kernels.cuda import overlap
-from flashdraft.kernels.cuda.card import capability_of
+from flashdraft.kernels.cuda.card import is_hopper
 from flashdraft.kernels.cuda.driver import Kernel, Map, can_compile, make_map
 from flashdraft.kernels.cuda.plan import DeviceLimits
 from flashdraft.kernels.cuda.quantized.activations import CodedRows
@@ -92,7 +92,7 @@ class Fp8Launch(NamedTuple):
 def can_multiply(weight: PackedWeight, device: torch.device) -> bool:
     """Whether this is a weight, and a card, for the kernel."""
     fits = weight.code is Code.FP8 and weight.lanes == LANES and weight.is_whole
-    return fits and weight.steps_per_group == 0 and _is_hopper(device) and can_compile(device)
+    return fits and weight.steps_per_group == 0 and is_hopper(device) and can_compile(device)
 
 
 def choose_tile(num_rows: int) -> Tile:
@@ -217,9 +217,3 @@ def make_flags(plan: Fp8Plan, activation: Activation | None) -> dict[str, int]:
         "WARPS": plan.num_threads // 32,
         "BLOCKS": 1,
     }
-
-
-@functools.cache
-def _is_hopper(device: torch.device) -> bool:
-    """Whether the device has the instructions."""
-    return capability_of(device) == (9, 0)

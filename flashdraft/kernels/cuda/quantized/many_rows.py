@@ -6,7 +6,6 @@ What the kernel does is said in many_rows.cu; this launches it, many_rows_plan.p
 from __future__ import annotations
 
 import ctypes
-import functools
 import math
 from collections.abc import Callable
 from ctypes import c_char, c_float, c_int, c_void_p
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor
 
 from flashdraft.kernels.cuda import overlap
-from flashdraft.kernels.cuda.card import capability_of
+from flashdraft.kernels.cuda.card import is_hopper
 from flashdraft.kernels.cuda.driver import Kernel, Map, make_map
 from flashdraft.kernels.cuda.plan import DeviceLimits
 from flashdraft.kernels.cuda.quantized.few_rows import is_readable
@@ -72,7 +71,7 @@ def multiply_many(
     if not is_large or not MIN_ROWS <= x.shape[0] <= MAX_ROWS or not is_readable(x):
         return None
     product = describe_product(weight, activation is not None)
-    if product is None or not _is_hopper(x.device):
+    if product is None or not is_hopper(x.device):
         return None
     plan = plan_many(x.shape[0], product, limits)
     return None if plan is None else launch(x, weight, product, plan, arrivals, activation)
@@ -152,9 +151,3 @@ def make_flags(product: Product, plan: ManyPlan, activation: Activation | None) 
         "WARPS": plan.warps,
         "BLOCKS": 1,
     }
-
-
-@functools.cache
-def _is_hopper(device: torch.device) -> bool:
-    """Whether the device has the instructions."""
-    return capability_of(device) == (9, 0)

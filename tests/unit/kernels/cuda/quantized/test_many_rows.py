@@ -265,7 +265,7 @@ def test_what_it_leaves_to_others(monkeypatch):
 
     assert not is_launched(128, weight)  # on a CPU
     monkeypatch.setattr(few_rows, "can_compile", lambda device: True)
-    monkeypatch.setattr(many_rows, "_is_hopper", lambda device: True)
+    monkeypatch.setattr(many_rows, "is_hopper", lambda device: True)
     monkeypatch.setattr(many_rows, "launch", lambda x, *rest: x)
     numbers = (0, 1, MIN_ROWS - 1, MIN_ROWS, MAX_ROWS, MAX_ROWS + 1)
     assert [n for n in numbers if is_launched(n, weight)] == [MIN_ROWS, MAX_ROWS]
